@@ -1,0 +1,40 @@
+"""What can go wrong, said so that a person can act on it.
+
+Every error that a user can cause is a `TiewiseError`: one line that names what is wrong and where, then the way
+out. The command line prints exactly that line and exits 2; nothing below it needs to format anything.
+"""
+
+from __future__ import annotations
+
+
+class TiewiseError(Exception):
+    """What is wrong and where (`what`), and the way out (`fix`)."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(f"{what}; {fix}" if fix else what)
+        self.what = what
+        self.fix = fix
+
+
+class SpecError(TiewiseError, ValueError):
+    """A boundary specification that cannot be parsed, or that this model cannot have."""
+
+
+class DataError(TiewiseError, ValueError):
+    """Text, a tokenizer or a split that cannot be used."""
+
+
+class RunError(TiewiseError, RuntimeError):
+    """A run directory, a setting or an output place that cannot be used."""
+
+
+class InstallError(TiewiseError, RuntimeError):
+    """A model into which a boundary cannot be installed; `what` says the reason that was found."""
+
+
+class UnsupportedError(TiewiseError, RuntimeError):
+    """An operation that is refused because its result would be wrong or undefined."""
+
+
+class TiewiseWarning(UserWarning):
+    """Something that works but that the user should know; raised as an error in this package's own tests."""

@@ -1,0 +1,315 @@
+"""`BoundarySpec`: one written form for every way of touching the vocabulary.
+
+The same string is typed on the command line, written in YAML, passed in Python and saved in a model's config:
+
+    tied                        one table [V, D], looked up and multiplied
+    untied                      two tables [V, D]
+    factored:128                one table [V, 128] and two linear maps (ALBERT)
+    factored-untied:in=64,out=128   two tables of their own widths, each with its map
+    projected:300               table [V, 300] between linear maps, any width (Press & Wolf)
+    residual:32,s=0.03          tied, with out_map = I + s P Q of rank 32
+    spd                         tied, with a learned positive definite out_map and its inverse as in_map
+
+then any options, each after a `+`:  `factored:128+bias+softcap=30+init=0.05`. `BoundarySpec.parse` and `str` are
+inverse to each other; `str` prints the shortest form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+from tiewise.errors import SpecError
+
+KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
+
+# The named scales are functions of the model width D, so that one spec serves models of any width.
+SCALES: dict[str, Callable[[int], float]] = {
+    "sqrt_d": math.sqrt,
+    "1/sqrt_d": lambda d: 1 / math.sqrt(d),
+    "1/d": lambda d: 1 / d,
+}
+
+
+def _scale(text: str) -> str:
+    if text not in SCALES:
+        value = _positive(text)
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return text
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError("must be a positive number")
+    return value
+
+
+def _not_negative(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("must be zero or a positive number")
+    return value
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError("must be 1 or more")
+    return value
+
+
+def _row(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise ValueError("must be a row number, 0 or more")
+    return value
+
+
+def _map(text: str) -> bool:
+    if text not in ("linear", "none"):
+        raise ValueError("must be 'linear' or 'none'")
+    return text == "linear"
+
+
+def _path(text: str) -> str:
+    if not text:
+        raise ValueError("must be a file path")
+    return unquote(text)
+
+
+def _print(value: Any) -> str:
+    if isinstance(value, bool):
+        return "linear" if value else "none"
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)
+
+
+@dataclass(frozen=True)
+class BoundarySpec:
+    """One point of the spectrum: a kind, its sizes, and options that any kind takes.
+
+    `embed(ids) = in_map(table_in[ids]) · input_scale`;
+    `logits(h) = softcap(out_map(h) · table_outᵀ · output_scale + bias)`. Letters as in `tiewise.shapes`.
+
+    Raises:
+        SpecError: on an unknown kind, a size that the kind does not take or lacks, or a value out of range.
+    """
+
+    kind: str = "tied"
+    # sizes and arguments of a kind, written after its colon
+    width: int | None = None  # table width: k of factored, E of projected, input table of factored-untied
+    out_width: int | None = None  # output table of factored-untied, where it differs
+    rank: int | None = None  # r of residual
+    strength: float = 0.03  # s of residual
+    in_map: bool | None = None  # projected: a linear map behind the lookup; None = where the widths need one
+    out_map: bool | None = None  # projected: a linear map before the head
+    two_tables: bool = False  # projected: untied
+    penalty: float = 0.0  # projected: λ of the penalty λ‖P_out‖₂ (Press & Wolf 2017, §3)
+    # options of every kind, each written after a plus
+    bias: bool = False
+    input_scale: str | None = None
+    output_scale: str | None = None
+    softcap: float | None = None
+    alpha: float = 1.0
+    pad: int | None = None
+    init: float | None = None
+    vectors: str | None = None
+    freeze: bool = False
+    tie_at: int | None = None
+    untie_at: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.out_width == self.width:
+            object.__setattr__(self, "out_width", None)  # one written form for one meaning
+        check(self)
+
+    @classmethod
+    def parse(cls, text: str | BoundarySpec) -> BoundarySpec:
+        """Read the written form. A spec is returned as it is.
+
+        >>> BoundarySpec.parse("factored:128+bias").width
+        128
+        """
+        if isinstance(text, BoundarySpec):
+            return text
+        head, *options = text.strip().split("+")
+        kind, _, arguments = head.partition(":")
+        if kind not in KINDS:
+            raise SpecError(f"unknown boundary {kind!r} in {text!r}", f"choose one of {', '.join(KINDS)}")
+        values: dict[str, Any] = {}
+        for item in filter(None, arguments.split(",")):
+            key, equals, value = item.partition("=")
+            if not equals and key != "untied":
+                key, value = ("r" if kind == "residual" else "k"), item
+            _read(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
+        for option in options:
+            key, _, value = option.partition("=")
+            _read(text, key, value, _OPTIONS, "option", values)
+        return cls(kind=kind, **values)
+
+    def __str__(self) -> str:
+        options = [
+            key if reader is None else f"{key}={_print(getattr(self, name))}"
+            for key, (name, reader) in _OPTIONS.items()
+            if getattr(self, name) != _DEFAULTS[name]
+        ]
+        arguments = ",".join(_arguments(self))
+        return "+".join([self.kind + (f":{arguments}" if arguments else ""), *options])
+
+    @property
+    def tables(self) -> int:
+        """1 where both ends use the same table, else 2."""
+        return 2 if self.kind in ("untied", "factored-untied") or self.two_tables else 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether any loader reads the resulting checkpoint: two or one matrices of width D and nothing else."""
+        extras = (self.bias, self.input_scale, self.output_scale, self.softcap)
+        return self.kind in ("tied", "untied") and not any(extras)
+
+    def table_widths(self, d: int) -> tuple[int, int]:
+        """Widths (input table, output table) in a model of width `d`."""
+        width = self.width or d
+        return width, self.out_width or width
+
+    def maps(self, d: int) -> tuple[bool, bool]:
+        """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
+
+        Raises:
+            SpecError: where the widths need a map that the spec switches off at the output, or k > d.
+        """
+        if self.kind in ("factored", "factored-untied"):
+            widest = max(self.table_widths(d))
+            if widest > d:
+                fix = f"choose k ≤ {d}, or projected:{widest} for a wider table"
+                raise SpecError(f"{self}: k = {widest} exceeds the model width {d}", fix)
+            return True, True
+        if self.kind != "projected":
+            return False, False
+        differs = self.width not in (None, d)
+        # Press & Wolf's projection stands before the head; behind the lookup only where the widths ask for it
+        in_map = differs if self.in_map is None else self.in_map
+        out_map = True if self.out_map is None else self.out_map
+        if differs and not out_map:
+            fix = f"use out=linear, or a table of width {d}"
+            raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", fix)
+        return in_map, out_map
+
+    def scales(self, d: int) -> tuple[float, float]:
+        """(input scale, output scale) as numbers in a model of width `d`."""
+        return _scale_value(self.input_scale, d), _scale_value(self.output_scale, d)
+
+    def plainly(self) -> BoundarySpec:
+        """Return this spec without its schedule, as a model is at any one moment."""
+        return replace(self, tie_at=None, untie_at=None)
+
+
+_DEFAULTS = {f.name: f.default for f in fields(BoundarySpec)}
+
+
+def _scale_value(scale: str | None, d: int) -> float:
+    if scale is None:
+        return 1.0
+    return SCALES[scale](d) if scale in SCALES else float(scale)
+
+
+# written key -> (field, reader); a reader of None marks a switch without a value
+_Table = dict[str, tuple[str, Callable[[str], Any] | None]]
+_ARGUMENTS: dict[str, _Table] = {
+    "factored": {"k": ("width", _count)},
+    "factored-untied": {"k": ("width", _count), "in": ("width", _count), "out": ("out_width", _count)},
+    "projected": {
+        "k": ("width", _count),
+        "in": ("in_map", _map),
+        "out": ("out_map", _map),
+        "untied": ("two_tables", None),
+        "penalty": ("penalty", _not_negative),
+    },
+    "residual": {"r": ("rank", _count), "s": ("strength", _positive)},
+}
+_OPTIONS: _Table = {
+    "bias": ("bias", None),
+    "input_scale": ("input_scale", _scale),
+    "output_scale": ("output_scale", _scale),
+    "softcap": ("softcap", _positive),
+    "alpha": ("alpha", _not_negative),
+    "pad": ("pad", _row),
+    "init": ("init", _positive),
+    "vectors": ("vectors", _path),
+    "freeze": ("freeze", None),
+    "tie_at": ("tie_at", _count),
+    "untie_at": ("untie_at", _count),
+}
+
+
+def _arguments(spec: BoundarySpec) -> list[str]:
+    if spec.kind == "factored-untied" and spec.out_width is not None:
+        return [f"in={spec.width}", f"out={spec.out_width}"]
+    written = []
+    for key, (name, reader) in _ARGUMENTS.get(spec.kind, {}).items():
+        value = getattr(spec, name)
+        if name == "rank" or value != _DEFAULTS[name]:
+            positional = key in ("k", "r")
+            written.append(
+                key if reader is None else _print(value) if positional else f"{key}={_print(value)}"
+            )
+        if spec.kind == "factored-untied":
+            break  # both widths are equal here, and `k` has said so
+    return written
+
+
+def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any]) -> None:
+    if key not in table:
+        known = ", ".join(table) or "none"
+        raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {known}")
+    name, reader = table[key]
+    if name in into:
+        raise SpecError(f"{key!r} given twice in {text!r}", "give it once")
+    if reader is None:
+        if value:
+            raise SpecError(f"{key!r} in {text!r} takes no value", f"write {key} alone")
+        into[name] = True
+        return
+    try:
+        into[name] = reader(value)
+    except ValueError as error:
+        reason = str(error) if "must" in str(error) else "must be a number"
+        raise SpecError(
+            f"{key}={value or '(nothing)'} in {text!r}: {reason}", f"see {key} in docs/boundary.md"
+        ) from None
+
+
+def check(spec: BoundarySpec) -> None:
+    """Refuse what no model could have.
+
+    Raises:
+        SpecError: with the first reason found.
+    """
+    if spec.kind not in KINDS:
+        raise SpecError(f"unknown boundary {spec.kind!r}", f"choose one of {', '.join(KINDS)}")
+    if spec.kind in ("factored", "factored-untied") and spec.width is None:
+        raise SpecError(f"{spec.kind} needs the table width k", f"write {spec.kind}:128, say")
+    if spec.kind == "residual" and spec.rank is None:
+        raise SpecError("residual needs the rank r", "write residual:32, say")
+    allowed = {name for name, _ in _ARGUMENTS.get(spec.kind, {}).values()}
+    arguments = {name for table in _ARGUMENTS.values() for name, _ in table.values()}
+    for name in sorted(arguments - allowed):
+        if getattr(spec, name) != _DEFAULTS[name]:
+            raise SpecError(f"{spec.kind} takes no {name}", "leave it out")
+    for name in ("width", "out_width", "rank"):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise SpecError(f"{name} = {value} in {spec.kind}", "sizes are 1 or more")
+    if spec.freeze and spec.vectors is None:
+        raise SpecError(
+            "freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out"
+        )
+    if spec.tie_at is not None and spec.kind != "untied":
+        raise SpecError(f"tie_at on {spec.kind}: there is nothing to tie", "use untied+tie_at=STEP")
+    if spec.untie_at is not None and spec.kind != "tied":
+        raise SpecError(f"untie_at on {spec.kind}: there is nothing to untie", "use tied+untie_at=STEP")

@@ -1,0 +1,91 @@
+"""Imports point downward: no upward arrow, no cycle, no internal import hidden inside a function."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "tiewise"
+FLOORS = {
+    "errors": 0,
+    "spec": 0,
+    "shapes": 0,
+    "ops": 1,
+    "boundary": 2,
+    "hf": 2,
+    "data": 3,
+    "training": 4,
+    "report": 5,
+    "cli": 6,
+}
+FILES = sorted(ROOT.rglob("*.py"))
+
+
+def _unit(parts: tuple[str, ...]) -> str:
+    return parts[0].removesuffix(".py")
+
+
+def _imports(tree: ast.AST, package: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """(dotted module below tiewise, whether inside a function) of every import of ours."""
+    found = []
+
+    def visit(node: ast.AST, inside: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            below = inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            if isinstance(child, ast.Import):
+                names = [alias.name for alias in child.names]
+            elif isinstance(child, ast.ImportFrom):
+                base = (
+                    ".".join(["tiewise", *package[: len(package) - child.level + 1]])
+                    if child.level
+                    else child.module
+                )
+                base = f"{base}.{child.module}" if child.level and child.module else base
+                names = [base] + [f"{base}.{alias.name}" for alias in child.names]
+            else:
+                names = []
+            found.extend(
+                (name.removeprefix("tiewise."), inside) for name in names if name.startswith("tiewise.")
+            )
+            visit(child, below)
+
+    visit(tree, False)
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downward(path):
+    parts = path.relative_to(ROOT).parts
+    unit = _unit(parts)
+    if unit == "__init__":
+        return
+    assert unit in FLOORS, f"{unit} has no floor: give it one in docs/architecture.md and here"
+    for name, inside in _imports(ast.parse(path.read_text()), parts[:-1]):
+        target = name.split(".")[0]
+        if target not in FLOORS:
+            continue  # `from tiewise import __version__`
+        assert target == unit or FLOORS[target] < FLOORS[unit], f"{unit} may not import tiewise.{name}"
+        assert not inside or unit == "cli", f"{path.name} imports tiewise.{name} inside a function"
+
+
+def test_no_cycle_between_modules():
+    modules = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in FILES}
+    arrows = {
+        name: {
+            n
+            for n, _ in _imports(ast.parse(path.read_text()), path.relative_to(ROOT).parts[:-1])
+            if n in modules
+        }
+        for name, path in modules.items()
+    }
+    done: set[str] = set()
+
+    def walk(name: str, trail: list[str]) -> None:
+        assert name not in trail, " -> ".join([*trail[trail.index(name) :], name])
+        if name not in done:
+            for target in arrows[name] - {name}:
+                walk(target, [*trail, name])
+            done.add(name)
+
+    for name in arrows:
+        walk(name, [])

@@ -1,0 +1,110 @@
+"""The written form of a boundary: parse and print are inverse, and every refusal says the way out."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tiewise.errors import SpecError
+from tiewise.spec import SCALES, BoundarySpec
+
+sizes = st.integers(1, 10_000)
+numbers = st.floats(1e-6, 1e6, allow_nan=False, allow_subnormal=False)
+scales = st.none() | st.sampled_from(sorted(SCALES))
+
+
+def _kinds() -> st.SearchStrategy[dict]:
+    maps = st.sampled_from([None, True, False])
+    return st.one_of(
+        st.just({"kind": "untied"}),
+        st.just({"kind": "tied"}),
+        st.just({"kind": "spd"}),
+        st.fixed_dictionaries({"kind": st.just("factored"), "width": sizes}),
+        st.fixed_dictionaries(
+            {"kind": st.just("factored-untied"), "width": sizes, "out_width": st.none() | sizes}
+        ),
+        st.fixed_dictionaries({"kind": st.just("residual"), "rank": sizes, "strength": numbers}),
+        st.fixed_dictionaries(
+            {
+                "kind": st.just("projected"),
+                "width": st.none() | sizes,
+                "in_map": maps,
+                "out_map": maps,
+                "two_tables": st.booleans(),
+                "penalty": numbers,
+            }
+        ),
+    )
+
+
+options = st.fixed_dictionaries(
+    {
+        "bias": st.booleans(),
+        "input_scale": scales,
+        "output_scale": scales,
+        "softcap": st.none() | numbers,
+        "alpha": numbers,
+        "pad": st.none() | st.integers(0, 99),
+        "init": st.none() | numbers,
+        "vectors": st.none() | st.text(min_size=1, max_size=12),
+    }
+)
+
+
+@given(_kinds(), options)
+def test_parse_reads_what_str_prints(kind, chosen):
+    spec = BoundarySpec(**kind, **chosen)
+    assert BoundarySpec.parse(str(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("tied", "tied"),
+        ("factored:128+bias", "factored:128+bias"),
+        ("factored-untied:in=64,out=128", "factored-untied:in=64,out=128"),
+        ("factored-untied:in=64,out=64", "factored-untied:64"),
+        ("residual:32,s=0.03", "residual:32"),
+        ("residual:8,s=0.1", "residual:8,s=0.1"),
+        ("projected:300,in=none,untied,penalty=0.15", "projected:300,in=none,untied,penalty=0.15"),
+        ("tied+softcap=30.0+input_scale=sqrt_d+pad=0", "tied+input_scale=sqrt_d+softcap=30+pad=0"),
+        ("untied+tie_at=100", "untied+tie_at=100"),
+    ],
+)
+def test_canonical_form(text, canonical):
+    assert str(BoundarySpec.parse(text)) == canonical
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("tyed", "unknown boundary 'tyed'"),
+        ("factored", "needs the table width"),
+        ("factored:0", "must be 1 or more"),
+        ("factored:-3", "must be 1 or more"),
+        ("factored:many", "must be a number"),
+        ("tied:4", "unknown argument of tied"),
+        ("tied+bais", "unknown option 'bais'"),
+        ("tied+bias=1", "takes no value"),
+        ("tied+softcap", "must be a number"),
+        ("tied+softcap=nan", "must be a positive number"),
+        ("tied+pad=1+pad=2", "given twice"),
+        ("tied+tie_at=5", "nothing to tie"),
+        ("tied+freeze", "random table"),
+        ("projected:64,in=maybe", "'linear' or 'none'"),
+        ("", "unknown boundary ''"),
+    ],
+)
+def test_refusals_name_the_reason(text, says):
+    with pytest.raises(SpecError, match=says) as caught:
+        BoundarySpec.parse(text)
+    assert caught.value.fix
+
+
+def test_a_factor_wider_than_the_model_is_refused_with_the_model_width():
+    with pytest.raises(SpecError, match="k = 256 exceeds the model width 128"):
+        BoundarySpec.parse("factored:256").maps(128)
+
+
+def test_scales_follow_the_width():
+    assert BoundarySpec.parse("tied+input_scale=sqrt_d+output_scale=1/sqrt_d").scales(64) == (8.0, 0.125)
+    assert BoundarySpec.parse("tied+input_scale=2.5").scales(64) == (2.5, 1.0)
