@@ -19,9 +19,7 @@ def _kinds() -> st.SearchStrategy[dict]:
         st.just({"kind": "tied"}),
         st.just({"kind": "spd"}),
         st.fixed_dictionaries({"kind": st.just("factored"), "width": sizes}),
-        st.fixed_dictionaries(
-            {"kind": st.just("factored-untied"), "width": sizes, "out_width": st.none() | sizes}
-        ),
+        st.fixed_dictionaries({"kind": st.just("factored-untied"), "width": sizes, "out_width": st.none() | sizes}),
         st.fixed_dictionaries({"kind": st.just("residual"), "rank": sizes, "strength": numbers}),
         st.fixed_dictionaries(
             {

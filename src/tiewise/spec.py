@@ -36,8 +36,7 @@ SCALES: dict[str, Callable[[int], float]] = {
 
 def _scale(text: str) -> str:
     if text not in SCALES:
-        value = _positive(text)
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        return _number(_positive(text))
     return text
 
 
@@ -81,11 +80,16 @@ def _path(text: str) -> str:
     return unquote(text)
 
 
+def _number(value: float) -> str:
+    short = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return short.replace("e+", "e")  # a plus would start the next option
+
+
 def _print(value: Any) -> str:
     if isinstance(value, bool):
         return "linear" if value else "none"
     if isinstance(value, float):
-        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        return _number(value)
     return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)
 
 
@@ -255,9 +259,7 @@ def _arguments(spec: BoundarySpec) -> list[str]:
         value = getattr(spec, name)
         if name == "rank" or value != _DEFAULTS[name]:
             positional = key in ("k", "r")
-            written.append(
-                key if reader is None else _print(value) if positional else f"{key}={_print(value)}"
-            )
+            written.append(key if reader is None else _print(value) if positional else f"{key}={_print(value)}")
         if spec.kind == "factored-untied":
             break  # both widths are equal here, and `k` has said so
     return written
@@ -306,9 +308,7 @@ def check(spec: BoundarySpec) -> None:
         if value is not None and value < 1:
             raise SpecError(f"{name} = {value} in {spec.kind}", "sizes are 1 or more")
     if spec.freeze and spec.vectors is None:
-        raise SpecError(
-            "freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out"
-        )
+        raise SpecError("freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out")
     if spec.tie_at is not None and spec.kind != "untied":
         raise SpecError(f"tie_at on {spec.kind}: there is nothing to tie", "use untied+tie_at=STEP")
     if spec.untie_at is not None and spec.kind != "tied":
