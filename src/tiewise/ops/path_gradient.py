@@ -1,0 +1,196 @@
+"""One table, two gradients, one buffer.
+
+A tied table W receives Path A (through the lookup, a few rows) and Path B (through the output projection, all rows).
+Plain autograd builds a dense [V, E] tensor for each and a third for their sum. Here the lookup hands the table on:
+
+    rows, W' = enter(W, ids)        # forward: rows = W[ids], W' = W (a view)
+    loss = head(body(rows), W')     # the head uses W', so the graph orders the backward: head first, lookup last
+
+    backward of `enter`, called once with both gradients complete:
+        gradient of W = gradient of W'          (Path B, the head's own buffer)
+        gradient of W[ids] += gradient of rows  (Path A, in place, distinct rows only)
+
+Nothing is shared on the side: if the rows are detached, or the head is not used, the other path still arrives.
+Several lookups of one table chain (`enter(W', more_ids)`). The method orders nodes by the autograd graph alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.errors import UnsupportedError
+
+
+@dataclass
+class PathRecord:
+    """Path A's rows since the last `clear`: kept apart, one per distinct token, until the optimizer step."""
+
+    pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, ids: Tensor, rows: Tensor) -> None:
+        """Add the gradient rows [U, E] of the distinct tokens `ids` [U]; pieces merge so that memory stays bounded."""
+        self.pieces.append((ids, rows))
+        if len(self.pieces) > 8:
+            self.pieces = [self.merged()]
+
+    def merged(self) -> tuple[Tensor, Tensor]:
+        """Return (distinct tokens [U], their summed Path A rows [U, E])."""
+        ids, rows = (torch.cat(parts) for parts in zip(*self.pieces, strict=True))
+        return _distinct(ids, rows)
+
+    def clear(self) -> None:
+        """Forget everything, as `zero_grad` does for gradients."""
+        self.pieces.clear()
+
+
+@dataclass(frozen=True)
+class LookupOptions:
+    """What the gradient of a lookup respects.
+
+    Args:
+        stop_lookup: row whose Path A is stopped and whose Path B is not (what `padding_idx` of torch means).
+        stop_both: row that receives no gradient from either path.
+        alpha: factor on Path A.
+        record: where Path A's rows are kept for `path_norms`; None records nothing.
+    """
+
+    stop_lookup: int | None = None
+    stop_both: int | None = None
+    alpha: float = 1.0
+    record: PathRecord | None = None
+
+
+@dataclass(frozen=True)
+class PathNorms:
+    """Frobenius norms of Path A, of Path B and of their sum [V, E], and the cosine between the two paths."""
+
+    a: float
+    b: float
+    total: float
+    cosine: float
+
+    @property
+    def share_b(self) -> float:
+        """‖B‖ / (‖A‖ + ‖B‖); nan where both are zero."""
+        both = self.a + self.b
+        return self.b / both if both else math.nan
+
+
+_NONE = LookupOptions()
+
+
+def enter(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> tuple[Tensor, Tensor]:
+    """Look up `ids` [...] in `table` [V, E] and hand the table on.
+
+    Returns:
+        rows [..., E] and the table to use from here on. The second may feed only lookups through `enter`, matrix
+        products and `linear_cross_entropy`: their gradients are written once and owned by nobody else, which is
+        what makes adding Path A in place safe. A regulariser takes the original `table`.
+
+    Raises:
+        UnsupportedError: inside `torch.func` transforms, and (in backward) when asked for a second derivative.
+    """
+    if torch.compiler.is_compiling():
+        return _traceable(table, ids, options)
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError("enter() inside a torch.func transform", "use torch.nn.functional.embedding there")
+    if not (torch.is_grad_enabled() and table.requires_grad):
+        return F.embedding(ids, table), table
+    return _Enter.apply(table, ids, options)
+
+
+def path_norms(gradient: Tensor, record: PathRecord) -> PathNorms:
+    """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of Path A.
+
+    One pass over `gradient` and no matrix product: B equals the gradient outside the recorded rows, and the gradient
+    minus A on them, so nothing cancels. Call it after the last backward of a step and before clipping; under a
+    GradScaler all norms carry its scale. With several processes, `gather(record)` first.
+    """
+    wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
+    squares = torch.linalg.vector_norm(gradient, dim=1, dtype=wide).double().square_()
+    total = squares.sum()
+    if not record.pieces:
+        b = total.sqrt().item()
+        return PathNorms(0.0, b, b, math.nan)
+    ids, rows = record.merged()
+    a_rows = rows.double()
+    b_rows = gradient[ids].double() - a_rows
+    squares[ids] = 0
+    a2, b2, ab = a_rows.square().sum(), squares.sum() + b_rows.square().sum(), (a_rows * b_rows).sum()
+    a, b, product, whole = torch.stack([a2.sqrt(), b2.sqrt(), ab, total.sqrt()]).tolist()
+    return PathNorms(a, b, whole, product / (a * b) if a and b else math.nan)
+
+
+def gather(record: PathRecord) -> PathRecord:
+    """Average Path A's rows over all processes of the default group, as DDP averages the gradient they belong to."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return record
+    parts: list[Any] = [None] * dist.get_world_size()
+    mine = [(i.cpu(), r.cpu()) for i, r in [record.merged()]] if record.pieces else []
+    dist.all_gather_object(parts, mine)
+    device = record.pieces[0][0].device if record.pieces else torch.device("cpu")
+    return PathRecord([(i.to(device), r.to(device) / len(parts)) for part in parts for i, r in part])
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(ids)
+        ctx.shape, ctx.options = table.shape, options
+        return F.embedding(ids, table), table.view_as(table)
+
+    @staticmethod
+    def backward(ctx: Any, row_grad: Tensor | None, table_grad: Tensor | None) -> tuple[Tensor | None, None, None]:
+        if torch.is_grad_enabled():
+            fix = "look up with torch.nn.functional.embedding where create_graph=True is needed"
+            raise UnsupportedError("the one-buffer lookup has no second derivative", fix)
+        options: LookupOptions = ctx.options
+        if row_grad is not None:
+            table_grad = _add_path_a(table_grad, row_grad, ctx.saved_tensors[0], ctx.shape, options)
+        if options.stop_both is not None and table_grad is not None:
+            table_grad[options.stop_both] = 0
+        return table_grad, None, None
+
+
+def _add_path_a(
+    table_grad: Tensor | None, row_grad: Tensor, ids: Tensor, shape: torch.Size, options: LookupOptions
+) -> Tensor:
+    ids, rows = ids.reshape(-1), row_grad.reshape(-1, shape[1])
+    if options.alpha != 1.0:
+        rows = rows * options.alpha
+    for stopped in (options.stop_lookup, options.stop_both):
+        if stopped is not None:
+            rows = rows.masked_fill((ids == stopped)[:, None], 0)
+    if table_grad is None:
+        table_grad = rows.new_zeros(shape)
+    elif not table_grad.is_contiguous():
+        table_grad = table_grad.contiguous()  # an expanded gradient has no memory of its own to add into
+    if options.record is not None:
+        ids, rows = _distinct(ids, rows)
+        options.record.add(ids, rows)
+    return table_grad.index_add_(0, ids, rows.to(table_grad.dtype))
+
+
+def _distinct(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    distinct, where = ids.unique(return_inverse=True)
+    wide = rows if rows.dtype == torch.float64 else rows.float()
+    return distinct, wide.new_zeros(len(distinct), rows.shape[1]).index_add_(0, where, wide)
+
+
+def _traceable(table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
+    """Compute the same gradients in ops that Dynamo traces: two buffers, and nothing recorded."""
+    if options.stop_both is not None:
+        stopped = torch.arange(table.shape[0], device=table.device) == options.stop_both
+        table = torch.where(stopped[:, None], table.detach(), table)
+    rows = F.embedding(ids, table, padding_idx=options.stop_lookup)
+    if options.alpha != 1.0:
+        rows = options.alpha * rows + (1 - options.alpha) * rows.detach()
+    return rows, table

@@ -1,0 +1,272 @@
+"""The fused loss against its formula in fp64, for every option, dtype, chunking and way of being differentiated."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiewise.errors import UnsupportedError
+from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy, oracle, plain
+
+N, V, E = 23, 57, 12
+OPTIONS = [
+    {},
+    {"scale": 0.3},
+    {"softcap": 2.0},
+    {"label_smoothing": 0.2},
+    {"z_loss": 0.05},
+    {"class_weight": True},
+    {"label_smoothing": 0.1, "class_weight": True, "z_loss": 0.01},
+    {"softcap": 3.0, "label_smoothing": 0.1, "class_weight": True, "z_loss": 0.01, "scale": 1.7},
+]
+
+
+def problem(dtype=torch.float64, n=N, v=V, seed=0, spread=1.0):
+    g = torch.Generator().manual_seed(seed)
+    h = torch.randn(n, E, generator=g, dtype=torch.float64) * spread
+    w = torch.randn(v, E, generator=g, dtype=torch.float64)
+    b = torch.randn(v, generator=g, dtype=torch.float64)
+    t = torch.randint(0, v, (n,), generator=g)
+    t[::5] = -100
+    return [x.to(dtype) for x in (h, w, b)], t
+
+
+def options_of(chosen, v=V):
+    chosen = dict(chosen)
+    if chosen.get("class_weight"):
+        chosen["class_weight"] = torch.rand(v, generator=torch.Generator().manual_seed(7), dtype=torch.float64) + 0.1
+    return chosen
+
+
+def gradients(function, inputs, *args, upstream=None, **kw):
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in inputs]
+    h, w, b = leaves
+    out = function(h, w, *args, bias=b, **kw)
+    out.backward(upstream)
+    return out.detach(), [x.grad for x in leaves if x is not None]
+
+
+def error(got, truth):
+    return ((got.double() - truth.double()).norm() / truth.double().norm().clamp(min=1e-30)).item()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+def test_equals_the_formula_in_fp64(chosen, with_bias, reduction):
+    (h, w, b), t = problem()
+    inputs = (h, w, b if with_bias else None)
+    kw = options_of(chosen) | {"reduction": reduction}
+    up = (
+        torch.linspace(-1, 2, N, dtype=torch.float64) if reduction == "none" else torch.tensor(0.7, dtype=torch.float64)
+    )
+    truth, true_grads = gradients(oracle, inputs, t, upstream=up, **kw)
+    got, grads = gradients(linear_cross_entropy, inputs, t, upstream=up, chunk=7, **kw)
+    torch.testing.assert_close(got, truth, rtol=1e-12, atol=1e-12)
+    for g, true in zip(grads, true_grads, strict=True):
+        assert error(g, true) < 1e-12
+
+
+def test_the_oracle_agrees_with_torch_where_torch_has_the_option():
+    (h, w, b), t = problem()
+    kw = options_of({"class_weight": True})
+    theirs = F.cross_entropy(h @ w.T + b, t, weight=kw["class_weight"], label_smoothing=0.2)
+    ours = oracle(h, w, t, bias=b, label_smoothing=0.2, **kw)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=0)
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.integers(2, 80), st.integers(0, 10_000))
+@settings(deadline=None, max_examples=40)
+def test_chunking_and_order_of_the_vocabulary_change_nothing(n, chunk, v, seed):
+    (h, w, b), t = problem(n=n, v=v, seed=seed)
+    loss, (dh, dw, db) = gradients(linear_cross_entropy, (h, w, b), t, chunk=chunk)
+    order = torch.randperm(v, generator=torch.Generator().manual_seed(seed))
+    moved = torch.empty(v, dtype=torch.long).scatter_(0, order, torch.arange(v))
+    t2 = t.where(t < 0, moved[t.clamp(min=0)])
+    loss2, (dh2, dw2, db2) = gradients(linear_cross_entropy, (h, w[order], b[order]), t2)
+    torch.testing.assert_close(loss, loss2)
+    torch.testing.assert_close(dh, dh2)
+    torch.testing.assert_close(dw[order], dw2)
+    torch.testing.assert_close(db[order], db2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_error_is_no_worse_than_the_plain_computation_in_the_same_dtype(dtype):
+    inputs, t = problem(dtype, n=512, v=1000, spread=0.5)
+    truth, true_grads = gradients(oracle, [x.double() for x in inputs], t)
+    reference, reference_grads = gradients(plain, inputs, t)
+    got, grads = gradients(linear_cross_entropy, inputs, t, chunk=100)
+    assert got.dtype == torch.float32
+    eps = torch.finfo(torch.float32).eps
+    assert error(got, truth) <= error(reference, truth) + 4 * eps
+    for g, plain_g, true in zip(grads, reference_grads, true_grads, strict=True):
+        assert g.dtype == dtype
+        assert error(g, true) <= 1.05 * error(plain_g, true) + 4 * eps
+
+
+def test_a_bf16_scalar_does_not_depend_on_the_chunk():
+    # an accumulator in bf16 is 11 % off here
+    inputs, t = problem(torch.bfloat16, n=4096, v=800)
+    losses = [linear_cross_entropy(inputs[0], inputs[1], t, chunk=c).item() for c in (16, 64, 4096)]
+    truth = oracle(inputs[0], inputs[1], t).item()
+    assert max(abs(x - truth) for x in losses) < 2e-3 * truth
+
+
+def test_fp16_gradients_survive_a_loss_scale():
+    inputs, t = problem(torch.float16, n=2048, v=300, spread=0.3)
+    _, true_grads = gradients(oracle, [x.double() for x in inputs], t)
+    scale = torch.tensor(1024.0)
+    _, grads = gradients(linear_cross_entropy, inputs, t, upstream=scale)
+    for g, true in zip(grads, true_grads, strict=True):
+        assert error(g / 1024, true) < 2e-3
+
+
+def test_autocast_multiplies_in_bf16_and_keeps_fp32_outside():
+    inputs, t = problem(torch.float32, n=256, v=500, spread=0.5)
+    truth, true_grads = gradients(oracle, inputs, t)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        reference, reference_grads = gradients(plain, inputs, t)
+        got, grads = gradients(linear_cross_entropy, inputs, t)
+    assert got.dtype == torch.float32
+    assert error(got, truth) <= error(reference, truth) + 1e-6
+    for g, plain_g, true in zip(grads, reference_grads, true_grads, strict=True):
+        assert g.dtype == torch.float32
+        assert 1e-6 < error(g, true) <= 1.05 * error(plain_g, true)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_an_all_ignored_batch_gives_zero(reduction):
+    inputs, t = problem(torch.float32)
+    t.fill_(-100)
+    up = torch.ones(N) if reduction == "none" else None
+    loss, grads = gradients(linear_cross_entropy, inputs, t, upstream=up, reduction=reduction, z_loss=0.1)
+    assert torch.equal(loss, torch.zeros_like(loss))
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
+
+
+def test_no_tokens_at_all():
+    inputs, _ = problem(torch.float32, n=0)
+    loss, grads = gradients(linear_cross_entropy, inputs, torch.empty(0, dtype=torch.long), reduction="sum")
+    assert loss == 0
+    assert [tuple(g.shape) for g in grads] == [(0, E), (V, E), (V,)]
+    assert all(torch.equal(g, torch.zeros_like(g)) for g in grads)
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_side_gets_no_gradient_and_the_other_is_exact(frozen):
+    (h, w, _), t = problem()
+    leaves = [h.clone(), w.clone()]
+    leaves[1 - frozen].requires_grad_()
+    linear_cross_entropy(*leaves, t).backward()
+    truth = [h.clone().requires_grad_(), w.clone().requires_grad_()]
+    oracle(*truth, t).backward()
+    assert leaves[frozen].grad is None
+    torch.testing.assert_close(leaves[1 - frozen].grad, truth[1 - frozen].grad)
+
+
+def test_repeated_backward_is_exact_and_inputs_are_never_changed():
+    (h, w, b), t = problem()
+    leaves = [x.clone().requires_grad_() for x in (h, w, b)]
+    loss = linear_cross_entropy(leaves[0], leaves[1], t, bias=leaves[2])
+    first = torch.autograd.grad(loss, leaves, retain_graph=True)
+    kept = [g.clone() for g in first]
+    for g in first:
+        g.add_(1)  # what a caller does with its gradient must not reach the next one
+    second = torch.autograd.grad(3 * loss, leaves)
+    for a, b2 in zip(kept, second, strict=True):
+        torch.testing.assert_close(3 * a, b2)
+    for leaf, original in zip(leaves, (h, w, b), strict=True):
+        assert torch.equal(leaf.detach(), original)
+    with pytest.raises(RuntimeError, match=r"already differentiated|second time"):
+        torch.autograd.grad(loss, leaves)
+
+
+def test_leading_dimensions_are_free():
+    (h, w, b), t = problem(n=24)
+    flat = linear_cross_entropy(h, w, t, bias=b, reduction="none")
+    shaped = linear_cross_entropy(h.view(2, 3, 4, E), w, t.view(2, 3, 4), bias=b, reduction="none")
+    assert torch.equal(shaped, flat.view(2, 3, 4))
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_inside_gradient_checkpointing(use_reentrant):
+    (h, w, b), t = problem()
+    _, true_grads = gradients(oracle, (h, w, b), t)
+    leaves = [x.clone().requires_grad_() for x in (h, w, b)]
+
+    def block(h, w, b):
+        return linear_cross_entropy(h, w, t, bias=b)
+
+    loss = torch.utils.checkpoint.checkpoint(block, *leaves, use_reentrant=use_reentrant)
+    loss.backward()
+    for leaf, true in zip(leaves, true_grads, strict=True):
+        torch.testing.assert_close(leaf.grad, true)
+
+
+def test_huge_logits_stay_finite():
+    (h, w, b), t = problem(torch.float32)
+    truth, true_grads = gradients(oracle, (h * 1e3, w, b), t)
+    got, grads = gradients(linear_cross_entropy, (h * 1e3, w, b), t)
+    assert error(got, truth) < 1e-5
+    for g, true in zip(grads, true_grads, strict=True):
+        assert error(g, true) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "says"),
+    [
+        ({"targets": torch.rand(N)}, UnsupportedError, "probability targets"),
+        ({"targets": torch.zeros(N + 1, dtype=torch.long)}, ValueError, "shapes do not meet"),
+        ({"targets": torch.full((N,), V)}, IndexError, f"target {V} is outside the vocabulary of {V}"),
+        ({"targets": torch.full((N,), -3)}, IndexError, "target -3"),
+        ({"bias": torch.zeros(3)}, ValueError, "bias has shape"),
+        ({"class_weight": torch.zeros(3)}, ValueError, "class_weight has shape"),
+        ({"reduction": "max"}, ValueError, "unknown reduction 'max'"),
+        ({"label_smoothing": 2.0}, ValueError, "label_smoothing"),
+        ({"softcap": 0.0}, ValueError, "softcap must be positive"),
+    ],
+)
+def test_wrong_input_is_named(change, kind, says):
+    (h, w, b), t = problem()
+    call = {"targets": t, "bias": b} | change
+    with pytest.raises(kind, match=says):
+        linear_cross_entropy(h, w, **call)
+
+
+def test_unknown_option_is_a_type_error():
+    (h, w, _), t = problem()
+    with pytest.raises(TypeError, match="soft_cap"):
+        linear_cross_entropy(h, w, t, soft_cap=3.0)
+
+
+def test_second_derivatives_and_function_transforms_are_refused_with_the_reason():
+    (h, w, _), t = problem()
+    h.requires_grad_()
+    with pytest.raises(UnsupportedError, match="no second derivative"):
+        torch.autograd.grad(linear_cross_entropy(h, w, t), h, create_graph=True)
+    with pytest.raises(UnsupportedError, match=r"torch\.func"):
+        torch.func.grad(lambda x: linear_cross_entropy(x, w, t))(h)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_compiled_without_a_graph_break(reduction):
+    (h, w, b), t = problem(torch.float32)
+    kw = {"softcap": 5.0, "label_smoothing": 0.1, "reduction": reduction}
+    up = torch.linspace(0, 1, N) if reduction == "none" else None
+
+    def step(h, w, targets, bias):
+        return linear_cross_entropy(h * 2, w, targets, bias=bias, **kw)
+
+    eager, eager_grads = gradients(step, (h, w, b), t, upstream=up)
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager")
+    got, grads = gradients(compiled, (h, w, b), t, upstream=up)
+    torch.testing.assert_close(got, eager)
+    for g, e in zip(grads, eager_grads, strict=True):
+        torch.testing.assert_close(g, e)
+
+
+def test_options_object_and_keywords_say_the_same():
+    (h, w, _), t = problem()
+    one = linear_cross_entropy(h, w, t, options=LossOptions(softcap=2.0, reduction="sum"))
+    assert torch.equal(one, linear_cross_entropy(h, w, t, softcap=2.0, reduction="sum"))
