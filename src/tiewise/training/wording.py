@@ -1,0 +1,90 @@
+"""Numbers and findings in words: one form for the terminal, the report and results.json.
+
++0.0123   −0.0123 to +0.0040   524,288 more parameters (+38.2 %)
+"""
+
+from __future__ import annotations
+
+import math
+
+from tiewise.training.results import Comparison, Difference
+
+MINUS = "−"
+NONE = "–"
+
+
+def plain(value: float | None, digits: int = 4) -> str:
+    """5.2851, or a dash where nothing was measured."""
+    if value is None or math.isnan(value):
+        return NONE
+    return f"{value:,.{digits}f}".replace("-", MINUS)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    """+0.0123 or −0.0123; a zero has no sign."""
+    if value is None or math.isnan(value):
+        return NONE
+    text = f"{value:+,.{digits}f}".replace("-", MINUS)
+    return text[1:] if not text.strip("+−0.,") else text
+
+
+def count(value: float) -> str:
+    """1,234,567."""
+    return f"{value:,.0f}"
+
+
+def size(bytes_: float) -> str:
+    """12.3 MB, in powers of ten as disks and checkpoints are sold."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if bytes_ < 1000:
+            return f"{bytes_:.0f} {unit}" if unit == "bytes" else f"{bytes_:.3g} {unit}"
+        bytes_ /= 1000
+    return f"{bytes_:,.3g} TB"
+
+
+def interval(difference: Difference) -> str:
+    """−0.0123 to +0.0040, or a dash where one pair gives no interval."""
+    if difference.low is None:
+        return NONE
+    return f"{signed(difference.low)} to {signed(difference.high)}"
+
+
+def finding(comparison: Comparison) -> str:
+    """Say what the held-out losses show and no more: per arm the difference, what is known of it, and its parameters.
+
+    The comparison's differences must be filled (`tiewise.training.statistics.complete`).
+    """
+    reference = comparison.reference
+    others = [arm for arm in comparison.arms if arm != reference]
+    if not others:
+        return f"{reference} is the only arm, so there is nothing to compare it with."
+    return " ".join(_sentence(comparison, arm) for arm in others)
+
+
+def _sentence(comparison: Comparison, arm: str) -> str:
+    difference = comparison.difference(arm, "heldout_nll")
+    reference = comparison.reference
+    if difference is None:
+        return f"{arm}: no seed finished together with {reference}, so nothing is known yet."
+    cost = _parameters(comparison, arm)
+    if not math.isfinite(difference.mean):
+        return f"{arm}: it or {reference} diverged, so no difference can be stated; it has {cost}."
+    measured = f"{signed(difference.mean)} nats/token held-out"
+    if difference.low is None:
+        return (
+            f"{arm}: {measured} against {reference} from one seed, which cannot tell a difference from chance; {cost}."
+        )
+    measured += f", 95 % interval {interval(difference)}, {difference.n} seeds"
+    if difference.detected:
+        side = "lower (better)" if difference.mean < 0 else "higher (worse)"
+        return f"{arm}: held-out loss is {side} than with {reference} ({measured}), with {cost}."
+    smallest = f"smallest detectable {plain(difference.detectable)}"
+    return f"{arm}: no difference from {reference} detected at this budget ({measured}; {smallest}), with {cost}."
+
+
+def _parameters(comparison: Comparison, arm: str) -> str:
+    own, base = (comparison.of(name)[0].total_parameters for name in (arm, comparison.reference))
+    if own == base:
+        return "equally many parameters"
+    side = "more" if own > base else "fewer"
+    return f"{count(abs(own - base))} {side} parameters ({signed(100 * (own - base) / base, 1)} %)"

@@ -1,0 +1,166 @@
+"""Paired differences against scipy's paired t test, and what the finding says and leaves unsaid."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from tiewise.training.results import BinNll, Comparison, RunResult
+from tiewise.training.statistics import complete, gaps, paired
+
+numbers = st.floats(-10, 10).map(lambda x: round(x, 3))
+
+
+def run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
+    return RunResult(
+        arm=arm,
+        seed=seed,
+        steps=1,
+        train_nll=nll + train,
+        heldout_nll=nll,
+        perplexity=math.exp(nll),
+        bits_per_byte=nll / 2,
+        frequency=[BinNll(label, 5, value) for label, value in frequency],
+        parameters={"body": parameters},
+        total_parameters=parameters,
+        bytes=4 * parameters,
+        tokens_per_second=1.0,
+        peak_memory_bytes=1,
+        seconds=1.0,
+        init_std=0.02,
+        learning_rate=1e-3,
+        predicted_initial_nll=8.3,
+        initial_nll=8.3,
+    )
+
+
+def comparison(runs, arms=("tied", "untied")):
+    seeds = sorted({r.seed for r in runs})
+    facts = {"setting": {}, "data": {}, "env": {}}
+    return complete(
+        Comparison(
+            version="0", command="", demo=False, arms=list(arms), seeds=seeds, reference=arms[0], runs=runs, **facts
+        )
+    )
+
+
+@given(st.lists(st.tuples(numbers, numbers), min_size=2, max_size=12))
+def test_interval_is_that_of_the_paired_t_test(pairs):
+    reference, other = map(list, zip(*pairs, strict=True))
+    d = paired(reference, other)
+    values = np.subtract(other, reference)
+    error = values.std(ddof=1) / math.sqrt(len(pairs))
+    half = stats.t.ppf(0.975, len(pairs) - 1) * error
+    assert d.mean == pytest.approx(values.mean(), abs=1e-9)
+    assert (d.low, d.high) == pytest.approx((values.mean() - half, values.mean() + half), abs=1e-9)
+    assert d.n == len(pairs)
+    if error > 1e-6:
+        p = stats.ttest_rel(other, reference).pvalue
+        if abs(p - 0.05) > 1e-9:
+            assert d.detected == (p < 0.05)
+
+
+def test_sign_is_other_minus_reference_and_swaps():
+    a, b = [5.0, 5.2, 5.1], [5.3, 5.4, 5.45]
+    forth, back = paired(a, b), paired(b, a)
+    assert forth.mean > 0
+    assert (back.mean, back.low, back.high) == pytest.approx((-forth.mean, -forth.high, -forth.low))
+    assert back.detectable == pytest.approx(forth.detectable)
+
+
+def test_pairing_removes_what_seeds_share():
+    seed_effect = [0.0, 3.0, -2.0]
+    d = paired(seed_effect, [x + 0.1 + e for x, e in zip(seed_effect, (0.001, -0.001, 0.0), strict=True)])
+    assert d.detected
+
+
+def test_detectable_difference_is_found_in_four_of_five_repetitions():
+    generator, sigma, n = np.random.default_rng(0), 0.02, 3
+    true = paired([0.0, 0.0, 0.0], [sigma, 0.0, -sigma]).detectable  # three values whose deviation is sigma
+    found = [paired([0.0] * n, generator.normal(true, sigma, n).tolist()).detected for _ in range(4000)]
+    assert np.mean(found) == pytest.approx(0.8, abs=4 * math.sqrt(0.8 * 0.2 / 4000))
+
+
+def test_one_pair_has_no_interval_and_detects_nothing():
+    d = paired([5.0], [4.0])
+    assert (d.mean, d.low, d.high, d.detectable, d.detected) == (-1.0, None, None, None, False)
+
+
+def test_equal_arms_are_not_different():
+    d = paired([5.0, 5.1], [5.0, 5.1])
+    assert (d.mean, d.low, d.high, d.detected) == (0.0, 0.0, 0.0, False)
+
+
+def test_a_diverged_run_leaves_no_interval():
+    d = paired([5.0, 5.0], [5.1, math.inf])
+    assert math.isnan(d.mean)
+    assert d.low is None
+    assert not d.detected
+
+
+@pytest.mark.parametrize("values", [([], []), ([1.0], [1.0, 2.0])])
+def test_no_pairs_is_an_error(values):
+    with pytest.raises(ValueError, match="pairs"):
+        paired(*values)
+
+
+def test_finding_states_a_real_difference_with_its_interval_and_parameters():
+    runs = [run("tied", s, 5.0 + s / 10) for s in range(3)]
+    runs += [run("untied", s, 5.1 + s / 10 + s / 1000, parameters=150) for s in range(3)]
+    text = comparison(runs).finding
+    assert text == (
+        "untied: held-out loss is higher (worse) than with tied (+0.1010 nats/token held-out, 95 % interval +0.0985 to "
+        "+0.1035, 3 seeds), with 50 more parameters (+50.0 %)."
+    )
+
+
+def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
+    runs = [run("tied", s, 5.0) for s in range(3)]
+    runs += [run("untied", s, 5.0 + e, parameters=60) for s, e in enumerate((0.02, -0.02, 0.0))]
+    done = comparison(runs)
+    assert "no difference from tied detected at this budget" in done.finding
+    assert f"smallest detectable {done.difference('untied', 'heldout_nll').detectable:.4f}" in done.finding
+    assert "40 fewer parameters (−40.0 %)" in done.finding
+    assert "better" not in done.finding
+
+
+def test_finding_of_one_seed_claims_nothing():
+    text = comparison([run("tied", 0, 5.0), run("untied", 0, 4.0)]).finding
+    assert "one seed, which cannot tell a difference from chance" in text
+    assert "better" not in text
+
+
+def test_finding_of_one_arm_and_of_a_diverged_arm():
+    assert "nothing to compare" in comparison([run("tied", 0, 5.0)], arms=("tied",)).finding
+    assert "diverged" in comparison([run("tied", 0, 5.0), run("untied", 0, math.nan)]).finding
+
+
+def test_only_seeds_that_both_arms_finished_are_paired():
+    done = comparison([run("tied", 0, 5.0), run("tied", 1, 9.0), run("untied", 1, 9.5), run("untied", 2, 1.0)])
+    d = done.difference("untied", "heldout_nll")
+    assert (d.n, d.mean) == (1, 0.5)
+    assert "nothing is known" in comparison([run("tied", 0, 5.0)]).finding
+
+
+def test_every_metric_and_every_filled_bin_is_compared():
+    runs = [
+        run("tied", 0, 5.0, frequency=[("0", None), ("1–9", 9.0), ("≥10", 3.0)]),
+        run("untied", 0, 5.5, train=-1.0, frequency=[("0", None), ("1–9", 9.5), ("≥10", 2.9)]),
+    ]
+    done = comparison(runs)
+    means = {d.metric: d.mean for d in done.differences}
+    assert means == pytest.approx(
+        {"heldout_nll": 0.5, "train_nll": -0.5, "bits_per_byte": 0.25, "frequency:1–9": 0.5, "frequency:≥10": -0.1}
+    )
+
+
+@pytest.mark.parametrize("arms", [("tied", "untied"), ("untied", "tied")])
+def test_gaps_are_tied_minus_untied_whichever_is_the_reference(arms):
+    runs = [run("tied", s, 5.0) for s in range(2)] + [run("untied", s, 5.5, train=-1.0) for s in range(2)]
+    tying, generalisation = gaps(comparison(runs, arms))
+    assert (tying.mean, generalisation.mean) == pytest.approx((0.5, -0.5))
+    assert gaps(replace(comparison(runs, arms), arms=["tied"])) is None
