@@ -1,0 +1,91 @@
+"""`PreparedText`: token files on disk and the facts about them, opened without reading them.
+
+A prepared folder holds `train.bin`, `tune.bin`, `heldout.bin` (raw little-endian token ids), `tokenizer/`, and
+`data.json`, which is written last: a folder without it is not prepared.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tiewise.data.split import SPLITS
+from tiewise.errors import DataError
+
+FACTS = "data.json"
+TOKENIZER = "tokenizer"
+_AGAIN = "prepare the text again"
+
+
+def token_type(vocab: int) -> np.dtype:
+    """Return the type that token ids below `vocab` are stored in: two bytes where they suffice, else four."""
+    return np.dtype("<u2" if vocab < 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A text as tokens, in a folder.
+
+    Attributes:
+        folder: where it lies.
+        facts: what `data.json` says: sources, sha256, characters, bytes, documents and tokens in all and per split.
+        vocab: V, the rows that a model's tables need.
+        eos_id: the token after every document.
+    """
+
+    folder: Path
+    facts: dict[str, Any]
+    vocab: int
+    eos_id: int
+
+    def split(self, name: str) -> np.ndarray:
+        """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N].
+
+        Raises:
+            DataError: on another name.
+        """
+        if name not in SPLITS:
+            raise DataError(f"no split {name!r}", f"choose one of {', '.join(SPLITS)}")
+        return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Return the tokenizer, loaded at the first call."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerFast:
+        return AutoTokenizer.from_pretrained(
+            str(self.folder / TOKENIZER), trust_remote_code=False, local_files_only=True
+        )
+
+
+def load_prepared(folder: Path) -> PreparedText:
+    """Open what `prepare` wrote.
+
+    Raises:
+        DataError: where the folder holds no prepared text, or one that is damaged.
+    """
+    folder = Path(folder)
+    path = folder / FACTS
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+        tokenizer = facts["tokenizer"]
+        prepared = PreparedText(folder, facts, int(tokenizer["vocab"]), int(tokenizer["eos_id"]))
+        tokens = {name: int(facts["splits"][name]["tokens"]) for name in SPLITS}
+    except FileNotFoundError:
+        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", _AGAIN) from None
+    except OSError as error:
+        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", _AGAIN) from None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{str(path)!r} is damaged", _AGAIN) from None
+    for name, count in tokens.items():
+        file = folder / f"{name}.bin"
+        if not file.is_file() or file.stat().st_size != count * token_type(prepared.vocab).itemsize:
+            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", _AGAIN)
+    return prepared

@@ -1,0 +1,66 @@
+"""The text on disk between reading and tokenizing.
+
+Sources are read once (a stream cannot be read twice, and a file may change meanwhile), but the split needs all sizes
+and the tokenizer needs the training split. So documents are appended to one UTF-8 file, and only where each ends is
+kept in memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiewise.data.document import Document
+
+
+class Spool:
+    """Documents in one file, read back by index.
+
+    Attributes:
+        characters: int64[n], the length of every document.
+    """
+
+    def __init__(self, path: Path, documents: Iterable[Document], progress: Callable[[int], None]):
+        self._path = path
+        ends, characters = array("q", [0]), array("q")
+        with path.open("wb") as file:
+            for document in documents:
+                ends.append(ends[-1] + file.write(document.text.encode("utf-8", "replace")))
+                characters.append(len(document.text))
+                progress(ends[-1])
+        self.characters = np.frombuffer(characters, np.int64) if characters else np.empty(0, np.int64)
+        self._ends = np.frombuffer(ends, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.characters)
+
+    def read(self, indices: Iterable[int]) -> Iterator[str]:
+        """Yield the documents of `indices`, which should ascend."""
+        for data in self._read(indices):
+            yield data.decode("utf-8")
+
+    def facts(self, indices: np.ndarray) -> dict[str, Any]:
+        """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
+        digest = sha256()
+        size = 0
+        for data in self._read(indices):
+            size += len(data)
+            digest.update(data)
+            digest.update(b"\0")
+        return {
+            "documents": len(indices),
+            "characters": int(self.characters[indices].sum()),
+            "bytes": size,
+            "sha256": digest.hexdigest(),
+        }
+
+    def _read(self, indices: Iterable[int]) -> Iterator[bytes]:
+        with self._path.open("rb") as file:
+            for index in indices:
+                file.seek(self._ends[index])
+                yield file.read(self._ends[index + 1] - self._ends[index])
