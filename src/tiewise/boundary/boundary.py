@@ -1,0 +1,200 @@
+"""`Boundary`: the one owner of a model's table or tables, with the two verbs that touch the vocabulary.
+
+    boundary = Boundary("factored:64+bias", vocab=10_000, width=256)
+
+    rows = boundary.embed(ids)              # [..] -> [.., D]
+    logits = boundary.logits(hidden)        # [.., D] -> [.., V]
+    loss = boundary.loss(hidden, targets)   # the same, fused, without logits
+
+    loss = boundary(ids, body, targets)     # all of it: body maps [.., D] to [.., D]
+
+The last form threads the table from the lookup to the head, so that a tied table has one gradient buffer (see
+`tiewise.ops.path_gradient`); the single verbs are as exact and use one more. Tied means that `table_out` is
+`table_in`: one Parameter, which appears once in the state dict, in `parameters()` and in the optimizer.
+
+The side note that catches everyone: a table is [V, E] at both ends, one row per token. The head multiplies by its
+transpose; nothing is ever stored transposed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.boundary.initial import draw, logit_std, predicted_nll, sound_std
+from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps
+from tiewise.boundary.vocabulary import Vocabularies
+from tiewise.errors import SpecError
+from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
+from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter
+from tiewise.spec import BoundarySpec
+
+
+class Boundary(nn.Module):
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.shapes`.
+
+    Args:
+        spec: what to build.
+        vocab: V, or `Vocabularies` where input and output differ.
+        width: D.
+
+    Attributes:
+        table_in, table_out: [V, E] Parameters; the same object where tied.
+        in_map, out_map: modules of `tiewise.boundary.maps`, or None.
+        bias: [V_out] Parameter, or None.
+        record: where Path A is kept for `path_norms`; None (the default) records nothing.
+
+    Raises:
+        SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+    """
+
+    def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int) -> None:
+        super().__init__()
+        self.spec = BoundarySpec.parse(spec)
+        self.vocab = Vocabularies.same(vocab) if isinstance(vocab, int) else vocab
+        self.width = width
+        if self.spec != self.spec.plainly():
+            fix = "give the schedule to a training run; build the boundary without it"
+            raise SpecError(f"{self.spec} changes during training", fix)
+        rows = self.vocab.rows(self.tied)
+        if self.spec.pad is not None and self.spec.pad >= rows:
+            raise SpecError(f"pad={self.spec.pad} is outside the table of {rows} rows", "lower it")
+        in_width, out_width = self.spec.table_widths(width)
+        self.table_in = nn.Parameter(torch.empty(rows, in_width))
+        self.table_out = self.table_in if self.tied else nn.Parameter(torch.empty(self.vocab.outputs, out_width))
+        self.in_map, self.out_map = make_maps(self.spec, width)
+        self.bias = nn.Parameter(torch.empty(self.vocab.outputs)) if self.spec.bias else None
+        self.input_scale, self.output_scale = self.spec.scales(width)
+        self.output_index: Tensor | None
+        self.register_buffer("output_index", self.vocab.output_index() if self.tied else None, persistent=False)
+        self.record: PathRecord | None = None
+        self.reset_parameters()
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends use one table."""
+        return self.spec.tables == 1
+
+    def reset_parameters(self) -> None:
+        """Draw tables N(0, σ²), σ = `init` of the spec or `sound_std`, and maps; bias and padding row become zero."""
+        std = self.spec.init or sound_std(self.width)
+        draw(self.table_in, std, self.spec.pad)
+        if not self.tied:
+            draw(self.table_out, std, self.spec.pad)
+        for module in (self.in_map, self.out_map):
+            if isinstance(module, ParametricMap):
+                module.reset_parameters()
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def load_rows(self, rows: Tensor, freeze: bool = False) -> None:
+        """Start the input table (and a tied output) from pretrained rows [V, E]; rows of nan keep their drawn values.
+
+        Raises:
+            SpecError: rows of another shape.
+        """
+        if rows.shape != self.table_in.shape:
+            fix = f"use projected:{rows.shape[1]} for vectors of that width"
+            raise SpecError(f"vectors {tuple(rows.shape)} do not fit the table {tuple(self.table_in.shape)}", fix)
+        with torch.no_grad():
+            self.table_in.copy_(torch.where(rows.isnan(), self.table_in, rows.to(self.table_in.dtype)))
+        self.table_in.requires_grad_(not freeze)
+
+    def predicted_nll(self) -> float:
+        """Expected loss (nats) of the first step for hidden states of norm √D that are independent of their tokens."""
+        std = self.spec.init or sound_std(self.width)
+        tau = logit_std(self.spec, self.width, std)
+        if self.spec.softcap is not None:  # a cap on a Gaussian logit, to first order in its variance
+            tau = self.spec.softcap * math.tanh(tau / self.spec.softcap)
+        return predicted_nll(self.vocab.outputs, tau)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map)."""
+        return self._embed(ids)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states [.., D] to logits [.., V_out], all of them."""
+        z = F.linear(self._features(hidden), self._output_rows(self._entered())) * self.output_scale
+        z = z if self.bias is None else z + self.bias
+        cap = self.spec.softcap
+        return z if cap is None else cap * torch.tanh(z / cap)
+
+    def loss(self, hidden: Tensor, targets: Tensor, **options: Any) -> Tensor:
+        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`.
+
+        Returns:
+            fp32 scalar, or the shape of `targets` for `reduction="none"`. `penalty()` is not included.
+        """
+        return self._loss(hidden, self._entered(), targets, options)
+
+    def forward(self, ids: Tensor, body: Callable[[Tensor], Tensor], targets: Tensor, **options: Any) -> Tensor:
+        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied."""
+        rows, after = self._embed(ids)
+        return self._loss(body(rows), after if self.tied else self._entered(), targets, options)
+
+    def penalty(self) -> Tensor:
+        """λ‖P_out‖₂ of a `projected` spec, to be added to the loss; 0 elsewhere (Press & Wolf 2017, §3)."""
+        if not self.spec.penalty or self.out_map is None:
+            return self.table_out.new_zeros(())
+        return self.spec.penalty * torch.linalg.vector_norm(self.out_map.weight)
+
+    def dense(self) -> tuple[Tensor, Tensor]:
+        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+
+        Raises:
+            SpecError: where a soft-cap stands behind the product, which no table can hold.
+        """
+        if self.spec.softcap is not None:
+            raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+        table_in = self.table_in.detach()[: self.vocab.inputs]
+        table_out = self._output_rows(self.table_out.detach())
+        dense_in, dense_out = dense_tables(table_in, table_out, self.in_map, self.out_map, self.width)
+        return dense_in * self.input_scale, dense_out * self.output_scale
+
+    def extra_repr(self) -> str:
+        """Spec, sizes and whether one table serves both ends."""
+        return f"{self.spec}, vocab={self.vocab}, width={self.width}, tables={self.spec.tables}"
+
+    def _embed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        self._check_ids(ids)
+        rows, after = enter(self.table_in, ids, self._options())
+        rows = rows if self.in_map is None else self.in_map(rows)
+        return (rows if self.input_scale == 1.0 else rows * self.input_scale), after
+
+    def _options(self) -> LookupOptions:
+        return LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record)
+
+    def _entered(self) -> Tensor:
+        """Return the output table, guarded where its padding row must get no gradient."""
+        if self.spec.pad is None:
+            return self.table_out
+        nothing = torch.empty(0, dtype=torch.long, device=self.table_out.device)
+        return enter(self.table_out, nothing, LookupOptions(stop_both=self.spec.pad))[1]
+
+    def _output_rows(self, table: Tensor) -> Tensor:
+        """[V_out, E]: the output tokens' rows, in their order; a view where no index map reorders them."""
+        return table[: self.vocab.outputs] if self.output_index is None else table[self.output_index]
+
+    def _features(self, hidden: Tensor) -> Tensor:
+        return hidden if self.out_map is None else self.out_map(hidden)
+
+    def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
+        chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
+        rows = self._output_rows(table)
+        return linear_cross_entropy(self._features(hidden), rows, targets, self.bias, chosen, **options)
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.is_floating_point():
+            raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
+        if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
+            return  # elsewhere the lookup itself asserts, without a synchronisation
+        low, high = (int(v) for v in ids.aminmax())
+        if low < 0 or high >= self.vocab.inputs:
+            wrong = low if low < 0 else high
+            raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")

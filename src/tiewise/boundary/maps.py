@@ -1,0 +1,135 @@
+"""What may stand between a table and the body: a linear map, a low-rank correction, a positive definite map.
+
+    in_map   behind the lookup    [.., E] -> [.., D]
+    out_map  before the head      [.., D] -> [.., E]
+
+A map of `None` is the identity and costs nothing. Every map is linear, so a boundary can be exported dense:
+`dense_tables` multiplies the maps into the two tables that any loader reads.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.spec import BoundarySpec
+
+
+def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:
+    """(in_map, out_map) of `spec` in a model of width `d`, initialised; None where the spec has the identity.
+
+    Raises:
+        SpecError: where the widths do not allow the spec (see `BoundarySpec.maps`).
+    """
+    if spec.kind == "residual":
+        assert spec.rank is not None
+        return None, LowRankCorrection(d, spec.rank, spec.strength)
+    if spec.kind == "spd":
+        definite = PositiveDefinite(d)
+        return definite.inverse(), definite
+    has_in, has_out = spec.maps(d)
+    in_width, out_width = spec.table_widths(d)
+    return LinearMap(in_width, d) if has_in else None, LinearMap(d, out_width) if has_out else None
+
+
+class LinearMap(nn.Linear):
+    """`x @ weightᵀ`, weight [to, from]. Entries start N(0, 1/from): the map keeps the mean square of its input."""
+
+    def __init__(self, width_from: int, width_to: int) -> None:
+        super().__init__(width_from, width_to, bias=False)
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew."""
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+
+
+class LowRankCorrection(nn.Module):
+    """`x + s · (x Qᵀ) Pᵀ` with P [D, r] and Q [r, D]: the table corrected on its output side by W s P Q.
+
+    P starts at zero, so the boundary starts exactly tied. Source: the output-side correction W(I + s·PQ) of the
+    Press & Wolf reproductions (r = 32, s = 0.03 on PTB, 200k parameters for D = 1500 at most).
+    """
+
+    def __init__(self, d: int, rank: int, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+        self.p = nn.Parameter(torch.empty(d, rank))
+        self.q = nn.Parameter(torch.empty(rank, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """P to zero, Q to N(0, 1/D)."""
+        nn.init.zeros_(self.p)
+        nn.init.normal_(self.q, std=self.q.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        return x + self.strength * F.linear(F.linear(x, self.q), self.p)
+
+
+class PositiveDefinite(nn.Module):
+    """`x S` with S = C Cᵀ, C lower triangular with a positive diagonal [D, D]; starts at the identity.
+
+    `factor` holds C below its diagonal and log C on it, so that any value of the parameter is positive definite.
+    Source: pseudo-inverse tying, arXiv:2602.04556: a learned SPD map at the output and its inverse at the input.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.empty(d, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """S to the identity."""
+        nn.init.zeros_(self.factor)
+
+    def cholesky(self) -> Tensor:
+        """C [D, D]."""
+        return self.factor.tril(-1) + torch.diag_embed(self.factor.diagonal().exp())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        c = self.cholesky()
+        return F.linear(F.linear(x, c.T), c)
+
+    def inverse(self) -> Inverse:
+        """Return the module of x S⁻¹; it holds no parameter of its own."""
+        return Inverse(self)
+
+
+class Inverse(nn.Module):
+    """`x S⁻¹` of a `PositiveDefinite`, by two triangular solves; S⁻¹ is never formed."""
+
+    def __init__(self, of: PositiveDefinite) -> None:
+        super().__init__()
+        # a plain attribute: registered as a child, the factor would be saved and counted at both ends
+        object.__setattr__(self, "of", of)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]; solved in fp32 at least, since triangular solves know no half precision."""
+        of: PositiveDefinite = self.of  # type: ignore[assignment]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            c = of.cholesky().to(wide)
+            columns = x.reshape(-1, x.shape[-1]).T.to(wide)
+            half = torch.linalg.solve_triangular(c, columns, upper=False)
+            solved = torch.linalg.solve_triangular(c.T, half, upper=True)
+        return solved.T.reshape(x.shape).to(x.dtype)
+
+
+ParametricMap = LinearMap | LowRankCorrection | PositiveDefinite
+
+
+def dense_tables(
+    table_in: Tensor, table_out: Tensor, in_map: nn.Module | None, out_map: nn.Module | None, d: int
+) -> tuple[Tensor, Tensor]:
+    """Tables [V, D] at both ends that act as the mapped ones do: `in_map(table)` and `table · out_map`."""
+    with torch.no_grad():
+        dense_in = table_in if in_map is None else in_map(table_in)
+        if out_map is None:
+            return dense_in, table_out
+        # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
+        matrix = out_map(torch.eye(d, dtype=table_out.dtype, device=table_out.device))
+        return dense_in, table_out @ matrix.T

@@ -1,0 +1,306 @@
+"""The whole spectrum in one module, each point against plain tensors written out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+
+from tiewise.boundary.boundary import Boundary
+from tiewise.boundary.initial import predicted_nll, sound_std
+from tiewise.boundary.vectors import load_vectors
+from tiewise.boundary.vocabulary import Vocabularies
+from tiewise.errors import DataError, SpecError
+from tiewise.ops.path_gradient import PathRecord, path_norms
+
+V, D, N = 41, 12, 30
+SPECS = [
+    "untied",
+    "tied",
+    "factored:5",
+    "factored-untied:in=4,out=6",
+    "projected",
+    "projected:20",
+    "projected:7,untied,penalty=0.15",
+    "residual:3,s=0.5",
+    "spd",
+]
+OPTIONS = ["", "+bias", "+input_scale=sqrt_d+output_scale=1/sqrt_d", "+softcap=3+bias", "+alpha=0.3", "+pad=2"]
+
+
+def build(text, vocab=V, width=D):
+    torch.manual_seed(0)
+    boundary = Boundary(text, vocab, width).double()
+    with torch.no_grad():
+        for parameter in boundary.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+        if boundary.spec.pad is not None:
+            boundary.table_in[boundary.spec.pad] = 0
+            boundary.table_out[boundary.spec.pad] = 0
+    return boundary
+
+
+def tokens(seed=0, vocab=V):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randint(0, vocab, (N,), generator=g), torch.randint(0, vocab, (N,), generator=g)
+
+
+def matrices(boundary):
+    """(in_map [E, D], out_map [D, E]) as plain matrices, from the formulas of the design."""
+    eye = torch.eye(D, dtype=torch.float64)
+    kind = boundary.spec.kind
+    if kind == "residual":
+        return eye, eye + boundary.spec.strength * (boundary.out_map.p @ boundary.out_map.q).T
+    if kind == "spd":
+        f = boundary.out_map.factor
+        c = torch.tril(f, -1) + torch.diag(torch.exp(torch.diagonal(f)))
+        return torch.linalg.inv(c @ c.T), c @ c.T
+    a = eye if boundary.in_map is None else boundary.in_map.weight.T
+    b = eye if boundary.out_map is None else boundary.out_map.weight.T
+    return a, b
+
+
+def reference(boundary, ids, targets, w_in, w_out):
+    in_matrix, out_matrix = matrices(boundary)
+    s_in, s_out = boundary.spec.scales(D)
+    h = torch.tanh(w_in[ids] @ in_matrix * s_in)
+    z = h @ out_matrix @ w_out.T * s_out
+    z = z if boundary.bias is None else z + boundary.bias
+    cap = boundary.spec.softcap
+    z = z if cap is None else cap * torch.tanh(z / cap)
+    return z, F.cross_entropy(z, targets)
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kind", SPECS)
+def test_every_point_of_the_spectrum_equals_its_formula(kind, option):
+    boundary = build(kind + option)
+    ids, targets = tokens()
+    spec = boundary.spec
+    w_in = boundary.table_in.detach().clone().requires_grad_()
+    w_out = boundary.table_out.detach().clone().requires_grad_()
+    logits, loss = reference(boundary, ids, targets, w_in, w_out)
+    others = [p for p in boundary.parameters() if p is not boundary.table_in and p is not boundary.table_out]
+    expected = torch.autograd.grad(loss, [w_in, w_out, *others])
+
+    torch.testing.assert_close(boundary.logits(torch.tanh(boundary.embed(ids))), logits)
+    got = boundary(ids, torch.tanh, targets)
+    torch.testing.assert_close(got, loss)
+    got.backward()
+    a, b = spec.alpha * expected[0], expected[1].clone()
+    if spec.pad is not None:
+        assert b[spec.pad].norm() > 0  # what a plain padding_idx would let through
+        a[spec.pad], b[spec.pad] = 0, 0
+    if boundary.tied:
+        torch.testing.assert_close(boundary.table_in.grad, a + b)
+    else:
+        torch.testing.assert_close(boundary.table_in.grad, a)
+        torch.testing.assert_close(boundary.table_out.grad, b)
+    for parameter, gradient in zip(others, expected[2:], strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_the_single_verbs_give_the_same_gradients_as_the_threaded_call(kind):
+    one, two = build(kind), build(kind)
+    ids, targets = tokens()
+    one(ids, torch.tanh, targets).backward()
+    two.loss(torch.tanh(two.embed(ids)), targets).backward()
+    for p, q in zip(one.parameters(), two.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_dense_tables_have_the_same_function(kind):
+    boundary = build(kind + "+input_scale=2+output_scale=1/d")
+    ids, _ = tokens()
+    dense_in, dense_out = boundary.dense()
+    hidden = torch.randn(N, D, dtype=torch.float64)
+    torch.testing.assert_close(dense_in[ids], boundary.embed(ids))
+    torch.testing.assert_close(hidden @ dense_out.T, boundary.logits(hidden))
+
+
+def test_tied_is_identity_not_equality():
+    boundary = build("tied")
+    assert boundary.table_in is boundary.table_out
+    assert len(list(boundary.parameters())) == 1
+    equal = build("untied")
+    with torch.no_grad():
+        equal.table_out.copy_(equal.table_in)
+    assert not equal.tied
+    assert len(list(equal.parameters())) == 2
+
+
+def test_a_padding_row_stays_zero_through_adamw_with_decay():
+    boundary = build("tied+pad=2")
+    optimizer = torch.optim.AdamW(boundary.parameters(), lr=0.1, weight_decay=0.1)
+    ids, targets = tokens()
+    assert 2 in targets
+    for _ in range(3):
+        optimizer.zero_grad()
+        boundary(ids, torch.tanh, targets).backward()
+        optimizer.step()
+    assert torch.equal(boundary.table_in[2], torch.zeros(D, dtype=torch.float64))
+
+
+def test_path_norms_of_a_factored_table():
+    boundary = build("factored:5")
+    ids, targets = tokens()
+    w = [boundary.table_in.detach().clone().requires_grad_() for _ in range(2)]
+    a, b = torch.autograd.grad(reference(boundary, ids, targets, *w)[1], w)
+    boundary.record = PathRecord()
+    boundary(ids, torch.tanh, targets).backward()
+    norms = path_norms(boundary.table_in.grad, boundary.record)
+    assert (norms.a, norms.b) == (pytest.approx(a.norm().item()), pytest.approx(b.norm().item()))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(41, 30), (30, 41)])
+@pytest.mark.parametrize("kind", ["tied", "untied", "factored:5"])
+def test_vocabularies_of_different_size(kind, inputs, outputs):
+    boundary = build(kind, Vocabularies(inputs, outputs))
+    ids, targets = tokens(vocab=30)
+    w_in = boundary.table_in.detach().clone().requires_grad_()
+    w_out = boundary.table_out.detach().clone().requires_grad_()
+    loss = reference(boundary, ids, targets, w_in, w_out[:outputs])[1]
+    a, b = torch.autograd.grad(loss, [w_in, w_out])
+    got = boundary(ids, torch.tanh, targets)
+    torch.testing.assert_close(got, loss)
+    got.backward()
+    torch.testing.assert_close(boundary.table_in.grad, a + b if boundary.tied else a)
+
+
+def test_an_index_map_joins_vocabularies_that_order_tokens_differently():
+    g = torch.Generator().manual_seed(3)
+    mapping = (*torch.randperm(20, generator=g)[:15].tolist(), -1, -1)
+    boundary = build("tied", Vocabularies(20, 17, mapping))
+    assert boundary.table_in.shape == (22, D)
+    ids, targets = tokens(vocab=17)
+    rows = [row if row >= 0 else 20 + n for n, row in enumerate(mapping[:15])] + [20, 21]
+    w = boundary.table_in.detach().clone().requires_grad_()
+    loss = F.cross_entropy(torch.tanh(w[ids]) @ w[rows].T, targets)
+    loss.backward()
+    got = boundary(ids, torch.tanh, targets)
+    torch.testing.assert_close(got, loss)
+    got.backward()
+    torch.testing.assert_close(boundary.table_in.grad, w.grad)
+
+
+def test_state_dict_holds_a_shared_table_once_per_name_and_loads_back_shared():
+    one, two = build("factored:5+bias"), Boundary("factored:5+bias", V, D).double()
+    two.load_state_dict(one.state_dict())
+    assert two.table_in is two.table_out
+    ids, targets = tokens()
+    assert torch.equal(one(ids, torch.tanh, targets), two(ids, torch.tanh, targets))
+
+
+def test_the_projection_penalty_as_printed():
+    boundary = build("projected:penalty=0.15")
+    expected = 0.15 * math.sqrt(sum(x * x for row in boundary.out_map.weight.tolist() for x in row))
+    assert boundary.penalty().item() == pytest.approx(expected)
+    assert build("tied").penalty() == 0
+
+
+# --- starting values
+
+
+@pytest.mark.parametrize(
+    ("vocab", "d", "std"), [(10_000, 128, 0.02), (4096, 128, 0.05), (10_000, 128, 1.0), (500, 64, 0.4)]
+)
+def test_predicted_nll_matches_simulation(vocab, d, std):
+    g = torch.Generator().manual_seed(0)
+    tau = std * math.sqrt(d)
+    draws = torch.stack([(torch.randn(vocab, generator=g) * tau).logsumexp(0) for _ in range(400)])
+    assert predicted_nll(vocab, tau) == pytest.approx(draws.mean().item(), abs=4 * draws.std().item() / 20 + 1e-4)
+
+
+def test_predicted_nll_where_a_tied_table_meets_itself():
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(300, 4096, generator=g)
+    z[:, 0] = 12.0
+    assert predicted_nll(4096, 1.0, self_logit=12.0) == pytest.approx(z.logsumexp(1).mean().item(), abs=1e-3)
+
+
+def test_a_table_of_unit_normals_starts_near_40_and_the_default_near_ln_v():
+    assert 40 < Boundary("tied+init=1", 10_000, 128).predicted_nll() < 50
+    assert Boundary("tied", 10_000, 128).predicted_nll() < math.log(10_000) + 0.2
+
+
+@pytest.mark.parametrize("kind", SPECS)
+def test_the_first_loss_is_the_predicted_one(kind):
+    torch.manual_seed(1)
+    d, v, n = 128, 3000, 400
+    boundary = Boundary(kind.replace(":7", ":100"), v, d)
+    hidden = F.normalize(torch.randn(n, d), dim=-1) * math.sqrt(d)
+    got = boundary.loss(hidden, torch.randint(0, v, (n,)))
+    assert got.item() == pytest.approx(boundary.predicted_nll(), abs=0.08)
+
+
+def test_the_sound_scale_gives_rows_of_norm_one_half():
+    boundary = Boundary("tied", 5000, 256)
+    assert boundary.table_in.norm(dim=1).mean().item() == pytest.approx(0.5, rel=0.02)
+    assert sound_std(256) == 0.03125
+
+
+# --- pretrained vectors
+
+
+def test_word_vectors_by_token(tmp_path):
+    file = tmp_path / "glove.txt"
+    file.write_text("the 1 2 3\ncat 4 5 6\nbroken 1 x 3\nshort 1 2\ndog 7 8 9\n", encoding="utf-8")
+    vectors = load_vectors(file, ["dog", "unseen", "the"])
+    assert vectors.found == 2
+    assert vectors.broken_lines == (3, 4)
+    assert torch.equal(vectors.rows[[0, 2]], torch.tensor([[7.0, 8, 9], [1, 2, 3]]))
+    boundary = Boundary("projected:3", 3, 8)
+    drawn = boundary.table_in.detach().clone()
+    boundary.load_rows(vectors.rows, freeze=True)
+    assert torch.equal(boundary.table_in[1], drawn[1])
+    assert torch.equal(boundary.table_in[0], vectors.rows[0])
+    assert not boundary.table_in.requires_grad
+
+
+def test_word2vec_header_and_safetensors(tmp_path):
+    file = tmp_path / "w2v.txt"
+    file.write_text("2 2\na 1 2\nb 3 4\n", encoding="utf-8")
+    assert load_vectors(file, ["b"]).rows.tolist() == [[3, 4]]
+    save_file({"table": torch.arange(6.0).view(3, 2)}, tmp_path / "t.safetensors")
+    assert load_vectors(tmp_path / "t.safetensors", ["x", "y", "z"]).rows.tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(DataError, match="3 rows for a vocabulary of 2"):
+        load_vectors(tmp_path / "t.safetensors", ["x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"), [(None, "no such file"), ("", "no vector"), ("zebra 1 2\n", "none of the vocabulary's tokens")]
+)
+def test_vectors_that_cannot_be_used(tmp_path, content, says):
+    file = tmp_path / "v.txt"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(DataError, match=says):
+        load_vectors(file, ["a", "b"])
+
+
+# --- refusals
+
+
+def test_refusals():
+    with pytest.raises(SpecError, match="exceeds the model width 12"):
+        Boundary("factored:13", V, D)
+    with pytest.raises(SpecError, match="pad=41 is outside"):
+        Boundary("tied+pad=41", V, D)
+    with pytest.raises(SpecError, match="changes during training"):
+        Boundary("tied+untie_at=5", V, D)
+    with pytest.raises(SpecError, match="cannot meet a table"):
+        Boundary("projected:20,out=none", V, D)
+    with pytest.raises(SpecError, match="soft-cap"):
+        Boundary("tied+softcap=3", V, D).dense()
+    with pytest.raises(SpecError, match=r"do not fit the table"):
+        Boundary("tied", V, D).load_rows(torch.zeros(V, 3))
+    with pytest.raises(SpecError, match="leaves the input vocabulary"):
+        Vocabularies(3, 2, (0, 3))
+    with pytest.raises(IndexError, match="token 41 is outside the input vocabulary of 41"):
+        Boundary("tied", V, D).embed(torch.tensor([1, 41]))
+    with pytest.raises(SpecError, match=r"float32"):
+        Boundary("tied", V, D).embed(torch.tensor(np.ones(2), dtype=torch.float32))
