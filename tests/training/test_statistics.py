@@ -113,8 +113,8 @@ def test_finding_states_a_real_difference_with_its_interval_and_parameters():
     runs += [run("untied", s, 5.1 + s / 10 + s / 1000, parameters=150) for s in range(3)]
     text = comparison(runs).finding
     assert text == (
-        "untied: held-out loss is higher (worse) than with tied (+0.1010 nats/token held-out, 95 % interval +0.0985 to "
-        "+0.1035, 3 seeds), with 50 more parameters (+50.0 %)."
+        "untied against tied: held-out loss is higher (worse) by 0.1010 nats/token (95 % interval +0.0985 to +0.1035, "
+        "3 seeds), with 50 more parameters (+50.0 %)."
     )
 
 
@@ -122,8 +122,8 @@ def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
     runs = [run("tied", s, 5.0) for s in range(3)]
     runs += [run("untied", s, 5.0 + e, parameters=60) for s, e in enumerate((0.02, -0.02, 0.0))]
     done = comparison(runs)
-    assert "no difference from tied detected at this budget" in done.finding
-    assert f"smallest detectable {done.difference('untied', 'heldout_nll').detectable:.4f}" in done.finding
+    assert "no difference detected at this budget" in done.finding
+    assert f"smallest detectable difference {done.difference('untied', 'heldout_nll').detectable:.4f}" in done.finding
     assert "40 fewer parameters (−40.0 %)" in done.finding
     assert "better" not in done.finding
 

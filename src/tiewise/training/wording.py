@@ -14,15 +14,15 @@ NONE = "–"
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """5.2851, or a dash where nothing was measured."""
-    if value is None or math.isnan(value):
+    """5.2851, or a dash where no number was measured."""
+    if value is None or not math.isfinite(value):
         return NONE
     return f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def signed(value: float | None, digits: int = 4) -> str:
-    """+0.0123 or −0.0123; a zero has no sign."""
-    if value is None or math.isnan(value):
+    """+0.0123 or −0.0123, or a dash where no number was measured; a zero has no sign."""
+    if value is None or not math.isfinite(value):
         return NONE
     text = f"{value:+,.{digits}f}".replace("-", MINUS)
     return text[1:] if not text.strip("+−0.,") else text
@@ -52,34 +52,34 @@ def interval(difference: Difference) -> str:
 def finding(comparison: Comparison) -> str:
     """Say what the held-out losses show and no more: per arm the difference, what is known of it, and its parameters.
 
+    One line per arm.
     The comparison's differences must be filled (`tiewise.training.statistics.complete`).
     """
     reference = comparison.reference
     others = [arm for arm in comparison.arms if arm != reference]
     if not others:
         return f"{reference} is the only arm, so there is nothing to compare it with."
-    return " ".join(_sentence(comparison, arm) for arm in others)
+    return "\n".join(_sentence(comparison, arm) for arm in others)
 
 
 def _sentence(comparison: Comparison, arm: str) -> str:
     difference = comparison.difference(arm, "heldout_nll")
-    reference = comparison.reference
+    who = f"{arm} against {comparison.reference}:"
     if difference is None:
-        return f"{arm}: no seed finished together with {reference}, so nothing is known yet."
+        return f"{who} no seed finished with both, so nothing is known yet."
     cost = _parameters(comparison, arm)
     if not math.isfinite(difference.mean):
-        return f"{arm}: it or {reference} diverged, so no difference can be stated; it has {cost}."
-    measured = f"{signed(difference.mean)} nats/token held-out"
+        return f"{who} one of them diverged, so no difference can be stated; {cost}."
+    measured = f"{signed(difference.mean)} nats/token"
     if difference.low is None:
-        return (
-            f"{arm}: {measured} against {reference} from one seed, which cannot tell a difference from chance; {cost}."
-        )
-    measured += f", 95 % interval {interval(difference)}, {difference.n} seeds"
+        return f"{who} held-out loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
+    evidence = f"95 % interval {interval(difference)}, {difference.n} seeds"
     if difference.detected:
         side = "lower (better)" if difference.mean < 0 else "higher (worse)"
-        return f"{arm}: held-out loss is {side} than with {reference} ({measured}), with {cost}."
-    smallest = f"smallest detectable {plain(difference.detectable)}"
-    return f"{arm}: no difference from {reference} detected at this budget ({measured}; {smallest}), with {cost}."
+        return f"{who} held-out loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence}), with {cost}."
+    smallest = f"smallest detectable difference {plain(difference.detectable)}"
+    measured = f"held-out loss {measured}, {evidence}; {smallest}"
+    return f"{who} no difference detected at this budget ({measured}), with {cost}."
 
 
 def _parameters(comparison: Comparison, arm: str) -> str:

@@ -1,0 +1,91 @@
+"""The direct path as heat maps: which next token does the lookup alone, multiplied by the head, already ask for?
+
+The two-way additive part is taken out first: softmax ignores a row's constant, and a column's constant is a token
+that is likely everywhere. Both are fitted on the entries off the diagonal, since a tied table's diagonal holds squared
+norms that would drown the rest. What is symmetric stays symmetric under this.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from tiewise.report.labels import token_label
+from tiewise.report.theme import LIGHT, MARGIN
+from tiewise.training.results import Comparison, DirectPath
+
+
+def centred(logits: Sequence[Sequence[float]]) -> np.ndarray:
+    """Remove from [n, n] logits the least-squares fit m + a_i + b_j of the entries with i ≠ j.
+
+    With r and c the off-diagonal means of rows and columns, g the overall one and k = 1/(n−1), the normal equations
+    give a = (r − g + k(c − g)) / (1 − k²), and b likewise. Fewer than three tokens leave nothing to fit but g.
+    """
+    x = np.asarray(logits, dtype=float)
+    n = len(x)
+    if n < 2:
+        return np.zeros_like(x)
+    off = ~np.eye(n, dtype=bool)
+    overall = x[off].mean()
+    if n == 2:
+        return x - overall
+    k = 1 / (n - 1)
+    row = (x * off).sum(1) * k - overall
+    column = (x * off).sum(0) * k - overall
+    a, b = ((row + k * column) / (1 - k * k), (column + k * row) / (1 - k * k))
+    return x - overall - a[:, None] - b[None, :]
+
+
+def direct_path(comparison: Comparison) -> list[go.Figure]:
+    """One heat map per arm, all on one colour scale that reaches to the largest value off any diagonal."""
+    maps = [(path, centred(path.logits)) for path in comparison.direct_path if path.tokens]
+    limit = max((_off_diagonal(values) for _, values in maps), default=0.0) or 1.0
+    return [_map(path, values, limit) for path, values in maps]
+
+
+def asymmetry(path: DirectPath, left: str, right: str) -> float | None:
+    """logit(right after left) − logit(left after right); None where the map lacks one of the two."""
+    if left not in path.tokens or right not in path.tokens:
+        return None
+    i, j = path.tokens.index(left), path.tokens.index(right)
+    return path.logits[i][j] - path.logits[j][i]
+
+
+def _off_diagonal(values: np.ndarray) -> float:
+    return float(np.abs(values - np.diag(np.diag(values))).max())
+
+
+def _map(path: DirectPath, values: np.ndarray, limit: float) -> go.Figure:
+    labels = [token_label(token) for token in path.tokens]
+    places = list(range(len(labels)))
+    # positions, not labels, are the coordinates: two tokens may look alike, and "2024" must not become a date
+    figure = go.Figure(
+        go.Heatmap(
+            x=places,
+            y=places,
+            z=values.round(4).tolist(),
+            customdata=[[[row, column] for column in labels] for row in labels],
+            coloraxis="coloraxis",
+            hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:+.3f}<extra></extra>",
+            xgap=1,
+            ygap=1,
+        )
+    )
+    ticks = {"tickvals": places, "ticktext": labels, "showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
+    figure.update_layout(
+        template=LIGHT,
+        title=f"Direct path of {html.escape(path.arm)}",
+        height=430,
+        margin=MARGIN,
+        xaxis={**ticks, "title": "next token", "tickangle": -60},
+        yaxis={**ticks, "title": "current token", "autorange": "reversed"},
+        coloraxis={
+            "cmin": -limit,
+            "cmax": limit,
+            "colorbar": {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""},
+        },
+    )
+    return figure

@@ -1,0 +1,46 @@
+// Draws every figure, and draws it again in the other theme when the theme changes.
+"use strict";
+const { figures, themes } = JSON.parse(document.getElementById("figures").textContent);
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const toggle = document.getElementById("theme");
+// a finger that scrolls must not zoom a figure by accident
+const dragmode = window.matchMedia("(pointer: coarse)").matches ? false : "zoom";
+const config = {
+  responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
+};
+let theme = dark.matches ? "dark" : "light";
+let chosen = false;
+
+function show() {
+  document.documentElement.dataset.theme = theme;
+  toggle.setAttribute("aria-pressed", String(theme === "dark"));
+  figures.forEach(({ data, layout }, i) => {
+    Plotly.react(`plot-${i}`, data, { ...layout, dragmode, template: themes[theme] }, config);
+  });
+}
+
+toggle.addEventListener("click", () => {
+  theme = theme === "dark" ? "light" : "dark";
+  chosen = true;
+  show();
+});
+dark.addEventListener("change", () => {
+  if (chosen) return;
+  theme = dark.matches ? "dark" : "light";
+  show();
+});
+
+document.getElementById("copy").addEventListener("click", async (event) => {
+  const button = event.currentTarget;
+  const command = document.getElementById("command");
+  window.getSelection().selectAllChildren(command); // what remains where the clipboard is closed to pages
+  try {
+    await navigator.clipboard.writeText(command.textContent);
+    button.textContent = "Copied";
+  } catch {
+    button.textContent = "Selected";
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+});
+
+show();

@@ -1,0 +1,68 @@
+"""How figures look: one colour and one dash per arm, and a light and a dark template.
+
+Arm colours are mid tones with a contrast of at least 3 : 1 on both page backgrounds, so a figure changes theme by its
+template alone; every arm also has a dash and a marker of its own, because colour must not carry meaning alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+BACKGROUNDS = {"light": "#fbfaf8", "dark": "#17191d"}  # the same as --page in templates/report.css
+COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+COMPONENT_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
+COMPONENT_PATTERNS = ("", "/", "\\", "x", ".", "-")
+MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # room for a title above a legend
+FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one arm is drawn in every figure."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+def style(position: int) -> Style:
+    """Style of the arm at this position; the periods differ in length, so 168 arms look different."""
+    return Style(COLOURS[position % len(COLOURS)], DASHES[position % len(DASHES)], MARKERS[position % len(MARKERS)])
+
+
+def template(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
+    """Return a plotly template on a transparent background: text, axes, hover labels and the diverging colour scale."""
+    axis = {
+        "gridcolor": grid,
+        "zerolinecolor": quiet,
+        "zerolinewidth": 1,
+        "linecolor": grid,
+        "ticks": "outside",  # invisible, but they keep labels off the axis
+        "ticklen": 6,
+        "tickcolor": "rgba(0,0,0,0)",
+        "tickfont": {"color": quiet, "size": 12},
+        "title": {"font": {"color": quiet, "size": 12}, "standoff": 10},
+        "automargin": True,
+    }
+    scale = [[position, colour] for position, colour in zip((0.0, 0.5, 1.0), diverging, strict=True)]
+    return go.layout.Template(
+        layout={
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": FONT, "size": 13, "color": ink},
+            "title": {"font": {"size": 15}, "x": 0, "xanchor": "left", "xref": "paper", "y": 0.97, "yanchor": "top"},
+            "xaxis": axis,
+            "yaxis": axis,
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12.5}},
+            "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink, "size": 12.5}},
+            "coloraxis": {"colorscale": scale, "colorbar": {"outlinewidth": 0, "tickfont": {"color": quiet}}},
+        }
+    )
+
+
+LIGHT = template("#22252b", "#656a75", "#e4e1db", "#ffffff", ("#2166ac", "#f7f5f1", "#b2441a"))
+DARK = template("#e8e6e1", "#a0a5b0", "#30343c", "#22252b", ("#5aa2ea", "#1f2227", "#ee8a4a"))
