@@ -131,8 +131,8 @@ def asymmetric_bigrams(
 ) -> list[Bigram]:
     """Return the `top` adjacent pairs with the largest p_forward − p_backward, largest first.
 
-    Only the 2,000 most frequent tokens are paired, and only pairs that occur `minimum` times (every 5,000th place,
-    5 at least, unless given); a token is not paired with itself, nor with `eos_id`, across which nothing follows.
+    Only the 2,000 most frequent tokens are paired, and only pairs that occur `minimum` times (once in 5,000 tokens and
+    5 times, unless given); a token is not paired with itself, nor with `eos_id`, across which nothing follows.
     """
     minimum = max(5, len(tokens) // 5000) if minimum is None else minimum
     counts = token_counts(tokens, vocab)

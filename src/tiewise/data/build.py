@@ -22,7 +22,7 @@ from tiewise.data.sources import Source, read_sources
 from tiewise.data.split import SPLITS, assign
 from tiewise.data.spool import Spool
 from tiewise.data.token_file import Encoder, write_tokens
-from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.tokenizer import bpe_size, make_tokenizer
 from tiewise.errors import DataError
 
 Progress = Callable[[str, float], None]
@@ -41,10 +41,15 @@ def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], leng
     shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
     work.mkdir()
     try:
+        kind = request["tokenizer"]
+        # one that needs no training text is refused, if it must be, before gigabytes are read
+        ready = None if bpe_size(kind) else make_tokenizer(kind, lambda: iter(()))
         deduplicate = Deduplicator()
         spool = Spool(work / "text", deduplicate(read_sources(sources)), _reading(sources, progress))
         where = assign(spool.characters, request["fractions"], request["seed"])
-        tokenizer = _tokenizer(request["tokenizer"], spool, np.flatnonzero(where == 0), progress)
+        progress("tokenizer", 0.0)
+        tokenizer = _learnt(kind, spool, np.flatnonzero(where == 0)) if ready is None else ready
+        progress("tokenizer", 1.0)
         tokenizer.save_pretrained(work / TOKENIZER)
         facts = _write(work, spool, where, tokenizer, progress)
         check_length(facts, length)
@@ -55,7 +60,7 @@ def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], leng
             "python": request["python"],
             "request": request,
         }
-        facts["tokenizer"]["kind"] = request["tokenizer"]
+        facts["tokenizer"]["kind"] = kind
         _move(work, folder, facts)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -85,13 +90,10 @@ def _reading(sources: Sequence[Source], progress: Progress) -> Callable[[int], N
     return lambda done: progress("reading", min(1.0, done / known) if known else 0.0)
 
 
-def _tokenizer(kind: str, spool: Spool, train: np.ndarray, progress: Progress) -> PreTrainedTokenizerFast:
+def _learnt(kind: str, spool: Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
     # every k-th document of the training split: a folder's first files may be of one kind
     step = -(-int(spool.characters[train].sum()) // _LEARNT)
-    progress("tokenizer", 0.0)
-    tokenizer = make_tokenizer(kind, lambda: spool.read(train[::step]))
-    progress("tokenizer", 1.0)
-    return tokenizer
+    return make_tokenizer(kind, lambda: spool.read(train[::step]))
 
 
 def _write(

@@ -1,0 +1,126 @@
+import pickle
+from collections import Counter
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from tiewise.data import blocks
+from tiewise.data.blocks import Blocks, asymmetric_bigrams, bin_of, frequency_bins, token_counts
+from tiewise.errors import DataError
+
+
+@pytest.fixture
+def file_tokens(tmp_path):
+    path = tmp_path / "t.bin"
+    np.arange(1003, dtype="<u2").tofile(path)
+    return np.memmap(path, "<u2", mode="r")
+
+
+def test_blocks_are_contiguous_and_drop_the_rest(file_tokens):
+    data = Blocks(file_tokens, 10)
+    assert len(data) == 100
+    together = torch.cat([data[i]["input_ids"] for i in range(len(data))])
+    assert together.dtype == torch.int64
+    assert together.tolist() == list(range(1000))
+    assert torch.equal(data[7]["labels"], data[7]["input_ids"])
+    data[7]["labels"].fill_(-100)
+    assert data[7]["input_ids"].tolist() == list(range(70, 80))
+    for index in (100, -1):
+        with pytest.raises(IndexError):
+            data[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_blocks_collate_by_default_also_in_workers(file_tokens, workers):
+    loader = DataLoader(Blocks(file_tokens, 10), batch_size=4, num_workers=workers)
+    batches = list(loader)
+    assert batches[0]["input_ids"].shape == (4, 10)
+    assert torch.cat([b["input_ids"].flatten() for b in batches]).tolist() == list(range(1000))
+
+
+def test_pickled_blocks_name_the_file_and_carry_no_tokens(tmp_path):
+    path = tmp_path / "big.bin"
+    np.arange(500_000, dtype="<u4").tofile(path)
+    tokens = np.memmap(path, "<u4", mode="r")
+    data = pickle.dumps(Blocks(tokens, 100))
+    assert len(data) < 1000
+    loaded = pickle.loads(data)
+    assert isinstance(loaded.tokens, np.memmap)
+    assert loaded[4999]["input_ids"].tolist() == list(range(499_900, 500_000))
+
+
+def test_pickled_part_of_a_file_stays_that_part(file_tokens):
+    for tokens in (file_tokens[100:200], file_tokens[::2], np.arange(50)):
+        loaded = pickle.loads(pickle.dumps(Blocks(tokens, 10)))
+        assert loaded[1]["input_ids"].tolist() == tokens[10:20].tolist()
+        assert len(loaded) == len(tokens) // 10
+
+
+@pytest.mark.parametrize(("count", "length"), [(9, 10), (0, 1), (9, 0), (9, -1)])
+def test_too_few_tokens(count, length):
+    with pytest.raises(DataError, match=f"{count} tokens hold no block of {length}; give more text"):
+        Blocks(np.zeros(count, np.uint16), length)
+
+
+tokens_lists = st.lists(st.integers(0, 9), max_size=80)
+
+
+@given(tokens_lists, st.integers(1, 9))
+def test_token_counts_in_chunks(tokens, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_CHUNK", chunk)
+        counts = token_counts(np.array(tokens, np.uint16), 12)
+    assert counts.dtype == np.int64
+    assert counts.tolist() == [tokens.count(i) for i in range(12)]
+
+
+def test_token_outside_the_vocabulary():
+    with pytest.raises(DataError, match="token 12 in a vocabulary of 10"):
+        token_counts(np.array([1, 12], np.uint16), 10)
+
+
+def test_frequency_bins_are_decades():
+    counts = np.array([0, 1, 9, 10, 99, 100, 999, 1000, 9999, 10_000, 5_000_000, 0])
+    assert bin_of(counts).tolist() == [0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 0]
+    assert bin_of(counts).dtype == np.int64
+    bins = frequency_bins(counts)
+    assert [b.label for b in bins] == ["0", "1–9", "10–99", "100–999", "1000–9999", "≥10000"]
+    assert [(b.low, b.high) for b in bins] == [(0, 0), (1, 9), (10, 99), (100, 999), (1000, 9999), (10_000, None)]
+    assert [b.tokens for b in bins] == [2] * 6
+    assert sum(b.occurrences for b in bins) == counts.sum()
+    assert bins[2].occurrences == 109
+
+
+@given(tokens=tokens_lists, minimum=st.integers(1, 4), eos=st.sampled_from([None, 0, 3]), chunk=st.integers(1, 9))
+def test_bigrams_equal_counting_by_hand(tokens, minimum, eos, chunk):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_CHUNK", chunk)
+        found = asymmetric_bigrams(np.array(tokens, np.uint16), 12, top=1000, minimum=minimum, eos_id=eos)
+    pairs = Counter(pairwise(tokens))
+    expected = {}
+    for (left, right), count in pairs.items():
+        p, q = count / tokens.count(left), pairs[right, left] / tokens.count(right)
+        if left != right and eos not in (left, right) and count >= minimum and p > q:
+            expected[left, right] = (count, pairs[right, left], p, q)
+    assert {(b.left, b.right): (b.forward, b.backward, b.p_forward, b.p_backward) for b in found} == expected
+    gains = [b.p_forward - b.p_backward for b in found]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_bigrams_of_the_most_frequent_tokens_only(monkeypatch):
+    tokens = np.array([1, 2] * 50 + [3, 4] * 20 + [5, 6] * 10)
+    assert {(b.left, b.right) for b in asymmetric_bigrams(tokens, 9, minimum=5)} >= {(5, 6)}
+    monkeypatch.setattr(blocks, "_PAIRED", 4)
+    assert {b.left for b in asymmetric_bigrams(tokens, 9, minimum=5)} <= {1, 2, 3, 4}
+    assert len(asymmetric_bigrams(tokens, 9, top=1, minimum=5)) == 1
+
+
+def test_rare_bigrams_do_not_count_unless_asked():
+    tokens = np.array([1, 2, 0] * 4 + [3, 4, 0] * 5)
+    assert [(b.left, b.right) for b in asymmetric_bigrams(tokens, 9, eos_id=0)] == [(3, 4)]
+    assert len(asymmetric_bigrams(tokens, 9, eos_id=0, minimum=4)) == 2

@@ -1,0 +1,192 @@
+import json
+import shutil
+
+import huggingface_hub
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tiewise.data.prepared import token_type
+from tiewise.data.token_file import Encoder, write_tokens
+from tiewise.data.tokenizer import make_tokenizer
+from tiewise.errors import DataError
+
+TEXTS = ["the cat sat on the mat. " * 30, "the dog ate the cat's hat. " * 30, "naïve café — 日本語 " * 10]
+
+
+def train_texts():
+    return iter(TEXTS)
+
+
+def never():
+    raise AssertionError("only bpe:N is trained")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+
+
+@pytest.fixture(scope="module")
+def byte_tokenizer():
+    return make_tokenizer("bytes", never)
+
+
+@given(st.text(max_size=80))
+def test_byte_tokens_are_the_bytes(byte_tokenizer, text):
+    ids = Encoder(byte_tokenizer, np.dtype("<u2")).encode([(text, True)])
+    assert ids.tolist() == [*text.encode("utf-8"), 256]
+    assert byte_tokenizer.decode(ids[:-1].tolist()) == text
+
+
+def test_byte_vocabulary(byte_tokenizer):
+    assert len(byte_tokenizer) == 257
+    assert byte_tokenizer.eos_token_id == 256
+    assert byte_tokenizer.eos_token == "<eos>"
+
+
+def test_end_markers_in_a_text_stay_text(byte_tokenizer):
+    ids = Encoder(byte_tokenizer, np.dtype("<u2")).encode([("a<eos>b", True), ("c", True)])
+    assert ids.tolist() == [*b"a<eos>b", 256, *b"c", 256]
+    trained = make_tokenizer("bpe:290", train_texts)
+    ids = Encoder(trained, np.dtype("<u2")).encode([("a<eos>b", True)])
+    assert (ids == trained.eos_token_id).sum() == 1
+
+
+def test_bpe_is_trained_reproducibly_and_reversibly():
+    one, two = (make_tokenizer("bpe:290", train_texts) for _ in range(2))
+    assert one.backend_tokenizer.to_str() == two.backend_tokenizer.to_str()
+    assert len(one) == 290
+    for text in [*TEXTS, "unseen ü𝄞\r\n\t  spaces  ."]:
+        assert one.decode(one.encode(text)) == text
+    assert len(one.encode(TEXTS[0])) < len(TEXTS[0]) / 2  # merges were learnt
+
+
+def test_bpe_of_a_short_text_is_smaller_than_asked():
+    tokenizer = make_tokenizer("bpe:4096", lambda: iter(["abab abab"]))
+    assert 257 < len(tokenizer) < 270
+
+
+def test_bpe_of_bytes_alone():
+    assert len(make_tokenizer("bpe:257", train_texts)) == 257
+
+
+@pytest.fixture
+def saved(tmp_path):
+    make_tokenizer("bpe:290", train_texts).save_pretrained(tmp_path / "saved")
+    return tmp_path / "saved"
+
+
+def test_folder_file_and_bare_file(saved, tmp_path):
+    bare = tmp_path / "bare.json"
+    shutil.copy(saved / "tokenizer.json", bare)
+    expected = make_tokenizer("bpe:290", train_texts)
+    for kind in (saved, saved / "tokenizer.json", bare):
+        tokenizer = make_tokenizer(str(kind), never)
+        assert tokenizer.get_vocab() == expected.get_vocab()
+        assert tokenizer.eos_token_id == expected.eos_token_id
+        assert tokenizer.encode(TEXTS[1]) == expected.encode(TEXTS[1])
+
+
+def word_level(words):
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("words", "end", "size"),
+    [
+        (["[UNK]", "a", "</s>"], "</s>", 3),
+        (["[UNK]", "a", "[SEP]", "<|endoftext|>"], "<|endoftext|>", 4),
+        (["[UNK]", "a"], "<eos>", 3),
+    ],
+)
+def test_end_token_is_found_or_added(tmp_path, words, end, size):
+    path = tmp_path / "t.json"
+    word_level(words).save(str(path))
+    tokenizer = make_tokenizer(str(path), never)
+    assert tokenizer.eos_token == end
+    assert len(tokenizer) == size
+
+
+def test_separator_ends_documents_where_no_end_is_declared(tmp_path):
+    engine = word_level(["[UNK]", "a", "<stop>", "</s>"])
+    PreTrainedTokenizerFast(tokenizer_object=engine, sep_token="<stop>").save_pretrained(tmp_path)
+    assert make_tokenizer(str(tmp_path), never).eos_token_id == 2
+
+
+def test_nothing_is_truncated_padded_or_added(tmp_path):
+    engine = word_level(["[UNK]", "a", "</s>", "<s>"])
+    engine.enable_truncation(max_length=4)
+    engine.enable_padding(length=16)
+    engine.save(str(tmp_path / "t.json"))
+    tokenizer = make_tokenizer(str(tmp_path / "t.json"), never)
+    assert Encoder(tokenizer, np.dtype("<u2")).encode([("a " * 9, True), ("a", True)]).tolist() == [1] * 9 + [2, 1, 2]
+
+
+def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer):
+    lines = "".join(f"line {i}\n" for i in range(150_000))
+    text = [lines, "x" * 1_200_000, "", "end"]
+    done = []
+    count = write_tokens(tmp_path / "t.bin", text, Encoder(byte_tokenizer, np.dtype("<u2")), done.append)
+    tokens = np.fromfile(tmp_path / "t.bin", "<u2")
+    expected = [token for part in text for token in (*part.encode(), 256)]
+    assert count == len(tokens)
+    assert tokens.tolist() == expected
+    assert sum(done) == sum(map(len, text))
+
+
+def test_token_type_is_as_small_as_the_vocabulary_allows():
+    assert token_type(65_535) == np.uint16
+    assert token_type(65_536) == np.uint32
+
+
+@pytest.mark.parametrize(
+    ("kind", "match"),
+    [
+        ("bpe:0", r"'bpe:0': needs at least 257 tokens .*; write bpe:4096, say"),
+        ("bpe:256", r"needs at least 257 tokens"),
+        ("bpe:abc", r"'bpe:abc': the size must be a whole number; write bpe:4096"),
+        ("bpe:-5", r"must be a whole number"),
+        ("bpe:", r"must be a whole number"),
+        ("bpe", r"must be a whole number"),
+        ("./none", r"no tokenizer file or folder './none'; choose"),
+        ("none/tokenizer.json", r"no tokenizer file or folder 'none/tokenizer.json'; choose"),
+        ("what is this?", r"unknown tokenizer 'what is this\?'; choose bpe:4096"),
+        ("owner/none", r"no tokenizer 'owner/none' in the cache or on the Hugging Face Hub .*; check the name"),
+    ],
+)
+def test_tokenizers_that_are_refused(kind, match):
+    with pytest.raises(DataError, match=match) as caught:
+        make_tokenizer(kind, train_texts)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "not json", "{}", json.dumps({"model": {"type": "Nonsense"}}), "\0\0"])
+def test_files_that_are_not_tokenizers(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    with pytest.raises(DataError, match=r"tokenizer.json' is not a tokenizer.json \(.*\); choose") as caught:
+        make_tokenizer(str(path), never)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_without_a_tokenizer(tmp_path):
+    with pytest.raises(DataError, match=r"the folder '.*' holds no tokenizer") as caught:
+        make_tokenizer(str(tmp_path), never)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_tokenizer_is_not_run(saved):
+    (saved / "evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\nclass Evil: pass\n")
+    settings = json.loads((saved / "tokenizer_config.json").read_text())
+    settings |= {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}, "tokenizer_class": "Evil"}
+    (saved / "tokenizer_config.json").write_text(json.dumps(settings))
+    with pytest.raises(DataError, match="custom code") as caught:
+        make_tokenizer(str(saved), never)
+    assert "\n" not in str(caught.value)
+    assert not (saved / "ran").exists()
