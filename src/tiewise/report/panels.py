@@ -75,8 +75,8 @@ def loss_panels(comparison: Comparison) -> Iterator[Panel]:
 def path_panels(comparison: Comparison) -> Iterator[Panel]:
     """Shares and cosine of the two gradient paths."""
     share = (
-        "Path A is the gradient through the lookup, Path B the one through the output projection, of one table or of two; "
-        f"above 50 % the output end pulls harder than the input end. {THIN}"
+        "Path A is the gradient through the lookup, Path B the one through the output projection, of one table or of "
+        f"two; above 50 % the output end pulls harder than the input end. {THIN}"
     )
     angle = (
         f"Above zero the two paths agree, at zero they are unrelated, below zero they work against each other. {THIN}"
