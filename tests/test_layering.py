@@ -12,7 +12,7 @@ FLOORS = {
     "shapes": 0,
     "ops": 1,
     "boundary": 2,
-    "hf": 2,
+    "hf": 3,
     "data": 3,
     "training": 4,
     "report": 5,

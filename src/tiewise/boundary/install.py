@@ -1,0 +1,145 @@
+"""`install`: give a Hugging Face model a boundary: its tables as a spec says, the fused loss, one gradient buffer.
+
+    installed = install(model)                 # what the model has, faster and smaller in training
+    installed = install(model, "factored:128") # two maps and a narrow table instead
+    loss = model(input_ids=ids, labels=ids).loss
+    loss.backward()                            # one [V, E] gradient buffer where the table is tied
+
+Install verifies itself on a random batch and refuses, leaving the model as it was, where it would change what the
+model computes or could not keep the logits from being built. See docs/install.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.accounting import FusedLabelSmoother, correct_accounting
+from tiewise.boundary.attach import attach
+from tiewise.boundary.deferred import Counts
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.link import Link, link_of
+from tiewise.boundary.plain import plainly
+from tiewise.boundary.probe import Batch, on_meta, random_batch
+from tiewise.boundary.saved import declare_boundary
+from tiewise.boundary.verify import verify
+from tiewise.errors import InstallError, UnsupportedError
+from tiewise.ops.path_gradient import PathRecord
+from tiewise.spec import BoundarySpec
+
+
+class Installed:
+    """Handle of an installed boundary; `install(model)` on the same model gives another one of the same."""
+
+    def __init__(self, model: Any, link: Link) -> None:
+        self.model = model
+        self._link = link
+
+    @property
+    def spec(self) -> BoundarySpec:
+        """What is installed."""
+        return self._link.spec
+
+    @property
+    def counts(self) -> Counts:
+        """Fused losses, materialised logits and the operations that asked for them, since installation."""
+        return self._link.counts
+
+    @property
+    def record(self) -> PathRecord | None:
+        """Path A's rows since its last `clear`, or None where `track` is off."""
+        return self._link.options.record
+
+    def track(self, on: bool = True) -> PathRecord | None:
+        """Record Path A's gradient rows, for `tiewise.ops.path_gradient.path_norms`; clear them at each step."""
+        self._link.options = replace(self._link.options, record=PathRecord() if on else None)
+        return self.record
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return (input table [V, E], output table [V, E]) as they are now: the same Parameter where tied."""
+        return self._link.ends.source.weight, self._link.head.weight
+
+    def penalty(self) -> Tensor | None:
+        """Return λ‖P_out‖₂ of a `projected` spec with a penalty, to be added to the loss (Press & Wolf 2017, §3)."""
+        out_map = getattr(self._link.head, "out_map", None)
+        if not self.spec.penalty or out_map is None:
+            return None
+        return self.spec.penalty * torch.linalg.vector_norm(out_map.weight)
+
+    def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
+        """Return what to set as `trainer.label_smoother` to keep label smoothing fused."""
+        return FusedLabelSmoother(epsilon, self._link.shifts)
+
+    @contextmanager
+    def deferred(self) -> Iterator[None]:
+        """Within this context the model hands out deferred logits whether or not it gets labels."""
+        self._link.always += 1
+        try:
+            yield
+        finally:
+            self._link.always -= 1
+
+    def uninstall(self) -> None:
+        """Give the model its own classes back; its tables stay as they are.
+
+        Raises:
+            UnsupportedError: its own classes cannot hold them.
+        """
+        if not self._link.plain:
+            fix = "export it with tiewise.hf.densify, or keep the boundary"
+            raise UnsupportedError(f"{self.spec} is more than the model's own classes can hold", fix)
+        self._link.undo.undo()
+
+
+def install(model: Any, spec: BoundarySpec | str | None = None, *, batch: Batch | None = None) -> Installed:
+    """Install a boundary into a Hugging Face model with a token head, in place.
+
+    Args:
+        model: any model with `get_input_embeddings`, `get_output_embeddings` and a loss from `labels`.
+        spec: the boundary to build; None keeps what the model has.
+        batch: keyword arguments for one forward, labels included, for models that need more than token ids.
+
+    Raises:
+        SpecError: the spec cannot be had in a model of these sizes.
+        InstallError: the model has no boundary, or not one that this library knows; the model is as it was.
+    """
+    wanted = None if spec is None else BoundarySpec.parse(spec)
+    return _install(model, wanted, wanted, batch)
+
+
+def reinstall(model: Any, spec: BoundarySpec | str | None) -> Installed:
+    """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
+    saved = None if spec is None else BoundarySpec.parse(spec)
+    return _install(model, saved, None if saved is None else replace(saved, init=None), None)
+
+
+def _install(model: Any, spec: BoundarySpec | None, build: BoundarySpec | None, batch: Batch | None) -> Installed:
+    old = link_of(model)
+    if old is not None:
+        if model.get_output_embeddings() is old.head and spec in (None, old.spec):
+            return _checked(model, old, batch)
+        Installed(model, old).uninstall()
+    if on_meta(model):
+        raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
+    journal = Journal()
+    try:
+        link = attach(model, build, journal)
+        link.spec = spec or link.spec
+        declare_boundary(model, link, journal, asked=spec is not None)
+        return _checked(model, link, batch)
+    except BaseException:
+        journal.undo()
+        raise
+
+
+def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
+    batch = random_batch(model, link) if batch is None else batch
+    base = verify(model, link, batch)
+    with plainly(link):
+        link.shifts = correct_accounting(model, batch, base, link.undo)
+    return Installed(model, link)

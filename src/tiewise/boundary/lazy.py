@@ -1,0 +1,69 @@
+"""Logits of an evaluation step: a Tensor in name, computed when something reads it.
+
+A Trainer that only wants the evaluation loss never reads them, so they are never computed; `compute_metrics` and
+accelerate, which accept nothing but Tensors, get the real logits at their first touch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from tiewise.boundary.deferred import Deferred, fused_cross_entropy
+
+_FREE = {
+    torch.Tensor.size,
+    torch.Tensor.dim,
+    *(getattr(Tensor, n).__get__ for n in ("shape", "dtype", "device", "ndim")),
+}
+
+
+class LazyLogits(Tensor):
+    """Wrapper around `Deferred` logits; `deferred` is what it will compute."""
+
+    deferred: Deferred
+
+    @staticmethod
+    def __new__(cls, deferred: Deferred) -> LazyLogits:
+        """Wrap; nothing is computed and nothing allocated."""
+        self = torch.Tensor._make_wrapper_subclass(cls, deferred.shape, dtype=deferred.dtype, device=deferred.device)
+        self.deferred = deferred
+        return self
+
+    def __init__(self, deferred: Deferred) -> None:
+        pass
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"LazyLogits({self.deferred!r})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer shape, dtype and device; fuse a cross-entropy; compute for everything else."""
+        kwargs = kwargs or {}
+        if func in _FREE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func is F.cross_entropy and isinstance(args[0] if args else None, LazyLogits):
+            loss = fused_cross_entropy(args[0].deferred, *args[1:], **kwargs)
+            if loss is not None:
+                return loss
+        name = getattr(func, "__name__", str(func))
+        args, kwargs = tree_map(lambda x: computed(x, name), (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Compute for code that reaches below Python."""
+        args, kwargs = tree_map(lambda x: computed(x, str(func)), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def computed(value: Any, because: str = "real") -> Any:
+    """Return the real logits of a `LazyLogits` or `Deferred`, and anything else as it is."""
+    if isinstance(value, LazyLogits):
+        value = value.deferred
+    return value.real(because) if isinstance(value, Deferred) else value

@@ -1,0 +1,132 @@
+"""Boundaries that no other tool loads: one config type `tiewise`, and a model class per family, made on demand.
+
+    config.json of Llama with factored:64     "model_type": "tiewise", "base_model_type": "llama",
+                                              "tiewise_boundary": "factored:64"
+    → TiewiseConfig.from_dict                 class TiewiseLlamaConfig(LlamaConfig)
+    → AutoModelForCausalLM                    class TiewiseLlamaForCausalLM(FamilyModel, LlamaForCausalLM)
+
+Nothing in a checkpoint is executed: family classes come from transformers, by the names it registered. Plain tied and
+untied models keep their own type and only carry the spec as one more entry, which other loaders pass over.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMaskedLM,
+    AutoModelForPreTraining,
+    AutoModelForSeq2SeqLM,
+    PreTrainedConfig,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from tiewise.boundary.attach import attach
+from tiewise.boundary.declare import own_config
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.link import Link
+from tiewise.boundary.modules import Swapped, make
+from tiewise.errors import InstallError
+from tiewise.spec import BoundarySpec
+
+MODEL_TYPE = "tiewise"
+PREFIX = "Tiewise"
+ENTRY = "tiewise_boundary"
+BASE = "base_model_type"
+_AUTO: tuple[Any, ...] = (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForPreTraining,
+    AutoModelForImageTextToText,
+)
+
+
+class TiewiseConfig(PreTrainedConfig):
+    """What `AutoConfig` finds under `tiewise`: it hands over to the family's own config class."""
+
+    model_type = MODEL_TYPE
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+        """Build the family's config.
+
+        Raises:
+            InstallError: the checkpoint names no family that transformers knows.
+        """
+        base = config_dict.get(BASE)
+        if base not in CONFIG_MAPPING:
+            fix = f"its config.json should say {BASE}: llama, say; is transformers recent enough?"
+            raise InstallError(f"a tiewise checkpoint of the unknown family {base!r}", fix)
+        return register_family(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)
+
+
+class FamilyModel(Swapped):
+    """Mixin above a family's model class: attaches the boundary that its config names."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        attach(self, BoundarySpec.parse(getattr(config, ENTRY)), Journal(), loading=True)
+
+
+class FamilyConfig(Swapped):
+    """Mixin above a family's config class."""
+
+
+def family_config(plain: Any) -> Any:
+    """Return the config class of a family with a boundary."""
+    return make(plain, (FamilyConfig, plain), (family_config, plain), model_type=MODEL_TYPE)
+
+
+def family_model(plain: Any) -> Any:
+    """Return the class of `plain` models with a boundary."""
+    config = family_config(plain.config_class)
+    return make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
+
+
+def register_family(plain: Any) -> Any:
+    """Tell the auto classes of token models about a family's config and models; return the config class."""
+    made = family_config(plain)
+    for auto in _AUTO:
+        models = auto._model_mapping.get(plain, ())
+        for model in models if isinstance(models, tuple) else (models,):
+            if model.config_class is plain:
+                auto.register(made, family_model(model), exist_ok=True)
+                break
+    return made
+
+
+def declare_boundary(model: Any, link: Link, journal: Journal, *, asked: bool) -> None:
+    """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
+    if not asked:
+        return
+    config = own_config(model, journal)
+    journal.set(config, ENTRY, str(link.spec.plainly()))
+    if link.plain:
+        return
+    journal.set(config, BASE, type(config).model_type)
+    journal.set(config, "__class__", register_family(type(config)))
+    journal.set(model, "__class__", family_model(type(model)))
+
+
+def forget_boundary(model: Any) -> None:
+    """Give a model of plain structure its family's own class and config back."""
+    config = own_config(model, Journal())
+    for name in (ENTRY, BASE):
+        vars(config).pop(name, None)
+    for made in (config, model):
+        if isinstance(made, FamilyModel | FamilyConfig):
+            made.__class__ = made.plain_class
+
+
+def is_family(config: Any) -> bool:
+    """Whether a config is of a family with a boundary."""
+    return isinstance(config, FamilyConfig)
+
+
+def register() -> None:
+    """Make `AutoConfig` know the type; families register when a checkpoint or a model names them."""
+    AutoConfig.register(MODEL_TYPE, TiewiseConfig, exist_ok=True)

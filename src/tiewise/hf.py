@@ -1,0 +1,89 @@
+"""Checkpoints with a boundary, read and written: importing this module teaches transformers' auto classes to load them.
+
+    import tiewise.hf
+    model = AutoModelForCausalLM.from_pretrained(path)      # a model saved with factored:64, say
+    model = tiewise.hf.load(path)                           # any token model, with its boundary installed and verified
+    plain = tiewise.hf.densify(model)                       # the same function in the family's own classes
+
+Nothing is registered by importing `tiewise` itself, and no checkpoint brings code along.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import Any
+
+import transformers
+from transformers import AutoConfig, PreTrainedModel
+
+from tiewise.boundary.declare import declare_tying
+from tiewise.boundary.install import reinstall
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.link import Link, link_of
+from tiewise.boundary.plain import unswap
+from tiewise.boundary.saved import ENTRY, PREFIX, TiewiseConfig, family_model, forget_boundary, is_family, register
+from tiewise.errors import InstallError, UnsupportedError
+
+register()
+
+
+def load(path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
+    """Load a model that was saved with or without a boundary, and install it.
+
+    Args:
+        path: folder, or name on the Hugging Face hub.
+        **options: as for `from_pretrained`, e.g. `dtype`.
+
+    Raises:
+        InstallError: config.json does not say which model class to build, or the model has no boundary.
+    """
+    config = AutoConfig.from_pretrained(path)
+    names = config.architectures or ["(none)"]
+    plain = getattr(transformers, names[0].removeprefix(PREFIX), None)
+    if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
+        fix = "load it with the class that you know it has, then call tiewise.install(model)"
+        raise InstallError(f"{path}: its config.json names the architecture {names[0]}, not one of transformers", fix)
+    made: Any = family_model(plain) if is_family(config) else plain
+    model = made.from_pretrained(path, config=config, **options)
+    reinstall(model, getattr(config, ENTRY, None))
+    return model
+
+
+def densify(model: Any) -> PreTrainedModel:
+    """Return a copy in the family's own class, its tables dense and untied where maps or scales made them differ.
+
+    Raises:
+        InstallError: no boundary is installed.
+        UnsupportedError: the family's class has no place for what the boundary adds to the logits.
+    """
+    link = link_of(model)
+    if link is None:
+        raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
+    _check_exportable(link)
+    plain = copy.deepcopy(model)
+    made = link_of(plain)
+    assert made is not None
+    unswap(made, Journal())
+    made.undo.undo()
+    for module, name in ((made.ends.owner, "in_map"), (made.head, "out_map")):
+        if hasattr(module, name):
+            delattr(module, name)
+    for lookup in made.lookups:
+        vars(lookup).pop("in_map", None)
+        lookup.embedding_dim = lookup.weight.shape[1]
+    made.head.in_features = made.hidden_width
+    forget_boundary(plain)
+    declare_tying(plain, made.ends, Journal())
+    return plain
+
+
+def _check_exportable(link: Link) -> None:
+    fix = "keep the boundary, and load the model with tiewise.hf.load"
+    if link.structure.softcap is not None:
+        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+    if link.structure.new_bias:
+        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
+
+
+__all__ = ["TiewiseConfig", "densify", "load"]

@@ -1,0 +1,154 @@
+"""Deferred logits equal the logits they stand for: shapes, steps, indices, losses; and refuse what would be lost."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tiewise.boundary.deferred import Counts, Deferred
+from tiewise.boundary.lazy import LazyLogits
+from tiewise.errors import UnsupportedError
+
+B, T, E, V = 2, 5, 4, 7
+
+
+@pytest.fixture
+def pair():
+    """(deferred logits, the same logits computed, counts), with a head bias."""
+    torch.manual_seed(0)
+    hidden, table, bias = torch.randn(B, T, E), torch.randn(V, E), torch.randn(V)
+    counts = Counts()
+    return Deferred(hidden, table, bias, counts), F.linear(hidden, table, bias), counts
+
+
+VECTOR = torch.linspace(-1, 1, V)
+STEPS = {
+    "scale": lambda z: z * 0.3,
+    "scaled from the left": lambda z: 0.3 * z,
+    "division": lambda z: z / 3,
+    "division by function": lambda z: torch.div(z, 3),
+    "method": lambda z: z.mul(2.0).div(5.0),
+    "soft-cap": lambda z: torch.tanh(z / 0.5) * 0.5,
+    "soft-cap by method and functional": lambda z: 2 * F.tanh(z / 2),
+    "scale, soft-cap, scale": lambda z: (z * 0.7 / 3).tanh() * 3 * 0.5,
+    "bias": lambda z: z + VECTOR,
+    "bias [1, V] from the left": lambda z: VECTOR[None] + z,
+    "bias, scale, cap": lambda z: torch.tanh((z * 0.3 + VECTOR) / 4) * 4,
+    "cast": lambda z: z.float().contiguous().to(torch.float32),
+    "last positions": lambda z: z[:, -2:],
+    "shifted": lambda z: z[..., :-1, :].contiguous(),
+    "one position": lambda z: z[:, -1],
+    "mask of positions": lambda z: z[torch.arange(B * T).reshape(B, T) % 2 == 0],
+    "chosen rows": lambda z: z[torch.tensor([1, 0])],
+    "view": lambda z: z.view(-1, V),
+    "view by list": lambda z: z.reshape([B * T, -1]),
+    "flatten": lambda z: z.flatten(0, 1),
+    "sliced vocabulary": lambda z: z[..., :5],
+    "sliced and scaled": lambda z: z[..., 1:4] * 2,
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_steps_are_recorded_and_give_the_same_logits(pair, name):
+    deferred, real, counts = pair
+    got, wanted = STEPS[name](deferred), STEPS[name](real)
+    assert isinstance(got, Deferred)
+    assert counts.materialised == 0
+    assert (got.shape, got.dtype, got.ndim) == (wanted.shape, wanted.dtype, wanted.ndim)
+    torch.testing.assert_close(got.real(), wanted, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_of_any_steps_is_fused(pair, name, reduction):
+    deferred, real, counts = pair
+    wanted = STEPS[name](real).reshape(-1, STEPS[name](real).shape[-1])
+    targets = torch.randint(0, wanted.shape[1], (len(wanted),))
+    targets[0] = -100
+    got = STEPS[name](deferred)
+    loss = F.cross_entropy(got.view(-1, got.shape[-1]), targets, reduction=reduction, label_smoothing=0.1)
+    assert (counts.fused, counts.materialised) == (1, 0)
+    expected = F.cross_entropy(wanted, targets, reduction=reduction, label_smoothing=0.1)
+    torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-6)
+
+
+COMPUTES = {
+    "argmax": lambda z: z.argmax(-1),
+    "log_softmax": lambda z: F.log_softmax(z, -1),
+    "comparison": lambda z: z > 0,
+    "subtraction": lambda z: 1 - z,
+    "quotient": lambda z: torch.ones(V) / z,
+    "product of logits": lambda z: z * z,
+    "a row per position": lambda z: z + torch.ones(T, V),
+    "single token": lambda z: z[..., 3],
+    "every other token": lambda z: z[..., ::2],
+    "cap of a cap": lambda z: torch.tanh(torch.tanh(z)),
+    "bias behind a cap": lambda z: torch.tanh(z) + VECTOR,
+    "negative factor behind a cap": lambda z: torch.tanh(z) * -2,
+    "tensor factor": lambda z: z * torch.tensor(2.0),
+    "folded vocabulary": lambda z: z.reshape(B, T * V),
+    "narrower": lambda z: z.to(torch.bfloat16),
+    "in a list": lambda z: torch.cat([z, z], 1),
+    "transposed": lambda z: z.transpose(1, 2),
+    "rounded division": lambda z: z.div(0.3, rounding_mode="floor"),
+    "bias, then fewer tokens": lambda z: (z * 2 + VECTOR)[..., :3],
+}
+
+
+@pytest.mark.parametrize("name", COMPUTES)
+def test_everything_else_computes_the_logits(pair, name):
+    deferred, real, counts = pair
+    assert torch.equal(COMPUTES[name](deferred), COMPUTES[name](real))
+    assert counts.materialised >= 1
+    assert counts.operations
+
+
+LOST = {
+    "method": lambda z: z.div_(2),
+    "function": lambda z: torch.sigmoid_(z),
+    "augmented": lambda z: z.__imul__(2),
+    "item": lambda z: z.__setitem__(0, 0.0),
+    "out": lambda z: torch.exp(torch.ones(1), out=z),
+    "masked": lambda z: z.masked_fill_(torch.ones(V, dtype=torch.bool), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_changes_in_place_are_refused(pair, name):
+    with pytest.raises(UnsupportedError, match="in place"):
+        LOST[name](pair[0])
+
+
+def test_adding_to_a_real_tensor_in_place_works(pair):
+    deferred, real, _ = pair
+    total = torch.ones(B, T, V)
+    total += deferred
+    assert torch.equal(total, 1 + real)
+
+
+def test_probability_targets_and_higher_ranks_use_the_computed_logits(pair):
+    deferred, real, counts = pair
+    targets = torch.softmax(torch.randn(B * T, V), -1)
+    assert torch.equal(F.cross_entropy(deferred.view(-1, V), targets), F.cross_entropy(real.reshape(-1, V), targets))
+    assert counts.fused == 0
+
+
+def test_lazy_logits_compute_themselves_once_and_only_when_read(pair):
+    deferred, real, counts = pair
+    lazy = LazyLogits(deferred)
+    assert isinstance(lazy, torch.Tensor)
+    assert (lazy.shape, lazy.dtype, lazy.device, lazy.size(-1), lazy.dim()) == (
+        real.shape,
+        real.dtype,
+        real.device,
+        V,
+        3,
+    )
+    targets = torch.randint(0, V, (B * T,))
+    assert counts.materialised == 0
+    assert torch.equal(lazy.detach(), real)
+    assert torch.equal(lazy + 1, real + 1)
+    assert torch.equal(torch.stack([lazy, real])[0], real)
+    assert counts.materialised == 1
+    lazy.mul_(2)
+    assert torch.equal(lazy.clone(), 2 * real)
+    assert torch.allclose(F.cross_entropy(lazy.view(-1, V), targets), F.cross_entropy(2 * real.view(-1, V), targets))

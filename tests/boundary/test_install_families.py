@@ -1,0 +1,53 @@
+"""Installed models of every named family equal themselves uninstalled: loss, every gradient, generated text."""
+
+import copy
+
+import pytest
+import torch
+from tiny_models import FAMILIES, GENERATIVE, assert_same_gradients, batch, build, step
+
+from tiewise.boundary.install import install
+
+CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
+
+
+@pytest.mark.parametrize(("name", "tied"), CASES)
+def test_loss_and_gradients_are_the_family_s_own(name, tied):
+    model = build(name, tied)
+    plain = copy.deepcopy(model)
+    installed = install(model)
+    inputs = batch(model)
+    wanted_loss, wanted = step(plain, inputs)
+    loss, got = step(model, inputs)
+    assert installed.counts.fused == 1
+    assert installed.counts.materialised == 0
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-6, atol=0)
+    assert_same_gradients(got, wanted, 1e-5)
+    assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == (
+        installed.spec.kind == "tied"
+    )
+
+
+@pytest.mark.parametrize("name", GENERATIVE)
+def test_greedy_generation_is_unchanged(name):
+    model = build(name).eval()
+    inputs = batch(model)["input_ids"][:, :4]
+    wanted = model.generate(inputs, max_new_tokens=6, do_sample=False)
+    install(model)
+    assert torch.equal(model.generate(inputs, max_new_tokens=6, do_sample=False), wanted)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_evaluation_hands_out_the_same_logits(name):
+    model = build(name).eval()
+    inputs = batch(model)
+    with torch.no_grad():
+        wanted = model(**inputs)
+        installed = install(model)
+        got = model(**inputs)
+        torch.testing.assert_close(got.loss, wanted.loss, rtol=1e-6, atol=0)
+        assert installed.counts.materialised == 0
+        assert got.logits.shape == wanted.logits.shape
+        assert installed.counts.materialised == 0
+        assert torch.equal(got.logits + 0, wanted.logits)
+        assert installed.counts.materialised == 1

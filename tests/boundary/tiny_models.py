@@ -1,0 +1,140 @@
+"""A tiny random model of each named family, at the sizes that show its particular head or lookup."""
+
+import torch
+import transformers as tr
+
+V = 61
+_LLAMA = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_BERT = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"} | {"max_position_embeddings": 40}
+_GEMMA = _LLAMA | {"head_dim": 8, "query_pre_attn_scalar": 8}
+_GPT2 = {
+    "vocab_size": V,
+    "n_embd": 16,
+    "n_layer": 2,
+    "n_head": 2,
+    "n_positions": 40,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_OPT = {
+    "vocab_size": V,
+    "hidden_size": 16,
+    "ffn_dim": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "word_embed_proj_dim": 16,
+    "max_position_embeddings": 40,
+}
+_T5 = {"vocab_size": V, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+_T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
+_BART = {
+    "vocab_size": V,
+    "d_model": 16,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "max_position_embeddings": 40,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+
+# name -> (model class, config class, settings)
+FAMILIES = {
+    "gpt2": (tr.GPT2LMHeadModel, tr.GPT2Config, _GPT2),
+    "llama": (tr.LlamaForCausalLM, tr.LlamaConfig, _LLAMA),
+    "qwen2": (tr.Qwen2ForCausalLM, tr.Qwen2Config, _LLAMA),
+    "qwen3": (tr.Qwen3ForCausalLM, tr.Qwen3Config, _LLAMA | {"head_dim": 8}),
+    "gemma": (tr.GemmaForCausalLM, tr.GemmaConfig, _LLAMA | {"head_dim": 8}),
+    # caps low enough to bend the logits of a random model
+    "gemma2": (tr.Gemma2ForCausalLM, tr.Gemma2Config, _GEMMA | {"final_logit_softcapping": 0.5}),
+    "gemma3": (tr.Gemma3ForCausalLM, tr.Gemma3TextConfig, _GEMMA | {"final_logit_softcapping": 0.7}),
+    "gpt_neox": (tr.GPTNeoXForCausalLM, tr.GPTNeoXConfig, _BERT),
+    "opt": (tr.OPTForCausalLM, tr.OPTConfig, _OPT),
+    "opt_350m": (tr.OPTForCausalLM, tr.OPTConfig, _OPT | {"word_embed_proj_dim": 12, "do_layer_norm_before": False}),
+    "phi": (tr.PhiForCausalLM, tr.PhiConfig, _LLAMA),
+    "cohere": (tr.CohereForCausalLM, tr.CohereConfig, _LLAMA | {"logit_scale": 0.3}),
+    "granite": (
+        tr.GraniteForCausalLM,
+        tr.GraniteConfig,
+        _LLAMA | {"logits_scaling": 3.0, "embedding_multiplier": 5.0},
+    ),
+    "t5": (tr.T5ForConditionalGeneration, tr.T5Config, _T5),
+    "t5_v11": (
+        tr.T5ForConditionalGeneration,
+        tr.T5Config,
+        _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
+    ),
+    "bart": (tr.BartForConditionalGeneration, tr.BartConfig, _BART | {"scale_embedding": True}),
+    "marian": (tr.MarianMTModel, tr.MarianConfig, _BART),
+    "bert": (tr.BertForMaskedLM, tr.BertConfig, _BERT),
+    "roberta": (tr.RobertaForMaskedLM, tr.RobertaConfig, _BERT),
+}
+GENERATIVE = [name for name in FAMILIES if name not in ("bert", "roberta")]
+
+
+def build(name, tied=True, seed=0, **settings):
+    """Build one, with weights large enough for attention to matter and no bias or norm at its default."""
+    model_class, config_class, given = FAMILIES[name]
+    config = config_class(**(given | settings))
+    config.tie_word_embeddings = tied
+    config.initializer_range = config.init_std = 0.15
+    torch.manual_seed(seed)
+    model = model_class(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_()
+    return model
+
+
+def batch(model, rows=3, length=10, seed=1):
+    """Token ids and labels, some of them ignored."""
+    source = torch.Generator().manual_seed(seed)
+    vocabulary = model.get_output_embeddings().weight.shape[0]
+    ids = torch.randint(3, vocabulary, (rows, length), generator=source)
+    labels = torch.randint(3, vocabulary, (rows, length), generator=source)
+    labels[0, -3:] = -100
+    return {"input_ids": ids, "labels": labels}
+
+
+def step(model, inputs, seed=5):
+    """Loss and gradients {name: tensor} of one training step with fixed dropout."""
+    model.train()
+    model.zero_grad()
+    torch.manual_seed(seed)
+    loss = model(**inputs).loss
+    loss.backward()
+    return loss.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_same_gradients(got, wanted, tolerance):
+    """Compare two {name: gradient}.
+
+    Without rotary positions softmax ignores what a K-projection bias adds: its gradient is only rounding.
+    """
+    assert got.keys() == wanted.keys()
+    largest = max(gradient.norm() for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        if name.endswith(("k_proj.bias", "key.bias")) and gradient.norm() <= 1e-6 * largest:
+            assert got[name].norm() <= 1e-6 * largest, name
+            continue
+        distance = (got[name] - gradient).norm() / gradient.norm()
+        assert distance <= tolerance, f"{name}: {distance:.2e}"
