@@ -1,48 +1,14 @@
 import hashlib
-import io
 import json
-import os
-import random
-import shutil
-import signal
-import subprocess
 import sys
 
 import numpy as np
 import pytest
 
-from tiewise.data import blocks, corpus
 from tiewise.data.corpus import load_prepared, prepare
 from tiewise.data.document import paragraphs
-from tiewise.errors import DataError, RunError
 
 SPLITS = ("train", "tune", "heldout")
-
-
-def word(generator):
-    return "".join(generator.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(7))
-
-
-@pytest.fixture(scope="session")
-def rows():
-    """100 documents, each with a word of its own that occurs 40 times, and a paragraph that all share."""
-    generator = random.Random(0)
-    own = [word(generator) for _ in range(100)]
-    filler = [word(generator)[:3] for _ in range(50)]
-    bodies = [" ".join(x for _ in range(40) for x in (name, generator.choice(filler))) for name in own]
-    return own, [f"Shared  boilerplate.\n\n{body}\n\nShared boilerplate." for body in bodies]
-
-
-@pytest.fixture
-def jsonl(tmp_path, rows):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(json.dumps({"text": row}) for row in rows[1]))
-    return path
-
-
-@pytest.fixture
-def out(tmp_path):
-    return tmp_path / "out" / "data"
 
 
 def decoded(prepared, name):
@@ -53,8 +19,8 @@ def decoded(prepared, name):
     return [prepared.tokenizer().decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
 
 
-def test_documents_are_partitioned_and_paragraphs_kept_once(jsonl, out, rows):
-    prepared = prepare([str(jsonl)], "bpe:600", out, length=8)
+def test_documents_are_partitioned_and_paragraphs_kept_once(source, out, rows):
+    prepared = prepare([str(source)], "bpe:600", out, length=8)
     found = {name: decoded(prepared, name) for name in SPLITS}
     expected = ["Shared  boilerplate.\n\n" + list(paragraphs(rows[1][0]))[1]]
     expected += [list(paragraphs(row))[1] for row in rows[1][1:]]
@@ -76,8 +42,8 @@ def test_documents_are_partitioned_and_paragraphs_kept_once(jsonl, out, rows):
     np.testing.assert_allclose(shares, (0.88, 0.04, 0.08), atol=0.006)
 
 
-def test_tokenizer_learns_from_the_training_split_only(jsonl, out, rows):
-    prepared = prepare([str(jsonl)], "bpe:1500", out, length=8)
+def test_tokenizer_learns_from_the_training_split_only(source, out, rows):
+    prepared = prepare([str(source)], "bpe:1500", out, length=8)
     tokenizer = prepared.tokenizer()
     whole_words = {tokenizer.decode([i]).strip() for i in range(len(tokenizer))}
     for name in SPLITS:
@@ -88,8 +54,8 @@ def test_tokenizer_learns_from_the_training_split_only(jsonl, out, rows):
         assert learnt == (len(own) if name == "train" else 0)
 
 
-def test_files_types_and_facts(jsonl, out):
-    prepared = prepare([str(jsonl)], "bytes", out, length=8)
+def test_files_types_and_facts(source, out):
+    prepared = prepare([str(source)], "bytes", out, length=8)
     assert (prepared.vocab, prepared.eos_id) == (257, 256)
     assert prepared.split("train").dtype == np.uint16
     assert isinstance(prepared.split("train"), np.memmap)
@@ -98,230 +64,23 @@ def test_files_types_and_facts(jsonl, out):
     assert sorted(p.name for p in out.iterdir()) == ["data.json", "heldout.bin", "tokenizer", "train.bin", "tune.bin"]
     facts = json.loads((out / "data.json").read_text())
     assert facts == prepared.facts
-    assert facts["texts"] == [str(jsonl)]
+    assert facts["texts"] == [str(source)]
     assert facts["demo"] is False
     assert facts["python"] is None
     assert facts["tokenizer"] == {"vocab": 257, "eos_id": 256, "dtype": "uint16", "kind": "bytes"}
 
 
-def test_loaded_equals_prepared(jsonl, out):
-    prepared = prepare([str(jsonl)], "bpe:400", out, length=8)
+def test_loaded_equals_prepared(source, out):
+    prepared = prepare([str(source)], "bpe:400", out, length=8)
     loaded = load_prepared(out)
     assert loaded == prepared
     assert loaded.tokenizer().get_vocab() == prepared.tokenizer().get_vocab()
     assert loaded.tokenizer() is loaded.tokenizer()
 
 
-SCRIPT = """
-import os, signal, sys
-from pathlib import Path
-from tiewise.data.corpus import prepare
-def progress(stage, part):
-    if stage == sys.argv[3]:
-        os.kill(os.getpid(), signal.SIGKILL)
-prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8, seed=5, progress=progress)
-"""
-
-
-def run(jsonl, out, kill, hash_seed="0"):
-    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-    return subprocess.run([sys.executable, "-c", SCRIPT, jsonl, out, kill], env=environment).returncode
-
-
-def contents(folder):
-    return {p.name: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-
-def test_killed_leaves_nothing_that_looks_prepared_and_the_next_run_is_the_same(jsonl, out, tmp_path):
-    assert run(jsonl, out, "tokens", "1") == -signal.SIGKILL
-    assert not (out / "data.json").exists()
-    with pytest.raises(DataError, match="no prepared text"):
-        load_prepared(out)
-    prepare([str(jsonl)], "bpe:400", out, length=8, seed=5)
-    assert run(jsonl, tmp_path / "other", "never", "2") == 0  # another process, another hash seed
-    assert contents(out) == contents(tmp_path / "other")
-
-
-@pytest.mark.parametrize("stage", ["reading", "tokenizer", "tokens"])
-def test_interrupted_keeps_what_was_there(jsonl, out, stage):
-    def interrupt(at, part):
-        if at == stage:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare([str(jsonl)], "bytes", out, length=8, progress=interrupt)
-    assert list(out.iterdir()) == []
-    prepare([str(jsonl)], "bytes", out, length=8)
-    before = contents(out)
-    with pytest.raises(KeyboardInterrupt):
-        prepare([str(jsonl)], "bytes", out, length=8, seed=1, progress=interrupt)
-    assert contents(out) == before
-
-
-def test_interrupted_while_moving_is_not_prepared(jsonl, out, monkeypatch):
-    prepare([str(jsonl)], "bytes", out, length=8)
-    monkeypatch.setattr("tiewise.data.build.sync_folder", lambda folder: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        prepare([str(jsonl)], "bytes", out, length=8, seed=1)
-    with pytest.raises(DataError, match="no prepared text"):
-        load_prepared(out)
-
-
-def never(stage, part):
-    raise AssertionError("there is nothing to do")
-
-
-def test_equal_request_is_reused(jsonl, out):
-    prepared = prepare([str(jsonl)], "bpe:400", out, length=8)
-    assert prepare([str(jsonl)], "bpe:400", out, length=16, progress=never) == prepared
-    with pytest.raises(DataError, match="needs at least"):
-        prepare([str(jsonl)], "bpe:400", out, length=1_000_000, progress=never)
-    assert load_prepared(out) == prepared
-
-
-def changed(jsonl, out):
-    stages = set()
-    prepared = prepare([str(jsonl)], "bytes", out, length=8, progress=lambda stage, part: stages.add(stage))
-    return stages == {"reading", "tokenizer", "tokens"}, prepared
-
-
-def test_other_requests_and_changed_files_are_prepared_again(jsonl, out):
-    assert changed(jsonl, out)[0]
-    assert not changed(jsonl, out)[0]
-    os.utime(jsonl, ns=(0, 0))
-    assert changed(jsonl, out)[0]
-    prepare([str(jsonl)], "bytes", out, length=8, seed=1)
-    assert changed(jsonl, out)[0]
-    prepare([str(jsonl)], "bytes", out, length=8, fractions=(0.8, 0.1, 0.1))
-    assert changed(jsonl, out)[0]
-    prepare([str(jsonl)], "bpe:400", out, length=8)
-    assert changed(jsonl, out)[0]
-    (out / "tune.bin").write_bytes(b"short")
-    assert changed(jsonl, out)[0]
-    (out / "data.json").write_text("{")
-    renewed, prepared = changed(jsonl, out)
-    assert renewed
-    assert load_prepared(out) == prepared
-
-
-def test_changed_tokenizer_file_is_noticed(jsonl, out, tmp_path):
-    prepare([str(jsonl)], "bpe:400", tmp_path / "a", length=8)
-    prepare([str(jsonl)], "bpe:500", tmp_path / "b", length=8)
-    mine = tmp_path / "mine"
-    shutil.copytree(tmp_path / "a" / "tokenizer", mine)
-    assert prepare([str(jsonl)], str(mine), out, length=8).vocab == 400
-    shutil.copy(tmp_path / "b" / "tokenizer" / "tokenizer.json", mine / "tokenizer.json")
-    assert prepare([str(jsonl)], str(mine), out, length=8).vocab == 500
-
-
-def stdin(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
-PIPED = "\n\n".join(f"Paragraph {i} of the piped text, which is not long." for i in range(200))
-
-
-def test_standard_input_is_kept(out, monkeypatch):
-    stdin(monkeypatch, PIPED.encode())
-    prepared = prepare(["-"], "bytes", out, length=8)
-    assert prepared.facts["texts"] == ["-"]
-    assert prepared.facts["characters"] > 0.9 * len(PIPED)
-    stdin(monkeypatch, b"")
-    assert prepare(["-"], "bytes", out, length=8, progress=never) == prepared
-    (out / "data.json").unlink()  # killed before the end
-    again = prepare(["-"], "bytes", out, length=8)
-    assert again.facts == prepared.facts
-
-
-@pytest.mark.parametrize(
-    ("data", "match"),
-    [
-        (b"", "standard input is empty; pipe a text"),
-        (b"ab\xff", "standard input is not UTF-8 text: byte 2"),
-        (b"ab\0", "standard input is a binary file: byte 2"),
-        (b"  \n ", "'-' holds no text"),
-        (b"too short", "the text makes 1 document without its repetitions; needs at least 3"),
-    ],
-)
-def test_unusable_standard_input_is_not_kept(out, monkeypatch, data, match):
-    out.mkdir(parents=True)
-    stdin(monkeypatch, data)
-    with pytest.raises(DataError, match=match):
-        prepare(["-"], "bytes", out, length=8)
-    assert list(out.iterdir()) == []
-
-
-def test_too_short_a_text_says_how_long_it_is(jsonl, out):
-    with pytest.raises(DataError) as caught:
-        prepare([str(jsonl)], "bytes", out, length=5000)
-    message = str(caught.value)
-    assert not out.exists()
-    fits = int(message.rpartition("a length of at most ")[2])
-    prepared = prepare([str(jsonl)], "bytes", out, length=fits)
-    tokens = {name: len(prepared.split(name)) for name in SPLITS}
-    assert message.startswith(f"the text has {sum(tokens.values())} tokens, {tokens['tune']} of them for tune; ")
-    assert "needs at least 5000 there for length 5000; give more text" in message
-    assert fits == min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
-    for name, least in (("train", 2), ("tune", 1), ("heldout", 1)):
-        assert len(blocks.Blocks(prepared.split(name), fits)) >= least
-    with pytest.raises(DataError, match=f"for length {fits + 1}"):
-        prepare([str(jsonl)], "bytes", out, length=fits + 1)
-
-
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"texts": []}, "no text is given; name a file"),
-        ({"texts": ["-", "-"]}, "'-' is given twice"),
-        ({"texts": ["none.txt"]}, "no file or folder 'none.txt'"),
-        ({"tokenizer": "bpe:0"}, "'bpe:0': needs at least 257"),
-        ({"tokenizer": "./none"}, "no tokenizer file or folder './none'"),
-        ({"length": 0}, "a block of 0 tokens"),
-        ({"seed": -1}, "seed -1; use zero or a positive number"),
-        ({"fractions": (0.5, 0.6, 0.1)}, "give 3 positive shares that sum to 1"),
-        ({"fractions": (0.9, 0.1, 0.0)}, "give 3 positive shares"),
-        ({"fractions": (0.9, 0.1)}, "give 3 positive shares"),
-    ],
-)
-def test_bad_requests_leave_nothing_behind(jsonl, out, change, match):
-    request = {"texts": [str(jsonl)], "tokenizer": "bytes", "length": 8} | change
-    with pytest.raises(DataError, match=match) as caught:
-        prepare(request.pop("texts"), request.pop("tokenizer"), out, **request)
-    assert "\n" not in str(caught.value)
-    assert not out.exists()
-
-
-def test_a_tokenizer_is_refused_before_the_text_is_read(jsonl, out):
-    with pytest.raises(DataError, match="no tokenizer file"):
-        prepare([str(jsonl)], "./none", out, length=8, progress=never)
-
-
-def test_folder_that_cannot_be_written(jsonl, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(RunError, match=r"cannot prepare the text in '.*file.*; choose another folder"):
-            prepare([str(jsonl)], "bytes", folder, length=8)
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
-def test_damaged_folders(jsonl, out):
-    with pytest.raises(DataError, match=r"no prepared text in '.*' \(data.json is missing\); prepare"):
-        load_prepared(out)
-    prepared = prepare([str(jsonl)], "bytes", out, length=8)
-    with pytest.raises(DataError, match="no split 'test'; choose one of train, tune, heldout"):
-        prepared.split("test")
-    (out / "train.bin").write_bytes(b"")
-    with pytest.raises(DataError, match=r"train.bin' does not hold the \d+ tokens"):
-        load_prepared(out)
-    for damage in ("{}", "[]", "not json", '{"tokenizer": 3}'):
-        (out / "data.json").write_text(damage)
-        with pytest.raises(DataError, match=r"data.json' is damaged; prepare the text again"):
-            load_prepared(out)
-
-
-def test_progress_runs_through_three_stages(jsonl, out):
+def test_progress_runs_through_three_stages(source, out):
     seen = []
-    prepare([str(jsonl)], "bytes", out, length=8, progress=lambda *step: seen.append(step))
+    prepare([str(source)], "bytes", out, length=8, progress=lambda *step: seen.append(step))
     assert list(dict.fromkeys(stage for stage, _ in seen)) == ["reading", "tokenizer", "tokens"]
     for stage in ("reading", "tokenizer", "tokens"):
         parts = [part for at, part in seen if at == stage]
@@ -342,9 +101,3 @@ def test_builtin_is_a_demo(out):
     heldout = {" ".join(p.split()) for p in paragraphs(text["heldout"])}
     assert heldout
     assert train.isdisjoint(heldout)
-
-
-def test_version_of_python_decides_about_builtin_only(jsonl, out, monkeypatch):
-    prepare([str(jsonl)], "bytes", out, length=8)
-    monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")
-    prepare([str(jsonl)], "bytes", out, length=8, progress=never)

@@ -111,14 +111,14 @@ def _from_file(path: Path) -> PreTrainedTokenizerFast:
     try:
         return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
     except Exception as error:  # the Rust side raises Exception itself
-        raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error, 80)})", _CHOICES) from None
+        raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
 
 
 def _from_pretrained(name: str, what: str, fix: str, local: bool = False) -> PreTrainedTokenizerFast:
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
     except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
-        raise DataError(f"{what} ({one_line(error, 80)})", fix) from None
+        raise DataError(f"{what} ({one_line(error)})", fix) from None
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer, or choose another")
     return tokenizer
