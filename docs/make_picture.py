@@ -17,7 +17,8 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-WIDTH, HEIGHT = 1280, 1320
+WIDTH = 1280
+PANELS = 3  # the paired differences and the two figures under them
 
 
 def main() -> None:
@@ -35,7 +36,7 @@ def main() -> None:
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
         page = browser.new_page(
-            viewport={"width": WIDTH, "height": HEIGHT},
+            viewport={"width": WIDTH, "height": 900},
             color_scheme="dark" if arguments.dark else "light",
             offline=True,
         )
@@ -45,10 +46,12 @@ def main() -> None:
 
 
 def photograph(page: Page, report: Path, out: Path) -> None:
-    """Open the report, wait until its last figure is drawn, and keep what the window shows."""
+    """Open the report, wait until its last figure is drawn, and keep the page down to the first few."""
     page.goto(report.resolve().as_uri())
     page.locator(".plot").last.locator(".main-svg").first.wait_for()
-    page.screenshot(path=out)
+    bottoms = page.eval_on_selector_all(".panel", "all => all.map(e => e.getBoundingClientRect().bottom + scrollY)")
+    height = max(bottoms[:PANELS]) + 12
+    page.screenshot(path=out, full_page=True, clip={"x": 0, "y": 0, "width": WIDTH, "height": height})
 
 
 if __name__ == "__main__":

@@ -146,6 +146,6 @@ def _direct_path(arm):
     noise = random.Random(arm)
     n = len(TOKENS)
     logits = [[noise.gauss(-1, 0.8) for _ in range(n)] for _ in range(n)]
-    if arm != "untied":  # one table without a map between: W·Wᵀ is symmetric, with a long diagonal
+    if arm == "tied":  # one table and no map: W·Wᵀ is symmetric, with a long diagonal
         logits = [[logits[min(i, j)][max(i, j)] + 6 * (i == j) for j in range(n)] for i in range(n)]
     return DirectPath(arm, list(TOKENS), logits)
