@@ -1,3 +1,50 @@
-"""tiewise: the two places where a language model touches its vocabulary."""
+"""tiewise: the two places where a language model touches its vocabulary.
+
+    import tiewise
+    installed = tiewise.install(model, "tied")         # any Hugging Face model with a token head
+    boundary = tiewise.Boundary("factored:128", vocab=50_304, width=768)
+    loss = tiewise.linear_cross_entropy(hidden, table, targets)
+
+Importing this package loads nothing heavy: names arrive with their module at first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tiewise.boundary.boundary import Boundary as Boundary
+    from tiewise.boundary.install import install as install
+    from tiewise.boundary.vocabulary import Vocabularies as Vocabularies
+    from tiewise.hf import load as load
+    from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from tiewise.ops.path_gradient import enter as enter
+    from tiewise.ops.path_gradient import path_norms as path_norms
+    from tiewise.spec import BoundarySpec as BoundarySpec
+    from tiewise.training.callbacks import tie_at as tie_at
+    from tiewise.training.callbacks import untie_at as untie_at
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "Boundary": "tiewise.boundary.boundary",
+    "BoundarySpec": "tiewise.spec",
+    "Vocabularies": "tiewise.boundary.vocabulary",
+    "enter": "tiewise.ops.path_gradient",
+    "install": "tiewise.boundary.install",
+    "linear_cross_entropy": "tiewise.ops.cross_entropy",
+    "load": "tiewise.hf",
+    "path_norms": "tiewise.ops.path_gradient",
+    "tie_at": "tiewise.training.callbacks",
+    "untie_at": "tiewise.training.callbacks",
+}
+__all__ = ["__version__", *sorted(_HOMES)]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'tiewise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -38,3 +38,11 @@ class UnsupportedError(TiewiseError, RuntimeError):
 
 class TiewiseWarning(UserWarning):
     """Something that works but that the user should know; raised as an error in this package's own tests."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C came; a checkpoint is on disk. `out` is the run that `--resume` continues."""
+
+    def __init__(self, out: str) -> None:
+        super().__init__(f"interrupted; everything so far is in {out}")
+        self.out = out

@@ -1,0 +1,100 @@
+"""`tiewise compare`: the main job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import typer
+
+from tiewise.cli import options as o
+
+
+def compare(
+    arms: str = typer.Option(
+        None,
+        help="Boundaries to compare, separated by commas; the first is the reference. "
+        "E.g. tied,untied,factored:64+bias,residual:16.",
+        show_default="tied,untied,factored:64",
+    ),
+    seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
+    text: list[str] = o.TEXT,
+    tokenizer: str = o.TOKENIZER,
+    model: str = o.MODEL,
+    steps: int = o.STEPS,
+    minutes: float = typer.Option(None, help="Instead of --steps: the time that all runs together may take."),
+    match: str = typer.Option(
+        None,
+        help="width: same body. parameters: what an arm saves at the boundary is spent on its body.",
+        show_default="width",
+    ),
+    tune: bool = typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate."),
+    set_: list[str] = o.SET,
+    config: Path = o.CONFIG,
+    out: Path = o.OUT,
+    resume: bool = o.RESUME,
+    overwrite: bool = o.OVERWRITE,
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Train a model under several tying choices and say which is better here, and whether the difference is real.
+
+    With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
+    """
+    o.need_torch()
+    from rich.console import Console
+
+    from tiewise.training.settings import Settings
+
+    given = {
+        "arms": tuple(split_arms(arms)) if arms is not None else None,
+        "seeds": seeds,
+        "text": tuple(text) if text else None,
+        "tokenizer": tokenizer,
+        "model": model,
+        "steps": steps,
+        "minutes": minutes,
+        "match": match,
+        "tune": tune,
+    }
+    out = out or Path("runs/compare")
+    settings: Settings | None = None
+    if not resume:
+        settings = o.settings_from(config, set_, given).checked()
+    elif config or set_ or any(value is not None for value in given.values()):
+        raise o.RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
+    o.hush_libraries()
+    from tiewise.report.page import write_report
+    from tiewise.report.table import results_table
+    from tiewise.training.compare import Shown
+    from tiewise.training.compare import compare as run
+    from tiewise.training.folder import open_run
+
+    settings = open_run(out, settings, resume=resume, overwrite=overwrite)
+    comparison = run(settings, out, o.command_line(), Shown(o.say(quiet), o.bars(quiet)))
+    report = write_report(comparison, out / "report.html")
+    if json_:
+        json.dump(comparison.to_dict(), sys.stdout, allow_nan=False)
+        print()
+        return
+    console = Console()
+    console.print(results_table(comparison))
+    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
+
+
+def split_arms(text: str) -> list[str]:
+    """Split at commas that start a new boundary; `factored-untied:in=64,out=128` keeps its own.
+
+    A piece continues the one before where it is an argument (`name=…` or `untied` after a kind with a colon).
+    """
+    from tiewise.spec import KINDS
+
+    found: list[str] = []
+    for piece in text.split(","):
+        kind = piece.strip().partition(":")[0].partition("+")[0]
+        if found and kind not in KINDS and "=" in piece.partition("+")[0]:
+            found[-1] += "," + piece.strip()
+        else:
+            found.append(piece.strip())
+    return found

@@ -1,0 +1,57 @@
+"""`tiewise`: the command line. Each command is one small file; nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from tiewise.cli import compare, train
+from tiewise.errors import Interrupted, TiewiseError
+
+app = typer.Typer(
+    name="tiewise",
+    help="Tie wisely: compare, train and inspect the two places where a language model touches its vocabulary.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("compare")(compare.compare)
+app.command("train")(train.train)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from tiewise import __version__
+
+        typer.echo(f"tiewise {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
+    """Answer `--version`; everything else is a command."""
+
+
+def main() -> None:
+    """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted after a checkpoint."""
+    try:
+        app()
+    except TiewiseError as error:
+        _say(f"tiewise: {error}")
+        sys.exit(2)
+    except Interrupted as stop:
+        _say(f"tiewise: {stop}; the same command with --resume goes on")
+        sys.exit(130)
+    except KeyboardInterrupt:
+        _say("tiewise: interrupted")
+        sys.exit(130)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def _say(line: str) -> None:
+    print(" ".join(line.split()), file=sys.stderr)

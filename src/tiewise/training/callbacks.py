@@ -1,0 +1,166 @@
+"""What tiewise adds to `transformers.Trainer` as callbacks: scheduled tying, a clean interrupt, curves on disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from transformers import TrainerCallback
+from transformers.trainer_callback import ProgressCallback
+
+from tiewise.boundary.install import Installed, install
+from tiewise.boundary.schedule import tie, untie
+from tiewise.errors import UnsupportedError
+
+
+class _Scheduled(TrainerCallback):
+    """Changes the boundary once, before the step after `step` optimizer steps."""
+
+    def __init__(self, step: int, choice: str) -> None:
+        self.step, self.choice = step, choice
+        self.done = False
+
+    def change(self, installed: Installed, optimizer: Any) -> None:
+        raise AssertionError("a subclass says how")
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        if self.done or state.global_step < self.step:
+            return
+        if args.world_size > 1:
+            fix = "train on one process, or start from the final boundary"
+            raise UnsupportedError("changing the boundary while several processes train", fix)
+        optimizer = kw["optimizer"]
+        self.change(install(kw["model"]), getattr(optimizer, "optimizer", optimizer))
+        self.done = True
+
+
+class TieAt(_Scheduled):
+    """`tie_at(step)`: from then on both ends are one table. See `tiewise.boundary.schedule.tie`."""
+
+    def change(self, installed: Installed, optimizer: Any) -> None:
+        """Tie, keeping `choice`: input, output or mean."""
+        tie(installed, optimizer, self.choice)
+
+
+class UntieAt(_Scheduled):
+    """`untie_at(step)`: from then on each end has its own table. See `tiewise.boundary.schedule.untie`."""
+
+    def change(self, installed: Installed, optimizer: Any) -> None:
+        """Untie, the optimizer's state by `choice`: copy, split or reset."""
+        untie(installed, optimizer, self.choice)
+
+
+def tie_at(step: int, keep: str = "mean") -> TieAt:
+    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps."""
+    return TieAt(step, keep)
+
+
+def untie_at(step: int, state: str = "copy") -> UntieAt:
+    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps."""
+    return UntieAt(step, state)
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
+
+    Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.caught = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupt:
+        self._before = signal.signal(signal.SIGINT, self._catch)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        if self.caught:
+            raise KeyboardInterrupt
+        self.caught = True
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
+        """Ask the Trainer to save and to stop."""
+        if self.caught:
+            control.should_save = control.should_training_stop = True
+        return control
+
+
+class Lines(TrainerCallback):
+    """`metrics.jsonl`: one line per logged step; lines after the step that a run resumes from are dropped first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.extra: dict[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Keep what a resumed run has already said up to its checkpoint, and nothing torn or later."""
+        kept = [line for line in read_lines(self.path) if line["step"] <= state.global_step]
+        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
+        """Append the training loss of the window, and what the Trainer measured beside it."""
+        if logs and "loss" in logs:
+            line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line | {k: logs[k] for k in MEASURED if k in logs}) + "\n")
+
+
+MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
+    if not path.exists():
+        return []
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+class Clock(TrainerCallback):
+    """Seconds spent in training steps alone: evaluation, saving and set-up do not count."""
+
+    def __init__(self) -> None:
+        self.seconds, self.steps = 0.0, 0
+        self._start = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Start."""
+        self._start = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Stop; the first step warms up and does not count."""
+        if self.steps:
+            self.seconds += time.perf_counter() - self._start
+        self.steps += 1
+
+
+class Bar(ProgressCallback):
+    """The Trainer's progress bar, named, with the loss beside it instead of a printed line per log."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Open the bar."""
+        super().on_train_begin(args, state, control, **kw)
+        self.training_bar.set_description_str(self.name)
+        self.training_bar.leave = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
+        """Show the loss."""
+        if self.training_bar is not None and logs and "loss" in logs:
+            self.training_bar.set_postfix(nll=f"{logs['loss']:.3f}")

@@ -1,0 +1,89 @@
+"""Losses as the comparison reports them: nats per predicted token over a whole split, and by token frequency.
+
+Not the Trainer's `eval_loss`, which weights batches by rows, and not its `train_loss`, which after a resume covers the
+resumed steps alone. Every arm is measured by the same call on the same blocks, training text included.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tiewise.boundary.install import Installed
+from tiewise.data.blocks import bin_of, frequency_bins
+from tiewise.training.results import BinNll
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Mean nll in nats per predicted token, the tokens that were predicted, and the same by frequency bin."""
+
+    nll: float
+    tokens: int
+    bins: list[BinNll]
+
+
+def measure(
+    installed: Installed, tokens: np.ndarray, length: int, counts: np.ndarray, blocks: int | None = None
+) -> Measured:
+    """Evaluate contiguous blocks of `length` tokens (each predicts length − 1); `counts` [V] are training counts.
+
+    Args:
+        installed: the model, put into evaluation mode and back.
+        tokens: the split.
+        length: T.
+        counts: how often each token occurs in training, for the bins.
+        blocks: at most so many blocks, from the start; None takes all.
+    """
+    whole = len(tokens) // length if blocks is None else min(blocks, len(tokens) // length)
+    where = torch.from_numpy(bin_of(counts))
+    labels = [b.label for b in frequency_bins(counts)]
+    sums, sizes = torch.zeros(len(labels), dtype=torch.float64), torch.zeros(len(labels), dtype=torch.long)
+    per_batch = max(1, 4096 // length)
+    was_training = installed.model.training
+    installed.model.eval()
+    try:
+        for start in range(0, whole, per_batch):
+            part = tokens[start * length : min(start + per_batch, whole) * length]
+            ids = torch.from_numpy(np.asarray(part, dtype=np.int64)).view(-1, length)
+            losses, targets = token_losses(installed, ids)
+            bins = where[targets.cpu()]
+            sums.index_add_(0, bins, losses.double().cpu())
+            sizes += bins.bincount(minlength=len(labels))
+    finally:
+        installed.model.train(was_training)
+    found = [
+        BinNll(label, int(n), float(s / n) if n else None) for label, s, n in zip(labels, sums, sizes, strict=True)
+    ]
+    total = int(sizes.sum())
+    return Measured(float(sums.sum() / total) if total else math.nan, total, found)
+
+
+@torch.no_grad()
+def token_losses(installed: Installed, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """(loss of each predicted token [B·(T−1)], the tokens [B·(T−1)]) of blocks [B, T], without logits."""
+    ids = ids.to(installed.tables()[0].device)
+    with installed.deferred():
+        logits = installed.model(input_ids=ids, use_cache=False).logits
+        targets = ids[:, 1:].reshape(-1)
+        shifted = logits[:, :-1, :].reshape(-1, logits.shape[-1])
+        return F.cross_entropy(shifted, targets, reduction="none"), targets
+
+
+def bits_per_byte(nll: float, tokens: int, size: int) -> float:
+    """Turn nats per token into bits per byte of a text of `size` bytes and `tokens` tokens: free of the vocabulary."""
+    return nll / math.log(2) * tokens / size
+
+
+@torch.no_grad()
+def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
+    """Logits [K, K] of the lookup followed at once by the head, on K tokens: rows current, columns next token."""
+    model = installed.model
+    lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
+    ids = torch.tensor(tokens, device=installed.tables()[0].device)
+    return head(lookup(ids))[:, ids].float().tolist()

@@ -1,0 +1,236 @@
+"""One arm with one seed: build, train with `transformers.Trainer`, measure, keep. Resumable at any moment.
+
+`result.json` is written last and whole, so a run either has its result or continues from its newest whole checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.tensorboard import SummaryWriter
+from transformers import TrainerCallback, TrainingArguments
+from transformers.integrations import TensorBoardCallback
+from transformers.trainer_callback import PrinterCallback
+
+from tiewise.boundary.install import Installed
+from tiewise.boundary.schedule import tie, untie
+from tiewise.data.blocks import Blocks
+from tiewise.data.prepared import PreparedText
+from tiewise.errors import Interrupted
+from tiewise.spec import BoundarySpec
+from tiewise.training.callbacks import MEASURED, Bar, Clock, Interrupt, Lines, read_lines, tie_at, untie_at
+from tiewise.training.environment import peak_memory, reset_peak_memory
+from tiewise.training.evaluate import bits_per_byte, direct_path, measure
+from tiewise.training.folder import newest_checkpoint, read_json, replace_folder, write_json
+from tiewise.training.model import build, expected_initial_nll, model_width, parameters, starting_std
+from tiewise.training.results import BinNll, CurvePoint, RunResult
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import TiewiseTrainer
+
+CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train and where; `title` names it in progress, `bars` shows the Trainer's bar."""
+
+    arm: str
+    spec: BoundarySpec
+    seed: int
+    settings: Settings
+    folder: Path
+    feed_forward: int | None = None
+    title: str = ""
+    bars: bool = False
+    split: str = "heldout"  # what the run is measured on
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run's result and its direct path on the tokens that were asked for."""
+
+    result: RunResult
+    direct_path: list[list[float]]
+
+
+def finished(folder: Path) -> Outcome | None:
+    """Return the outcome that a run left, or None where it has not finished."""
+    record = read_json(folder / "result.json")
+    if record is None:
+        return None
+    result = record["result"]
+    typed = {
+        "frequency": [BinNll(**item) for item in result["frequency"]],
+        "curve": [CurvePoint(**item) for item in result["curve"]],
+    }
+    return Outcome(RunResult(**{**_nan(result), **typed}), record["direct_path"])
+
+
+def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) -> Outcome:
+    """Train one job to its end, or take up its finished or interrupted self.
+
+    Args:
+        job: what to train.
+        text: the prepared text.
+        counts: how often each token occurs in its training split, [V].
+        probe: tokens whose direct path is wanted.
+
+    Raises:
+        Interrupted: after Ctrl-C, with a checkpoint written.
+    """
+    done = finished(job.folder)
+    if done is not None:
+        return done
+    job.folder.mkdir(parents=True, exist_ok=True)
+    checkpoint, step = newest_checkpoint(job.folder)
+    reset_peak_memory()
+    installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
+    facts = _starting_facts(job, installed, text, counts)
+    installed = _as_at(installed, job.spec, step)
+    clock = Clock()
+    trainer = _trainer(job, installed, text, counts, clock)
+    with Interrupt() as interrupt:
+        trainer.add_callback(interrupt)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if trainer.state.global_step < job.settings.steps:
+        raise Interrupted(str(job.folder))
+    outcome = Outcome(_result(job, trainer, text, counts, clock, facts), direct_path(trainer.installed, probe))
+    _keep(job, trainer.installed, text, outcome)
+    return outcome
+
+
+def _as_at(installed: Installed, spec: BoundarySpec, step: int) -> Installed:
+    """Return the boundary as it was when a checkpoint of `step` was written."""
+    if spec.untie_at is not None and step > spec.untie_at:
+        return untie(installed)
+    if spec.tie_at is not None and step > spec.tie_at:
+        return tie(installed)
+    return installed
+
+
+def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock) -> TiewiseTrainer:
+    s = job.settings
+    window = max(1, s.steps // 20)
+    heldout = text.split(job.split)
+    arguments = TrainingArguments(
+        output_dir=str(job.folder),
+        max_steps=s.steps,
+        per_device_train_batch_size=s.batch,
+        gradient_accumulation_steps=s.accumulate,
+        learning_rate=s.learning_rate,
+        weight_decay=s.weight_decay,
+        adam_beta2=0.98,
+        optim="adamw_torch_fused",
+        lr_scheduler_type="cosine",
+        warmup_steps=max(1, s.steps // 10),
+        max_grad_norm=1.0,
+        logging_steps=window,
+        logging_nan_inf_filter=False,
+        save_steps=4 * window,  # a multiple of the logging window, or a resumed window would average other steps
+        save_total_limit=2,
+        seed=job.seed,
+        data_seed=1000 * job.seed,  # permutations of seeds 1, 2, 3 would overlap from one epoch to the next
+        report_to="none",
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        bf16=s.bf16,
+        activation_checkpointing=s.activation_checkpointing,
+    )
+    writer = SummaryWriter(log_dir=str(job.folder / "tensorboard"))
+    callbacks: list[TrainerCallback] = [clock, Lines(job.folder / "metrics.jsonl"), TensorBoardCallback(writer)]
+    callbacks += [Bar(job.title)] if job.bars else []
+    callbacks += [untie_at(job.spec.untie_at)] if job.spec.untie_at is not None else []
+    callbacks += [tie_at(job.spec.tie_at)] if job.spec.tie_at is not None else []
+    trainer = TiewiseTrainer(
+        installed,
+        evaluator=lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
+        args=arguments,
+        train_dataset=Blocks(text.split("train"), s.length),
+        callbacks=callbacks,
+    )
+    trainer.remove_callback(PrinterCallback)  # the Trainer adds it where its own bar is off
+    return trainer
+
+
+def _starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
+    std = starting_std(job.settings, job.spec, model_width(installed.model))
+    first = measure(installed, text.split(job.split), job.settings.length, counts, CURVE_BLOCKS)
+    return {
+        "init_std": std,
+        "predicted_initial_nll": expected_initial_nll(installed, job.spec, std),
+        "initial_nll": first.nll,
+    }
+
+
+def _result(
+    job: Job, trainer: TiewiseTrainer, text: PreparedText, counts: np.ndarray, clock: Clock, facts: dict[str, Any]
+) -> RunResult:
+    s, installed = job.settings, trainer.installed
+    heldout = measure(installed, text.split(job.split), s.length, counts)
+    blocks = max(1, len(text.split(job.split)) // s.length)
+    train = measure(installed, text.split("train"), s.length, counts, blocks)
+    size = text.facts["splits"][job.split]
+    count = parameters(installed)
+    per_step = s.batch * s.accumulate * s.length * trainer.args.world_size
+    tensors = {id(p): p.numel() * p.element_size() for p in installed.model.parameters()}
+    curve = [
+        CurvePoint(step=p["step"], tokens=p["step"] * per_step, **{k: p[k] for k in ("train_nll", *MEASURED) if k in p})
+        for p in read_lines(job.folder / "metrics.jsonl")
+    ]
+    return RunResult(
+        arm=job.arm,
+        seed=job.seed,
+        steps=s.steps,
+        train_nll=train.nll,
+        heldout_nll=heldout.nll,
+        perplexity=math.exp(min(heldout.nll, 700)),
+        bits_per_byte=bits_per_byte(heldout.nll, size["tokens"], size["bytes"]),
+        frequency=heldout.bins,
+        parameters=count,
+        total_parameters=sum(count.values()),
+        bytes=sum(tensors.values()),
+        tokens_per_second=per_step * max(clock.steps - 1, 0) / clock.seconds if clock.seconds else math.nan,
+        peak_memory_bytes=peak_memory(),
+        seconds=clock.seconds,
+        learning_rate=s.learning_rate,
+        curve=[{p.step: p for p in curve}[step] for step in sorted({p.step for p in curve})],
+        **facts,
+    )
+
+
+def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) -> None:
+    """Write the final model and then the result; checkpoints, which only a resume needs, go."""
+    made = job.folder / "final.partial"
+    shutil.rmtree(made, ignore_errors=True)
+    installed.model.save_pretrained(made)
+    text.tokenizer().save_pretrained(made)
+    replace_folder(made, job.folder / "final")
+    write_json(
+        job.folder / "result.json", {"result": _finite(asdict(outcome.result)), "direct_path": outcome.direct_path}
+    )
+    for path in job.folder.glob("checkpoint-*"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
+def _nan(record: dict[str, Any]) -> dict[str, Any]:
+    return {k: math.nan if v is None else v for k, v in record.items()}
+
+
+def tuned(job: Job, init: float, learning_rate: float) -> Job:
+    """Return the job with a starting scale and a learning rate of its own."""
+    spec = replace(job.spec, init=init)
+    return replace(job, spec=spec, settings=replace(job.settings, learning_rate=learning_rate))
+
+
+Say = Callable[[str], None]

@@ -1,0 +1,101 @@
+"""`transformers.Trainer` with the norms of both gradient paths, measured where they are still what they are.
+
+The gradient of a step is whole after its last micro-batch and is scaled by the clipping that follows, so the paths are
+measured between the two, at no matrix product: Path A's rows were kept apart by the lookup, and B follows from the sum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+from tiewise.boundary.install import Installed, install
+from tiewise.ops.path_gradient import PathNorms, gather, path_norms
+
+
+class TiewiseTrainer(Trainer):
+    """Logs `path_a`, `path_b` and `cosine` (means over the logging window), and `heldout_nll` from `evaluator`.
+
+    Args:
+        installed: the boundary of `model`.
+        evaluator: called at every log; its value is logged as `heldout_nll`. None logs none.
+        track: whether to measure paths.
+        kwargs: as `transformers.Trainer`.
+    """
+
+    def __init__(
+        self, installed: Installed, *, evaluator: Callable[[], float] | None = None, track: bool = True, **kwargs: Any
+    ) -> None:
+        super().__init__(model=installed.model, **kwargs)
+        self.installed = installed
+        self._evaluator = evaluator
+        self._track = track
+        self._window: list[PathNorms] = []
+
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
+        current = install(self.model) if self._changed() else self.installed
+        self.installed = current
+        if self._track and current.record is None:
+            current.track()
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if self._track and self.accelerator.sync_gradients:
+            self._measure(current)
+        return loss
+
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Add the spec's penalty on its projection, where it has one (Press & Wolf 2017, §3), while training."""
+        result = super().compute_loss(model, inputs, *args, **kwargs)
+        penalty = self.installed.penalty() if model.training else None
+        if penalty is None:
+            return result
+        share = penalty / self.args.gradient_accumulation_steps
+        return (result[0] + share, *result[1:]) if isinstance(result, tuple) else result + share
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add what was measured to the training log."""
+        if "loss" in logs:
+            logs = {**logs, **self._path_means()}
+            if self._evaluator is not None:
+                logs["heldout_nll"] = self._evaluator()
+        super().log(logs, start_time)
+
+    def _changed(self) -> bool:
+        """Whether a schedule has changed the boundary since the last step."""
+        head = self.model.get_output_embeddings()
+        return self.installed.tables()[1] is not head.weight or self.installed.spec.tables != (
+            1 if head.weight is self.model.get_input_embeddings().weight else 2
+        )
+
+    @torch.no_grad()
+    def _measure(self, installed: Installed) -> None:
+        table_in, table_out = installed.tables()
+        scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else 1.0
+        record = installed.record
+        if table_in is not table_out:
+            a, b = (0.0 if t.grad is None else float(torch.linalg.vector_norm(t.grad)) for t in (table_in, table_out))
+            norms = PathNorms(a, b, math.hypot(a, b), math.nan)
+        elif table_in.grad is None or record is None:
+            return
+        else:
+            norms = path_norms(table_in.grad, gather(record))
+        if record is not None:
+            record.clear()
+        self._window.append(PathNorms(norms.a / scale, norms.b / scale, norms.total / scale, norms.cosine))
+
+    def _path_means(self) -> dict[str, float]:
+        window, self._window = self._window, []
+        if not window:
+            return {}
+        found = {"path_a": _mean([n.a for n in window]), "path_b": _mean([n.b for n in window])}
+        cosine = _mean([n.cosine for n in window])
+        return found if math.isnan(cosine) else {**found, "cosine": cosine}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,84 @@
+"""The same small tuning budget for every arm: starting scale × learning rate, short runs, one seed of its own.
+
+Initialisation and learning rate move a result more than tying does, so a comparison that fixes one of them for all arms
+compares that choice. Every arm gets the same nine runs of a quarter of the steps; the lowest nll on the `tune` split,
+which neither trains nor reports, wins.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiewise.data.prepared import PreparedText
+from tiewise.training.folder import folder_name, read_json, write_json
+from tiewise.training.model import make_config, starting_std
+from tiewise.training.run import Job, Say, train, tuned
+
+INIT_FACTORS = (0.5, 1.0, 2.0)
+RATE_FACTORS = (0.5, 1.0, 2.0)
+SEED = 0  # of tuning; compared runs count from 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An arm's starting scale and learning rate."""
+
+    init: float
+    learning_rate: float
+
+
+def tune(
+    jobs: list[Job], out: Path, text: PreparedText, counts: np.ndarray, say: Say
+) -> tuple[dict[str, Choice], list[Any]]:
+    """Choose for each job's arm, taking up what `tuning.json` already holds.
+
+    Returns:
+        the choice per arm, and every trial (arm, init, learning_rate, nll, chosen) for the report.
+    """
+    path = out / "tuning.json"
+    trials: list[dict[str, Any]] = read_json(path) or []
+    known = {(t["arm"], t["init"], t["learning_rate"]) for t in trials}
+    for job in jobs:
+        for choice in grid(job, text.vocab):
+            if (job.arm, choice.init, choice.learning_rate) in known:
+                continue
+            nll = _trial(job, choice, out, text, counts)
+            shown = "diverged" if nll is None else f"{nll:.3f}"
+            say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
+            trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
+            write_json(path, trials)
+    chosen: dict[str, Choice] = {}
+    for job in jobs:
+        best = min((t for t in trials if t["arm"] == job.arm), key=lambda t: math.inf if t["nll"] is None else t["nll"])
+        chosen[job.arm] = Choice(best["init"], best["learning_rate"])
+    marked = [{**t, "chosen": chosen[t["arm"]] == Choice(t["init"], t["learning_rate"])} for t in trials]
+    return chosen, marked
+
+
+def grid(job: Job, vocab: int) -> list[Choice]:
+    """Nine choices around the arm's own defaults."""
+    d = int(make_config(job.settings, vocab).get_text_config().hidden_size)
+    std = starting_std(job.settings, job.spec, d)
+    return [Choice(std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS]
+
+
+def _trial(job: Job, choice: Choice, out: Path, text: PreparedText, counts: np.ndarray) -> float | None:
+    steps = max(1, job.settings.steps // 4)
+    spec = job.spec if (job.spec.tie_at or job.spec.untie_at or 0) < steps else job.spec.plainly()
+    name = f"init-{choice.init:.4g}-lr-{choice.learning_rate:.4g}"
+    short = replace(
+        job,
+        spec=spec,
+        seed=SEED,
+        settings=replace(job.settings, steps=steps),
+        folder=out / "tuning" / folder_name(job.arm) / name,
+        title=f"tune {job.arm}",
+        split="tune",
+    )
+    nll = train(tuned(short, choice.init, choice.learning_rate), text, counts, []).result.heldout_nll
+    return nll if math.isfinite(nll) else None
