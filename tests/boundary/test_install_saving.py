@@ -1,0 +1,200 @@
+"""Saved and loaded: plain boundaries by any transformers, the others by `tiewise.hf`, and all of them bitwise."""
+
+import copy
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import transformers as tr
+from tiny_models import batch, build, step
+
+import tiewise.hf
+from tiewise.boundary.install import install
+from tiewise.boundary.link import link_of
+from tiewise.errors import InstallError, UnsupportedError
+
+SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "projected:20", "residual:3", "spd"]
+SPECS += ["untied+bias", "tied+softcap=3+input_scale=sqrt_d", "tied+pad=3+alpha=0.5+init=0.1"]
+FAMILIES = ["llama", "t5", "bart", "bert", "opt_350m"]
+CASES = [(f, s) for f in FAMILIES for s in SPECS if not (f == "bart" and "softcap" in s)]
+
+
+def _logits(model, inputs):
+    with torch.no_grad():
+        return model.eval()(**inputs).logits + 0
+
+
+def _trained(name, spec, tied=True):
+    """A model with the boundary, one optimizer step away from its start."""
+    model = build(name, tied)
+    install(model, spec)
+    inputs = batch(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step(model, inputs)
+    optimizer.step()
+    model.zero_grad()
+    return model, inputs
+
+
+@pytest.mark.parametrize(("name", "spec"), CASES)
+def test_round_trip_is_exact(name, spec, tmp_path):
+    model, inputs = _trained(name, spec, tied=spec != "tied")
+    model.save_pretrained(tmp_path)
+    loaded = tiewise.hf.load(tmp_path)
+    assert install(loaded).spec == install(model).spec
+    mine, its = model.state_dict(), loaded.state_dict()
+    assert mine.keys() == its.keys()
+    assert all(torch.equal(mine[key], its[key]) for key in mine)
+    assert torch.equal(_logits(loaded, inputs), _logits(model, inputs))
+    # tied stays tied: the same Parameters, so the same training
+    assert len(list(loaded.parameters())) == len(list(model.parameters()))
+    (loss, got), (wanted_loss, wanted) = step(loaded, inputs), step(model, inputs)
+    assert torch.equal(loss, wanted_loss)
+    assert all(torch.equal(got[key], wanted[key]) for key in wanted)
+
+
+_WITHOUT_US = """
+import sys, torch, transformers
+for folder in sys.argv[1:]:
+    saved = torch.load(folder + "/saved.pt")
+    model_class = getattr(transformers, saved["class"])
+    model, told = model_class.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"], told
+    with torch.no_grad():
+        logits = model.eval()(**saved["inputs"]).logits
+    assert torch.equal(logits, saved["logits"]), folder
+    assert (model.get_input_embeddings().weight is model.get_output_embeddings().weight) == saved["tied"], folder
+assert not any(name.startswith("tiewise") for name in sys.modules)
+"""
+
+
+def test_tied_and_untied_load_without_us(tmp_path):
+    folders = []
+    for name in ("llama", "gpt2", "t5", "bart", "bert"):
+        for spec in ("tied", "untied"):
+            model, inputs = _trained(name, spec, tied=spec == "untied")
+            folders.append(tmp_path / f"{name}-{spec}")
+            model.save_pretrained(folders[-1])
+            saved = {"class": type(model).__name__, "tied": spec == "tied", "inputs": inputs}
+            torch.save(saved | {"logits": _logits(model, inputs)}, folders[-1] / "saved.pt")
+    _fresh(_WITHOUT_US, *folders)
+
+
+def _fresh(code, *arguments):
+    done = subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+_WITH_HF = """
+import sys, torch
+import tiewise.hf
+from transformers import AutoModelForCausalLM
+folder = sys.argv[1]
+model = AutoModelForCausalLM.from_pretrained(folder)
+saved = torch.load(folder + "/inputs.pt")
+with torch.no_grad():
+    assert torch.equal(model.eval()(**saved["inputs"]).logits + 0, saved["logits"])
+"""
+_WITHOUT_HF = """
+import sys
+from transformers import AutoModelForCausalLM
+try:
+    AutoModelForCausalLM.from_pretrained(sys.argv[1])
+except ValueError as error:
+    assert "tiewise" in str(error)
+else:
+    raise SystemExit("loaded as something else")
+"""
+
+
+def test_the_auto_classes_load_any_boundary_once_hf_is_imported(tmp_path):
+    model, inputs = _trained("llama", "factored:6+bias")
+    model.save_pretrained(tmp_path)
+    torch.save({"inputs": inputs, "logits": _logits(model, inputs)}, tmp_path / "inputs.pt")
+    _fresh(_WITH_HF, tmp_path)
+    _fresh(_WITHOUT_HF, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert (config["model_type"], config["base_model_type"]) == ("tiewise", "llama")
+    assert config["tiewise_boundary"] == "factored:6+bias"
+    assert not list(tmp_path.glob("*.py"))
+
+
+def test_a_new_model_from_a_saved_config(tmp_path):
+    model, inputs = _trained("llama", "factored:6")
+    model.config.save_pretrained(tmp_path)
+    config = tr.AutoConfig.from_pretrained(tmp_path)
+    fresh = tr.AutoModelForCausalLM.from_config(config)
+    assert type(fresh) is type(model)
+    assert fresh.lm_head.weight is fresh.model.embed_tokens.weight
+    assert fresh.lm_head.weight.shape == (61, 6)
+    step(fresh, inputs)
+    assert link_of(fresh).counts.fused == 1
+
+
+def test_a_checkpoint_of_an_unknown_family_is_named(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "tiewise", "base_model_type": "nothing"}')
+    with pytest.raises(InstallError, match="unknown family 'nothing'"):
+        tr.AutoConfig.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": ["os"]}')
+    with pytest.raises(InstallError, match="architecture os"):
+        tiewise.hf.load(tmp_path)
+
+
+DENSE = ["tied", "factored:6", "factored-untied:in=6,out=10", "projected:20", "residual:3", "spd"]
+DENSE += ["untied+input_scale=sqrt_d+output_scale=0.3"]
+
+
+@pytest.mark.parametrize("spec", DENSE)
+@pytest.mark.parametrize("name", ["llama", "bart", "opt_350m"])
+def test_densified_models_are_the_family_s_own(name, spec, tmp_path):
+    model, inputs = _trained(name, spec)
+    plain = tiewise.hf.densify(model)
+    original = build(name)
+    assert type(plain) is type(original)
+    assert type(plain.config) is type(original.config)
+    assert [type(m) for m in plain.modules()] == [type(m) for m in original.modules()]
+    assert not plain._forward_hooks
+    plain.save_pretrained(tmp_path)
+    loaded = type(original).from_pretrained(tmp_path)
+    with torch.no_grad():
+        got = loaded.eval()(**inputs)
+    torch.testing.assert_close(got.logits, _logits(model, inputs), rtol=1e-4, atol=1e-5)
+
+
+def test_what_no_dense_table_can_do_is_refused():
+    for spec, reason in (("tied+softcap=3", "soft-cap"), ("tied+bias", "no bias")):
+        model = build("llama")
+        install(model, spec)
+        with pytest.raises(UnsupportedError, match=reason):
+            tiewise.hf.densify(model)
+    with pytest.raises(InstallError, match="no installed boundary"):
+        tiewise.hf.densify(build("llama"))
+    phi = build("phi", tied=False)
+    install(phi, "untied+bias+input_scale=2")
+    assert tiewise.hf.densify(phi).lm_head.bias is not None
+
+
+@pytest.mark.parametrize(("name", "spec"), [("gemma2", "factored:6"), ("bart", "untied"), ("llama", "spd")])
+def test_copies_and_pickles_work_on_their_own(name, spec):
+    model, inputs = _trained(name, spec)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert link_of(other) is not link_of(model)
+        assert link_of(other).head is other.get_output_embeddings()
+        (loss, got), (wanted_loss, wanted) = step(other, inputs), step(model, inputs)
+        assert torch.equal(loss, wanted_loss)
+        assert all(torch.equal(got[key], wanted[key]) for key in wanted)
+        assert link_of(other).counts.fused
+
+
+@pytest.mark.parametrize("name", ["llama", "t5"])
+def test_a_factored_model_generates_as_its_dense_copy(name):
+    model, inputs = _trained(name, "factored:6")
+    prompt = inputs["input_ids"][:, :4]
+    wanted = tiewise.hf.densify(model).eval().generate(prompt, max_new_tokens=6, do_sample=False)
+    assert torch.equal(model.eval().generate(prompt, max_new_tokens=6, do_sample=False), wanted)

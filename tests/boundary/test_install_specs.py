@@ -1,0 +1,219 @@
+"""Specs built into models compute, and differentiate, what their formulas say."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_models import V, assert_same_gradients, batch, build, step
+from torch.func import functional_call
+
+from tiewise.boundary.install import install
+from tiewise.errors import UnsupportedError
+
+D, K = 16, 6
+
+
+def _formula(model, inputs):
+    """(loss, {name: gradient}) by plain autograd: the family's own class on dense tables computed from the maps."""
+    plain, names = build("llama", tied=False), dict(model.named_parameters())
+    spec = install(model).spec
+    leaves = {name: p.detach().clone().requires_grad_() for name, p in names.items()}
+    table_in = leaves["model.embed_tokens.weight"]
+    table_out = leaves.get("lm_head.weight", table_in)
+    if "model.embed_tokens.in_map.weight" in leaves:
+        table_in = table_in @ leaves["model.embed_tokens.in_map.weight"].T
+    if "lm_head.out_map.weight" in leaves:
+        table_out = table_out @ leaves["lm_head.out_map.weight"]
+    if "lm_head.out_map.p" in leaves:
+        table_out = table_out @ (
+            torch.eye(D) + spec.strength * leaves["lm_head.out_map.p"] @ leaves["lm_head.out_map.q"]
+        )
+    if "lm_head.out_map.factor" in leaves:
+        factor = leaves["lm_head.out_map.factor"]
+        triangle = factor.tril(-1) + torch.diag(factor.diagonal().exp())
+        definite = triangle @ triangle.T
+        table_in, table_out = table_in @ torch.linalg.inv(definite), table_out @ definite
+    scale_in, scale_out = spec.scales(D)
+    dense = {name: leaf for name, leaf in leaves.items() if "embed_tokens" not in name and "lm_head" not in name}
+    dense |= {"model.embed_tokens.weight": table_in * scale_in, "lm_head.weight": table_out * scale_out}
+    plain.train()
+    torch.manual_seed(5)
+    logits = functional_call(plain, dense, kwargs={"input_ids": inputs["input_ids"]}).logits
+    logits = logits + leaves.get("lm_head.bias", torch.zeros(V))
+    logits = logits if spec.softcap is None else spec.softcap * torch.tanh(logits / spec.softcap)
+    loss = F.cross_entropy(logits[:, :-1].reshape(-1, V), inputs["labels"][:, 1:].reshape(-1))
+    loss.backward()
+    return loss.detach(), {name: leaf.grad for name, leaf in leaves.items()}
+
+
+SPECS = [
+    "tied",
+    "untied",
+    "factored:6",
+    "factored-untied:in=6,out=10",
+    "projected",
+    "projected:20",
+    "projected:12,in=linear,out=linear,untied",
+    "residual:3,s=0.5",
+    "spd",
+    "tied+bias",
+    "untied+softcap=0.4",
+    "tied+input_scale=sqrt_d+output_scale=1/sqrt_d",
+    "factored:6+bias+softcap=2+input_scale=3+output_scale=0.5",
+]
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_loss_and_gradients_follow_the_formula(spec):
+    model = build("llama")
+    installed = install(model, spec)
+    with torch.no_grad():  # away from zero biases and identity maps
+        for name, parameter in model.named_parameters():
+            if "out_map" in name or "lm_head.bias" in name:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    inputs = batch(model)
+    loss, got = step(model, inputs)
+    assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
+    wanted_loss, wanted = _formula(model, inputs)
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-6, atol=0)
+    assert_same_gradients(got, wanted, 2e-5)
+
+
+def test_tying_takes_the_input_table_and_untying_copies_it():
+    model = build("llama", tied=False)
+    table = model.model.embed_tokens.weight
+    installed = install(model, "tied")
+    assert model.lm_head.weight is table is model.model.embed_tokens.weight
+    assert installed.tables()[0] is installed.tables()[1] is table
+    installed.uninstall()
+    install(model, "untied")
+    assert model.model.embed_tokens.weight is table
+    assert model.lm_head.weight is not table
+    assert torch.equal(model.lm_head.weight, table)
+    model.tie_weights()
+    assert model.lm_head.weight is not table
+
+
+@pytest.mark.parametrize("name", ["t5", "bart", "bert"])
+@pytest.mark.parametrize("built_tied", [True, False])
+def test_tie_weights_never_undoes_what_was_installed(name, built_tied):
+    for spec in ("tied", "untied"):
+        model = build(name, built_tied)
+        install(model, spec)
+        kept = {n: id(p) for n, p in model.named_parameters(remove_duplicate=False)}
+        model.tie_weights()
+        assert {n: id(p) for n, p in model.named_parameters(remove_duplicate=False)} == kept
+        embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+        assert (embedding.weight is head.weight) == (spec == "tied")
+
+
+def test_other_models_of_the_same_config_keep_theirs():
+    first = build("llama", tied=True)
+    second = type(first)(first.config)
+    install(second, "untied")
+    assert first.config.tie_word_embeddings
+    assert not second.config.tie_word_embeddings
+    assert second.model.config is second.config
+    install(second).uninstall()
+    install(second, "factored:4")
+    assert first.config.model_type == "llama"
+
+
+def test_alpha_scales_path_a_and_nothing_else():
+    model = build("llama")
+    both, inputs = copy.deepcopy(model), batch(model)
+    path_b = copy.deepcopy(model)
+    _, total = step(both, inputs)
+    path_b.model.embed_tokens.forward = lambda ids: F.embedding(ids, path_b.lm_head.weight.detach())
+    _, only_b = step(path_b, inputs)
+    install(model, "tied+alpha=0.25")
+    _, got = step(model, inputs)
+    name = "model.embed_tokens.weight"
+    wanted = only_b[name] + 0.25 * (total[name] - only_b[name])
+    assert (got[name] - wanted).norm() <= 1e-5 * wanted.norm()
+    others = [{n: g for n, g in gradients.items() if n != name} for gradients in (got, total)]
+    assert_same_gradients(*others, 1e-5)
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied", "factored:6"])
+@pytest.mark.parametrize("looked_up", [True, False])
+def test_a_padding_row_is_zero_and_stays_zero(kind, looked_up):
+    model = build("llama")
+    install(model, f"{kind}+pad=7")
+    inputs = batch(model)
+    inputs["input_ids"][0, :4] = 7
+    inputs["labels"][1, :4] = 7
+    if not looked_up:
+        inputs["inputs_embeds"] = model.get_input_embeddings()(inputs.pop("input_ids")).detach()
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
+    _, gradients = step(model, inputs)
+    optimizer.step()
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in gradients:
+            assert not gradients[name][7].any()
+            assert gradients[name].any()
+    for table in (model.model.embed_tokens.weight, model.lm_head.weight):
+        assert not table[7].any()
+
+
+def test_init_draws_both_tables_and_leaves_the_body():
+    model, other = build("llama", tied=False), build("llama", tied=False)
+    torch.manual_seed(3)
+    install(model, "untied+init=0.5+pad=2")
+    for name, parameter in model.named_parameters():
+        drawn = name in ("model.embed_tokens.weight", "lm_head.weight")
+        assert torch.equal(parameter, dict(other.named_parameters())[name]) != drawn
+    embedding, head = model.model.embed_tokens.weight, model.lm_head.weight
+    assert abs(embedding[3:].std() - 0.5) < 0.05
+    assert abs(head[3:].std() - 0.5) < 0.05
+    assert not embedding[2].any()
+    assert not torch.equal(embedding, head)
+
+
+def test_frozen_tables_stay_frozen():
+    model = build("llama")
+    model.model.embed_tokens.weight.requires_grad_(False)
+    plain = copy.deepcopy(model)
+    install(model)
+    inputs = batch(model)
+    loss, got = step(model, inputs)
+    wanted_loss, wanted = step(plain, inputs)
+    assert "model.embed_tokens.weight" not in got
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-6, atol=0)
+    assert_same_gradients(got, wanted, 1e-5)
+
+
+def test_uninstalling_gives_the_own_classes_back_or_says_why_not():
+    model = build("gemma2")
+    plain = copy.deepcopy(model)
+    install(model).uninstall()
+    assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()]
+    assert [set(vars(m)) for m in model.modules()] == [set(vars(m)) for m in plain.modules()]
+    assert not model._forward_hooks
+    installed = install(model, "factored:6")
+    with pytest.raises(UnsupportedError, match="densify"):
+        installed.uninstall()
+
+
+def test_a_replaced_head_is_found_again():
+    model = build("llama", tied=False)
+    install(model)
+    model.resize_token_embeddings(70)
+    installed = install(model)
+    inputs = batch(model)
+    plain = copy.deepcopy(model)
+    install(plain).uninstall()
+    torch.testing.assert_close(step(model, inputs)[0], step(plain, inputs)[0], rtol=1e-6, atol=0)
+    assert installed.counts.fused == 1
+    assert installed.tables()[1].shape == (70, D)
+
+
+def test_penalty_of_the_output_projection():
+    model = build("llama")
+    assert install(model).penalty() is None
+    install(model).uninstall()
+    installed = install(model, "projected:12,penalty=0.15")
+    wanted = 0.15 * model.lm_head.out_map.weight.square().sum().sqrt()
+    torch.testing.assert_close(installed.penalty(), wanted)
+    assert installed.penalty().requires_grad
