@@ -85,5 +85,5 @@ def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
     """Logits [K, K] of the lookup followed at once by the head, on K tokens: rows current, columns next token."""
     model = installed.model
     lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
-    ids = torch.tensor(tokens, device=installed.tables()[0].device)
+    ids = torch.tensor(tokens, dtype=torch.long, device=installed.tables()[0].device)
     return head(lookup(ids))[:, ids].float().tolist()
