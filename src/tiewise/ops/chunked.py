@@ -4,10 +4,11 @@ For a chunk of n tokens with features h [n, E], P = softmax(z) [n, V]:
 
     ∂loss_i/∂z_j = c_i P_ij − q_i [j = t_i] − v_i u_j        c_i = (1−ε)w_t + ε mean(w) + 2ζ lse_i     (0 where ignored)
                                                              q_i = (1−ε)w_t,  u_j = ε w_j / V,  v_i = 1 or 0
-    dfeatures = c ∘ (P W) − q ∘ W[t] − v ⊗ uW                dweight = Pᵀ(c ∘ h) − scatter_t(q ∘ h) − u ⊗ Σ v h
+    R = P − (q / c at column t)
+    dfeatures = c ∘ (R W) − v ⊗ uW                           dweight = Rᵀ(c ∘ h) − u ⊗ Σ v h
 
-so the row coefficients act on [n, E] factors and P itself is written twice: by the product and by its softmax.
-With a soft-cap the elementwise derivative 1 − tanh² stands between and P is multiplied out.
+so the row coefficients act on [n, E] factors, and [n, V] is passed over three times: product, log-softmax, exp.
+With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is multiplied out.
 """
 
 from __future__ import annotations
@@ -212,21 +213,25 @@ class _Chunk:
     ) -> None:
         c, q, on = coefficients
         u = self._smoothing_row(p)
-        if slope is not None:  # multiply out: the soft-cap's slope stands between P and the product
-            p.mul_(c[:, None])
+        if slope is None and not self.loss.z_loss:
+            p.scatter_add_(1, at[:, None], -(q / c.where(c != 0, 1))[:, None])
+        else:  # c may vanish, or the soft-cap's slope stands between P and the product: multiply out
+            p.mul_(c[:, None]).scatter_add_(1, at[:, None], -q[:, None])
+            c = torch.ones_like(c)
+        if slope is not None:
             if u is not None:
                 p.sub_(on[:, None] * u)
             p.mul_(slope)
-            c, u, q = torch.ones_like(c), None, q * slope.gather(1, at[:, None])[:, 0]
+            u = None
         narrow = p.to(self.weight.dtype)
         if out.bias is not None:
-            out.bias.addmv_(p.T, c).index_add_(0, at, -q)
+            out.bias.addmv_(p.T, c)
             if u is not None:
                 out.bias.sub_(on.sum() * u)
         if out.features is not None:
-            self._feature_gradient(narrow, at, (c, q, on), u, out.features[part])
+            self._feature_gradient(narrow, (c, on), u, out.features[part])
         if out.weight is not None:
-            self._weight_gradient(narrow, h.to(self.wide) * self.head.scale, at, (c, q, on), u, out.weight, part.start)
+            self._weight_gradient(narrow, h.to(self.wide) * self.head.scale, (c, on), u, out.weight, part.start)
 
     def _smoothing_row(self, p: Tensor) -> Tensor | None:
         """u_j = ε w_j / V [V]."""
@@ -235,31 +240,20 @@ class _Chunk:
         w = self.class_weight if self.class_weight is not None else torch.ones_like(p[0])
         return w * (self.loss.smoothing / p.shape[1])
 
-    def _feature_gradient(
-        self, p: Tensor, at: Tensor, coefficients: tuple[Tensor, Tensor, Tensor], u: Tensor | None, out: Tensor
-    ) -> None:
-        c, q, on = coefficients
+    def _feature_gradient(self, p: Tensor, coefficients: tuple[Tensor, Tensor], u: Tensor | None, out: Tensor) -> None:
+        c, on = coefficients
         if p.dtype == self.wide:
             torch.mm(p, self.weight, out=out)
         else:
             out.copy_(torch.mm(p, self.weight))
-        out.mul_(c[:, None]).sub_(self.weight[at].to(self.wide).mul_(q[:, None]))
+        out.mul_(c[:, None] * self.head.scale)
         if u is not None:
-            out.sub_(on[:, None] * (u.to(self.weight.dtype) @ self.weight).to(self.wide))
-        if self.head.scale != 1.0:
-            out.mul_(self.head.scale)
+            out.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-self.head.scale)
 
     def _weight_gradient(
-        self,
-        p: Tensor,
-        h: Tensor,
-        at: Tensor,
-        coefficients: tuple[Tensor, Tensor, Tensor],
-        u: Tensor | None,
-        out: Tensor,
-        start: int,
+        self, p: Tensor, h: Tensor, coefficients: tuple[Tensor, Tensor], u: Tensor | None, out: Tensor, start: int
     ) -> None:
-        c, q, on = coefficients
+        c, on = coefficients
         weighted = (h * c[:, None]).to(p.dtype)
         if p.dtype == self.wide and start == 0:
             torch.mm(p.T, weighted, out=out)
@@ -268,6 +262,5 @@ class _Chunk:
         else:
             product = torch.mm(p.T, weighted)
             out.copy_(product) if start == 0 else out.add_(product)
-        out.index_add_(0, at, h * -q[:, None])
         if u is not None:
             out.addr_(u, on @ h, alpha=-1)
