@@ -20,7 +20,7 @@ TEXT = typer.Option(
     "--text",
     "-t",
     metavar="TEXT",
-    help="File, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID[/CONFIG][:SPLIT], - for standard input, "
+    help="File, folder, glob, FILE.jsonl:FIELD, FILE.parquet:COLUMN, hf:ID\\[/CONFIG]\\[:SPLIT], - for standard input, "
     "or builtin (prose that every Python carries). May be repeated.",
     show_default="builtin",
 )
