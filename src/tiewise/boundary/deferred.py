@@ -172,25 +172,24 @@ class Deferred(Described):
             raise AttributeError(f"deferred logits have no attribute {name!r}")
         if name.endswith("_"):
             raise _in_place(name)
-        if name in RECORDED:
-            return lambda *args, **kwargs: self.__torch_function__(
-                getattr(torch.Tensor, name), (), (self, *args), kwargs
-            )
+        function = getattr(torch.Tensor, name)
+        if function in RECORDED:
+            return lambda *args, **kwargs: self.__torch_function__(function, (), (self, *args), kwargs)
         return getattr(self.real(name), name)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Fuse the cross-entropy, record what has a method here, and compute the logits for everything else."""
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", str(func)).removeprefix("true_")
         if func is F.cross_entropy:
             loss = fused_cross_entropy(*args, **kwargs)
             if loss is not None:
                 return loss
         deferred = bool(args) and isinstance(args[0], Deferred)
-        if not kwargs and name in (RECORDED if deferred else COMMUTING):
+        if not kwargs and func in (RECORDED if deferred else COMMUTING):
             first, *rest = args if deferred else args[::-1]
-            return getattr(first, RECORDED.get(name) or COMMUTING[name])(*rest)
+            return getattr(first, RECORDED[func])(*rest)
+        name = getattr(func, "__name__", str(func))
         mutates = (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
         if (mutates and deferred) or isinstance(kwargs.get("out"), Deferred):
             raise _in_place(name)

@@ -1,0 +1,225 @@
+"""Gradients of installed models in every way of training: accumulation, checkpointing, scaling, autocast, processes."""
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_models import V, assert_same_gradients, batch, build, step
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tiewise.boundary.install import install
+from tiewise.boundary.link import link_of
+from tiewise.ops.path_gradient import path_norms
+
+
+def _pair(name, **settings):
+    plain = build(name, **settings)
+    model = copy.deepcopy(plain)
+    install(model)
+    return model, plain
+
+
+def _gradients(model):
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", ["llama", "bart"])
+def test_accumulated_and_interleaved(name):
+    def run(model):
+        model.train()
+        losses = []
+        for seed in range(3):
+            torch.manual_seed(seed)
+            losses.append(model(**batch(model, seed=seed)).loss)
+        (losses[0] + losses[2]).backward(retain_graph=True)
+        losses[1].backward()
+        losses[2].backward()
+        return _gradients(model)
+
+    model, plain = _pair(name)
+    assert_same_gradients(run(model), run(plain), 1e-5)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
+def test_gradient_checkpointing(name, reentrant):
+    model, plain = _pair(name)
+    wanted = step(plain, batch(plain))
+    for other in (model, plain):
+        other.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    got = step(model, batch(model))
+    torch.testing.assert_close(got[0], wanted[0], rtol=1e-6, atol=0)
+    assert_same_gradients(got[1], step(plain, batch(plain))[1], 1e-5)
+    assert_same_gradients(got[1], wanted[1], 1e-5)
+    assert link_of(model).counts.materialised == 0
+
+
+def test_a_checkpoint_around_the_whole_model():
+    model, plain = _pair("llama")
+
+    def run(other):
+        other.train()
+        inputs = batch(other)
+        loss = torch.utils.checkpoint.checkpoint(lambda: other(**inputs).loss, use_reentrant=False)
+        loss.backward()
+        return _gradients(other)
+
+    assert_same_gradients(run(model), run(plain), 1e-5)
+
+
+def test_scaled_losses():
+    model, plain = _pair("llama")
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    optimizers = [torch.optim.SGD(other.parameters(), lr=0.1) for other in (model, plain)]
+    for other, optimizer in zip((model, plain), optimizers, strict=True):
+        scaler.scale(other(**batch(other)).loss).backward()
+        scaler.unscale_(optimizer)
+    assert_same_gradients(_gradients(model), _gradients(plain), 1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+def test_autocast_is_no_less_exact_than_without_us(name):
+    model, plain = _pair(name)
+    _, truth = step(copy.deepcopy(plain), batch(plain))
+
+    def run(other):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss, gradients = step(other, batch(other))
+        total = sum((gradients[n] - truth[n]).square().sum() for n in truth) / sum(
+            g.square().sum() for g in truth.values()
+        )
+        return loss, total.sqrt()
+
+    (loss, error), (wanted_loss, wanted_error) = run(model), run(plain)
+    assert loss.dtype == torch.float32
+    assert link_of(model).counts.materialised == 0
+    assert error <= 1.2 * wanted_error
+    assert abs(loss - wanted_loss) <= 0.01 * wanted_loss
+
+
+def test_bf16_models():
+    plain = build("llama").to(torch.bfloat16)
+    truth = build("llama")
+    truth.load_state_dict({k: v.float() for k, v in plain.state_dict().items()})
+    model = copy.deepcopy(plain)
+    install(model)
+    wanted, _ = step(truth, batch(truth))
+    loss, gradients = step(model, batch(model))
+    assert loss.dtype == torch.float32
+    assert abs(loss - wanted) <= 0.01 * wanted
+    assert {g.dtype for g in gradients.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("name", ["llama", "bert", "bart"])
+def test_embeddings_given_instead_of_ids(name):
+    model, plain = _pair(name)
+    inputs = batch(model)
+    torch.manual_seed(9)
+    inputs["inputs_embeds"] = torch.randn(*inputs.pop("input_ids").shape, 16)
+    (loss, got), (wanted_loss, wanted) = step(model, inputs), step(plain, inputs)
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-6, atol=0)
+    assert_same_gradients(got, wanted, 1e-5)
+
+
+def test_a_lookup_of_one_s_own_before_the_forward():
+    model, plain = _pair("llama")
+
+    def run(other):
+        inputs = batch(other)
+        rows = other.get_input_embeddings()(inputs["input_ids"]) * 2
+        other.train()
+        loss = (
+            other(inputs_embeds=rows, labels=inputs["labels"]).loss
+            + other.get_input_embeddings()(torch.arange(5)).sum()
+        )
+        loss.backward()
+        return _gradients(other)
+
+    assert_same_gradients(run(model), run(plain), 1e-5)
+
+
+def test_forward_called_directly_is_right_and_unlinked():
+    model, plain = _pair("bart")
+    inputs = batch(model)
+    loss, wanted = model.eval().forward(**inputs).loss, plain.eval()(**inputs).loss
+    loss.backward()
+    wanted.backward()
+    assert_same_gradients(_gradients(model), _gradients(plain), 1e-5)
+    assert link_of(model).counts.fused == 0
+
+
+def test_a_forward_that_raises_leaves_no_chain_behind():
+    model, plain = _pair("llama")
+    inputs = batch(model)
+    with pytest.raises(IndexError):
+        model(input_ids=inputs["input_ids"], labels=inputs["labels"] + V)
+    assert not link_of(model).active
+    assert_same_gradients(step(model, inputs)[1], step(plain, inputs)[1], 1e-5)
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_recorded_path_norms_are_those_of_autograd(pieces):
+    model, plain = _pair("llama")
+    record = link_of(model) and install(model).track()
+    name, parts = "model.embed_tokens.weight", []
+    split = build("llama", tied=False)
+    split.load_state_dict(plain.state_dict())
+    for seed in range(pieces):
+        inputs = batch(model, seed=seed)
+        torch.manual_seed(seed)
+        model.train()(**inputs).loss.backward()
+        torch.manual_seed(seed)
+        split.train()(**inputs).loss.backward()
+    parts = split.model.embed_tokens.weight.grad, split.lm_head.weight.grad
+    got = path_norms(dict(model.named_parameters())[name].grad, record)
+    assert got.a == pytest.approx(parts[0].norm().item(), rel=1e-5)
+    assert got.b == pytest.approx(parts[1].norm().item(), rel=1e-5)
+    assert got.cosine == pytest.approx(torch.cosine_similarity(*(p.flatten() for p in parts), dim=0).item(), abs=1e-5)
+    assert install(model).record is record
+    assert install(model).track(False) is None
+
+
+class _Allocations(TorchDispatchMode):
+    """The operations that made new memory of `size` numbers, and the largest tensor of all."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.made, self.largest = size, [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
+        for x in tree_leaves(out):
+            if torch.is_tensor(x):
+                self.largest = max(self.largest, x.numel())
+                if x.numel() == self.size and x.untyped_storage().data_ptr() not in given:
+                    self.made.append(str(func))
+        return out
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
+def test_no_logits_and_one_gradient_buffer(name):
+    vocabulary, rows, length = 30011, 4, 512
+    settings = {"vocab_size": vocabulary, "max_position_embeddings": length}
+    model = build(name, **(settings if name != "t5" else {"vocab_size": vocabulary}))
+    install(model)
+    inputs = batch(model, rows, length)
+    with _Allocations(vocabulary * 16) as memory:
+        model.train()(**inputs).loss.backward()
+    tokens = rows * length
+    assert memory.largest < tokens * vocabulary / 2
+    assert len(memory.made) == 1, memory.made
+
+
+_PROCESSES = Path(__file__).with_name("ddp_step.py")
+
+
+def test_two_processes_average_as_they_would_without_us(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(_PROCESSES), str(tmp_path / "store")], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
