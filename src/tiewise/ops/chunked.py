@@ -7,67 +7,22 @@ For a chunk of n tokens with features h [n, E], P = softmax(z) [n, V]:
     R = P − (q / c at column t)
     dfeatures = c ∘ (R W) − v ⊗ uW                           dweight = Rᵀ(c ∘ h) − u ⊗ Σ v h
 
-so the row coefficients act on [n, E] factors, and [n, V] is passed over three times: product, log-softmax, exp.
+so the row coefficients act on [n, E] factors, and [n, V] is passed over twice: by the product and by its softmax.
 With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is multiplied out.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-# (features [N, E], weight [V, E], bias [V] | None, targets [N], class_weight [V] | None)
-Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor | None]
+from tiewise.ops.problem import Gradients, Head, Tensors, TokenLoss, Wanted, accumulator
 
 # Elements of a chunk of logits. On two CPU cores 512 rows of 50,304 were within 3 % of the bare products; much smaller
 # chunks starve the matrix product, larger ones only cost memory. A GPU wants thousands of rows.
 CHUNK_ELEMENTS = {"cpu": 26_000_000, "cuda": 268_000_000}
 MINIMUM_ROWS = 256
-
-
-class Head(NamedTuple):
-    """Scale and soft-cap between the product and the softmax."""
-
-    scale: float
-    softcap: float | None
-
-
-class TokenLoss(NamedTuple):
-    """Numbers of the per-token loss, and tokens per chunk (None: chosen by the vocabulary)."""
-
-    ignore_index: int
-    smoothing: float
-    z_loss: float
-    chunk: int | None
-
-
-class Wanted(NamedTuple):
-    """Which gradients are needed."""
-
-    features: bool
-    weight: bool
-    bias: bool
-
-
-@dataclass
-class Gradients:
-    """Accumulators in fp32 (fp64 for fp64 inputs); None where not wanted."""
-
-    features: Tensor | None = None
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-
-
-def denominator(targets: Tensor, class_weight: Tensor | None, ignore_index: int) -> Tensor:
-    """Σ w_t over the tokens that count, at least a positive number so that an all-ignored batch gives 0."""
-    valid = targets != ignore_index
-    if class_weight is None:
-        return valid.sum().clamp(min=1)
-    total = (class_weight[targets.where(valid, 0)] * valid).sum()
-    return total.where(total > 0, 1)
+SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
 
 
 def sweep(
@@ -99,19 +54,6 @@ def sweep(
         if n == 0 and out.weight is not None:
             out.weight.zero_()
     return each, out
-
-
-def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
-    """Type of the matrix products: autocast's where it is on, else the wider of the two inputs."""
-    device = features.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return torch.promote_types(features.dtype, weight.dtype)
-
-
-def accumulator(kind: torch.dtype) -> torch.dtype:
-    """fp32, or fp64 for products in fp64."""
-    return torch.float64 if kind == torch.float64 else torch.float32
 
 
 def _rows(n: int, v: int, device: str, asked: int | None) -> int:
@@ -158,8 +100,7 @@ class _Chunk:
         target_logit = z.gather(1, at[:, None])[:, 0]
         slope = self._softcap_slope(z) if self._differentiates(out) else None
         spread = self._mean_logit(z)
-        log_p = torch.log_softmax(z, 1, out=z)
-        nll = -log_p.gather(1, at[:, None])[:, 0]
+        nll, p = self._softmax(z, h, at, target_logit)
         lse = target_logit + nll
         w = 1.0 if self.class_weight is None else self.class_weight[at]
         hit = (1 - self.loss.smoothing) * w
@@ -169,7 +110,7 @@ class _Chunk:
         if self._differentiates(out):
             on = valid.to(self.wide) if row_weight is None else valid * row_weight
             c = on * (hit + self.spread_coefficient + 2 * self.loss.z_loss * lse)
-            self._gradients(h, at, log_p.exp_(), (c, on * hit, on), slope, out, part)
+            self._gradients(h, at, p, (c, on * hit, on), slope, out, part)
         return each.masked_fill_(~valid, 0)
 
     @staticmethod
@@ -189,6 +130,24 @@ class _Chunk:
         if self.head.softcap is not None:
             z.div_(self.head.softcap).tanh_().mul_(self.head.softcap)
         return z
+
+    def _softmax(self, z: Tensor, h: Tensor, at: Tensor, target_logit: Tensor) -> tuple[Tensor, Tensor]:
+        """(nll of the targets [n], softmax in place of z [n, V]).
+
+        On a CPU the softmax is one pass over memory and its logarithm a second, so the nll is taken from the target's
+        probability; the few rows where that is too small to have a good logarithm are computed again.
+        """
+        if z.device.type != "cpu":
+            log_p = torch.log_softmax(z, 1, out=z)
+            return -log_p.gather(1, at[:, None])[:, 0], log_p.exp_()
+        p = torch.softmax(z, 1, out=z)
+        at_target = p.gather(1, at[:, None])[:, 0]
+        nll = at_target.log().neg_()
+        lost = (at_target < SMALLEST).nonzero()[:, 0]
+        if len(lost):
+            again = self._logits(h[lost], p.new_empty(len(lost), p.shape[1]))
+            nll[lost] = again.logsumexp(1) - target_logit[lost]
+        return nll, p
 
     def _softcap_slope(self, z: Tensor) -> Tensor | None:
         if self.head.softcap is None:

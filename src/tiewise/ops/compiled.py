@@ -9,8 +9,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tiewise.ops.chunked import Head, Tensors, TokenLoss, Wanted, accumulator, compute_dtype, sweep
+from tiewise.ops.chunked import sweep
 from tiewise.ops.fused import mean_factor
+from tiewise.ops.problem import Head, Tensors, TokenLoss, Wanted, accumulator, compute_dtype
 
 _KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _AUTO = 0  # chunk chosen by the vocabulary

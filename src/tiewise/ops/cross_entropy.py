@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.errors import UnsupportedError
-from tiewise.ops.chunked import Head, TokenLoss
 from tiewise.ops.compiled import traced_scalar, traced_tokens
 from tiewise.ops.fused import fused_scalar, fused_tokens
+from tiewise.ops.problem import Head, TokenLoss
 
 REDUCTIONS = ("mean", "sum", "none")
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tiewise.errors import UnsupportedError
-from tiewise.ops.chunked import Gradients, Head, Tensors, TokenLoss, Wanted, accumulator, compute_dtype, sweep
+from tiewise.ops.chunked import sweep
+from tiewise.ops.problem import Gradients, Head, Tensors, TokenLoss, Wanted, accumulator, compute_dtype
 
 _NOTHING = Wanted(False, False, False)
 
