@@ -105,7 +105,7 @@ def declare_boundary(model: Any, link: Link, journal: Journal, *, asked: bool) -
         return
     config = own_config(model, journal)
     journal.set(config, ENTRY, str(link.spec.plainly()))
-    if link.plain:
+    if link.plain or is_family(config):
         return
     journal.set(config, BASE, type(config).model_type)
     journal.set(config, "__class__", register_family(type(config)))

@@ -11,14 +11,18 @@ gradients are uncorrelated. Step counters take the larger.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tiewise.boundary.declare import declare_tying
 from tiewise.boundary.install import Installed, install
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.link import link_of
+from tiewise.boundary.saved import declare_boundary
 from tiewise.errors import SpecError, UnsupportedError
-from tiewise.spec import BoundarySpec
 
 # What each known optimizer keeps per parameter and that is linear in the gradient or in its square.
 FIRST = ("momentum_buffer", "exp_avg")
@@ -32,7 +36,7 @@ def untie(installed: Installed, optimizer: torch.optim.Optimizer | None = None, 
     """Give the output head a table of its own, and the optimizer a state for it.
 
     Args:
-        installed: a tied boundary.
+        installed: a tied boundary. It and every other handle of it stay valid; options such as a bias stay.
         optimizer: SGD, Adam or AdamW that trains the model; None where there is none yet.
         state: `copy`, `split` or `reset`.
 
@@ -42,17 +46,17 @@ def untie(installed: Installed, optimizer: torch.optim.Optimizer | None = None, 
     """
     if state not in ("copy", "split", "reset"):
         raise SpecError(f"unknown optimizer state {state!r}", "choose copy, split or reset")
-    before = installed.tables()[0]
     if installed.spec.kind != "tied":
         raise SpecError(f"{installed.spec} cannot be untied", "untie a model whose boundary is tied")
-    old = _known_state(optimizer, before)
-    after = install(installed.model, BoundarySpec("untied"))
-    table_in, table_out = after.tables()
+    table_in = installed.tables()[0]
+    old = {} if state == "reset" else _known_state(optimizer, table_in)
+    table_out = nn.Parameter(table_in.detach().clone(), requires_grad=table_in.requires_grad)
+    after = _become(installed, "untied", table_out)
     if optimizer is not None:
-        _replace(optimizer, installed.model, [before], [table_in, table_out])
+        _replace(optimizer, installed.model, table_in, [table_in, table_out])
         for table in (table_in, table_out):
             optimizer.state.pop(table, None)
-            if old and state != "reset":
+            if old:
                 optimizer.state[table] = _scaled(old, 0.5 if state == "split" else 1.0)
     return after
 
@@ -75,20 +79,38 @@ def tie(installed: Installed, optimizer: torch.optim.Optimizer | None = None, ke
         raise SpecError(f"{installed.spec} cannot be tied", "tie a model whose boundary is untied")
     table_in, table_out = installed.tables()
     states = [_known_state(optimizer, table) for table in (table_in, table_out)]
+    if table_in.shape != table_out.shape:
+        sizes = f"{tuple(table_in.shape)} and {tuple(table_out.shape)}"
+        raise UnsupportedError(f"tables of {sizes} cannot become one", "tie tables of one shape")
+    after = _become(installed, "tied", table_in)
     with torch.no_grad():
         if keep == "output":
             table_in.copy_(table_out)
         elif keep == "mean":
             table_in.add_(table_out).mul_(0.5)
-    after = install(installed.model, BoundarySpec("tied"))
-    shared = after.tables()[0]
     if optimizer is not None:
-        _replace(optimizer, installed.model, [table_in, table_out], [shared])
         for table in (table_in, table_out):
             optimizer.state.pop(table, None)
+        _replace(optimizer, installed.model, table_out, [])
         if any(states):
-            optimizer.state[shared] = _merged(*states)
+            optimizer.state[table_in] = _merged(*states)
     return after
+
+
+def _become(installed: Installed, kind: str, table_out: Tensor) -> Installed:
+    """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
+    model, link = installed.model, link_of(installed.model)
+    assert link is not None
+    journal = Journal()
+    try:
+        journal.set(link, "spec", replace(link.spec, kind=kind))
+        journal.set(link.head, "weight", table_out)
+        journal.set(link, "plain", declare_tying(model, link.ends, journal) and link.structure.plain)
+        declare_boundary(model, link, journal, asked=True)
+        return install(model)
+    except BaseException:
+        journal.undo()
+        raise
 
 
 def _known_state(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
@@ -124,12 +146,10 @@ def _merged(one: State, two: State) -> State:
     return found
 
 
-def _replace(optimizer: torch.optim.Optimizer, model: torch.nn.Module, old: list[Tensor], new: list[Tensor]) -> None:
-    """Swap parameters within the group that held the old ones, in the order a new optimizer would have."""
-    gone = {id(p) for p in old}
+def _replace(optimizer: torch.optim.Optimizer, model: nn.Module, old: Tensor, new: list[Any]) -> None:
+    """Put `new` where the optimizer has `old`, in the order that a new optimizer's group would have."""
     place = {id(p): i for i, p in enumerate(model.parameters())}
     for group in optimizer.param_groups:
-        held = [p for p in group["params"] if id(p) not in gone]
+        held = [p for p in group["params"] if p is not old]
         if len(held) < len(group["params"]):
             group["params"] = sorted([*held, *new], key=lambda p: place.get(id(p), len(place)))
-            return

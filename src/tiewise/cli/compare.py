@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import typer
@@ -43,10 +41,6 @@ def compare(
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
     o.need_torch()
-    from rich.console import Console
-
-    from tiewise.training.settings import Settings
-
     given = {
         "arms": tuple(split_arms(arms)) if arms is not None else None,
         "seeds": seeds,
@@ -59,24 +53,25 @@ def compare(
         "tune": tune,
     }
     out = out or Path("runs/compare")
-    settings: Settings | None = None
-    if not resume:
-        settings = o.settings_from(config, set_, given).checked()
-    elif config or set_ or any(value is not None for value in given.values()):
-        raise o.RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
+    settings = o.asked(out, given, config, set_, resume=resume, overwrite=overwrite)
+    if settings is not None and settings.seed is not None:
+        raise o.RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
     o.hush_libraries()
+    from rich.console import Console
+
     from tiewise.report.page import write_report
     from tiewise.report.table import results_table
-    from tiewise.training.compare import Shown
     from tiewise.training.compare import compare as run
-    from tiewise.training.folder import open_run
+    from tiewise.training.start import start
 
-    settings = open_run(out, settings, resume=resume, overwrite=overwrite)
-    comparison = run(settings, out, o.command_line(), Shown(o.say(quiet), o.bars(quiet)))
-    report = write_report(comparison, out / "report.html")
+    shown = o.shown(quiet)
+    if settings is not None:
+        start(settings, out, o.command_line(), shown, overwrite=overwrite)
+    with o.resumable("compare", out):
+        comparison = run(out, shown)
+        report = write_report(comparison, out / "report.html")
     if json_:
-        json.dump(comparison.to_dict(), sys.stdout, allow_nan=False)
-        print()
+        o.print_json(comparison.to_dict())
         return
     console = Console()
     console.print(results_table(comparison))

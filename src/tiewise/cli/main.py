@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 import typer
 
 from tiewise.cli import compare, train
-from tiewise.errors import Interrupted, TiewiseError
+from tiewise.errors import TiewiseError
+
+UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
 
 app = typer.Typer(
     name="tiewise",
@@ -36,17 +39,18 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 
 def main() -> None:
-    """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted after a checkpoint."""
+    """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
     try:
-        app()
+        sys.exit(app(standalone_mode=False) or 0)
     except TiewiseError as error:
-        _say(f"tiewise: {error}")
+        _say(str(error))
         sys.exit(2)
-    except Interrupted as stop:
-        _say(f"tiewise: {stop}; the same command with --resume goes on")
-        sys.exit(130)
+    except UsageError as error:
+        if error.format_message():  # empty where no command was given, and the help says it all
+            _say(f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help")
+        sys.exit(2)
     except KeyboardInterrupt:
-        _say("tiewise: interrupted")
+        _say("interrupted")
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -54,4 +58,4 @@ def main() -> None:
 
 
 def _say(line: str) -> None:
-    print(" ".join(line.split()), file=sys.stderr)
+    print("tiewise:", " ".join(line.split()), file=sys.stderr)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.errors import RunError
+from tiewise.errors import Interrupted, RunError
 
 if TYPE_CHECKING:
     from tiewise.training.settings import Settings
+    from tiewise.training.shown import Shown
 
 TEXT = typer.Option(
     None,
@@ -40,29 +43,44 @@ JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; ever
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
 
 
-def settings_from(config: Path | None, assigned: list[str] | None, given: dict[str, Any]) -> Settings:
-    """Defaults, then the YAML file, then `--set`, then options; whatever is None was not given.
+def asked(
+    out: Path,
+    given: dict[str, Any],
+    config: Path | None,
+    assigned: list[str] | None,
+    *,
+    resume: bool,
+    overwrite: bool,
+    base: dict[str, Any] | None = None,
+) -> Settings | None:
+    """Return the checked settings: `base`, then the YAML file, then `--set`, then options; None given is not given.
+
+    With `resume`, None: the run has its settings.
 
     Raises:
-        RunError: a file, name or value that cannot be used.
+        RunError, SpecError: a file, name or value that cannot be used, or `resume` with anything else.
     """
     import yaml
 
     from tiewise.training.settings import Settings
 
-    settings = Settings() if config is None else Settings.load(config)
-    record: dict[str, Any] = {}
+    if resume:
+        if overwrite or config or assigned or any(value is not None for value in given.values()):
+            raise RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
+        return None
+    record = dict(base or {})
+    if config is not None:
+        record |= Settings.read(config)
     for item in assigned or []:
         name, equals, value = item.partition("=")
         if not equals:
             raise RunError(f"--set {item!r}", "write --set NAME=VALUE")
         try:
-            record[name] = yaml.safe_load(value)
+            record |= Settings.typed({name: yaml.safe_load(value)}, "--set")
         except yaml.YAMLError:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
-    changed = Settings.from_record(record, "--set")
-    settings = replace(settings, **{name: getattr(changed, name) for name in record})
-    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+    record |= {name: value for name, value in given.items() if value is not None}
+    return Settings(**record).checked()
 
 
 def command_line() -> str:
@@ -70,14 +88,34 @@ def command_line() -> str:
     return shlex.join(["tiewise", *sys.argv[1:]])
 
 
-def say(quiet: bool) -> Any:
-    """Return the function that prints progress lines on stderr, or nothing when quiet."""
-    return (lambda line: None) if quiet else (lambda line: print(line, file=sys.stderr, flush=True))
+def shown(quiet: bool) -> Shown:
+    """Return how progress is shown: lines on stderr, bars too where someone is looking; nothing when quiet."""
+    from tiewise.training.shown import Shown
+
+    if quiet:
+        return Shown(lambda line: None)
+    return Shown(tell, bars=sys.stderr.isatty())
 
 
-def bars(quiet: bool) -> bool:
-    """Whether progress bars make sense: someone is looking."""
-    return not quiet and sys.stderr.isatty()
+def tell(line: str) -> None:
+    """Print a line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def print_json(record: dict[str, Any]) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(record, allow_nan=False))
+
+
+@contextmanager
+def resumable(command: str, out: Path) -> Iterator[None]:
+    """Say after Ctrl-C how the run in `out` goes on, and exit 130."""
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt) as stop:
+        kept = "a checkpoint is written" if isinstance(stop, Interrupted) else "what was finished is kept"
+        tell(f"tiewise: interrupted, {kept}; {shlex.join(['tiewise', command, '--out', str(out), '--resume'])} goes on")
+        raise typer.Exit(130) from None
 
 
 def hush_libraries() -> None:

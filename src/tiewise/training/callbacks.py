@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import json
 import signal
+import threading
 import time
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from transformers import TrainerCallback
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.schedule import tie, untie
+from tiewise.data.atomic import written_whole
 from tiewise.errors import UnsupportedError
 
 
 class _Scheduled(TrainerCallback):
-    """Changes the boundary once, before the step after `step` optimizer steps."""
+    """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
+
+    becomes = ""
 
     def __init__(self, step: int, choice: str) -> None:
         self.step, self.choice = step, choice
@@ -30,16 +34,21 @@ class _Scheduled(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         if self.done or state.global_step < self.step:
             return
+        self.done = True
+        installed = install(kw["model"])
+        if installed.spec.kind == self.becomes:  # a run resumed from a checkpoint that was written after the change
+            return
         if args.world_size > 1:
             fix = "train on one process, or start from the final boundary"
             raise UnsupportedError("changing the boundary while several processes train", fix)
         optimizer = kw["optimizer"]
-        self.change(install(kw["model"]), getattr(optimizer, "optimizer", optimizer))
-        self.done = True
+        self.change(installed, getattr(optimizer, "optimizer", optimizer))
 
 
 class TieAt(_Scheduled):
     """`tie_at(step)`: from then on both ends are one table. See `tiewise.boundary.schedule.tie`."""
+
+    becomes = "tied"
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Tie, keeping `choice`: input, output or mean."""
@@ -49,18 +58,28 @@ class TieAt(_Scheduled):
 class UntieAt(_Scheduled):
     """`untie_at(step)`: from then on each end has its own table. See `tiewise.boundary.schedule.untie`."""
 
+    becomes = "untied"
+
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Untie, the optimizer's state by `choice`: copy, split or reset."""
         untie(installed, optimizer, self.choice)
 
 
 def tie_at(step: int, keep: str = "mean") -> TieAt:
-    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps."""
+    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps.
+
+    `keep` says whose values the table starts from: input, output or their mean. To resume from a checkpoint that was
+    written after the step, tie the model first (`tiewise.boundary.schedule.tie`): it must fit what it loads.
+    """
     return TieAt(step, keep)
 
 
 def untie_at(step: int, state: str = "copy") -> UntieAt:
-    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps."""
+    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps.
+
+    `state` says what the optimizer keeps for both: copy, split or reset. To resume from a checkpoint that was written
+    after the step, untie the model first (`tiewise.boundary.schedule.untie`): it must fit what it loads.
+    """
     return UntieAt(step, state)
 
 
@@ -75,11 +94,13 @@ class Interrupt(TrainerCallback):
         self._before: Any = None
 
     def __enter__(self) -> Interrupt:
-        self._before = signal.signal(signal.SIGINT, self._catch)
+        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler, or gets Ctrl-C
+            self._before = signal.signal(signal.SIGINT, self._catch)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         if self.caught:
@@ -103,7 +124,8 @@ class Lines(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Keep what a resumed run has already said up to its checkpoint, and nothing torn or later."""
         kept = [line for line in read_lines(self.path) if line["step"] <= state.global_step]
-        self.path.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        with written_whole(self.path) as file:
+            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Append the training loss of the window, and what the Trainer measured beside it."""
@@ -129,22 +151,36 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-class Clock(TrainerCallback):
-    """Seconds spent in training steps alone: evaluation, saving and set-up do not count."""
+class Clock(TrainerCallback, ExportableState):
+    """Seconds spent in training steps alone: evaluation, saving and set-up do not count.
+
+    Checkpoints carry it, so that a resumed run knows the time of all its steps.
+    """
 
     def __init__(self) -> None:
         self.seconds, self.steps = 0.0, 0
-        self._start = 0.0
+        self._start: float | None = None
+        self._warm = False
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, in the form that `transformers` asks for."""
+        return {"args": {}, "attributes": {"seconds": self.seconds, "steps": self.steps}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Take up the time that a checkpoint brings."""
+        for name, value in state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"].items():
+            setattr(self, name, value)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Start."""
         self._start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Stop; the first step warms up and does not count."""
-        if self.steps:
+        """Stop; the first step of a process warms up and does not count."""
+        if self._warm and self._start is not None:
             self.seconds += time.perf_counter() - self._start
-        self.steps += 1
+            self.steps += 1
+        self._warm = True
 
 
 class Bar(ProgressCallback):

@@ -2,6 +2,9 @@
 
 OUT/  run.yaml  env.json  data/  tuning.json  results.json  report.html
       <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  tensorboard/  final/  result.json (last)
+
+A run is prepared in OUT/.starting and becomes OUT's run in one go, `run.yaml` last: a text that turns out too short or
+an arm that this model cannot have leaves nothing behind, and the run that was there before is still there.
 """
 
 from __future__ import annotations
@@ -10,6 +13,9 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -17,53 +23,94 @@ from tiewise.data.atomic import written_whole
 from tiewise.errors import RunError
 from tiewise.training.settings import FILE, Settings
 
-_OURS = (FILE, "env.json", "data", "tuning", "tuning.json", "calibration", "results.json", "report.html")
+ENVIRONMENT, DATA = "env.json", "data"
+_STAGE = ".starting"
+_STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
+_MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
 
 
-def open_run(out: Path, settings: Settings | None, *, resume: bool, overwrite: bool) -> Settings:
-    """Make a run's folder, or take up the one that is there.
+@contextmanager
+def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
+    """Within this context a folder in `out` takes `data`, `env.json` and `run.yaml`; at its end they are `out`'s run.
 
-    Args:
-        out: the folder.
-        settings: what was asked for; None to take what the folder says (resume).
-        resume: continue the run in `out`.
-        overwrite: replace the run in `out`.
+    Where the block raises, `out` is as it was before, absent included.
 
     Raises:
-        RunError: a folder that exists already, that holds something else, or that cannot be written.
+        RunError: `out` holds a run and `overwrite` is off, holds something else, or cannot be written.
     """
-    if resume:
-        if not (out / FILE).is_file():
-            raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
-        return Settings.load(out / FILE)
-    assert settings is not None
+    _check_room(out, overwrite)
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    stage = out / _STAGE
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            _make_room(out, overwrite)
-        out.mkdir(parents=True, exist_ok=True)
-        settings.save(out)
-    except OSError as error:
-        raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
-    return settings
+        try:
+            shutil.rmtree(stage, ignore_errors=True)
+            stage.mkdir(parents=True)
+        except OSError as error:
+            raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
+        yield stage
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        with suppress(OSError):  # not ours alone any more, or never made
+            for folder in absent:
+                folder.rmdir()
+        raise
+    _put_in_place(out)
 
 
-def _make_room(out: Path, overwrite: bool) -> None:
-    if not out.is_dir():
-        raise RunError(f"{out} is a file", "choose another --out")
+def saved_run(out: Path) -> Settings:
+    """Return the settings of the run in `out`.
+
+    Raises:
+        RunError: no run is there.
+    """
+    if (out / _STAGE / FILE).is_file():  # killed while it was put in place
+        _put_in_place(out)
     if not (out / FILE).is_file():
+        raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
+    return Settings.load(out / FILE).checked()
+
+
+def _check_room(out: Path, overwrite: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file", "choose another --out")
+    if (out / FILE).is_file():
+        if not overwrite:
+            raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
+        Settings.load(out / FILE).checked()  # says what is there to be replaced
+    elif out.exists() and any(path.name != _STAGE for path in out.iterdir()):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
-    if not overwrite:
-        raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
-    for arm in Settings.load(out / FILE).arms:
-        shutil.rmtree(out / folder_name(arm), ignore_errors=True)
-    for name in _OURS:
-        path = out / name
-        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _put_in_place(out: Path) -> None:
+    """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
+    old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms] if (out / FILE).is_file() else []
+    for name in (*old, *_MADE):
+        _remove(out / name)
+    for name in _STAGED:
+        if (out / _STAGE / name).exists():
+            replace_path(out / _STAGE / name, out / name)
+    shutil.rmtree(out / _STAGE)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def replace_path(made: Path, final: Path) -> None:
+    """Put a finished file or folder in its place."""
+    if final.is_dir():
+        shutil.rmtree(final)
+    os.replace(made, final)
 
 
 def folder_name(arm: str) -> str:
-    """Name of an arm's folder: its spec with what file systems dislike replaced."""
-    return re.sub(r"[^\w.=+-]", "-", arm)[:120]
+    """Name of an arm's folder: its canonical spec, `:` and `,` as `-`; other characters and great length by a hash."""
+    name = re.sub(r"[:,]", "-", arm)
+    safe = re.sub(r"[^\w.=+-]", "-", name)
+    return name if safe == name and len(name) <= 80 else f"{safe[:70]}-{sha256(arm.encode()).hexdigest()[:8]}"
 
 
 def write_json(path: Path, record: Any) -> None:
@@ -94,10 +141,3 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
         elif found[0] is None or int(step) > found[1]:
             found = (path, int(step))
     return found
-
-
-def replace_folder(made: Path, final: Path) -> None:
-    """Put a finished folder in its place."""
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(made, final)

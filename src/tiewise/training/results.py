@@ -14,11 +14,12 @@ import types
 from collections.abc import Mapping
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from tiewise.errors import RunError
 
 SCHEMA = 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return what results.json holds: only dicts, lists, strings, finite numbers, booleans and None."""
-        return _finite(asdict(self))
+        return to_record(self)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
@@ -137,7 +138,21 @@ class Comparison:
             raise RunError(
                 f"results.json has schema {schema!r}, this version reads {SCHEMA}", "run the comparison again"
             )
-        return _build(cls, record, "results.json")
+        return from_record(cls, record, "results.json")
+
+
+def to_record(measured: Any) -> dict[str, Any]:
+    """Return any of these dataclasses as strict JSON takes it: infinities and nan become None."""
+    return _finite(asdict(measured))
+
+
+def from_record(cls: type[T], record: Any, where: str) -> T:
+    """Read what `to_record` returned; a None where a number is meant is nan.
+
+    Raises:
+        RunError: on a missing field or a value of the wrong type, naming the field.
+    """
+    return _build(cls, record, where)
 
 
 def _finite(value: Any) -> Any:

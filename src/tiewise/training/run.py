@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +26,13 @@ from tiewise.spec import BoundarySpec
 from tiewise.training.callbacks import MEASURED, Bar, Clock, Interrupt, Lines, read_lines, tie_at, untie_at
 from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
-from tiewise.training.folder import newest_checkpoint, read_json, replace_folder, write_json
+from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
 from tiewise.training.model import build, expected_initial_nll, model_width, parameters, starting_std
-from tiewise.training.results import BinNll, CurvePoint, RunResult
+from tiewise.training.results import CurvePoint, RunResult, from_record, to_record
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import TiewiseTrainer
 
+RESULT = "result.json"
 CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split
 
 
@@ -61,15 +61,8 @@ class Outcome:
 
 def finished(folder: Path) -> Outcome | None:
     """Return the outcome that a run left, or None where it has not finished."""
-    record = read_json(folder / "result.json")
-    if record is None:
-        return None
-    result = record["result"]
-    typed = {
-        "frequency": [BinNll(**item) for item in result["frequency"]],
-        "curve": [CurvePoint(**item) for item in result["curve"]],
-    }
-    return Outcome(RunResult(**{**_nan(result), **typed}), record["direct_path"])
+    record = read_json(folder / RESULT)
+    return None if record is None else from_record(Outcome, record, str(folder / RESULT))
 
 
 def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) -> Outcome:
@@ -95,14 +88,23 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     installed = _as_at(installed, job.spec, step)
     clock = Clock()
     trainer = _trainer(job, installed, text, counts, clock)
-    with Interrupt() as interrupt:
-        trainer.add_callback(interrupt)
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if trainer.state.global_step < job.settings.steps:
-        raise Interrupted(str(job.folder))
+    _finish(trainer, checkpoint, job.folder)
     outcome = Outcome(_result(job, trainer, text, counts, clock, facts), direct_path(trainer.installed, probe))
     _keep(job, trainer.installed, text, outcome)
     return outcome
+
+
+def _finish(trainer: TiewiseTrainer, checkpoint: Path | None, folder: Path) -> None:
+    """Train from `checkpoint` to the last step; after Ctrl-C, to the next checkpoint."""
+    with Interrupt() as interrupt:
+        trainer.add_callback(interrupt)
+        if checkpoint is not None and checkpoint.name == f"checkpoint-{trainer.args.max_steps}":
+            # killed while it was measured; the Trainer would take one step more
+            trainer.load(checkpoint)
+        else:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    if interrupt.caught:
+        raise Interrupted(str(folder))
 
 
 def _as_at(installed: Installed, spec: BoundarySpec, step: int) -> Installed:
@@ -138,6 +140,7 @@ def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndar
         data_seed=1000 * job.seed,  # permutations of seeds 1, 2, 3 would overlap from one epoch to the next
         report_to="none",
         disable_tqdm=True,
+        dataloader_drop_last=True,  # or the last batch of every epoch would be smaller than the others
         dataloader_pin_memory=False,
         remove_unused_columns=False,
         bf16=s.bf16,
@@ -196,7 +199,7 @@ def _result(
         parameters=count,
         total_parameters=sum(count.values()),
         bytes=sum(tensors.values()),
-        tokens_per_second=per_step * max(clock.steps - 1, 0) / clock.seconds if clock.seconds else math.nan,
+        tokens_per_second=per_step * clock.steps / clock.seconds if clock.seconds else math.nan,
         peak_memory_bytes=peak_memory(),
         seconds=clock.seconds,
         learning_rate=s.learning_rate,
@@ -211,26 +214,13 @@ def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) 
     shutil.rmtree(made, ignore_errors=True)
     installed.model.save_pretrained(made)
     text.tokenizer().save_pretrained(made)
-    replace_folder(made, job.folder / "final")
-    write_json(
-        job.folder / "result.json", {"result": _finite(asdict(outcome.result)), "direct_path": outcome.direct_path}
-    )
+    replace_path(made, job.folder / "final")
+    write_json(job.folder / RESULT, to_record(outcome))
     for path in job.folder.glob("checkpoint-*"):
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-
-
-def _nan(record: dict[str, Any]) -> dict[str, Any]:
-    return {k: math.nan if v is None else v for k, v in record.items()}
 
 
 def tuned(job: Job, init: float, learning_rate: float) -> Job:
     """Return the job with a starting scale and a learning rate of its own."""
     spec = replace(job.spec, init=init)
     return replace(job, spec=spec, settings=replace(job.settings, learning_rate=learning_rate))
-
-
-Say = Callable[[str], None]

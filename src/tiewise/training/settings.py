@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ class Settings:
     tune: bool = False
     bf16: bool = False
     activation_checkpointing: bool = False
+    seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
 
     def specs(self) -> dict[str, BoundarySpec]:
         """Arms by their canonical names, in order.
@@ -55,21 +57,27 @@ class Settings:
             RunError: a number out of range, an arm given twice, a schedule that falls outside the run.
             SpecError: see `specs`.
         """
-        for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps"):
-            if getattr(self, name) < 1:
-                raise RunError(f"{name} = {getattr(self, name)}", "use 1 or more")
+        for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps", "seed"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RunError(f"{name} = {value}", "use 1 or more")
         if self.length < 2:
             raise RunError(f"length = {self.length}", "a block needs two tokens or more to predict one")
         for name in ("learning_rate", "minutes", "init"):
             value = getattr(self, name)
             if value is not None and not 0 < value < float("inf"):
                 raise RunError(f"{name} = {value}", "use a positive number")
-        if self.weight_decay < 0:
+        if not 0 <= self.weight_decay < float("inf"):
             raise RunError(f"weight_decay = {self.weight_decay}", "use zero or a positive number")
         if self.match not in ("width", "parameters"):
             raise RunError(f"match = {self.match!r}", "choose width or parameters")
-        if not Path(self.model).suffix and self.width % self.heads:
+        if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
+        if self.model == "llama" and self.width // self.heads % 2:
+            what = f"a head of width {self.width}/{self.heads} = {self.width // self.heads}"
+            raise RunError(what, "choose an even one: rotary positions turn pairs")
+        if self.seed is not None:
+            self._check_single()
         specs = self.specs()
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
@@ -79,6 +87,14 @@ class Settings:
                 raise RunError(f"{name}: step {at} is not within {self.steps} steps", "choose an earlier step")
         return replace(self, arms=tuple(specs))
 
+    def _check_single(self) -> None:
+        if len(self.arms) != 1:
+            raise RunError(f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run", "name one, or compare")
+        of_compare = {"minutes": self.minutes is not None, "match": self.match != "width", "tune": self.tune}
+        for name, given in of_compare.items():
+            if given:
+                raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
+
     def save(self, folder: Path) -> None:
         """Write `run.yaml`."""
         record = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
@@ -86,7 +102,12 @@ class Settings:
 
     @classmethod
     def load(cls, path: Path) -> Settings:
-        """Read a `run.yaml`, or any YAML mapping of settings.
+        """Read a `run.yaml`. Raises as `read`."""
+        return cls(**cls.read(path))
+
+    @classmethod
+    def read(cls, path: Path) -> dict[str, Any]:
+        """Return what a YAML mapping of settings says, by name.
 
         Raises:
             RunError: no such file, not a mapping, an unknown key or a value of the wrong type.
@@ -99,20 +120,18 @@ class Settings:
             ) from None
         except yaml.YAMLError as error:
             raise RunError(f"{path} is not YAML: {str(error).splitlines()[0]}", "correct the file") from None
-        return cls.from_record(record, str(path))
+        return cls.typed(record, str(path))
 
     @classmethod
-    def from_record(cls, record: Any, where: str) -> Settings:
-        """Build settings from a mapping of names to plain values. Raises as `load`."""
+    def typed(cls, record: Any, where: str) -> dict[str, Any]:
+        """Return a mapping of names to plain values as the settings' own types. Raises as `read`."""
         if not isinstance(record, dict):
             raise RunError(f"{where} holds no settings", "write one `name: value` per line")
-        known = {f.name: f for f in fields(cls)}
-        values = {}
-        for key, value in record.items():
+        known = {f.name: f.default for f in fields(cls)}
+        for key in record:
             if key not in known:
                 raise RunError(f"unknown setting {key!r} in {where}", f"known: {', '.join(known)}")
-            values[key] = _typed(key, value, known[key].default, where)
-        return cls(**values)
+        return {key: _typed(key, value, known[key], where) for key, value in record.items()}
 
 
 def _typed(key: str, value: Any, default: Any, where: str) -> Any:
@@ -121,9 +140,12 @@ def _typed(key: str, value: Any, default: Any, where: str) -> Any:
         if isinstance(items, list) and items and all(isinstance(item, str) for item in items):
             return tuple(items)
         raise RunError(f"{key} in {where} must be a list of text", "write [tied, untied], say")
-    if key in ("minutes", "init") and value is None:
+    if default is None and value is None:
         return None
-    wanted = float if isinstance(default, float) or default is None else type(default)
+    wanted = _OPTIONAL[key] if default is None else type(default)
+    if wanted is float and isinstance(value, str):
+        with suppress(ValueError):  # YAML 1.1 takes 3e-3, without a point, for text
+            value = float(value)
     if isinstance(value, bool) != (wanted is bool) or not isinstance(
         value, (int, float) if wanted is float else wanted
     ):
@@ -131,4 +153,5 @@ def _typed(key: str, value: Any, default: Any, where: str) -> Any:
     return wanted(value)
 
 
-_NAMES = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+_OPTIONAL: dict[str, type] = {"minutes": float, "init": float, "seed": int}
+_NAMES: dict[type, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import Trainer, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
-from tiewise.boundary.install import Installed, install
+from tiewise.boundary.install import Installed
 from tiewise.ops.path_gradient import PathNorms, gather, path_norms
 
 
@@ -36,16 +38,22 @@ class TiewiseTrainer(Trainer):
         self._evaluator = evaluator
         self._track = track
         self._window: list[PathNorms] = []
+        self._penalties: list[float] = []
+
+    def load(self, checkpoint: Path) -> None:
+        """Take a checkpoint's weights and state, as `train` does that resumes from it, and train no further."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+        for say in (self.callback_handler.on_train_begin, self.callback_handler.on_train_end):
+            say(self.args, self.state, self.control)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
-        current = install(self.model) if self._changed() else self.installed
-        self.installed = current
-        if self._track and current.record is None:
-            current.track()
+        if self._track and self.installed.record is None:
+            self.installed.track()
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._track and self.accelerator.sync_gradients:
-            self._measure(current)
+            self._measure(self.installed)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,23 +62,20 @@ class TiewiseTrainer(Trainer):
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
             return result
-        share = penalty / self.args.gradient_accumulation_steps
-        return (result[0] + share, *result[1:]) if isinstance(result, tuple) else result + share
+        self._penalties.append(float(penalty))
+        if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
+            # such a loss is already this micro-batch's share of the step's; every other one is divided afterwards
+            penalty = penalty / self.current_gradient_accumulation_steps
+        return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add what was measured to the training log."""
+        """Add what was measured to the training log, and take the penalty out of its loss."""
         if "loss" in logs:
-            logs = {**logs, **self._path_means()}
+            logs = {**logs, "loss": logs["loss"] - _mean(self._penalties), **self._path_means()}
+            self._penalties.clear()
             if self._evaluator is not None:
                 logs["heldout_nll"] = self._evaluator()
         super().log(logs, start_time)
-
-    def _changed(self) -> bool:
-        """Whether a schedule has changed the boundary since the last step."""
-        head = self.model.get_output_embeddings()
-        return self.installed.tables()[1] is not head.weight or self.installed.spec.tables != (
-            1 if head.weight is self.model.get_input_embeddings().weight else 2
-        )
 
     @torch.no_grad()
     def _measure(self, installed: Installed) -> None:
@@ -98,4 +103,4 @@ class TiewiseTrainer(Trainer):
 
 
 def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    return sum(values) / len(values) if values else 0.0

@@ -8,6 +8,7 @@ which neither trains nor reports, wins.
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ import numpy as np
 from tiewise.data.prepared import PreparedText
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.model import make_config, starting_std
-from tiewise.training.run import Job, Say, train, tuned
+from tiewise.training.run import Job, train, tuned
+from tiewise.training.shown import Say
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
@@ -47,11 +49,13 @@ def tune(
         for choice in grid(job, text.vocab):
             if (job.arm, choice.init, choice.learning_rate) in known:
                 continue
-            nll = _trial(job, choice, out, text, counts)
+            folder = out / "tuning" / folder_name(job.arm) / f"init-{choice.init:.4g}-lr-{choice.learning_rate:.4g}"
+            nll = _trial(job, choice, folder, text, counts)
             shown = "diverged" if nll is None else f"{nll:.3f}"
             say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
             trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
             write_json(path, trials)
+            shutil.rmtree(folder)  # what it learnt is said; nine models for each arm need not stay
     chosen: dict[str, Choice] = {}
     for job in jobs:
         best = min((t for t in trials if t["arm"] == job.arm), key=lambda t: math.inf if t["nll"] is None else t["nll"])
@@ -67,16 +71,15 @@ def grid(job: Job, vocab: int) -> list[Choice]:
     return [Choice(std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS]
 
 
-def _trial(job: Job, choice: Choice, out: Path, text: PreparedText, counts: np.ndarray) -> float | None:
+def _trial(job: Job, choice: Choice, folder: Path, text: PreparedText, counts: np.ndarray) -> float | None:
     steps = max(1, job.settings.steps // 4)
     spec = job.spec if (job.spec.tie_at or job.spec.untie_at or 0) < steps else job.spec.plainly()
-    name = f"init-{choice.init:.4g}-lr-{choice.learning_rate:.4g}"
     short = replace(
         job,
         spec=spec,
         seed=SEED,
         settings=replace(job.settings, steps=steps),
-        folder=out / "tuning" / folder_name(job.arm) / name,
+        folder=folder,
         title=f"tune {job.arm}",
         split="tune",
     )

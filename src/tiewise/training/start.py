@@ -1,0 +1,112 @@
+"""What comes before the first run: the text becomes tokens, every arm is built once, minutes become steps.
+
+    settings ─ checked → OUT/.starting: data/, a model of every arm, a short trial of each → env.json, run.yaml → OUT
+
+Whatever cannot be used is found here, before anything is trained, and then OUT is as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+
+from tiewise.data.blocks import token_counts
+from tiewise.data.corpus import prepare
+from tiewise.data.prepared import PreparedText, load_prepared
+from tiewise.errors import DataError, Interrupted
+from tiewise.training.environment import environment
+from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, starting, write_json
+from tiewise.training.model import build, matched_feed_forward
+from tiewise.training.run import Job, train
+from tiewise.training.settings import Settings
+from tiewise.training.shown import Shown
+
+CALIBRATION_STEPS = 30
+EVALUATION_SHARE = 0.2  # of a run's time: measuring, saving, building
+
+
+def start(settings: Settings, out: Path, command: str, shown: Shown, *, overwrite: bool = False) -> None:
+    """Make `out` a run that `tiewise.training.compare.compare` or `tiewise.training.single.train_one` finishes.
+
+    Args:
+        settings: what is asked for.
+        out: the run's folder.
+        command: as typed, for the report.
+        shown: where progress goes.
+        overwrite: replace the run that `out` holds.
+
+    Raises:
+        TiewiseError: a setting, text, model or folder that cannot be used; `out` is as it was.
+    """
+    settings = settings.checked()
+    with starting(out, overwrite=overwrite) as stage:
+        text = _prepared(settings, stage, shown)
+        jobs = make_jobs(settings, text, stage)
+        for job in jobs:
+            build(job.settings, job.spec, text, 1, job.feed_forward)
+        if settings.minutes is not None:
+            settings = _within(settings, jobs, text, stage, shown)
+        write_json(stage / ENVIRONMENT, environment() | {"command": command})
+        settings.save(stage)
+
+
+def open_text(out: Path) -> PreparedText:
+    """Open the tokens of the run in `out`. Its sources may be gone by now."""
+    return load_prepared(out / DATA)
+
+
+def make_jobs(settings: Settings, text: PreparedText, out: Path, *, bars: bool = False) -> list[Job]:
+    """One job per arm, not yet seeded.
+
+    Raises:
+        SpecError, RunError: an arm that this model or vocabulary cannot have.
+    """
+    wide = matched_feed_forward(settings, text.vocab)
+    return [
+        Job(arm, spec, 0, settings, out / folder_name(arm), feed_forward=wide[arm], bars=bars)
+        for arm, spec in settings.specs().items()
+    ]
+
+
+def seeded(job: Job, seed: int, title: str) -> Job:
+    """Return the job of one seed, counted from 1."""
+    return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title)
+
+
+def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
+    shown.say(f"text: {', '.join(settings.text)}, tokenizer {settings.tokenizer}")
+    with shown.stages() as progress:
+        text = prepare(settings.text, settings.tokenizer, stage / DATA, length=settings.length, progress=progress)
+    splits = text.facts["splits"]
+    sizes = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
+    shown.say(f"tokens: {sizes}; vocabulary {text.vocab:,}")
+    blocks, needed = len(text.split("train")) // settings.length, settings.batch * settings.accumulate
+    if blocks < needed:
+        what = f"the text has {blocks} training blocks of {settings.length} tokens, and one step takes {needed}"
+        raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
+    return text
+
+
+def _within(settings: Settings, jobs: Sequence[Job], text: PreparedText, stage: Path, shown: Shown) -> Settings:
+    """Turn minutes into steps, equal for all arms, from a short trial of each."""
+    assert settings.minutes is not None
+    counts = token_counts(text.split("train"), text.vocab)
+    short = replace(settings, steps=CALIBRATION_STEPS, minutes=None)
+    per_step = 0.0
+    for job in jobs:
+        trial = replace(job, spec=job.spec.plainly(), settings=short, folder=stage / "calibration", seed=1)
+        begin = time.perf_counter()
+        try:
+            result = train(trial, text, counts, []).result
+        except Interrupted:
+            raise KeyboardInterrupt from None  # nothing here is worth taking up again
+        per_step += result.seconds / (CALIBRATION_STEPS - 1) if result.seconds else time.perf_counter() - begin
+        rmtree(trial.folder)
+    runs = settings.seeds + (9 / 4 if settings.tune else 0)
+    seconds = settings.minutes * 60 * (1 - EVALUATION_SHARE)
+    steps = max(20, int(seconds / (per_step * runs)))
+    shown.say(f"{settings.minutes:g} minutes: {steps} steps for each run")
+    return replace(settings, steps=steps, minutes=None).checked()
