@@ -1,0 +1,260 @@
+"""Tying and untying during training, against a run put together by hand in plain transformers and torch.
+
+The hand-built run never calls the code under test: a fresh model whose tables are assigned, and a fresh optimizer whose
+state is filled in by the formulas that `tiewise.boundary.schedule` documents.
+"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+from tiewise import install, tie_at, untie_at
+from tiewise.boundary.schedule import tie, untie
+from tiewise.errors import SpecError, UnsupportedError
+
+BEFORE, AFTER = 3, 2
+IDS = torch.randint(2, 29, (4, 9), generator=torch.Generator().manual_seed(5))
+# Adam's eps is large, or it would blow rounding up to whole steps where a gradient vanishes
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+    "adamw": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.9), eps=1e-3),
+    "amsgrad": lambda groups: torch.optim.AdamW(groups, lr=1e-2, betas=(0.8, 0.9), eps=1e-3, amsgrad=True),
+}
+FIRST, SECOND = ("momentum_buffer", "exp_avg"), ("exp_avg_sq", "max_exp_avg_sq")
+
+
+def model(tied):
+    torch.manual_seed(3)
+    config = LlamaConfig(
+        vocab_size=29,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    return LlamaForCausalLM(config)
+
+
+def groups(m):
+    """Two groups as the Trainer makes them: matrices decay, vectors do not."""
+    parameters = list(m.parameters())
+    return [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.1},
+        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    ]
+
+
+def plain_steps(m, optimizer, count):
+    for _ in range(count):
+        logits = m(input_ids=IDS).logits[:, :-1].flatten(0, 1)
+        optimizer.zero_grad()
+        F.cross_entropy(logits, IDS[:, 1:].flatten()).backward()
+        optimizer.step()
+
+
+def trained(m, optimizer, callback):
+    """Train `m` by the Trainer, every batch the whole data."""
+    rows = [{"input_ids": row, "labels": row.clone()} for row in IDS]
+    arguments = TrainingArguments(
+        output_dir="unused",
+        max_steps=BEFORE + AFTER,
+        per_device_train_batch_size=len(rows),
+        save_strategy="no",
+        logging_strategy="no",
+        max_grad_norm=0.0,
+        disable_tqdm=True,
+        log_level="error",
+        use_cpu=True,
+    )
+    constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    Trainer(m, arguments, train_dataset=rows, callbacks=[callback], optimizers=(optimizer, constant)).train()
+
+
+def by_hand(before, optimizer, make, tables, states):
+    """Fresh plain model and optimizer with `before`'s body and state, and the given tables and their states."""
+    table_in, table_out = tables
+    m = model(tied=table_out is None)
+    body = {k: v for k, v in before.state_dict().items() if k != "lm_head.weight"}
+    m.load_state_dict({**body, "model.embed_tokens.weight": table_in}, strict=False)
+    if table_out is not None:
+        m.lm_head.weight = nn.Parameter(table_out.clone())
+    fresh = make(groups(m))
+    names = {name: p for name, p in before.named_parameters()}
+    for name, p in m.named_parameters():
+        if name == "model.embed_tokens.weight":
+            state = states[0]
+        elif name == "lm_head.weight":
+            state = states[1]
+        else:
+            state = optimizer.state[names[name]]
+        if state:
+            fresh.state[p] = {k: v.clone() if torch.is_tensor(v) else v for k, v in state.items()}
+    return m, fresh
+
+
+def same(one, other):
+    wanted = dict(other.named_parameters())
+    got = dict(one.named_parameters())
+    assert set(got) == set(wanted)
+    for name, p in got.items():
+        torch.testing.assert_close(p, wanted[name], rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("state", ["copy", "split", "reset"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_untie_at_goes_on_as_a_run_with_the_stated_state(kind, state):
+    make = OPTIMIZERS[kind]
+    before = model(tied=True)
+    optimizer = make(groups(before))
+    plain_steps(before, optimizer, BEFORE)
+    table = before.model.embed_tokens.weight.detach()
+    shared = optimizer.state[before.model.embed_tokens.weight]
+    factor = {"copy": 1.0, "split": 0.5}.get(state)
+    own = {k: v * factor if k in FIRST else v for k, v in shared.items()} if factor else {}
+    hand, fresh = by_hand(before, optimizer, make, (table, table), (own, own))
+    plain_steps(hand, fresh, AFTER)
+
+    m = model(tied=True)
+    install(m)
+    optimizer = make(groups(m))
+    trained(m, optimizer, untie_at(BEFORE, state))
+    same(m, hand)
+    assert m.lm_head.weight is not m.model.embed_tokens.weight
+    assert not torch.equal(m.lm_head.weight, m.model.embed_tokens.weight)
+
+
+@pytest.mark.parametrize("keep", ["input", "output", "mean"])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_tie_at_goes_on_as_a_run_with_the_stated_state(kind, keep):
+    make = OPTIMIZERS[kind]
+    before = model(tied=False)
+    optimizer = make(groups(before))
+    plain_steps(before, optimizer, BEFORE)
+    ends = before.model.embed_tokens.weight, before.lm_head.weight
+    w_in, w_out = (end.detach() for end in ends)
+    one, two = (optimizer.state[end] for end in ends)
+    merged = {k: v + two[k] if k in FIRST + SECOND else v for k, v in one.items()}
+    table = {"input": w_in, "output": w_out, "mean": (w_in + w_out) / 2}[keep]
+    hand, fresh = by_hand(before, optimizer, make, (table, None), (merged, None))
+    plain_steps(hand, fresh, AFTER)
+
+    m = model(tied=False)
+    install(m)
+    optimizer = make(groups(m))
+    trained(m, optimizer, tie_at(BEFORE, keep))
+    same(m, hand)
+    assert m.lm_head.weight is m.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_optimizer_lists_parameters_as_a_new_one_would(tied):
+    m = model(tied)
+    installed = install(m)
+    optimizer = OPTIMIZERS["adamw"](groups(m))
+    (untie if tied else tie)(installed, optimizer)
+    got = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+    assert got == [[id(p) for p in group["params"]] for group in groups(m)]
+
+
+def test_tables_in_two_groups_leave_both_when_tied():
+    m = model(tied=False)
+    rest = [p for p in m.parameters() if p is not m.lm_head.weight]
+    optimizer = torch.optim.AdamW([{"params": rest}, {"params": [m.lm_head.weight], "lr": 1e-4}])
+    gone = m.lm_head.weight
+    tie(install(m), optimizer)
+    assert all(p is not gone for group in optimizer.param_groups for p in group["params"])
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in m.parameters()}
+
+
+def test_the_step_counter_of_a_merged_state_is_the_larger():
+    m = model(tied=False)
+    optimizer = torch.optim.AdamW(m.parameters())
+    plain_steps(m, optimizer, 1)
+    optimizer.state[m.lm_head.weight]["step"] = torch.tensor(7.0)
+    tie(install(m), optimizer)
+    assert optimizer.state[m.lm_head.weight]["step"] == 7
+
+
+def test_what_an_unknown_optimizer_keeps_is_refused_and_nothing_changes():
+    m = model(tied=True)
+    optimizer = torch.optim.RMSprop(m.parameters())
+    plain_steps(m, optimizer, 1)
+    values = copy.deepcopy(m.state_dict())
+    with pytest.raises(UnsupportedError, match="RMSprop keeps square_avg"):
+        untie(install(m), optimizer)
+    assert m.lm_head.weight is m.model.embed_tokens.weight
+    assert len(optimizer.param_groups[0]["params"]) == len(list(m.parameters()))
+    for name, value in m.state_dict().items():
+        assert torch.equal(value, values[name])
+
+
+def test_an_unknown_optimizer_can_be_reset():
+    m = model(tied=True)
+    optimizer = torch.optim.RMSprop(m.parameters())
+    plain_steps(m, optimizer, 1)
+    untie(install(m), optimizer, "reset")
+    assert m.lm_head.weight not in optimizer.state
+    assert m.model.embed_tokens.weight not in optimizer.state
+
+
+@pytest.mark.parametrize(
+    ("change", "spec", "choice", "says"),
+    [
+        (untie, "tied", "halve", "unknown optimizer state 'halve'"),
+        (tie, "untied", "both", "unknown keep 'both'"),
+        (untie, "untied", "copy", "untied cannot be untied"),
+        (tie, "tied", "mean", "tied cannot be tied"),
+        (untie, "factored:4", "copy", "factored:4 cannot be untied"),
+    ],
+)
+def test_refusals(change, spec, choice, says):
+    with pytest.raises(SpecError, match=says):
+        change(install(model(True), spec), None, choice)
+
+
+@pytest.mark.parametrize("options", ["bias+alpha=0.5", "softcap=30", "output_scale=0.25"])
+def test_options_of_the_boundary_stay(options):
+    m = model(tied=True)
+    installed = install(m, f"tied+{options}")
+    logits = m.eval()(input_ids=IDS).logits + 0
+    untie(installed)
+    assert str(installed.spec) == f"untied+{options}"
+    assert m.lm_head.weight is not m.model.embed_tokens.weight
+    torch.testing.assert_close(m(input_ids=IDS).logits + 0, logits)
+    tie(installed)
+    assert str(installed.spec) == f"tied+{options}"
+    torch.testing.assert_close(m(input_ids=IDS).logits + 0, logits)
+
+
+def test_a_changed_model_is_saved_as_what_it_is(tmp_path):
+    m = model(tied=True)
+    installed = install(m)
+    untie(installed)
+    with torch.no_grad():
+        m.lm_head.weight += 1
+    m.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(loaded(input_ids=IDS).logits, m.eval()(input_ids=IDS).logits + 0)
+    assert not loaded.config.tie_word_embeddings
+    tie(installed, keep="output")
+    m.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    torch.testing.assert_close(loaded.lm_head.weight, m.lm_head.weight)
+
+
+def test_a_callback_does_nothing_to_a_model_that_is_changed_already():
+    """A run that resumes after the change starts from the changed model."""
+    m = model(tied=False)
+    install(m)
+    twin = copy.deepcopy(m)
+    trained(m, OPTIMIZERS["sgd"](groups(m)), untie_at(BEFORE))
+    plain_steps(twin, OPTIMIZERS["sgd"](groups(twin)), BEFORE + AFTER)
+    same(m, twin)
