@@ -86,7 +86,7 @@ def by_hand(before, optimizer, make, tables, states):
     if table_out is not None:
         m.lm_head.weight = nn.Parameter(table_out.clone())
     fresh = make(groups(m))
-    names = {name: p for name, p in before.named_parameters()}
+    names = dict(before.named_parameters())
     for name, p in m.named_parameters():
         if name == "model.embed_tokens.weight":
             state = states[0]

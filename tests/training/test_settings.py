@@ -1,0 +1,116 @@
+"""Settings: what is written to run.yaml is read back, and whatever cannot be used is named in one line."""
+
+import math
+
+import pytest
+import yaml
+
+from tiewise.errors import RunError, TiewiseError
+from tiewise.training.settings import FILE, Settings
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"arms": ("factored-untied:in=8,out=16", "tied+vectors=a%20b.txt"), "minutes": 0.5, "init": 0.1},
+        {"seed": 7, "arms": ("tied",), "learning_rate": 1e-05, "text": ("a.txt", "b.jsonl:body")},
+        {"tune": True, "bf16": True, "match": "parameters", "model": "some/config.json"},
+    ],
+)
+def test_round_trip(tmp_path, changes):
+    settings = Settings(**changes)
+    settings.save(tmp_path)
+    assert Settings.load(tmp_path / FILE) == settings
+    assert set(yaml.safe_load((tmp_path / FILE).read_text())) == set(vars(settings))
+
+
+def test_arms_get_their_canonical_names():
+    assert Settings(arms=(" tied+bias", "factored:k=64")).checked().arms == ("tied+bias", "factored:64")
+
+
+@pytest.mark.parametrize("value", ["3e-3", "0.003", 0.003])
+def test_a_number_in_any_notation(value):
+    assert Settings.typed({"learning_rate": value}, "here") == {"learning_rate": 0.003}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"seeds": 0}, "seeds = 0"),
+        ({"width": -4}, "width = -4"),
+        ({"layers": 0}, "layers = 0"),
+        ({"heads": 0}, "heads = 0"),
+        ({"batch": 0}, "batch = 0"),
+        ({"accumulate": 0}, "accumulate = 0"),
+        ({"steps": 0}, "steps = 0"),
+        ({"seed": 0, "arms": ("tied",)}, "seed = 0"),
+        ({"length": 1}, "length = 1"),
+        ({"learning_rate": 0.0}, "learning_rate = 0.0"),
+        ({"learning_rate": math.nan}, "learning_rate = nan"),
+        ({"learning_rate": math.inf}, "learning_rate = inf"),
+        ({"minutes": -1.0}, "minutes = -1.0"),
+        ({"init": 0.0}, "init = 0.0"),
+        ({"weight_decay": -0.1}, "weight_decay = -0.1"),
+        ({"weight_decay": math.nan}, "weight_decay = nan"),
+        ({"match": "tokens"}, "match = 'tokens'"),
+        ({"heads": 3}, "3 heads do not divide width 128"),
+        ({"width": 12, "heads": 4}, "a head of width 12/4 = 3"),
+        ({"arms": ("tied", "tied")}, "an arm is given twice"),
+        ({"arms": ("factored:64", "factored:k=64")}, "an arm is given twice"),
+        ({"arms": ("glued",)}, "unknown boundary 'glued'"),
+        ({"arms": ("factored:0",)}, "k=0"),
+        ({"arms": ("tied+untie_at=800",)}, "step 800 is not within 800 steps"),
+        ({"arms": ("untied+tie_at=900",)}, "step 900 is not within 800 steps"),
+        ({"seed": 1}, "3 boundaries"),
+        ({"seed": 1, "arms": ("tied",), "tune": True}, "tune is a setting of compare"),
+        ({"seed": 1, "arms": ("tied",), "minutes": 1.0}, "minutes is a setting of compare"),
+        ({"seed": 1, "arms": ("tied",), "match": "parameters"}, "match is a setting of compare"),
+    ],
+)
+def test_refusals(changes, says):
+    with pytest.raises(TiewiseError) as caught:
+        Settings(**changes).checked()
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ("width: wide", "width in FILE must be a whole number, not 'wide'"),
+        ("width: 1.5", "width in FILE must be a whole number, not 1.5"),
+        ("width: true", "width in FILE must be a whole number, not True"),
+        ("learning_rate: fast", "learning_rate in FILE must be a number, not 'fast'"),
+        ("tune: 1", "tune in FILE must be true or false, not 1"),
+        ("model: 3", "model in FILE must be text, not 3"),
+        ("minutes: soon", "minutes in FILE must be a number"),
+        ("seed: 1.5", "seed in FILE must be a whole number"),
+        ("arms: []", "arms in FILE must be a list of text"),
+        ("arms: [1]", "arms in FILE must be a list of text"),
+        ("breadth: 3", "unknown setting 'breadth' in FILE"),
+        ("3: 3", "unknown setting 3 in FILE"),
+        ("- width", "FILE holds no settings"),
+        ("", "FILE holds no settings"),
+        ("a: [", "FILE is not YAML"),
+        ("!!python/object/apply:os.system ['true']", "FILE is not YAML"),
+        (b"\xff\xfe\x00", "cannot read FILE: not text"),
+    ],
+)
+def test_a_file_that_cannot_be_used(tmp_path, written, says):
+    path = tmp_path / "settings.yaml"
+    path.write_bytes(written if isinstance(written, bytes) else written.encode())
+    with pytest.raises(RunError) as caught:
+        Settings.load(path)
+    assert says.replace("FILE", str(path)) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(RunError, match="No such file"):
+        Settings.load(tmp_path / "none.yaml")
+
+
+def test_minutes_leave_the_place_of_a_schedule_open():
+    Settings(arms=("tied+untie_at=900",), minutes=1.0).checked()
