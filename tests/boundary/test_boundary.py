@@ -224,7 +224,8 @@ def test_predicted_nll_where_a_tied_table_meets_itself():
 
 def test_a_table_of_unit_normals_starts_near_40_and_the_default_near_ln_v():
     assert 40 < Boundary("tied+init=1", 10_000, 128).predicted_nll() < 50
-    assert Boundary("tied", 10_000, 128).predicted_nll() < math.log(10_000) + 0.2
+    # rows of unit norm: logits of unit variance, whose log-sum-exp is half a nat above ln V
+    assert Boundary("tied", 10_000, 128).predicted_nll() == pytest.approx(math.log(10_000) + 0.5, abs=1e-3)
 
 
 @pytest.mark.parametrize("kind", SPECS)
@@ -237,10 +238,10 @@ def test_the_first_loss_is_the_predicted_one(kind):
     assert got.item() == pytest.approx(boundary.predicted_nll(), abs=0.08)
 
 
-def test_the_sound_scale_gives_rows_of_norm_one_half():
+def test_the_sound_scale_gives_rows_of_unit_norm():
     boundary = Boundary("tied", 5000, 256)
-    assert boundary.table_in.norm(dim=1).mean().item() == pytest.approx(0.5, rel=0.02)
-    assert sound_std(256) == 0.03125
+    assert boundary.table_in.norm(dim=1).mean().item() == pytest.approx(1.0, rel=0.02)
+    assert sound_std(256) == 0.0625
 
 
 # --- pretrained vectors

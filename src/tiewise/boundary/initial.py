@@ -22,22 +22,24 @@ from torch import Tensor
 from tiewise.spec import BoundarySpec
 
 
-def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None) -> float:
+def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None, softcap: float | None = None) -> float:
     """Expected step-0 nll (nats) of a uniformly random target over `vocab` logits N(0, logit_std²).
 
     Args:
         vocab: V.
         logit_std: τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E.
         self_logit: logit of the token's own input row where a tied table meets it (c σ D), or None.
+        softcap: each of the normal logits z becomes softcap · tanh(z / softcap).
     """
     others = vocab if self_logit is None else vocab - 1
     g = np.linspace(-9, 9, 1_201)
     density = np.exp(-(g**2) / 2) / math.sqrt(2 * math.pi) * (g[1] - g[0])
+    z = logit_std * g if softcap is None else softcap * np.tanh(logit_std * g / softcap)
     span = max(math.log(vocab) + 9 * logit_std, self_logit or 0.0) + 25
     u = np.linspace(-span, 9 * logit_std + 25, 4_001)
     # 1 - φ, not φ: the few in V that matter sit where φ is within 1/V of one
     with np.errstate(over="ignore"):
-        lacking = -(np.expm1(-np.exp(u[:, None] + logit_std * g)) @ density)
+        lacking = -(np.expm1(-np.exp(u[:, None] + z)) @ density)
         log_survival = others * np.log1p(-lacking.clip(0, 1 - 1e-15))
         if self_logit is not None:
             log_survival = log_survival - np.exp(u + self_logit)
@@ -51,13 +53,22 @@ def logit_std(spec: BoundarySpec, d: int, std: float) -> float:
     return std * math.sqrt(out_width) * output_scale
 
 
-def sound_std(d: int) -> float:
-    """Return the default scale of a table's entries: half of d^-½, rows of norm one half.
+def starting_nll(spec: BoundarySpec, vocab: int, d: int, std: float) -> float:
+    """Expected step-0 nll of `spec`'s boundary, tables drawn N(0, std²), under a body that knows nothing yet.
 
-    Rows of unit norm give the body an input of the size it is built for, but a tied table then meets itself with a
-    logit of √d; half of that starts near ln V at both ends. Measured beside other scales in docs/compare.md.
+    That is: hidden states of norm √d that are independent of their tokens. A tied table far above `sound_std` starts
+    higher still, because it meets itself.
     """
-    return 0.5 * d**-0.5
+    return predicted_nll(vocab, logit_std(spec, d, std), softcap=spec.softcap)
+
+
+def sound_std(d: int) -> float:
+    """Return the default scale of a table's entries, d^-½: rows of unit norm.
+
+    The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
+    both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
+    """
+    return d**-0.5
 
 
 def draw(table: Tensor, std: float, pad: int | None = None) -> None:

@@ -7,7 +7,6 @@ boundary change. Tables are drawn last, from a seed of their own, so the arms' i
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.initial import draw, logit_std, predicted_nll, sound_std
+from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.vectors import load_vectors
 from tiewise.data.prepared import PreparedText
@@ -43,7 +42,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
             num_hidden_layers=settings.layers,
             num_attention_heads=settings.heads,
             max_position_embeddings=settings.length,
-            initializer_range=sound_std(settings.width),
+            initializer_range=0.5 * sound_std(settings.width),
             **shared,
         )
     if settings.model == "gpt2":
@@ -53,7 +52,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
             n_layer=settings.layers,
             n_head=settings.heads,
             n_positions=settings.length,
-            initializer_range=sound_std(settings.width),
+            initializer_range=0.5 * sound_std(settings.width),
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
@@ -85,7 +84,10 @@ def _config_file(settings: Settings, vocab: int, feed_forward: int | None) -> An
             setattr(config, token, None)
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and positions < settings.length:
-        raise RunError(f"{path} has {positions} positions, blocks are {settings.length} long", "lower --length")
+        raise RunError(
+            f"{path} has {positions} positions, blocks are {settings.length} long",
+            f"use --set length={positions} or less",
+        )
     if feed_forward is not None:
         setattr(config, feed_forward_name(config), feed_forward)
     return config
@@ -159,13 +161,6 @@ def _start_from_vectors(installed: Installed, spec: BoundarySpec, text: Prepared
     table.requires_grad_(not spec.freeze)
 
 
-def expected_initial_nll(installed: Installed, spec: BoundarySpec, std: float) -> float:
-    """Predicted step-0 nll of a body whose output is independent of its input (`tiewise.boundary.initial`)."""
-    vocab = installed.tables()[1].shape[0]
-    tau = logit_std(spec, model_width(installed.model), std)
-    return predicted_nll(vocab, tau if spec.softcap is None else spec.softcap * math.tanh(tau / spec.softcap))
-
-
 def parameters(installed: Installed) -> dict[str, int]:
     """Parameters by component, each counted once however often it is used; the values sum to the model's total."""
     model = installed.model
@@ -197,6 +192,8 @@ def matched_feed_forward(settings: Settings, vocab: int) -> dict[str, int | None
     wide = getattr(config, feed_forward_name(config))
     one, two = (_body_size(make_config(settings, vocab, wide + extra)) for extra in (0, 8))
     per_unit = (two - one) / 8
+    if per_unit <= 0:
+        raise RunError(f"{config.model_type}: its feed-forward width changes no parameter", "use --match width")
     d = int(config.get_text_config().hidden_size)
     sizes = {name: boundary_size(spec, vocab, d) for name, spec in specs.items()}
     largest = max(sizes.values())

@@ -32,7 +32,7 @@ class Settings:
     accumulate: int = 1
     steps: int = 800
     minutes: float | None = None
-    learning_rate: float = 3e-3
+    learning_rate: float = 4e-3
     weight_decay: float = 0.1
     init: float | None = None
     match: str = "width"
