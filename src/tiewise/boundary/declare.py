@@ -11,10 +11,9 @@ import copy
 from typing import Any
 
 from tiewise.boundary.journal import Journal
+from tiewise.boundary.keys import FLAG, allowed_keys, own_keys
 from tiewise.boundary.locate import Ends
 from tiewise.errors import InstallError
-
-FLAG = "tie_word_embeddings"
 
 
 def own_config(model: Any, journal: Journal) -> Any:
@@ -38,7 +37,7 @@ def declare_tying(model: Any, ends: Ends, journal: Journal, *, loading: bool = F
         InstallError: a part of the model would decide over the head's table by itself.
     """
     key = f"{ends.head_name}.weight"
-    allowed = _allowed_keys(model)
+    allowed = allowed_keys(model)
     neighbours = {target: source for target, source in allowed.items() if target != key}
     native = True
     if ends.tied:
@@ -48,11 +47,11 @@ def declare_tying(model: Any, ends: Ends, journal: Journal, *, loading: bool = F
         if key not in allowed:
             native = False
             name = next(name for name, module in ends.lookups if module is ends.source)
-            journal.set(model, "_tied_weights_keys", {**_own_keys(model), key: f"{name}.weight"})
+            journal.set(model, "_tied_weights_keys", {**own_keys(model), key: f"{name}.weight"})
     else:
-        flag = model.config.tie_word_embeddings if loading else _any_shared(model, neighbours)
+        flag = getattr(model.config, FLAG, False) if loading else _any_shared(model, neighbours)
         if flag and key in allowed:
-            kept = {target: source for target, source in _own_keys(model).items() if target != key}
+            kept = {target: source for target, source in own_keys(model).items() if target != key}
             journal.set(model, "_tied_weights_keys", kept)
     if getattr(model.config, FLAG, False) != flag:
         journal.set(own_config(model, journal), FLAG, flag)
@@ -62,24 +61,6 @@ def declare_tying(model: Any, ends: Ends, journal: Journal, *, loading: bool = F
         raise InstallError(f"{type(model).__name__}: a part of it decides by itself whether {key} is tied", fix)
     journal.set(model, "all_tied_weights_keys", keys)
     return native
-
-
-def _allowed_keys(model: Any) -> dict[str, str]:
-    """Every key that may be tied, {target: source}, whatever the flag says now."""
-    return _with_flag(model, lambda: model.get_expanded_tied_weights_keys(all_submodels=True))
-
-
-def _own_keys(model: Any) -> dict[str, str]:
-    return _with_flag(model, lambda: model.get_expanded_tied_weights_keys(all_submodels=False))
-
-
-def _with_flag(model: Any, ask: Any) -> dict[str, str]:
-    journal = Journal()
-    journal.set(model.config, FLAG, True)
-    try:
-        return dict(ask())
-    finally:
-        journal.undo()
 
 
 def _any_shared(model: Any, neighbours: dict[str, str]) -> bool:

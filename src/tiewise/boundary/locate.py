@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from tiewise.boundary.keys import partners
 from tiewise.errors import InstallError
 
 
@@ -57,15 +58,19 @@ def locate(model: nn.Module) -> Ends:
     if head is None:
         raise InstallError(_no_head(model), "load the model with a language-model head (…ForCausalLM, …ForMaskedLM)")
     _check_head(kind, head)
-    names = {id(module): name for name, module in model.named_modules()}
-    candidates = [_ask(part, "get_input_embeddings") for part in (model, *_stacks(model))]
-    candidates += [m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is head.weight]
-    lookups: dict[int, Any] = {id(m): m for m in candidates if isinstance(m, nn.Module) and id(m) in names}
-    for module in lookups.values():
-        _check_lookup(f"{kind}: {names[id(module)]}", module)
-    if id(head) not in names:
-        raise InstallError(f"{kind} makes its output head anew on each call", "there is no module to install into")
-    return Ends(tuple((names[key], module) for key, module in lookups.items()), names[id(head)], head)
+    modules = dict(model.named_modules())
+    names = {id(module): name for name, module in modules.items()}
+    if id(head) not in names or id(table) not in names:
+        raise InstallError(f"{kind} makes its tables anew on each call", "there is no module to install into")
+    partnered = partners(model, names[id(head)])
+    lookups = {name: m for name, m in modules.items() if name in partnered and isinstance(m, nn.Embedding)}
+    if not lookups:  # a head that nothing may be tied to: the table beside it is the decoder's
+        decoder = _ask(_ask(model, "get_decoder"), "get_input_embeddings")
+        name = names.get(id(decoder)) or names[id(table)]
+        lookups = {n: m for n, m in modules.items() if n in partners(model, name) and m is not head}
+    for name, module in lookups.items():
+        _check_lookup(f"{kind}: {name}", module)
+    return Ends(tuple(lookups.items()), names[id(head)], head)
 
 
 def _ask(model: Any, method: str) -> Any:
@@ -73,10 +78,6 @@ def _ask(model: Any, method: str) -> Any:
         return getattr(model, method)()
     except (AttributeError, NotImplementedError):
         return None
-
-
-def _stacks(model: nn.Module) -> list[Any]:
-    return [part for part in (_ask(model, "get_encoder"), _ask(model, "get_decoder")) if part not in (None, model)]
 
 
 def _no_head(model: nn.Module) -> str:

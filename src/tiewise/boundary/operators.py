@@ -10,8 +10,11 @@ from typing import Any
 
 import torch
 
-_COMMUTING = {"__mul__": ("mul", "multiply", "__mul__", "__rmul__"), "__add__": ("add", "__add__", "__radd__")}
-_FROM_LEFT = {"__truediv__": ("div", "divide", "true_divide", "__truediv__")}
+_COMMUTING: dict[str, tuple[str, ...]] = {
+    "__mul__": ("mul", "multiply", "__mul__", "__rmul__"),
+    "__add__": ("add", "__add__", "__radd__"),
+}
+_FROM_LEFT: dict[str, tuple[str, ...]] = {"__truediv__": ("div", "divide", "true_divide", "__truediv__")}
 _FROM_LEFT |= {name: (name,) for name in ("tanh", "flatten", "reshape")}
 
 

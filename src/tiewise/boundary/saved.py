@@ -71,6 +71,11 @@ class FamilyModel(Swapped):
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         attach(self, BoundarySpec.parse(getattr(config, ENTRY)), Journal(), loading=True)
 
+    @classmethod
+    def is_custom_code(cls) -> bool:
+        """Say what the family says: custom classes skip part of the initialisation after loading."""
+        return cls.plain_class.is_custom_code()  # type: ignore[attr-defined]
+
 
 class FamilyConfig(Swapped):
     """Mixin above a family's config class."""

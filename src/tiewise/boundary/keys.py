@@ -1,0 +1,54 @@
+"""Which Parameters a transformers model may tie, whatever it ties now: its declared keys, {target: source}.
+
+allowed_keys(llama)     {"lm_head.weight": "model.embed_tokens.weight"}
+partners(bart, "lm_head")   {"lm_head", "model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tiewise.boundary.journal import Journal
+
+FLAG = "tie_word_embeddings"
+
+
+def allowed_keys(model: Any) -> dict[str, str]:
+    """Every key that the model and its parts may tie, whatever the flag says now."""
+    return _with_flag(model, lambda: model.get_expanded_tied_weights_keys(all_submodels=True))
+
+
+def own_keys(model: Any) -> dict[str, str]:
+    """Keys that the model's outermost class declares."""
+    return _with_flag(model, lambda: model.get_expanded_tied_weights_keys(all_submodels=False))
+
+
+def partners(model: Any, module: str) -> set[str]:
+    """Names of the modules whose weights are, or may be, tied to that of `module`, itself included."""
+    pairs = [(_owner(target), _owner(source)) for target, source in allowed_keys(model).items()]
+    owners: dict[int, str] = {}
+    for name, part in model.named_modules():
+        weight = vars(part).get("_parameters", {}).get("weight")
+        if weight is not None:
+            pairs.append((name, owners.setdefault(id(weight), name)))
+    group, size = {module}, 0
+    while size < len(group):
+        size = len(group)
+        for pair in pairs:
+            if group & set(pair):
+                group |= set(pair)
+    return group
+
+
+def _owner(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def _with_flag(model: Any, ask: Callable[[], dict[str, str]]) -> dict[str, str]:
+    journal = Journal()
+    journal.set(model.config, FLAG, True)
+    try:
+        return dict(ask())
+    finally:
+        journal.undo()
