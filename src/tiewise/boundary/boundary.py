@@ -18,7 +18,6 @@ transpose; nothing is ever stored transposed.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +26,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.boundary.initial import draw, logit_std, predicted_nll, sound_std
+from tiewise.boundary.initial import draw, sound_std, starting_nll
 from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps
 from tiewise.boundary.vocabulary import Vocabularies
 from tiewise.errors import SpecError
@@ -108,11 +107,7 @@ class Boundary(nn.Module):
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step for hidden states of norm √D that are independent of their tokens."""
-        std = self.spec.init or sound_std(self.width)
-        tau = logit_std(self.spec, self.width, std)
-        if self.spec.softcap is not None:  # a cap on a Gaussian logit, to first order in its variance
-            tau = self.spec.softcap * math.tanh(tau / self.spec.softcap)
-        return predicted_nll(self.vocab.outputs, tau)
+        return starting_nll(self.spec, self.vocab.outputs, self.width, self.spec.init or sound_std(self.width))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map)."""

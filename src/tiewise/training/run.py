@@ -17,6 +17,7 @@ from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
+from tiewise.boundary.initial import starting_nll
 from tiewise.boundary.install import Installed
 from tiewise.boundary.schedule import tie, untie
 from tiewise.data.blocks import Blocks
@@ -27,7 +28,7 @@ from tiewise.training.callbacks import MEASURED, Bar, Clock, Interrupt, Lines, r
 from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
 from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
-from tiewise.training.model import build, expected_initial_nll, model_width, parameters, starting_std
+from tiewise.training.model import build, model_width, parameters, starting_std
 from tiewise.training.results import CurvePoint, RunResult, from_record, to_record
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import TiewiseTrainer
@@ -167,7 +168,7 @@ def _starting_facts(job: Job, installed: Installed, text: PreparedText, counts: 
     first = measure(installed, text.split(job.split), job.settings.length, counts, CURVE_BLOCKS)
     return {
         "init_std": std,
-        "predicted_initial_nll": expected_initial_nll(installed, job.spec, std),
+        "predicted_initial_nll": starting_nll(job.spec, text.vocab, model_width(installed.model), std),
         "initial_nll": first.nll,
     }
 
