@@ -115,7 +115,8 @@ def build(settings: Settings, spec: BoundarySpec, text: PreparedText, seed: int,
     config = make_config(settings, text.vocab, feed_forward)
     torch.manual_seed(seed)
     try:
-        model = AutoModelForCausalLM.from_config(config)
+        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:160]
         raise RunError(

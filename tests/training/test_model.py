@@ -1,0 +1,236 @@
+"""The models of a comparison: what arms of one seed share, what they hold, where they start."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, Qwen2Config
+
+from tiewise.boundary.initial import predicted_nll, sound_std, starting_nll
+from tiewise.boundary.install import install
+from tiewise.errors import RunError, SpecError, TiewiseError
+from tiewise.spec import BoundarySpec
+from tiewise.training.evaluate import measure
+from tiewise.training.model import build, make_config, matched_feed_forward, parameters, starting_std
+
+ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]
+
+
+def made(text, settings, arm, seed=1, feed_forward=None):
+    return build(settings, BoundarySpec.parse(arm), text, seed, feed_forward)
+
+
+def body(installed):
+    """Parameters that are neither a table nor a map nor a bias of the boundary."""
+    ends = {id(p) for end in ("get_input_embeddings", "get_output_embeddings") for p in _of(installed, end)}
+    return {name: p for name, p in installed.model.named_parameters() if id(p) not in ends}
+
+
+def _of(installed, end):
+    return getattr(installed.model, end)().parameters()
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_arms_of_one_seed_share_their_body_bit_for_bit(text, tiny, family):
+    first, *others = (body(made(text, tiny(model=family), arm)) for arm in ARMS)
+    assert len(first) > 5
+    for other in others:
+        assert set(other) == set(first)
+        assert all(torch.equal(other[name], first[name]) for name in first)
+    again, another = (body(made(text, tiny(model=family), "tied", seed)) for seed in (1, 2))
+    assert all(torch.equal(again[name], first[name]) for name in first)
+    assert any(not torch.equal(another[name], first[name]) for name in first)
+
+
+def test_arms_of_one_seed_share_the_input_table_where_shapes_do(text, tiny):
+    tables = {arm: made(text, tiny(), arm).tables() for arm in ARMS}
+    tied = tables["tied"][0]
+    for arm in ("untied", "residual:4", "spd", "tied+bias"):
+        assert torch.equal(tables[arm][0], tied)
+    table_in, table_out = tables["untied"]
+    assert not torch.equal(table_in, table_out)
+    assert table_in.std().item() == pytest.approx(table_out.std().item(), rel=0.05)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_parameters_sum_to_the_model_by_unique_storage(text, tiny, family, arm):
+    installed = made(text, tiny(model=family), arm)
+    found = parameters(installed)
+    storages = {p.untyped_storage().data_ptr(): p.numel() for p in installed.model.parameters()}
+    assert sum(found.values()) == sum(storages.values())
+    assert found["body"] == sum(p.numel() for p in body(installed).values())
+    assert min(found.values()) > 0
+
+
+@pytest.mark.parametrize(
+    ("arm", "expected"),
+    [
+        ("tied", {"shared table": 300 * 16}),
+        ("untied", {"input table": 300 * 16, "output table": 300 * 16}),
+        ("factored:8", {"shared table": 300 * 8, "maps": 2 * 8 * 16}),
+        ("factored-untied:in=4,out=8", {"input table": 300 * 4, "output table": 300 * 8, "maps": 4 * 16 + 8 * 16}),
+        ("tied+bias", {"shared table": 300 * 16, "output bias": 300}),
+        ("residual:4", {"shared table": 300 * 16, "maps": 2 * 4 * 16}),
+    ],
+)
+def test_parameters_by_component(text, tiny, arm, expected):
+    found = parameters(made(text, tiny(), arm))
+    assert {name: n for name, n in found.items() if name != "body"} == expected
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_match_parameters_spends_on_the_body_what_the_boundary_saves(text, tiny, family):
+    arms = ("tied", "untied", "factored:8", "residual:4")
+    settings = tiny(model=family, arms=arms, match="parameters")
+    wide = matched_feed_forward(settings, text.vocab)
+    found = {arm: parameters(made(text, settings, arm, feed_forward=wide[arm])) for arm in arms}
+    totals = {arm: sum(count.values()) for arm, count in found.items()}
+    assert all(abs(total / totals["untied"] - 1) < 0.005 for total in totals.values())
+    assert found["untied"]["body"] < found["tied"]["body"] < found["factored:8"]["body"]
+    assert matched_feed_forward(tiny(model=family, arms=arms), text.vocab) == dict.fromkeys(arms)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+@pytest.mark.parametrize("arm", [*ARMS, "untied+softcap=1+init=0.5", "untied+init=1", "untied+output_scale=0.5"])
+def test_the_first_loss_is_near_the_predicted_one(text, tiny, counts, family, arm):
+    """Within 4 %: one draw of 300 rows of width 16 moves it by as much, and a tied table also meets itself a little."""
+    settings, spec = tiny(model=family), BoundarySpec.parse(arm)
+    predicted = starting_nll(spec, text.vocab, settings.width, starting_std(settings, spec, settings.width))
+    measured = measure(made(text, settings, arm), text.split("heldout"), settings.length, counts).nll
+    assert measured == pytest.approx(predicted, rel=0.04)
+
+
+def test_a_tied_table_drawn_n01_meets_itself(text, tiny, counts):
+    """How far above the prediction it starts is told by the cosine between a hidden state and its own input row."""
+    settings = tiny(width=64)
+    installed = made(text, settings, "tied+init=1")
+    tokens = np.asarray(text.split("heldout")[: 16 * 60], dtype=np.int64)
+    hidden = []
+    hook = installed.model.lm_head.register_forward_hook(lambda module, args, out: hidden.append(args[0]))
+    measured = measure(installed, tokens, 16, counts).nll
+    hook.remove()
+    states = torch.cat([h.reshape(-1, 64) for h in hidden])
+    rows = installed.tables()[0].detach()[torch.from_numpy(tokens)]
+    own = (states * rows).sum(-1).mean().item()
+    assert measured > starting_nll(BoundarySpec("tied"), text.vocab, 64, 1.0) + 5
+    assert measured == pytest.approx(predicted_nll(text.vocab, math.sqrt(64), self_logit=own), rel=0.05)
+
+
+def test_init_of_the_arm_goes_before_that_of_the_run(tiny):
+    settings = replace(tiny(), init=0.2)
+    assert starting_std(settings, BoundarySpec.parse("tied+init=0.3"), 16) == 0.3
+    assert starting_std(settings, BoundarySpec("tied"), 16) == 0.2
+    assert starting_std(tiny(), BoundarySpec("tied"), 16) == sound_std(16)
+
+
+@pytest.fixture
+def qwen2(tmp_path):
+    """A checkpoint's config.json: other vocabulary, bf16, special tokens beyond ours."""
+    config = Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        bos_token_id=151_643,
+        eos_token_id=151_645,
+        dtype="bfloat16",
+    )
+    config.save_pretrained(tmp_path / "qwen2")
+    return tmp_path / "qwen2"
+
+
+def test_a_config_json_by_file_or_folder(text, tiny, qwen2):
+    for path in (qwen2, qwen2 / "config.json"):
+        installed = made(text, tiny(model=str(path)), "tied")
+        assert installed.model.config.model_type == "qwen2"
+        assert installed.tables()[0].shape == (300, 32)
+        # weights in bf16 would swallow most updates; the bf16 setting computes in bf16 and keeps them in fp32
+        assert {p.dtype for p in installed.model.parameters()} == {torch.float32}
+
+
+def test_match_parameters_with_a_config_json(text, tiny, qwen2):
+    settings = tiny(model=str(qwen2), match="parameters")
+    wide = matched_feed_forward(settings, text.vocab)
+    tied, untied = (
+        sum(parameters(made(text, settings, arm, feed_forward=wide[arm])).values()) for arm in ("tied", "untied")
+    )
+    assert wide["untied"] == 48
+    assert abs(tied / untied - 1) < 0.005
+
+
+def _written(path, content):
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is no model configuration"),
+        ({"hidden_size": 4}, "no model_type"),
+        ({"model_type": "no-such"}, "is no model configuration"),
+        ([1], "is no model configuration"),
+        ({"model_type": "qwen2", "max_position_embeddings": 4}, "has 4 positions, blocks are 16 long"),
+        ({"model_type": "vit"}, "no causal language model can be built"),
+    ],
+)
+def test_a_config_json_that_cannot_be_used(text, tiny, tmp_path, content, says):
+    settings = tiny(model=_written(tmp_path / "config.json", content))
+    with pytest.raises(TiewiseError) as caught:
+        made(text, settings, "tied")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_model(tiny):
+    with pytest.raises(RunError, match="unknown model 'bert-large'; use llama, gpt2, or the path"):
+        make_config(tiny(model="bert-large"), 300)
+
+
+def test_match_parameters_needs_a_feed_forward_width(text, tiny, tmp_path):
+    GPT2Config(n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)  # whose n_inner is null: 4 n_embd
+    with pytest.raises(RunError, match="use --match width"):
+        matched_feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
+
+
+@pytest.mark.parametrize("arm", ["factored:17", "tied+pad=300", "factored-untied:in=8,out=40"])
+def test_an_arm_that_this_model_cannot_have(text, tiny, arm):
+    with pytest.raises(SpecError):
+        made(text, tiny(), arm)
+
+
+def vectors_file(path, text, width):
+    words = text.tokenizer().convert_ids_to_tokens(list(range(10, 20)))
+    path.write_text("".join(f"{word} {' '.join([str(i)] * width)}\n" for i, word in enumerate(words)), encoding="utf-8")
+    return path
+
+
+def test_tables_start_from_word_vectors(text, tiny, tmp_path):
+    path = vectors_file(tmp_path / "v.txt", text, 16)
+    tied, drawn = (made(text, tiny(), arm) for arm in (f"tied+vectors={path}", "tied"))
+    table = tied.tables()[0]
+    assert torch.equal(table[12], torch.full((16,), 2.0))
+    assert torch.equal(table[20:], drawn.tables()[0][20:])
+    assert tied.tables()[1] is table
+    assert table.requires_grad
+    frozen = made(text, tiny(), f"untied+vectors={path}+freeze")
+    assert not frozen.tables()[0].requires_grad
+    assert frozen.tables()[1].requires_grad
+
+
+def test_word_vectors_of_another_width(text, tiny, tmp_path):
+    path = vectors_file(tmp_path / "v.txt", text, 5)
+    with pytest.raises(SpecError, match="use projected:5"):
+        made(text, tiny(), f"tied+vectors={path}")
+
+
+def test_the_handle_is_of_the_model(text, tiny):
+    installed = made(text, tiny(), "tied")
+    assert install(installed.model).tables()[0] is installed.tables()[0]
