@@ -136,6 +136,19 @@ def test_evaluation_with_and_without_metrics(name, tmp_path):
         assert mine[key] == pytest.approx(its[key], rel=1e-5)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+def test_mixed_precision_stays_fused(name, tmp_path):
+    model, rows = _without_dropout(name), _rows(False)
+    plain = copy.deepcopy(model)
+    installed = install(model)
+    wanted, got = (_logged(m, tmp_path, rows, bf16=True)[0] for m in (plain, model))
+    assert got == pytest.approx(wanted, rel=0.01)
+    assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
+    trainer = _trainer(model, tmp_path, rows, bf16=True)
+    assert np.isfinite(trainer.evaluate()["eval_loss"])
+    assert installed.counts.materialised == 0
+
+
 def test_a_loss_of_one_s_own_from_deferred_logits():
     model = build("llama").eval()
     rows = _rows()
