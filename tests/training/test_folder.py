@@ -42,19 +42,23 @@ def test_a_run_is_there_whole(tmp_path):
     assert set(tree(out)) == {"data", "data/train.bin", "env.json", "run.yaml"}
 
 
-def test_a_start_that_fails_leaves_nothing_not_even_parents(tmp_path):
-    with pytest.raises(RunError, match="no good"), starting(tmp_path / "a" / "b", overwrite=False) as stage:
+def fail(out, stop, **options):
+    with starting(out, **options) as stage:
         (stage / "data").mkdir()
-        raise RunError("no good")
+        raise stop
+
+
+def test_a_start_that_fails_leaves_nothing_not_even_parents(tmp_path):
+    with pytest.raises(RunError, match="no good"):
+        fail(tmp_path / "a" / "b", RunError("no good"), overwrite=False)
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("stop", [RunError("no good"), KeyboardInterrupt()])
 def test_a_start_that_fails_leaves_the_old_run(old, stop):
     before = tree(old)
-    with pytest.raises(type(stop)), starting(old, overwrite=True) as stage:
-        (stage / "data").mkdir()
-        raise stop
+    with pytest.raises(type(stop)):
+        fail(old, stop, overwrite=True)
     assert tree(old) == before
 
 

@@ -62,7 +62,7 @@ class TiewiseTrainer(Trainer):
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
             return result
-        self._penalties.append(float(penalty))
+        self._penalties.append(float(penalty.detach()))
         if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
             # such a loss is already this micro-batch's share of the step's; every other one is divided afterwards
             penalty = penalty / self.current_gradient_accumulation_steps

@@ -1,0 +1,164 @@
+"""Both gradient paths as logged during training, against two separate leaves on the same batches; and the penalty."""
+
+import copy
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import TrainerCallback, TrainingArguments
+
+from tiewise.data.blocks import Blocks
+from tiewise.spec import BoundarySpec
+from tiewise.training.model import build
+from tiewise.training.trainer import TiewiseTrainer
+
+STEPS = 3
+
+
+class Witness(TrainerCallback):
+    """Copies the model before every step and keeps what was logged."""
+
+    def __init__(self):
+        self.models, self.logs = [], []
+
+    def on_step_begin(self, args, state, control, model=None, **kw):
+        self.models.append(copy.deepcopy(model))
+
+    def on_log(self, args, state, control, logs=None, **kw):
+        if "loss" in logs:
+            self.logs.append(dict(logs))
+
+
+def chosen(**options):
+    """Plain SGD, clipped hard: what is measured after clipping would show."""
+    usual = {
+        "max_steps": STEPS,
+        "per_device_train_batch_size": 2,
+        "learning_rate": 0.05,
+        "logging_steps": 1,
+        "max_grad_norm": 0.01,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+    }
+    fixed = {"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False, "use_cpu": True}
+    return TrainingArguments(output_dir="unused", **fixed, **{**usual, **options})
+
+
+def trained(installed, text, accumulate=1, **options):
+    """Train three steps; return what was seen and the batches by step and micro-batch."""
+    witness, batches = Witness(), []
+
+    def collate(rows):
+        ids = torch.stack([row["input_ids"] for row in rows])
+        batches.append(ids)
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    arguments = chosen(gradient_accumulation_steps=accumulate, **options)
+    trainer = TiewiseTrainer(
+        installed,
+        args=arguments,
+        train_dataset=Blocks(text.split("train"), 16),
+        data_collator=collate,
+        callbacks=[witness],
+    )
+    trainer.train()
+    grouped = [batches[i * accumulate : (i + 1) * accumulate] for i in range(STEPS)]
+    return witness, grouped
+
+
+def two_leaves(model, batches):
+    """(gradient through the lookup, through the output projection), the mean loss over `batches`: plain autograd."""
+    lookup, head = model.get_input_embeddings(), model.get_output_embeddings()
+    one, two = (end.weight.detach().clone().requires_grad_() for end in (lookup, head))
+    in_map, out_map = (getattr(end, name, None) for end, name in ((lookup, "in_map"), (head, "out_map")))
+    whole = 0.0
+    for ids in batches:
+        rows = F.embedding(ids, one)
+        hidden = model.model(inputs_embeds=rows if in_map is None else in_map(rows)).last_hidden_state
+        logits = (hidden if out_map is None else out_map(hidden)) @ two.T
+        logits = logits if head.bias is None else logits + head.bias
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()) / len(batches)
+        whole += loss.item()
+        loss.backward()
+    return one.grad, two.grad, whole
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "residual:4", "tied+bias"])
+def test_path_norms_equal_those_of_two_leaves_before_clipping(text, tiny, arm, accumulate):
+    installed = build(tiny(), BoundarySpec.parse(arm), text, 1, None)
+    witness, batches = trained(installed, text, accumulate)
+    for model, step, logged in zip(witness.models, batches, witness.logs, strict=True):
+        a, b, loss = two_leaves(model, step)
+        assert logged["path_a"] == pytest.approx(a.norm().item(), rel=1e-4)
+        assert logged["path_b"] == pytest.approx(b.norm().item(), rel=1e-4)
+        assert logged["loss"] == pytest.approx(loss, abs=1e-5)
+        assert min(logged["path_a"], logged["path_b"]) > 0.01  # so clipping to 0.01 would show
+        if installed.spec.tables == 1:
+            assert logged["cosine"] == pytest.approx(F.cosine_similarity(a.flatten(), b.flatten(), 0).item(), abs=1e-4)
+        else:
+            assert "cosine" not in logged
+
+
+def test_a_window_is_the_mean_of_its_steps(text, tiny):
+    fine, coarse = (
+        trained(build(tiny(), BoundarySpec("tied"), text, 1, None), text, logging_steps=n)[0].logs for n in (1, STEPS)
+    )
+    assert len(coarse) == 1
+    for name in ("path_a", "path_b", "cosine", "loss"):
+        assert coarse[0][name] == pytest.approx(sum(log[name] for log in fine) / STEPS, rel=1e-6)
+
+
+def test_tracking_changes_nothing(text, tiny):
+    tracked, plain = (build(tiny(), BoundarySpec("tied"), text, 1, None) for _ in range(2))
+    trained(tracked, text)
+    rows = Blocks(text.split("train"), 16)
+    TiewiseTrainer(plain, track=False, args=chosen(), train_dataset=rows).train()
+    for one, other in zip(tracked.model.parameters(), plain.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(("accumulate", "shares"), [(1, True), (3, True), (1, False), (3, False)])
+def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, tiny, accumulate, shares):
+    """λ‖P‖ adds λ P/‖P‖ to the gradient of P, however many micro-batches a step has and whoever divides the loss."""
+    options = {"max_grad_norm": 0.0, "learning_rate": 0.5}
+    after, logs, start = {}, {}, None
+    for weight in (0.0, 0.3):
+        installed = build(tiny(), BoundarySpec.parse(f"projected:24,penalty={weight}"), text, 1, None)
+        if not shares:
+            installed.model.accepts_loss_kwargs = False
+        projection = installed.model.get_output_embeddings().out_map.weight
+        start = projection.detach().clone()
+        witness, _ = trained(installed, text, accumulate, **options)
+        after[weight] = witness.models[1].get_output_embeddings().out_map.weight.detach()
+        logs[weight] = witness.logs[0]
+    step = after[0.3] - after[0.0]
+    torch.testing.assert_close(step, -0.5 * 0.3 * start / start.norm(), rtol=1e-3, atol=1e-6)
+    assert logs[0.3]["loss"] == pytest.approx(logs[0.0]["loss"], abs=1e-5)
+
+
+def test_the_penalty_is_of_training_only(text, tiny):
+    installed = build(tiny(), BoundarySpec.parse("projected:24,penalty=5"), text, 1, None)
+    trainer = TiewiseTrainer(installed, args=chosen())
+    ids = torch.tensor([[1, 2, 3, 4]])
+    inputs = {"input_ids": ids, "labels": ids}
+    training = trainer.compute_loss(installed.model.train(), inputs).item()
+    evaluated = trainer.compute_loss(installed.model.eval(), inputs).item()
+    norm = installed.model.get_output_embeddings().out_map.weight.norm().item()
+    assert training - evaluated == pytest.approx(5 * norm, rel=1e-5)
+
+
+def test_heldout_nll_comes_from_the_evaluator(text, tiny):
+    installed = build(tiny(), BoundarySpec("tied"), text, 1, None)
+    witness = Witness()
+    values = iter([4.0, math.nan])
+    TiewiseTrainer(
+        installed,
+        evaluator=lambda: next(values),
+        args=chosen(max_steps=2),
+        train_dataset=Blocks(text.split("train"), 16),
+        callbacks=[witness],
+    ).train()
+    assert witness.logs[0]["heldout_nll"] == 4.0
+    assert math.isnan(witness.logs[1]["heldout_nll"])
