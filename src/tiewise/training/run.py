@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainingArguments
 from transformers.integrations import TensorBoardCallback
@@ -145,6 +146,7 @@ def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndar
         dataloader_pin_memory=False,
         remove_unused_columns=False,
         bf16=s.bf16,
+        use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
         activation_checkpointing=s.activation_checkpointing,
     )
     writer = SummaryWriter(log_dir=str(job.folder / "tensorboard"))

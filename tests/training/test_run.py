@@ -1,0 +1,224 @@
+"""One run: what it leaves, how it stops at Ctrl-C, and that it goes on as if nothing had happened."""
+
+import json
+import math
+import signal
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tiewise.boundary.initial import sound_std
+from tiewise.data.blocks import Blocks
+from tiewise.errors import Interrupted
+from tiewise.spec import BoundarySpec
+from tiewise.training import run
+from tiewise.training.evaluate import measure
+from tiewise.training.model import build
+from tiewise.training.run import Job, finished, train
+
+
+def job(settings, folder, arm="tied", **changes):
+    return Job(arm, BoundarySpec.parse(arm), changes.pop("seed", 1), settings, folder, **changes)
+
+
+def trained(text, counts, *arguments, **changes):
+    return train(job(*arguments, **changes), text, counts, [3, 4, 5])
+
+
+def differing(one, other):
+    """Fields of two results that differ, beyond how long it took and how much memory was there."""
+    left, right = vars(one.result), vars(other.result)
+    measured = ("tokens_per_second", "seconds", "peak_memory_bytes")
+    return {name for name in left if name not in measured and left[name] != right[name]}
+
+
+def test_what_a_run_leaves(text, counts, tiny, tmp_path):
+    outcome = trained(text, counts, tiny(), tmp_path / "run")
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        "final",
+        "metrics.jsonl",
+        "result.json",
+        "tensorboard",
+    }
+    assert finished(tmp_path / "run") == outcome
+    result = outcome.result
+    assert result.heldout_nll < result.initial_nll - 0.3
+    assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
+    assert [point.step for point in result.curve] == list(range(2, 41, 2))
+    assert all(point.tokens == point.step * 4 * 16 for point in result.curve)
+    assert all(None not in (p.train_nll, p.heldout_nll, p.path_a, p.path_b, p.cosine) for p in result.curve)
+    assert sum(result.parameters.values()) == result.total_parameters == result.bytes / 4
+    assert result.tokens_per_second == pytest.approx(39 * 64 / result.seconds)
+    assert len(outcome.direct_path) == 3
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+def test_the_final_model_is_the_measured_one(text, counts, tiny, tmp_path):
+    outcome = trained(text, counts, tiny(), tmp_path, "untied")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    ids = torch.from_numpy(text.split("heldout")[: len(text.split("heldout")) // 16 * 16].astype("int64")).view(-1, 16)
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[:, :-1].flatten(0, 1).double()
+    loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
+    assert outcome.result.heldout_nll == pytest.approx(loss.item(), abs=1e-5)
+    assert len(AutoTokenizer.from_pretrained(tmp_path / "final")) == 300
+
+
+def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, counts, tiny, tmp_path, monkeypatch):
+    asked = []
+
+    def recorded(installed, tokens, length, counts, blocks=None):
+        asked.append((len(tokens), blocks))
+        return measure(installed, tokens, length, counts, blocks)
+
+    monkeypatch.setattr(run, "measure", recorded)
+    trained(text, counts, tiny(steps=1), tmp_path)
+    heldout = len(text.split("heldout"))
+    assert asked[-2:] == [(heldout, None), (len(text.split("train")), heldout // 16)]
+
+
+def test_a_finished_run_is_not_trained_again(text, counts, tiny, tmp_path, monkeypatch):
+    outcome = trained(text, counts, tiny(), tmp_path)
+    monkeypatch.setattr(run, "build", lambda *arguments: pytest.fail("built again"))
+    assert trained(text, counts, tiny(), tmp_path) == outcome
+
+
+def test_a_run_that_diverges_ends_with_nan_and_is_read_back(text, counts, tiny, tmp_path):
+    outcome = trained(text, counts, tiny(learning_rate=1e30), tmp_path)
+    assert math.isnan(outcome.result.heldout_nll)
+    assert math.isnan(outcome.result.perplexity)
+    assert "NaN" not in (tmp_path / "result.json").read_text()
+    again = finished(tmp_path)
+    assert math.isnan(again.result.train_nll)
+    assert again.result.curve[-1].train_nll is None
+    assert all(math.isnan(value) for row in again.direct_path for value in row)
+
+
+def test_data_order_is_that_of_the_seed_whatever_the_arm(text, counts, tiny, tmp_path, monkeypatch):
+    seen = []
+    real = Blocks.__getitem__
+    monkeypatch.setattr(Blocks, "__getitem__", lambda self, index: seen.append(index) or real(self, index))
+
+    def order(arm, seed, steps):
+        seen.clear()
+        trained(text, counts, tiny(steps=steps, batch=64), tmp_path / f"{arm}-{seed}", arm, seed=seed)
+        return list(seen)[: steps * 64]
+
+    epoch = len(text.split("train")) // 16 // 64
+    steps = 2 * epoch + 3
+    first = order("tied", 1, steps)
+    assert order("untied", 1, steps) == first
+    assert order("factored:8", 1, steps) == first
+    one, two = (first[i * epoch * 64 : (i + 1) * epoch * 64] for i in range(2))
+    assert len(set(one)) == len(set(two)) == epoch * 64
+    assert one != two
+    assert order("tied", 2, epoch)[: epoch * 64] not in (one, two)
+
+
+def press(monkeypatch, step, times=1):
+    """Press Ctrl-C in the middle of the step after `step`, so many times."""
+    real, done = run.Clock.on_step_begin, []
+
+    def begin(self, args, state, control, **kw):
+        real(self, args, state, control, **kw)
+        if state.global_step == step and not done:
+            done.append(step)
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run.Clock, "on_step_begin", begin)
+
+
+@pytest.mark.parametrize("step", [0, 7, 39])
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(text, counts, tiny, tmp_path, monkeypatch, step):
+    undisturbed = trained(text, counts, tiny(), tmp_path / "whole")
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        press(patch, step)
+        with pytest.raises(Interrupted):
+            trained(text, counts, tiny(), tmp_path / "cut")
+    assert signal.getsignal(signal.SIGINT) is before
+    assert (tmp_path / "cut" / f"checkpoint-{step + 1}" / "trainer_state.json").is_file()
+    assert not (tmp_path / "cut" / "result.json").exists()
+    resumed = trained(text, counts, tiny(), tmp_path / "cut")
+    # a window that was cut is averaged over the steps after the cut; every other number is the same
+    assert differing(resumed, undisturbed) <= {"curve"}
+    cut = step // 2 if step % 2 == 0 else None
+    pairs = enumerate(zip(resumed.result.curve, undisturbed.result.curve, strict=cut is None))
+    assert all(one == other for i, (one, other) in pairs if i != cut)
+    for one, other in zip(weights(tmp_path / "cut"), weights(tmp_path / "whole"), strict=True):
+        assert torch.equal(one, other)
+
+
+def weights(folder):
+    return list(AutoModelForCausalLM.from_pretrained(folder / "final").state_dict().values())
+
+
+def test_ctrl_c_twice_stops_at_once(text, counts, tiny, tmp_path, monkeypatch):
+    press(monkeypatch, 7, times=2)
+    with pytest.raises(KeyboardInterrupt):
+        trained(text, counts, tiny(), tmp_path)
+    assert not (tmp_path / "checkpoint-8").exists()
+
+
+def test_a_checkpoint_knows_the_time_of_the_steps_before_it(text, counts, tiny, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        press(patch, 29)
+        with pytest.raises(Interrupted):
+            trained(text, counts, tiny(), tmp_path)
+    state = json.loads((tmp_path / "checkpoint-30" / "trainer_state.json").read_text())
+    before = state["stateful_callbacks"]["Clock"]["attributes"]
+    assert before["steps"] == 29
+    result = trained(text, counts, tiny(), tmp_path).result
+    assert result.seconds > before["seconds"]
+    assert result.tokens_per_second == pytest.approx((29 + 9) * 64 / result.seconds)
+
+
+@pytest.mark.parametrize("arm", ["tied+untie_at=20", "untied+tie_at=20"])
+@pytest.mark.parametrize("step", [19, 20, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 18, 21, 38))])
+def test_a_schedule_is_resumed_on_either_side_of_its_step(text, counts, tiny, tmp_path, monkeypatch, arm, step):
+    undisturbed = trained(text, counts, tiny(), tmp_path / "whole", arm)
+    with monkeypatch.context() as patch:
+        press(patch, step)
+        with pytest.raises(Interrupted):
+            trained(text, counts, tiny(), tmp_path / "cut", arm)
+    resumed = trained(text, counts, tiny(), tmp_path / "cut", arm)
+    assert differing(resumed, undisturbed) <= {"curve"}
+    ends = {"tied": {"input table", "output table"}, "untied": {"shared table"}}[arm.partition("+")[0]]
+    assert ends <= set(resumed.result.parameters)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"bf16": True}, {"model": "gpt2", "accumulate": 2}, {"activation_checkpointing": True}]
+)
+def test_other_settings_train_too(text, counts, tiny, tmp_path, changes):
+    result = trained(text, counts, tiny(**changes), tmp_path).result
+    assert result.heldout_nll < result.initial_nll - 0.3
+    assert result.curve[-1].tokens == 40 * 4 * 16 * changes.get("accumulate", 1)
+
+
+def test_another_split_can_be_measured(text, counts, tiny, tmp_path):
+    heldout = trained(text, counts, tiny(steps=2), tmp_path / "a").result
+    tune = trained(text, counts, tiny(steps=2), tmp_path / "b", split="tune").result
+    assert tune.heldout_nll != heldout.heldout_nll
+    assert tune.train_nll != heldout.train_nll  # over as many blocks as `tune` has
+
+
+def test_torn_metrics_are_dropped_on_resume(text, counts, tiny, tmp_path, monkeypatch):
+    undisturbed = trained(text, counts, tiny(), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        press(patch, 23)
+        with pytest.raises(Interrupted):
+            trained(text, counts, tiny(), tmp_path / "cut")
+    with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 26, "train_nll": 1.0}\n{"step": 28, "tra')
+    assert differing(trained(text, counts, tiny(), tmp_path / "cut"), undisturbed) == set()
+
+
+def test_the_first_loss_is_measured_before_any_step(text, counts, tiny, tmp_path):
+    settings = tiny()
+    result = trained(text, counts, settings, tmp_path).result
+    fresh = build(settings, BoundarySpec("tied"), text, 1, None)
+    assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, counts, 32).nll, abs=1e-9)
+    assert result.init_std == sound_std(16)
