@@ -9,7 +9,7 @@ from tiny_models import V, assert_same_gradients, batch, build, step
 from torch.func import functional_call
 
 from tiewise.boundary.install import install
-from tiewise.errors import UnsupportedError
+from tiewise.errors import InstallError, UnsupportedError
 
 D, K = 16, 6
 
@@ -194,6 +194,18 @@ def test_uninstalling_gives_the_own_classes_back_or_says_why_not():
     installed = install(model, "factored:6")
     with pytest.raises(UnsupportedError, match="densify"):
         installed.uninstall()
+
+
+def test_a_refused_change_keeps_the_boundary_that_was_installed():
+    model = build("gemma2")
+    record = install(model, "tied+alpha=0.5").track()
+    with pytest.raises(InstallError, match="softcap"):
+        install(model, "tied+softcap=2")
+    installed = install(model)
+    assert str(installed.spec) == "tied+alpha=0.5"
+    assert installed.record is record
+    step(model, batch(model))
+    assert installed.counts.fused == 1
 
 
 def test_a_replaced_head_is_found_again():

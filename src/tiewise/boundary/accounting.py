@@ -29,7 +29,11 @@ def correct_accounting(model: Any, batch: Batch, base: Tensor, journal: Journal)
     shifts = shifts_labels(model, batch, base)
     if not _trainer_passes_items(model):
         return shifts
-    if not counts_items(model, batch, base):
+    try:
+        counts = counts_items(model, batch, base)
+    except TypeError:
+        return shifts  # it takes no such argument: the Trainer will say so itself
+    if not counts:
         journal.set(model, "accepts_loss_kwargs", False)
     elif shifts and getattr(model, "loss_type", None) is None and not model.config.is_encoder_decoder:
         journal.set(model, "loss_type", next(key for key, loss in LOSS_MAPPING.items() if loss is ForCausalLMLoss))

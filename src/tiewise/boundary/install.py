@@ -134,6 +134,8 @@ def _install(model: Any, spec: BoundarySpec | None, build: BoundarySpec | None, 
         return _checked(model, link, batch)
     except BaseException:
         journal.undo()
+        if old is not None:
+            reinstall(model, old.spec)._link.options = old.options
         raise
 
 

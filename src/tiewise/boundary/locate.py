@@ -53,7 +53,8 @@ def locate(model: nn.Module) -> Ends:
     kind = type(model).__name__
     table = _ask(model, "get_input_embeddings")
     if table is None:
-        raise InstallError(f"{kind} has no input embedding table", "install works on models of tokens, before they are wrapped")
+        fix = "install works on models of tokens, before they are wrapped"
+        raise InstallError(f"{kind} has no input embedding table", fix)
     head = _ask(model, "get_output_embeddings")
     if head is None:
         raise InstallError(_no_head(model), "load the model with a language-model head (…ForCausalLM, …ForMaskedLM)")

@@ -99,7 +99,7 @@ def _set_tables(ends: Ends, spec: BoundarySpec, journal: Journal) -> None:
         table_out = _draw(old_out, width_out, spec.init, spec.pad)
     else:
         table_out = _copy(old_out) if old_out is old_in else old_out
-    shared = spec.tables == 1 or width_in != old_in.shape[1]
+    shared = spec.tables == 1 or table_in is not old_in
     for _, module in ends.lookups:
         if shared or module.weight is old_in:
             journal.set(module, "weight", table_in)
