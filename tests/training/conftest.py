@@ -42,7 +42,7 @@ def counts(text):
     return token_counts(text.split("train"), text.vocab)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny(source):
     """Make settings of a run of a second; keywords replace any of them."""
 

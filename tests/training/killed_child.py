@@ -1,0 +1,91 @@
+"""A comparison in a process of its own that ends by SIGKILL at a chosen moment; run by test_killed.py.
+
+Each moment patches one function of the Trainer or of ours, so that the kill falls where a file is half there.
+"""
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+from transformers import Trainer, TrainerState, trainer
+
+from tiewise.training import compare, run
+from tiewise.training.callbacks import Lines
+from tiewise.training.shown import Shown
+
+
+def die(*arguments, **named):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def on_call(owner, name, number, first=None):
+    """Die at call `number` of a function, after `first(*arguments)` where given, before it otherwise."""
+    real, calls = getattr(owner, name), []
+
+    def replaced(*arguments, **named):
+        calls.append(name)
+        if len(calls) == number:
+            if first is not None:
+                first(real, *arguments)
+            die()
+        return real(*arguments, **named)
+
+    setattr(owner, name, replaced)
+
+
+def half_a_state(real, state, path):
+    real(state, path)
+    whole = Path(path).read_bytes()
+    Path(path).write_bytes(whole[: len(whole) // 2])
+
+
+def half_a_line(real, lines, args, state, control, **kw):
+    with lines.path.open("a") as file:
+        file.write('{"step": 1')
+
+
+def half_a_rotation(real, output_dir, **named):
+    (min(Path(output_dir).glob("checkpoint-*")) / "optimizer.pt").unlink()
+
+
+def half_a_model(real, made, final):
+    shutil.rmtree(final, ignore_errors=True)
+
+
+def after(real, *arguments):
+    real(*arguments)
+
+
+# Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
+MOMENTS = {
+    "before the first checkpoint": lambda: on_call(run.Clock, "on_step_end", 5),
+    "at a step": lambda: on_call(run.Clock, "on_step_end", 29),
+    "at a step of the second run": lambda: on_call(run.Clock, "on_step_end", 60),
+    "checkpoint without optimizer": lambda: on_call(Trainer, "_save_optimizer_and_scheduler", 2),
+    "checkpoint without random state": lambda: on_call(Trainer, "_save_rng_state", 1),
+    "checkpoint without its state": lambda: on_call(TrainerState, "save_to_json", 3),
+    "checkpoint with half its state": lambda: on_call(TrainerState, "save_to_json", 7, half_a_state),
+    "old checkpoint half removed": lambda: on_call(trainer, "rotate_checkpoints", 3, half_a_rotation),
+    "half a line of metrics": lambda: on_call(Lines, "on_log", 13, half_a_line),
+    "while the final loss is measured": lambda: on_call(run, "_result", 1),
+    "before the final model is in place": lambda: on_call(run, "replace_path", 2, half_a_model),
+    "before the result is written": lambda: on_call(run, "write_json", 1),
+    "before checkpoints are removed": lambda: on_call(run, "write_json", 1, after),
+    "before the comparison is written": lambda: on_call(compare, "write_json", 1),
+}
+
+
+def dies(out, moment):
+    """Run the comparison in `out` until `moment`."""
+    MOMENTS[moment]()
+    compare.compare(Path(out), Shown(lambda line: None))
+
+
+def waits(out, seconds):
+    """Run it until killed from a timer, wherever that is."""
+    import threading
+
+    threading.Thread(target=lambda: (time.sleep(seconds), die()), daemon=True).start()
+    compare.compare(Path(out), Shown(lambda line: None))
