@@ -5,6 +5,8 @@ import pytest
 from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.training.settings import Settings
+from tiewise.training.shown import Shown
+from tiewise.training.start import start
 
 LENGTH = 16
 
@@ -52,3 +54,21 @@ def tiny(source):
         return Settings(**{**small, **shown, **changes})
 
     return make
+
+
+class Lines(list):
+    """What was said while runs were begun and trained."""
+
+    @property
+    def shown(self):
+        return Shown(self.append)
+
+    def begin(self, settings, out, **options):
+        """Start a run in `out`; return `out`."""
+        start(settings, out, "tiewise compare --as typed", self.shown, **options)
+        return out
+
+
+@pytest.fixture
+def lines():
+    return Lines()

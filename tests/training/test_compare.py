@@ -1,0 +1,151 @@
+"""A comparison from its start to results.json: what is refused before anything is trained, minutes, resuming."""
+
+import json
+import math
+
+import pytest
+
+from tiewise.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
+from tiewise.training import compare as compare_module
+from tiewise.training import start as start_module
+from tiewise.training.compare import compare
+from tiewise.training.folder import saved_run
+from tiewise.training.results import Comparison
+from tiewise.training.single import train_one
+
+
+def test_a_comparison(tiny, tmp_path, lines):
+    arms = ("tied", "untied", "factored:8", "tied+untie_at=10", "untied+tie_at=10")
+    out = lines.begin(tiny(arms=arms, seeds=2, steps=20), tmp_path / "out")
+    found = compare(out, lines.shown)
+    assert [(run.seed, run.arm) for run in found.runs] == [(seed, arm) for seed in (1, 2) for arm in arms]
+    assert found.reference == "tied"
+    assert found.command == "tiewise compare --as typed"
+    difference = found.difference("untied", "heldout_nll")
+    by_hand = [u.heldout_nll - t.heldout_nll for t, u in zip(found.of("tied"), found.of("untied"), strict=True)]
+    assert difference.mean == pytest.approx(sum(by_hand) / 2)
+    assert difference.n == 2
+    assert found.setting["tokens_per_run"] == 20 * 4 * 16
+    assert found.of("untied")[0].curve[-1].tokens == 20 * 4 * 16
+    assert Comparison.from_dict(json.loads((out / "results.json").read_text())) == found
+    assert not found.demo
+    assert [d.arm for d in found.direct_path] == list(arms)
+    assert len(found.direct_path[0].logits) == len(found.direct_path[0].tokens) > 3
+    assert sum("held-out nll" in line for line in lines) == 10
+
+
+def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
+    out = lines.begin(tiny(arms=("tied", "tied+untie_at=20"), steps=40), tmp_path / "out")
+    tied, untying = compare(out, lines.shown).runs
+    same = [(a.step, a.train_nll == b.train_nll) for a, b in zip(tied.curve, untying.curve, strict=True)]
+    # step 21 still sees equal tables: its loss, and that of the window, differ from step 22 on
+    assert [step for step, equal in same if equal] == list(range(2, 21, 2))
+    assert all(point.cosine is None for point in untying.curve if point.step > 20)
+    assert all(point.cosine is not None for point in untying.curve if point.step <= 20)
+
+
+def test_what_is_finished_is_not_done_again(tiny, tmp_path, lines, monkeypatch):
+    out = lines.begin(tiny(steps=5), tmp_path / "out")
+    found = compare(out, lines.shown)
+    (out / "results.json").unlink()
+    monkeypatch.setattr("tiewise.training.run.build", lambda *arguments: pytest.fail("built again"))
+    assert compare(out, lines.shown).runs == found.runs
+
+
+def test_a_comparison_that_diverges_says_so(tiny, tmp_path, lines):
+    out = lines.begin(tiny(learning_rate=1e30, seeds=2, steps=5), tmp_path / "out")
+    found = compare(out, lines.shown)
+    assert all(math.isnan(run.heldout_nll) for run in found.runs)
+    assert "diverged" in found.finding
+    assert compare(out, lines.shown).finding == found.finding  # read back from disk
+    json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"batch": 4000}, DataError, "one step takes 4000"),
+        ({"batch": 200, "accumulate": 20}, DataError, "one step takes 4000"),
+        ({"length": 5000}, DataError, "length"),
+        ({"arms": ("tied", "factored:17")}, SpecError, "k = 17 exceeds the model width 16"),
+        ({"arms": ("tied", "tied+pad=300")}, SpecError, "pad=300"),
+        ({"arms": ("tied", "tied+vectors=none.txt")}, TiewiseError, "none.txt"),
+        ({"model": "nothing"}, RunError, "unknown model 'nothing'"),
+        ({"tokenizer": "bpe:10"}, DataError, "bpe:10"),
+        ({"text": ("missing.txt",)}, DataError, "missing.txt"),
+    ],
+)
+def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, lines, changes, error, says):
+    with pytest.raises(error) as caught:
+        lines.begin(tiny(**changes), tmp_path / "a" / "out")
+    assert says in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_new_start_that_fails_leaves_the_old_run(tiny, tmp_path, lines):
+    out = lines.begin(tiny(steps=5), tmp_path / "out")
+    found = compare(out, lines.shown)
+    with pytest.raises(DataError):
+        lines.begin(tiny(batch=4000), out, overwrite=True)
+    assert compare(out, lines.shown) == found
+
+
+def test_overwriting_starts_anew(tiny, tmp_path, lines):
+    out = lines.begin(tiny(steps=5), tmp_path / "out")
+    compare(out, lines.shown)
+    lines.begin(tiny(steps=6, arms=("tied",)), out, overwrite=True)
+    assert not (out / "untied").exists()
+    assert not (out / "results.json").exists()
+    assert [run.steps for run in compare(out, lines.shown).runs] == [6]
+
+
+def test_sources_are_not_needed_again(source, tiny, tmp_path, lines):
+    path = tmp_path / "text.txt"
+    path.write_text(source.read_text())
+    out = lines.begin(tiny(text=(str(path),), steps=5), tmp_path / "out")
+    path.unlink()
+    assert len(compare(out, lines.shown).runs) == 2
+
+
+def test_minutes_become_steps_for_all_arms(tiny, tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(start_module, "CALIBRATION_STEPS", 10)
+    out = lines.begin(tiny(minutes=0.01, seeds=2), tmp_path / "out")
+    settings = saved_run(out)
+    assert settings.minutes is None
+    assert settings.steps >= 20
+    assert not (out / "calibration").exists()
+    assert any(f"0.01 minutes: {settings.steps} steps" in line for line in lines)
+    longer = lines.begin(tiny(minutes=1.0, seeds=2), tmp_path / "longer")
+    assert saved_run(longer).steps > 10 * settings.steps / 2
+
+
+def test_a_schedule_beyond_the_steps_that_minutes_allow(tiny, tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(start_module, "CALIBRATION_STEPS", 2)
+    with pytest.raises(RunError, match=r"step 9000000 is not within \d+ steps"):
+        lines.begin(tiny(minutes=0.001, arms=("tied+untie_at=9000000",)), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_single_run_and_a_comparison_are_told_apart(tiny, tmp_path, lines):
+    single = lines.begin(tiny(arms=("untied",), seed=3, steps=5), tmp_path / "single")
+    several = lines.begin(tiny(steps=5), tmp_path / "several")
+    with pytest.raises(RunError, match="use tiewise train --out"):
+        compare(single, lines.shown)
+    with pytest.raises(RunError, match="use tiewise compare --out"):
+        train_one(several, lines.shown)
+    result, folder = train_one(single, lines.shown)
+    assert (result.arm, result.seed) == ("untied", 3)
+    assert folder == single / "untied" / "seed-3" / "final"
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines, monkeypatch):
+    out = lines.begin(tiny(steps=5), tmp_path / "out")
+
+    def stop(job, *rest):
+        raise Interrupted(str(job.folder))
+
+    monkeypatch.setattr(compare_module, "train", stop)
+    with pytest.raises(Interrupted):
+        compare(out, lines.shown)
+    assert not (out / "results.json").exists()
