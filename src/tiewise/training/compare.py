@@ -28,6 +28,9 @@ from tiewise.training.start import make_jobs, open_text, seeded
 from tiewise.training.statistics import complete
 from tiewise.training.tuning import tune
 
+BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
+CANDIDATES = 200
+
 
 def compare(out: Path, shown: Shown) -> Comparison:
     """Run or finish the comparison in `out` (made by `tiewise.training.start.start`) and write `results.json`.
@@ -46,8 +49,8 @@ def compare(out: Path, shown: Shown) -> Comparison:
     if settings.tune:
         choices, trials = tune(jobs, out, text, counts, shown.say)
         jobs = [tuned(job, choices[job.arm].init, choices[job.arm].learning_rate) for job in jobs]
-    bigrams = asymmetric_bigrams(text.split("train"), text.vocab, eos_id=text.eos_id)
-    probe = list(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))[:20]
+    bigrams = _telling_bigrams(text)
+    probe = list(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))
     outcomes = _train_all(settings, jobs, text, counts, probe, shown)
     command = (read_json(out / ENVIRONMENT) or {}).get("command", "")
     comparison = _comparison(settings, text, command, outcomes, trials, bigrams, probe)
@@ -112,6 +115,13 @@ def _comparison(
             ],
         )
     )
+
+
+def _telling_bigrams(text: PreparedText) -> list[Bigram]:
+    """Return the most asymmetric bigrams; two words come before punctuation, which says less to a reader."""
+    found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
+    name = _names(text)
+    return sorted(found, key=lambda b: not all(name(t).strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]
 
 
 def _names(text: PreparedText) -> Callable[[int], str]:
