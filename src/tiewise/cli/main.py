@@ -41,7 +41,9 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
     try:
-        sys.exit(app(standalone_mode=False) or 0)
+        code = app(standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(code or 0)
     except TiewiseError as error:
         _say(str(error))
         sys.exit(2)
@@ -49,9 +51,6 @@ def main() -> None:
         if error.format_message():  # empty where no command was given, and the help says it all
             _say(f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help")
         sys.exit(2)
-    except KeyboardInterrupt:
-        _say("interrupted")
-        sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

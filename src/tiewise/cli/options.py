@@ -70,7 +70,7 @@ def asked(
         return None
     record = dict(base or {})
     if config is not None:
-        record |= Settings.read(config)
+        record |= {name: value for name, value in Settings.read(config).items() if value is not None}
     for item in assigned or []:
         name, equals, value = item.partition("=")
         if not equals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 
 import typer
@@ -53,6 +54,8 @@ def train(
     if json_:
         o.print_json(to_record(result) | {"model": str(folder)})
         return
+    if not isfinite(result.heldout_nll):
+        print("diverged: the loss is no number any more; try a lower --set learning_rate")
     print(
         f"held-out nll {result.heldout_nll:.4f} (perplexity {result.perplexity:.1f}, "
         f"{result.bits_per_byte:.3f} bits per byte), training nll {result.train_nll:.4f}"

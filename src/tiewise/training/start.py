@@ -19,7 +19,7 @@ from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.errors import DataError, Interrupted
 from tiewise.training.environment import environment
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, starting, write_json
-from tiewise.training.model import build, matched_feed_forward
+from tiewise.training.model import build, make_config, matched_feed_forward
 from tiewise.training.run import Job, train
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Shown
@@ -43,10 +43,12 @@ def start(settings: Settings, out: Path, command: str, shown: Shown, *, overwrit
     """
     settings = settings.checked()
     with starting(out, overwrite=overwrite) as stage:
+        _check_widths(settings)
         text = _prepared(settings, stage, shown)
         jobs = make_jobs(settings, text, stage)
         for job in jobs:
             build(job.settings, job.spec, text, 1, job.feed_forward)
+        shown.say(_described(settings, text))
         if settings.minutes is not None:
             settings = _within(settings, jobs, text, stage, shown)
         write_json(stage / ENVIRONMENT, environment() | {"command": command})
@@ -76,18 +78,27 @@ def seeded(job: Job, seed: int, title: str) -> Job:
     return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title)
 
 
+def _check_widths(settings: Settings) -> None:
+    """Refuse what needs no text to be seen, before gigabytes of it are read."""
+    d = int(make_config(settings, vocab=1).get_text_config().hidden_size)
+    for spec in settings.specs().values():
+        spec.maps(d)
+
+
 def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
-    shown.say(f"text: {', '.join(settings.text)}, tokenizer {settings.tokenizer}")
     with shown.stages() as progress:
         text = prepare(settings.text, settings.tokenizer, stage / DATA, length=settings.length, progress=progress)
-    splits = text.facts["splits"]
-    sizes = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
-    shown.say(f"tokens: {sizes}; vocabulary {text.vocab:,}")
     blocks, needed = len(text.split("train")) // settings.length, settings.batch * settings.accumulate
     if blocks < needed:
         what = f"the text has {blocks} training blocks of {settings.length} tokens, and one step takes {needed}"
         raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
     return text
+
+
+def _described(settings: Settings, text: PreparedText) -> str:
+    splits = text.facts["splits"]
+    sizes = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
+    return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
 
 
 def _within(settings: Settings, jobs: Sequence[Job], text: PreparedText, stage: Path, shown: Shown) -> Settings:
