@@ -54,8 +54,6 @@ def compare(
     }
     out = out or Path("runs/compare")
     settings = o.asked(out, given, config, set_, resume=resume, overwrite=overwrite)
-    if settings is not None and settings.seed is not None:
-        raise o.RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
     o.hush_libraries()
     from rich.console import Console
 
@@ -81,7 +79,8 @@ def compare(
 def split_arms(text: str) -> list[str]:
     """Split at commas that start a new boundary; `factored-untied:in=64,out=128` keeps its own.
 
-    A piece continues the one before where it is an argument (`name=…` or `untied` after a kind with a colon).
+    A piece `name=…` continues the one before. `untied` is always an arm: two projected tables of width 300 are
+    `projected:untied,k=300` here.
     """
     from tiewise.spec import KINDS
 

@@ -51,11 +51,11 @@ def asked(
     *,
     resume: bool,
     overwrite: bool,
-    base: dict[str, Any] | None = None,
+    single: bool = False,
 ) -> Settings | None:
-    """Return the checked settings: `base`, then the YAML file, then `--set`, then options; None given is not given.
+    """Return the checked settings: defaults, then the YAML file, then `--set`, then options; None given is not given.
 
-    With `resume`, None: the run has its settings.
+    They are those of one run where `single`, else of a comparison. With `resume`, None: the run has its settings.
 
     Raises:
         RunError, SpecError: a file, name or value that cannot be used, or `resume` with anything else.
@@ -68,7 +68,7 @@ def asked(
         if overwrite or config or assigned or any(value is not None for value in given.values()):
             raise RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
         return None
-    record = dict(base or {})
+    record: dict[str, Any] = {"arms": ("tied",), "seed": 1} if single else {}
     if config is not None:
         record |= {name: value for name, value in Settings.read(config).items() if value is not None}
     for item in assigned or []:
@@ -80,6 +80,8 @@ def asked(
         except yaml.YAMLError:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
     record |= {name: value for name, value in given.items() if value is not None}
+    if not single and record.get("seed") is not None:
+        raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
     return Settings(**record).checked()
 
 

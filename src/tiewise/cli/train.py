@@ -9,8 +9,6 @@ import typer
 
 from tiewise.cli import options as o
 
-SINGLE = {"arms": ("tied",), "seed": 1}  # what a single run sets instead of a comparison's defaults
-
 
 def train(
     boundary: str = typer.Option(
@@ -40,7 +38,7 @@ def train(
         "steps": steps,
     }
     out = out or Path("runs/train")
-    settings = o.asked(out, given, config, set_, resume=resume, overwrite=overwrite, base=SINGLE)
+    settings = o.asked(out, given, config, set_, resume=resume, overwrite=overwrite, single=True)
     o.hush_libraries()
     from tiewise.training.results import to_record
     from tiewise.training.single import train_one

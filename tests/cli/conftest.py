@@ -1,0 +1,63 @@
+import io
+import os
+import random
+import sys
+from dataclasses import dataclass
+
+import pytest
+import transformers
+from cli_tiny import TINY
+
+from tiewise.cli.main import main
+
+
+@dataclass
+class Said:
+    """How a command ended and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def tiewise(tmp_path, monkeypatch, capfd):
+    """Run a command line in this process, in an empty folder, without a terminal."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("TOKENIZERS_PARALLELISM", "TF_CPP_MIN_LOG_LEVEL"):  # the command sets them; this puts them back
+        monkeypatch.setenv(name, os.environ.get(name, "false"))
+    verbosity = transformers.logging.get_verbosity()
+
+    def run(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "argv", ["tiewise", *map(str, arguments)])
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Said(end.value.code, *capfd.readouterr())
+
+    yield run
+    transformers.logging.set_verbosity(verbosity)
+    transformers.logging.enable_progress_bar()
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text file of 8,000 characters in the folder where commands run."""
+    draw = random.Random(1)
+    words = ["".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 6))) for _ in range(60)]
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(" ".join(draw.choice(words) for _ in range(30)) for _ in range(60)))
+    return path.name
+
+
+@pytest.fixture
+def compare(tiewise, text):
+    """Run a comparison of a second; arguments are added."""
+    return lambda *arguments, **named: tiewise("compare", "-t", text, *TINY, *arguments, **named)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """What the folder holds, file by file."""
+    return lambda: {str(p): p.read_bytes() if p.is_file() else None for p in sorted(tmp_path.rglob("*"))}

@@ -1,0 +1,174 @@
+"""The two commands from end to end: what they print where, what they leave, and that others can read it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from cli_tiny import TINY
+from transformers import Qwen2Config
+
+from tiewise.cli.compare import split_arms
+from tiewise.training.results import Comparison
+
+PLAIN = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+for path in sys.argv[1:]:
+    model = AutoModelForCausalLM.from_pretrained(path)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    ids = torch.tensor([AutoTokenizer.from_pretrained(path)("abc")["input_ids"]])
+    print(type(model).__name__, tied, bool(torch.isfinite(model(input_ids=ids).logits).all()))
+print("tiewise" in sys.modules)
+"""
+
+
+def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_us(compare, tmp_path):
+    said = compare("--arms=tied,untied,factored:8", "--seeds=2", "--out=run")
+    assert said.code == 0
+    assert re.search(r"held-out nll +\d\.\d{4}", said.out)
+    assert "report: run/report.html" in said.out
+    lines = said.err.splitlines()
+    assert lines[0].startswith("text: text.txt; bytes tokens: train ")
+    assert [line.partition(":")[0] for line in lines[1:3]] == ["1/6 tied seed 1", "2/6 untied seed 1"]
+    assert len(lines) == 7
+
+    found = Comparison.from_dict(json.loads((tmp_path / "run" / "results.json").read_text()))
+    assert found.arms == ["tied", "untied", "factored:8"]
+    assert found.command.startswith("tiewise compare -t text.txt --set=width=16")
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "<html" in page
+    assert found.finding.splitlines()[0][:40] in page
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {
+        *("run.yaml", "env.json", "data", "results.json", "report.html"),
+        *("tied", "untied", "factored-8"),
+    }
+    folders = [f"run/{arm}/seed-1/final" for arm in ("tied", "untied", "factored-8")]
+    plain = subprocess.run([sys.executable, "-c", PLAIN, *folders[:2]], capture_output=True, text=True, check=True)
+    assert plain.stdout.splitlines() == ["LlamaForCausalLM True True", "LlamaForCausalLM False True", "False"]
+    ours = [sys.executable, "-c", "import tiewise.hf" + PLAIN, folders[2]]
+    made = subprocess.run(ours, capture_output=True, text=True, check=True)
+    assert made.stdout.splitlines() == ["TiewiseLlamaForCausalLM True True", "True"]
+
+
+def test_json_is_one_object_on_stdout_and_nothing_else(compare, tiewise, text):
+    said = compare("--arms=tied,untied", "--seeds=1", "--json", "--quiet", "--out=a")
+    assert (said.code, said.err) == (0, "")
+    assert said.out.count("\n") == 1
+    assert Comparison.from_dict(json.loads(said.out)).arms == ["tied", "untied"]
+    said = tiewise("train", "-t", text, *TINY, "--json", "-q", "--out=b")
+    assert (said.code, said.err) == (0, "")
+    record = json.loads(said.out)
+    assert record["arm"] == "tied"
+    assert record["model"] == "b/tied/seed-1/final"
+
+
+def test_quiet_leaves_the_result(compare):
+    said = compare("--arms=tied,untied", "--seeds=1", "--quiet")
+    assert said.err == ""
+    assert "held-out nll" in said.out
+    assert "report: runs/compare/report.html" in said.out
+
+
+def test_no_terminal_no_bars_and_no_colour(compare):
+    said = compare("--arms=tied,untied", "--seeds=1")
+    for written in (said.out, said.err):
+        assert "\x1b" not in written
+        assert "\r" not in written
+
+
+def test_training_one_model(tiewise, text, tmp_path):
+    said = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
+    assert said.code == 0
+    assert re.match(r"held-out nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
+    assert "model: run/factored-8+bias/seed-4/final" in said.out
+    assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()
+    again = tiewise("train", "--out=run", "--resume")
+    assert again.out == said.out
+
+
+def test_a_run_that_diverges_is_said_to(compare, tiewise, text):
+    said = compare("--arms=tied,untied", "--seeds=2", "--set=learning_rate=1e30")
+    assert said.code == 0
+    assert said.out.count("diverged") >= 4
+    json_said = compare("--arms=tied,untied", "--seeds=1", "--set=learning_rate=1e30", "--json", "--out=b")
+    assert json.loads(json_said.out)["runs"][0]["heldout_nll"] is None
+    said = tiewise("train", "-t", text, *TINY, "--set=learning_rate=1e30")
+    assert said.out.startswith("diverged")
+
+
+def test_resume_of_a_finished_comparison_prints_it_again(compare, tiewise):
+    first = compare("--arms=tied,untied", "--seeds=1", "--out=run", "--json")
+    again = tiewise("compare", "--out=run", "--resume", "--json")
+    assert json.loads(again.out) == json.loads(first.out)
+
+
+def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
+    rows = "".join(json.dumps({"body": f"row number {i} of some rows that are all alike"}) + "\n" for i in range(200))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    said = tiewise("compare", "-t", text, "-t", "rows.jsonl:body", *TINY, "--arms=tied", "--seeds=1", "--out=a")
+    assert said.code == 0
+    assert json.loads((tmp_path / "a" / "data" / "data.json").read_text())["texts"] == [text, "rows.jsonl:body"]
+    piped = (tmp_path / text).read_bytes()
+    said = tiewise("compare", "-t", "-", *TINY, "--arms=tied", "--seeds=1", "--out=b", "--json", stdin=piped)
+    assert said.code == 0
+    again = tiewise("compare", "--out=b", "--resume", "--json")
+    assert json.loads(again.out)["runs"] == json.loads(said.out)["runs"]
+
+
+def test_minutes_and_tuning(compare, tmp_path):
+    assert compare("--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--out=a").code == 0
+    assert yaml.safe_load((tmp_path / "a" / "run.yaml").read_text())["steps"] >= 20
+    said = compare("--arms=tied", "--seeds=1", "--tune", "--steps=4", "--out=b")
+    assert said.code == 0
+    assert said.err.count("tune tied: init ") == 9
+
+
+@pytest.mark.parametrize("more", [["--model=gpt2", "--set=accumulate=2"], ["--set=bf16=true"], ["--match=parameters"]])
+def test_other_models_and_settings(compare, more):
+    said = compare("--arms=tied,untied", "--seeds=1", "--json", *more)
+    assert said.code == 0
+    assert len(json.loads(said.out)["runs"]) == 2
+
+
+def test_a_model_of_a_config_json(compare, tmp_path):
+    Qwen2Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1
+    ).save_pretrained(tmp_path / "qwen2")
+    said = compare("--arms=tied,untied,factored:8", "--seeds=1", "--json", "--model=qwen2/config.json")
+    assert said.code == 0
+    assert json.loads(said.out)["runs"][0]["parameters"]["shared table"] == 257 * 32
+
+
+def test_settings_from_yaml_set_and_options_in_that_order(tiewise, text, tmp_path):
+    (tmp_path / "mine.yaml").write_text("arms: [untied]\nwidth: 8\nlearning_rate: 1e-3\nsteps: 3\nseeds: 1\n")
+    said = tiewise(
+        *("compare", "-t", text, *TINY[1:5], "--tokenizer=bytes", "--config=mine.yaml"),
+        *("--set=width=32", "--set=learning_rate=2e-3", "--steps=5", "--out=run"),
+    )
+    assert said.code == 0
+    record = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
+    wanted = {"arms": ["untied"], "width": 32, "learning_rate": 0.002, "steps": 5, "seeds": 1}
+    assert {name: record[name] for name in wanted} == wanted
+    said = tiewise("train", "--config=run/run.yaml", "--out=single", "--json")  # the settings of one for the other
+    assert json.loads(said.out)["arm"] == "untied"
+
+
+@pytest.mark.parametrize(
+    ("text", "arms"),
+    [
+        ("tied", ["tied"]),
+        ("tied,untied,factored:64", ["tied", "untied", "factored:64"]),
+        ("factored-untied:in=64,out=128,tied", ["factored-untied:in=64,out=128", "tied"]),
+        ("tied, untied+bias", ["tied", "untied+bias"]),
+        ("projected:300,in=none,untied,tied", ["projected:300,in=none", "untied", "tied"]),
+        ("projected:untied,k=300,tied", ["projected:untied,k=300", "tied"]),
+        ("projected:300,penalty=0.1+bias,spd", ["projected:300,penalty=0.1+bias", "spd"]),
+        ("residual:8,s=0.1,residual:16", ["residual:8,s=0.1", "residual:16"]),
+        ("tied,glued", ["tied", "glued"]),
+    ],
+)
+def test_commas_between_arms_and_within_them(text, arms):
+    assert split_arms(text) == arms
