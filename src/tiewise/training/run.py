@@ -179,8 +179,8 @@ def _result(
     job: Job, trainer: TiewiseTrainer, text: PreparedText, counts: np.ndarray, clock: Clock, facts: dict[str, Any]
 ) -> RunResult:
     s, installed = job.settings, trainer.installed
-    heldout = measure(installed, text.split(job.split), s.length, counts)
-    blocks = max(1, len(text.split(job.split)) // s.length)
+    blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
+    heldout = measure(installed, text.split(job.split), s.length, counts, blocks)
     train = measure(installed, text.split("train"), s.length, counts, blocks)
     size = text.facts["splits"][job.split]
     count = parameters(installed)

@@ -33,6 +33,7 @@ class Settings:
     steps: int = 800
     minutes: float | None = None
     learning_rate: float = 4e-3
+    measured: int = 262_144
     weight_decay: float = 0.1
     init: float | None = None
     match: str = "width"
@@ -57,7 +58,7 @@ class Settings:
             RunError: a number out of range, an arm given twice, a schedule that falls outside the run.
             SpecError: see `specs`.
         """
-        for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps", "seed"):
+        for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps", "seed", "measured"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RunError(f"{name} = {value}", "use 1 or more")
