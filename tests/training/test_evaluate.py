@@ -55,9 +55,10 @@ def test_bins_hold_the_tokens_of_their_frequency_and_sum_to_the_total(installed,
     assert len([b for b in found.bins if b.tokens]) >= 2
 
 
-def test_so_many_blocks_from_the_start(installed, text, counts):
-    tokens = text.split("heldout")
-    losses, _ = by_hand(installed, tokens, 3)
+def test_so_many_blocks_spread_over_the_split(installed, text, counts):
+    tokens = text.split("heldout")[: 10 * LENGTH + 5]
+    rows = np.asarray(tokens[: 10 * LENGTH]).reshape(10, LENGTH)
+    losses, _ = by_hand(installed, rows[[0, 3, 6]].flatten(), 3)
     found = measure(installed, tokens, LENGTH, counts, blocks=3)
     assert found.tokens == 3 * (LENGTH - 1)
     assert found.nll == pytest.approx(losses.mean().item(), abs=1e-5)

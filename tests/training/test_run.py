@@ -75,7 +75,9 @@ def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, cou
     monkeypatch.setattr(run, "measure", recorded)
     trained(text, counts, tiny(steps=1), tmp_path)
     heldout = len(text.split("heldout"))
-    assert asked[-2:] == [(heldout, None), (len(text.split("train")), heldout // 16)]
+    assert asked[-2:] == [(heldout, heldout // 16), (len(text.split("train")), heldout // 16)]
+    trained(text, counts, tiny(steps=1, measured=100), tmp_path / "few")
+    assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
 
 
 def test_a_finished_run_is_not_trained_again(text, counts, tiny, tmp_path, monkeypatch):

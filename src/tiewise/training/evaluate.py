@@ -1,4 +1,4 @@
-"""Losses as the comparison reports them: nats per predicted token over a whole split, and by token frequency.
+"""Losses as the comparison reports them: nats per predicted token of a split, in all and by token frequency.
 
 Not the Trainer's `eval_loss`, which weights batches by rows, and not its `train_loss`, which after a resume covers the
 resumed steps alone. Every arm is measured by the same call on the same blocks, training text included.
@@ -38,9 +38,10 @@ def measure(
         tokens: the split.
         length: T.
         counts: how often each token occurs in training, for the bins.
-        blocks: at most so many blocks, from the start; None takes all.
+        blocks: at most so many blocks, spread evenly over the split; None takes all.
     """
-    whole = len(tokens) // length if blocks is None else min(blocks, len(tokens) // length)
+    rows = tokens[: len(tokens) // length * length].reshape(-1, length)
+    chosen = _spread(len(rows), len(rows) if blocks is None else min(blocks, len(rows)))
     where = torch.from_numpy(bin_of(counts))
     labels = [b.label for b in frequency_bins(counts)]
     sums, sizes = torch.zeros(len(labels), dtype=torch.float64), torch.zeros(len(labels), dtype=torch.long)
@@ -48,9 +49,8 @@ def measure(
     was_training = installed.model.training
     installed.model.eval()
     try:
-        for start in range(0, whole, per_batch):
-            part = tokens[start * length : min(start + per_batch, whole) * length]
-            ids = torch.from_numpy(np.asarray(part, dtype=np.int64)).view(-1, length)
+        for start in range(0, len(chosen), per_batch):
+            ids = torch.from_numpy(rows[chosen[start : start + per_batch]].astype(np.int64))
             losses, targets = token_losses(installed, ids)
             bins = where[targets.cpu()]
             sums.index_add_(0, bins, losses.double().cpu())
@@ -62,6 +62,11 @@ def measure(
     ]
     total = int(sizes.sum())
     return Measured(float(sums.sum() / total) if total else math.nan, total, found)
+
+
+def _spread(count: int, chosen: int) -> np.ndarray:
+    """`chosen` of `count` indices, evenly apart: texts are in the order of their sources, and starts are alike."""
+    return np.arange(chosen) * count // max(chosen, 1)
 
 
 @torch.no_grad()

@@ -33,7 +33,7 @@ class Settings:
     steps: int = 800
     minutes: float | None = None
     learning_rate: float = 4e-3
-    measured: int = 262_144
+    measured: int = 262_144  # tokens of a split that the final losses are taken over, at most
     weight_decay: float = 0.1
     init: float | None = None
     match: str = "width"
