@@ -1,0 +1,225 @@
+"""The command in a process of its own: what it imports, Ctrl-C, and how it looks on a terminal."""
+
+import inspect
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from fcntl import ioctl
+from pathlib import Path
+from struct import pack
+from termios import TIOCSWINSZ
+
+import pytest
+from cli_tiny import TINY
+
+import tiewise
+from tiewise.cli import compare as compare_command
+from tiewise.cli import train as train_command
+from tiewise.training.settings import Settings
+
+COMMAND = shutil.which("tiewise", path=str(Path(sys.executable).parent)) or "tiewise"
+HEAVY = ("torch", "transformers", "numpy", "datasets", "tokenizers", "plotly", "yaml")
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_importing_loads_nothing_heavy():
+    loaded = f"[name for name in {HEAVY!r} if name in sys.modules]"
+    assert python(f"import sys, tiewise; dir(tiewise); print({loaded})") == "[]\n"
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"], ["train", "-h"], ["--version"], ["sparkle"]])
+def test_help_loads_nothing_heavy(arguments):
+    code = f"""
+import sys, atexit, json
+from tiewise.cli.main import main
+sys.argv = ["tiewise", *{arguments!r}]
+loaded = lambda: [name for name in {HEAVY!r} if name in sys.modules]
+atexit.register(lambda: print("\\n", json.dumps(loaded()), flush=True))
+main()
+"""
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert said.returncode == (2 if arguments == ["sparkle"] else 0)
+    assert json.loads(said.stdout.splitlines()[-1]) == []
+
+
+def test_every_public_name_resolves():
+    for name in tiewise.__all__:
+        assert getattr(tiewise, name) is not None
+    assert set(tiewise.__all__) <= set(dir(tiewise))
+    with pytest.raises(AttributeError, match="no attribute 'glue'"):
+        tiewise.glue  # noqa: B018
+
+
+def test_version_and_help():
+    said = subprocess.run([COMMAND, "--version"], capture_output=True, text=True)
+    assert (said.returncode, said.stdout) == (0, f"tiewise {tiewise.__version__}\n")
+    said = subprocess.run([COMMAND, "--help"], capture_output=True, text=True)
+    assert said.returncode == 0
+    assert "compare" in said.stdout
+    assert "\x1b" not in said.stdout
+
+
+@pytest.mark.parametrize("command", [compare_command.compare, train_command.train])
+def test_the_help_names_the_defaults_of_the_settings(command):
+    settings = Settings()
+    for name, parameter in inspect.signature(command).parameters.items():
+        shown = parameter.default.show_default
+        if isinstance(shown, str) and hasattr(settings, name):
+            value = getattr(settings, name)
+            expected = "1" if name == "seed" else ",".join(value) if isinstance(value, tuple) else str(value)
+            assert shown == expected, name
+
+
+# --- Ctrl-C
+
+
+def begun(folder, text, *more):
+    """A comparison of two long runs."""
+    arguments = [
+        "compare",
+        "-t",
+        str(text),
+        *TINY,
+        "--steps=4000",
+        "--arms=tied,untied",
+        "--seeds=1",
+        "--out=run",
+        *more,
+    ]
+    return subprocess.Popen(
+        [COMMAND, *arguments], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def until(condition, process):
+    end = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def trains(folder):
+    path = folder / "run" / "tied" / "seed-1" / "metrics.jsonl"
+    return lambda: path.exists() and path.stat().st_size > 0
+
+
+def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, text):
+    process = begun(tmp_path, tmp_path / text)
+    until(trains(tmp_path), process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
+    assert err.splitlines()[-1] == line
+    assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
+
+
+@pytest.mark.slow
+def test_ctrl_c_twice_stops_at_once(tmp_path, text):
+    process = begun(tmp_path, tmp_path / text, "--set=batch=64", "--set=accumulate=1", "--set=length=64")
+    until(trains(tmp_path), process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "--resume goes on" in err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_ctrl_c_before_anything_is_trained_leaves_nothing(tmp_path, text):
+    (tmp_path / "long.txt").write_text((tmp_path / text).read_text() * 400)  # seconds to prepare
+    before = sorted(tmp_path.rglob("*"))
+    process = begun(tmp_path, tmp_path / "long.txt", "--tokenizer=bpe:2000")
+    until(lambda: (tmp_path / "run" / ".starting").exists(), process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert (out, "Traceback" in err) == ("", False)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.slow
+def test_interrupted_and_killed_by_turns_it_ends_with_the_same_figures(tmp_path, text):
+    for name, signals in (("whole", []), ("cut", [signal.SIGINT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL])):
+        (tmp_path / name).mkdir()
+        more = ["--steps=1500"]
+        process = begun(tmp_path / name, tmp_path / text, *more)
+        for number in signals:
+            until(trains(tmp_path / name), process)
+            time.sleep(0.4)
+            process.send_signal(number)
+            process.communicate(timeout=60)
+            assert process.returncode in (130, -signal.SIGKILL)
+            process = subprocess.Popen(
+                [COMMAND, "compare", "--out=run", "--resume"],
+                cwd=tmp_path / name,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        process.communicate(timeout=300)
+        assert process.returncode == 0
+    whole, cut = (
+        json.loads((tmp_path / name / "run" / "results.json").read_text())["runs"] for name in ("whole", "cut")
+    )
+    for one, other in zip(whole, cut, strict=True):
+        for metric in ("heldout_nll", "train_nll"):
+            assert one[metric] == pytest.approx(other[metric], abs=1e-6)
+
+
+# --- a terminal
+
+
+def on_a_terminal(folder, *arguments, **environment):
+    """What a person sees, 100 columns wide: (exit code, output)."""
+    own, theirs = pty.openpty()
+    ioctl(theirs, TIOCSWINSZ, pack("HHHH", 40, 100, 0, 0))
+    clean = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "CI", "FORCE_COLOR")} | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [COMMAND, *arguments], cwd=folder, stdin=theirs, stdout=theirs, stderr=theirs, env=clean | environment
+    )
+    os.close(theirs)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(own, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not piece:
+            break
+        seen += piece
+    os.close(own)
+    return process.wait(), seen.decode()
+
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
+
+
+def test_bars_and_colour_on_a_terminal(tmp_path, text):
+    arguments = ("compare", "-t", text, *TINY, "--steps=100", "--arms=tied,untied", "--seeds=1", "--out=run")
+    code, seen = on_a_terminal(tmp_path, *arguments)
+    assert code == 0
+    for bar in ("reading", "tokens", "1/2 tied seed 1", "2/2 untied seed 1"):
+        assert re.search(rf"\r[^\n]*{bar}[^\n]*%\|", seen), bar
+    assert "nll=" in seen
+    code, seen = on_a_terminal(tmp_path, "compare", "--out=run", "--resume", NO_COLOR="1")
+    assert code == 0
+    assert not COLOUR.search(seen)
+
+
+def test_help_has_colour_on_a_terminal_unless_asked_not_to(tmp_path):
+    assert COLOUR.search(on_a_terminal(tmp_path, "--help")[1])
+    assert not COLOUR.search(on_a_terminal(tmp_path, "--help", NO_COLOR="1")[1])
