@@ -153,7 +153,7 @@ def main() -> None:
         print(f"{peak_megabytes(candidates(p)[name]):.0f}")  # type: ignore[arg-type]
         return
     shape = tuple(map(int, sys.argv[1:4])) or SHAPE
-    print(table(*shape, rounds=7))  # type: ignore[misc]
+    print(table(*shape, rounds=5))  # type: ignore[misc]
 
 
 if __name__ == "__main__":
