@@ -6,7 +6,7 @@ Each moment patches one function of the Trainer or of ours, so that the kill fal
 import os
 import shutil
 import signal
-import time
+import sys
 from pathlib import Path
 
 from transformers import Trainer, TrainerState, trainer
@@ -21,14 +21,14 @@ def die(*arguments, **named):
 
 
 def on_call(owner, name, number, first=None):
-    """Die at call `number` of a function, after `first(*arguments)` where given, before it otherwise."""
+    """Die at call `number` of a function, after `first(real, …)` where given, before it otherwise."""
     real, calls = getattr(owner, name), []
 
     def replaced(*arguments, **named):
         calls.append(name)
         if len(calls) == number:
             if first is not None:
-                first(real, *arguments)
+                first(real, *arguments, **named)
             die()
         return real(*arguments, **named)
 
@@ -47,15 +47,15 @@ def half_a_line(real, lines, args, state, control, **kw):
 
 
 def half_a_rotation(real, output_dir, **named):
-    (min(Path(output_dir).glob("checkpoint-*")) / "optimizer.pt").unlink()
+    (Path(output_dir) / "checkpoint-8" / "optimizer.pt").unlink()
 
 
 def half_a_model(real, made, final):
     shutil.rmtree(final, ignore_errors=True)
 
 
-def after(real, *arguments):
-    real(*arguments)
+def after(real, *arguments, **named):
+    real(*arguments, **named)
 
 
 # Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
@@ -83,9 +83,24 @@ def dies(out, moment):
     compare.compare(Path(out), Shown(lambda line: None))
 
 
-def waits(out, seconds):
-    """Run it until killed from a timer, wherever that is."""
-    import threading
+def dies_at_touch(out, number):
+    """Run it until it touches the disk below `out` for the `number`-th time: opening, renaming, making, removing."""
+    touches = []
 
-    threading.Thread(target=lambda: (time.sleep(seconds), die()), daemon=True).start()
+    def hook(event, arguments):
+        if event in TOUCHES and str(arguments[0]).startswith(out):
+            touches.append(event)
+            if len(touches) == number:
+                die()
+
+    sys.addaudithook(hook)
+    compare.compare(Path(out), Shown(lambda line: None))
+
+
+TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
+
+
+def dies_at_step(out, number):
+    """Run it until the end of its `number`-th step."""
+    on_call(run.Clock, "on_step_end", number)
     compare.compare(Path(out), Shown(lambda line: None))
