@@ -208,16 +208,13 @@ def on_a_terminal(folder, *arguments, **environment):
 COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-7]|9[0-7]|38;)[0-9;]*m")
 
 
-def test_bars_and_colour_on_a_terminal(tmp_path, text):
+def test_bars_on_a_terminal(tmp_path, text):
     arguments = ("compare", "-t", text, *TINY, "--steps=100", "--arms=tied,untied", "--seeds=1", "--out=run")
     code, seen = on_a_terminal(tmp_path, *arguments)
     assert code == 0
     for bar in ("reading", "tokens", "1/2 tied seed 1", "2/2 untied seed 1"):
         assert re.search(rf"\r[^\n]*{bar}[^\n]*%\|", seen), bar
     assert "nll=" in seen
-    code, seen = on_a_terminal(tmp_path, "compare", "--out=run", "--resume", NO_COLOR="1")
-    assert code == 0
-    assert not COLOUR.search(seen)
 
 
 def test_help_has_colour_on_a_terminal_unless_asked_not_to(tmp_path):

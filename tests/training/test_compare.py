@@ -15,7 +15,7 @@ from tiewise.training.single import train_one
 
 
 def test_a_comparison(tiny, tmp_path, lines):
-    arms = ("tied", "untied", "factored:8", "tied+untie_at=10", "untied+tie_at=10")
+    arms = ("tied", "untied", "untied+tie_at=10")
     out = lines.begin(tiny(arms=arms, seeds=2, steps=20), tmp_path / "out")
     found = compare(out, lines.shown)
     assert [(run.seed, run.arm) for run in found.runs] == [(seed, arm) for seed in (1, 2) for arm in arms]
@@ -31,7 +31,7 @@ def test_a_comparison(tiny, tmp_path, lines):
     assert not found.demo
     assert [d.arm for d in found.direct_path] == list(arms)
     assert len(found.direct_path[0].logits) == len(found.direct_path[0].tokens) > 3
-    assert sum("held-out nll" in line for line in lines) == 10
+    assert sum("held-out nll" in line for line in lines) == 6
 
 
 def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):

@@ -17,7 +17,7 @@ from tiewise.training.shown import Shown
 from tiewise.training.start import start
 
 SILENT = Shown(lambda line: None)
-QUICK = ("at a step", "checkpoint without its state", "checkpoint with half its state", "before the result is written")
+QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 
 
 @pytest.fixture(scope="module")
