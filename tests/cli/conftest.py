@@ -1,14 +1,19 @@
+import gc
 import io
 import os
 import random
 import sys
 from dataclasses import dataclass
+from importlib import import_module
 
 import pytest
 import transformers
 from cli_tiny import TINY
 
 from tiewise.cli.main import main
+
+import_module("tiewise.training.compare")
+gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
 
 
 @dataclass

@@ -1,3 +1,4 @@
+import gc
 import random
 
 import pytest
@@ -9,6 +10,7 @@ from tiewise.training.shown import Shown
 from tiewise.training.start import start
 
 LENGTH = 16
+gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
 
 
 def prose(seed, paragraphs):
