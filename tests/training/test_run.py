@@ -153,6 +153,17 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(text, counts, tiny, tmp_
         assert torch.equal(one, other)
 
 
+def test_a_run_stopped_after_its_last_step_takes_no_step_more(text, counts, tiny, tmp_path, monkeypatch):
+    undisturbed = trained(text, counts, tiny(steps=10), tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        press(patch, 9)
+        with pytest.raises(Interrupted):
+            trained(text, counts, tiny(steps=10), tmp_path / "cut")
+    resumed = trained(text, counts, tiny(steps=10), tmp_path / "cut")
+    assert differing(resumed, undisturbed) == set()
+    assert resumed.result.seconds > 0
+
+
 def weights(folder):
     return list(AutoModelForCausalLM.from_pretrained(folder / "final").state_dict().values())
 

@@ -206,7 +206,7 @@ def _result(
         peak_memory_bytes=peak_memory(),
         seconds=clock.seconds,
         learning_rate=s.learning_rate,
-        curve=[{p.step: p for p in curve}[step] for step in sorted({p.step for p in curve})],
+        curve=curve,
         **facts,
     )
 
