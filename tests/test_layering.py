@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 FLOORS = {
     "errors": 0,
     "spec": 0,
+    "spec_values": 0,
     "shapes": 0,
     "ops": 1,
     "boundary": 2,

@@ -16,81 +16,14 @@ inverse to each other; `str` prints the shortest form.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
-from urllib.parse import quote, unquote
 
 from tiewise.errors import SpecError
+from tiewise.spec_values import count, file_path, map_kind, not_negative, positive, printed, row, scale, scale_value
 
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
-
-# The named scales are functions of the model width D, so that one spec serves models of any width.
-SCALES: dict[str, Callable[[int], float]] = {
-    "sqrt_d": math.sqrt,
-    "1/sqrt_d": lambda d: 1 / math.sqrt(d),
-    "1/d": lambda d: 1 / d,
-}
-
-
-def _scale(text: str) -> str:
-    if text not in SCALES:
-        return _number(_positive(text))
-    return text
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError("must be a positive number")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError("must be zero or a positive number")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be 1 or more")
-    return value
-
-
-def _row(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("must be a row number, 0 or more")
-    return value
-
-
-def _map(text: str) -> bool:
-    if text not in ("linear", "none"):
-        raise ValueError("must be 'linear' or 'none'")
-    return text == "linear"
-
-
-def _path(text: str) -> str:
-    if not text:
-        raise ValueError("must be a file path")
-    return unquote(text)
-
-
-def _number(value: float) -> str:
-    short = f"{value:g}" if float(f"{value:g}") == value else repr(value)
-    return short.replace("e+", "e")  # a plus would start the next option
-
-
-def _print(value: Any) -> str:
-    if isinstance(value, bool):
-        return "linear" if value else "none"
-    if isinstance(value, float):
-        return _number(value)
-    return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)
 
 
 @dataclass(frozen=True)
@@ -158,7 +91,7 @@ class BoundarySpec:
 
     def __str__(self) -> str:
         options = [
-            key if reader is None else f"{key}={_print(getattr(self, name))}"
+            key if reader is None else f"{key}={printed(getattr(self, name))}"
             for key, (name, reader) in _OPTIONS.items()
             if getattr(self, name) != _DEFAULTS[name]
         ]
@@ -206,7 +139,7 @@ class BoundarySpec:
 
     def scales(self, d: int) -> tuple[float, float]:
         """(input scale, output scale) as numbers in a model of width `d`."""
-        return _scale_value(self.input_scale, d), _scale_value(self.output_scale, d)
+        return scale_value(self.input_scale, d), scale_value(self.output_scale, d)
 
     def plainly(self) -> BoundarySpec:
         """Return this spec without its schedule, as a model is at any one moment."""
@@ -216,38 +149,32 @@ class BoundarySpec:
 _DEFAULTS = {f.name: f.default for f in fields(BoundarySpec)}
 
 
-def _scale_value(scale: str | None, d: int) -> float:
-    if scale is None:
-        return 1.0
-    return SCALES[scale](d) if scale in SCALES else float(scale)
-
-
 # written key -> (field, reader); a reader of None marks a switch without a value
 _Table = dict[str, tuple[str, Callable[[str], Any] | None]]
 _ARGUMENTS: dict[str, _Table] = {
-    "factored": {"k": ("width", _count)},
-    "factored-untied": {"k": ("width", _count), "in": ("width", _count), "out": ("out_width", _count)},
+    "factored": {"k": ("width", count)},
+    "factored-untied": {"k": ("width", count), "in": ("width", count), "out": ("out_width", count)},
     "projected": {
-        "k": ("width", _count),
-        "in": ("in_map", _map),
-        "out": ("out_map", _map),
+        "k": ("width", count),
+        "in": ("in_map", map_kind),
+        "out": ("out_map", map_kind),
         "untied": ("two_tables", None),
-        "penalty": ("penalty", _not_negative),
+        "penalty": ("penalty", not_negative),
     },
-    "residual": {"r": ("rank", _count), "s": ("strength", _positive)},
+    "residual": {"r": ("rank", count), "s": ("strength", positive)},
 }
 _OPTIONS: _Table = {
     "bias": ("bias", None),
-    "input_scale": ("input_scale", _scale),
-    "output_scale": ("output_scale", _scale),
-    "softcap": ("softcap", _positive),
-    "alpha": ("alpha", _not_negative),
-    "pad": ("pad", _row),
-    "init": ("init", _positive),
-    "vectors": ("vectors", _path),
+    "input_scale": ("input_scale", scale),
+    "output_scale": ("output_scale", scale),
+    "softcap": ("softcap", positive),
+    "alpha": ("alpha", not_negative),
+    "pad": ("pad", row),
+    "init": ("init", positive),
+    "vectors": ("vectors", file_path),
     "freeze": ("freeze", None),
-    "tie_at": ("tie_at", _count),
-    "untie_at": ("untie_at", _count),
+    "tie_at": ("tie_at", count),
+    "untie_at": ("untie_at", count),
 }
 
 
@@ -259,7 +186,7 @@ def _arguments(spec: BoundarySpec) -> list[str]:
         value = getattr(spec, name)
         if name == "rank" or value != _DEFAULTS[name]:
             positional = key in ("k", "r")
-            written.append(key if reader is None else _print(value) if positional else f"{key}={_print(value)}")
+            written.append(key if reader is None else printed(value) if positional else f"{key}={printed(value)}")
         if spec.kind == "factored-untied":
             break  # both widths are equal here, and `k` has said so
     return written
