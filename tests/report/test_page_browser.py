@@ -104,13 +104,19 @@ def test_follows_the_system_and_the_first_press_of_the_toggle_works(browser, rep
         assert visit.said == []
 
 
+def _system_turns(page, scheme):
+    """Change the system's theme, and wait for the frame after the one in which a page is told of it."""
+    page.emulate_media(color_scheme=scheme)
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
 def test_the_system_theme_may_change_while_the_page_is_open(browser, report):
     with Visit(browser, report, scheme="light") as visit:
-        visit.page.emulate_media(color_scheme="dark")
+        _system_turns(visit.page, "dark")
         assert visit.page.locator("html").get_attribute("data-theme") == "dark"
         visit.page.locator("#theme").click()  # now the reader has chosen
-        visit.page.emulate_media(color_scheme="light")
-        visit.page.emulate_media(color_scheme="dark")
+        _system_turns(visit.page, "light")
+        _system_turns(visit.page, "dark")
         assert visit.page.locator("html").get_attribute("data-theme") == "light"
 
 
