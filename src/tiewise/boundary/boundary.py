@@ -28,6 +28,7 @@ from torch import Tensor
 
 from tiewise.boundary.initial import draw, sound_std, starting_nll
 from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps
+from tiewise.boundary.vectors import start_from_rows
 from tiewise.boundary.vocabulary import Vocabularies
 from tiewise.errors import SpecError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
@@ -98,12 +99,7 @@ class Boundary(nn.Module):
         Raises:
             SpecError: rows of another shape.
         """
-        if rows.shape != self.table_in.shape:
-            fix = f"use projected:{rows.shape[1]} for vectors of that width"
-            raise SpecError(f"vectors {tuple(rows.shape)} do not fit the table {tuple(self.table_in.shape)}", fix)
-        with torch.no_grad():
-            self.table_in.copy_(torch.where(rows.isnan(), self.table_in, rows.to(self.table_in.dtype)))
-        self.table_in.requires_grad_(not freeze)
+        start_from_rows(self.table_in, rows, freeze, self.spec)
 
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step for hidden states of norm √D that are independent of their tokens."""

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tiewise.errors import DataError
+from tiewise.errors import DataError, SpecError
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +43,20 @@ def load_vectors(path: str | Path, tokens: Sequence[str]) -> Vectors:
     if path.suffix == ".safetensors":
         return _safetensors(path, len(tokens))
     return _text(path, tokens)
+
+
+def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: object) -> None:
+    """Give `table` [V, E] pretrained rows; rows of nan keep what was drawn for them, `freeze` stops its gradient.
+
+    Raises:
+        SpecError: rows of another shape; `spec` names whose.
+    """
+    if rows.shape != table.shape:
+        fix = f"use projected:{rows.shape[1]} for vectors of that width"
+        raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", fix)
+    with torch.no_grad():
+        table.copy_(torch.where(rows.isnan(), table, rows.to(table.dtype)))
+    table.requires_grad_(not freeze)
 
 
 def _safetensors(path: Path, vocab: int) -> Vectors:

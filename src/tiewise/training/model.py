@@ -17,9 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.vectors import load_vectors
+from tiewise.boundary.vectors import load_vectors, start_from_rows
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import RunError, SpecError
+from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
 from tiewise.training.settings import Settings
 
@@ -153,13 +153,7 @@ def _start_from_vectors(installed: Installed, spec: BoundarySpec, text: Prepared
     assert spec.vectors is not None
     tokenizer = text.tokenizer()
     vectors = load_vectors(spec.vectors, tokenizer.convert_ids_to_tokens(list(range(text.vocab))))
-    table = installed.tables()[0]
-    if vectors.rows.shape != table.shape:
-        fix = f"use projected:{vectors.rows.shape[1]} for vectors of that width"
-        raise SpecError(f"{spec}: vectors {tuple(vectors.rows.shape)} do not fit the table {tuple(table.shape)}", fix)
-    with torch.no_grad():
-        table.copy_(torch.where(vectors.rows.isnan(), table, vectors.rows))
-    table.requires_grad_(not spec.freeze)
+    start_from_rows(installed.tables()[0], vectors.rows, spec.freeze, spec)
 
 
 def parameters(installed: Installed) -> dict[str, int]:

@@ -49,8 +49,9 @@ class TiewiseTrainer(Trainer):
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
-        if self._track and self.installed.record is None:
-            self.installed.track()
+        table_in, table_out = self.installed.tables()
+        if self._track and (self.installed.record is not None) != (table_in is table_out):
+            self.installed.track(table_in is table_out)  # two tables hold their paths apart by themselves
         loss = super().training_step(model, inputs, num_items_in_batch)
         if self._track and self.accelerator.sync_gradients:
             self._measure(self.installed)
