@@ -12,6 +12,7 @@ FLOORS = {
     "spec_values": 0,
     "shapes": 0,
     "ops": 1,
+    "checkpoint": 1,
     "boundary": 2,
     "hf": 3,
     "data": 3,

@@ -36,6 +36,10 @@ class UnsupportedError(TiewiseError, RuntimeError):
     """An operation that is refused because its result would be wrong or undefined."""
 
 
+class CheckpointError(TiewiseError, ValueError):
+    """A checkpoint, or a file of one, that cannot be read or must not be rewritten as asked."""
+
+
 class TiewiseWarning(UserWarning):
     """Something that works but that the user should know; raised as an error in this package's own tests."""
 

@@ -1,0 +1,57 @@
+"""A rule: one thing that can be wrong with a checkpoint, with its id, and what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.facts import Facts
+
+FATAL, ERROR, WARNING, INFO = "fatal", "error", "warning", "info"
+SEVERITIES = (INFO, WARNING, ERROR, FATAL)  # from the least
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a rule found.
+
+    Args:
+        rule: its id, "B012".
+        severity: "fatal" (no loader can be right), "error" (some loader is silently wrong), "warning", "info".
+        where: file, tensor or config key.
+        evidence: what was read, with numbers: one or two sentences.
+        repair: the command that repairs it, or what to do by hand.
+        safe: `tiewise repair` applies it: it changes no logit of any loader that was right.
+    """
+
+    rule: str
+    severity: str
+    where: str
+    evidence: str
+    repair: str
+    safe: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One entry of the catalogue.
+
+    Args:
+        id: "B001" to "B090".
+        severity: of its findings, unless a finding says otherwise.
+        title: what must hold, in half a line.
+        explain: for `--explain`: what goes wrong where it does not hold, in which tools, and what to do.
+        sources: public threads or documentation that show it.
+        deep: it reads every row, and runs only when asked.
+        check: yields findings.
+    """
+
+    id: str
+    severity: str
+    title: str
+    explain: str
+    sources: tuple[str, ...]
+    check: Callable[[Facts], Iterator[Finding]]
+    deep: bool = False

@@ -1,0 +1,164 @@
+"""Headers, folders and likeness, held against files that the safetensors library writes."""
+
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.likeness import likeness, same_bytes
+from tiewise.checkpoint.reader import Reader
+from tiewise.errors import CheckpointError
+
+
+def write(path, record, data=b"", length=None):
+    text = record if isinstance(record, bytes) else json.dumps(record).encode()
+    path.write_bytes((len(text) if length is None else length).to_bytes(8, "little") + text + data)
+    return path
+
+
+def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def test_reads_what_the_library_writes(tmp_path):
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+    narrow = table.astype(ml_dtypes.bfloat16)
+    save_file({"a": table, "b": narrow, "s": np.array(2.0)}, tmp_path / "m.safetensors", {"format": "pt"})
+    header = read_header(tmp_path / "m.safetensors")
+    assert header.metadata == {"format": "pt"}
+    assert {n: (t.dtype, t.shape) for n, t in header.tensors.items()} == {
+        "a": ("F32", (4, 3)),
+        "b": ("BF16", (4, 3)),
+        "s": ("F64", ()),
+    }
+    with Reader(header.tensors["a"]) as reader:
+        np.testing.assert_array_equal(reader.rows(1, 3), table[1:3])
+        assert list(reader.spans(24)) == [(0, 2), (2, 4)]
+    with Reader(header.tensors["b"]) as reader:
+        np.testing.assert_array_equal(reader.wide(), table)
+    with Reader(header.tensors["s"]) as reader:
+        assert reader.rows().reshape(()) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("record", "data", "says"),
+    [
+        ({"a": entry(offsets=(0, 8))}, b"\0" * 8, "8 bytes do not hold F32"),
+        ({"a": entry(), "b": entry(offsets=(2, 6))}, b"\0" * 6, "overlaps"),
+        ({"a": entry(), "b": entry(offsets=(8, 12))}, b"\0" * 12, "leaves 4 bytes free"),
+        ({"a": entry()}, b"\0" * 2, "ends 2 bytes before"),
+        ({"a": entry()}, b"\0" * 9, "goes on 5 bytes"),
+        ({"a": entry(dtype="F99")}, b"\0" * 4, "unknown dtype F99"),
+        ({"a": entry(shape=(-1,))}, b"\0" * 4, "its shape"),
+        ({"a": entry(shape=(2**62, 2**62), offsets=(0, 4))}, b"\0" * 4, "do not hold"),
+        ({"a": entry(offsets=(4, 0))}, b"\0" * 4, "its data_offsets"),
+        ({"a": entry(offsets=(True, 4))}, b"\0" * 4, "its data_offsets"),
+        ({"a": 3}, b"", "no JSON object"),
+        ([], b"", "no JSON object"),
+        (b'{"a": 1, "a": 2}', b"", "names a twice"),
+        (b"{", b"", "not readable as JSON"),
+        (b"[" * 100_000, b"", "not readable as JSON"),
+        (b"\xff\xfe", b"", "not readable as JSON"),
+        ({"__metadata__": {"a": 1}}, b"", "__metadata__"),
+    ],
+)
+def test_refuses_a_broken_header_in_one_line(tmp_path, record, data, says):
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read_header(write(tmp_path / "m.safetensors", record, data))
+    assert "\n" not in str(caught.value)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("length", [2**60, 2**64 - 1, 100, 100_000_001])
+def test_refuses_a_length_beyond_the_file(tmp_path, length):
+    with pytest.raises(CheckpointError, match="header claims"):
+        read_header(write(tmp_path / "m.safetensors", {}, length=length))
+
+
+def test_never_blocks_on_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "m.safetensors")
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_header(tmp_path / "m.safetensors")
+
+
+@pytest.mark.parametrize("target", ["/etc/hostname", "../outside.safetensors"])
+def test_follows_no_link_out_of_the_folder(tmp_path, target):
+    save_file({"a": np.zeros(1)}, tmp_path / "outside.safetensors")
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "model.safetensors").symlink_to(target)
+    folder = open_folder(tmp_path / "m")
+    assert not folder.tensors
+    assert "outside the folder" in folder.faults[0].what
+
+
+def test_follows_the_links_of_a_hub_cache(tmp_path):
+    home = tmp_path / "models--a--b"
+    snapshot = home / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    (home / "blobs").mkdir()
+    save_file({"a": np.zeros(1)}, home / "blobs" / "abc")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/abc")
+    assert list(open_folder(snapshot).tensors) == ["a"]
+
+
+def test_one_broken_shard_does_not_hide_the_others(tmp_path):
+    save_file({"a": np.zeros(1)}, tmp_path / "model-00001-of-00002.safetensors")
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(b"cut")
+    names = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
+    folder = open_folder(tmp_path)
+    assert list(folder.tensors) == ["a"]
+    assert [fault.file for fault in folder.faults] == ["model-00002-of-00002.safetensors"]
+
+
+TABLE = np.random.default_rng(0).standard_normal((300, 16)).astype(np.float32)
+
+
+def pair(tmp_path, a, b):
+    save_file({"a": a, "b": b}, tmp_path / "m.safetensors")
+    tensors = read_header(tmp_path / "m.safetensors").tensors
+    return tensors["a"], tensors["b"]
+
+
+def changed(rows, by=1.0):
+    table = TABLE.copy()
+    table[rows] += by
+    return table
+
+
+@pytest.mark.parametrize(
+    ("other", "kind", "differing"),
+    [
+        (TABLE.copy(), "identical", 0),
+        (changed([7, 250]), "some rows", 2),
+        (TABLE + np.float32(1e-3), "close", 300),
+        (TABLE[::-1].copy(), "unrelated", 300),
+    ],
+)
+def test_likeness_of_two_tables(tmp_path, other, kind, differing):
+    found = likeness(*pair(tmp_path, TABLE, other))
+    assert (found.kind, found.differing) == (kind, differing)
+    assert found.relative == pytest.approx(
+        0
+        if not differing
+        else np.linalg.norm((TABLE - other)[list(range(300)) if differing == 300 else [7, 250]])
+        / np.linalg.norm(TABLE if differing == 300 else TABLE[[7, 250]]),
+        rel=1e-6,
+    )
+
+
+def test_likeness_sees_through_a_cast(tmp_path):
+    assert likeness(*pair(tmp_path, TABLE, TABLE.astype(ml_dtypes.bfloat16))).kind == "same values"
+
+
+def test_same_bytes_looks_at_the_last_byte(tmp_path):
+    big = np.zeros((3, 2**18 + 1), np.uint8)
+    other = big.copy()
+    other[-1, -1] = 1
+    assert not same_bytes(*pair(tmp_path, big, other))
+    assert same_bytes(*pair(tmp_path, big, big))
