@@ -1,0 +1,98 @@
+"""Little checkpoints written by hand: a config, tensors by the safetensors library, and nothing that we wrote."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+V, D = 24, 8
+
+
+def table(rows=V, width=D, seed=0, dtype=np.float32):
+    """A random table with no two rows alike."""
+    return np.random.default_rng(seed).normal(0, 0.5, (rows, width)).astype(dtype)
+
+
+def write_checkpoint(path, config=None, tensors=None, *, shards=1, tokenizer=None, metadata=None, files=None):
+    """Write a Hugging Face folder and return its path.
+
+    Args:
+        path: the folder; made where missing.
+        config: of config.json; None writes none.
+        tensors: {name: array}, spread over `shards` files in the given order.
+        shards: number of files; more than one writes an index too.
+        tokenizer: of tokenizer.json; None writes none.
+        metadata: `__metadata__` of every file of tensors.
+        files: {name: JSON-able value} of further files.
+    """
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    tensors = {} if tensors is None else tensors
+    wanted = {"config.json": config, "tokenizer.json": tokenizer} | (files or {})
+    for name, record in wanted.items():
+        if record is not None:
+            (path / name).write_text(json.dumps(record))
+    names = list(tensors)
+    metadata = {"format": "pt"} if metadata is None else metadata
+    if shards == 1:
+        save_file(tensors, path / "model.safetensors", metadata)
+        return path
+    weight_map = {}
+    for number in range(shards):
+        file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        part = {name: tensors[name] for name in names[number::shards]}
+        save_file(part, path / file, metadata)
+        weight_map |= dict.fromkeys(part, file)
+    total = sum(array.nbytes for array in tensors.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    return path
+
+
+def llama_config(tied=True, rows=V, width=D, **settings):
+    """The config of a Llama without layers; a setting of None leaves its key out."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": rows,
+        "hidden_size": width,
+        "intermediate_size": 2 * width,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+        "dtype": "float32",
+        "tie_word_embeddings": tied,
+    }
+    return {key: value for key, value in (config | settings).items() if value is not None}
+
+
+def llama_tensors(tied=True, rows=V, width=D, dtype=np.float32, head=None):
+    """The tensors of such a Llama: with a head of its own where it is not tied, or where one is given."""
+    tensors = {
+        "model.embed_tokens.weight": table(rows, width, 0, dtype),
+        "model.layers.0.input_layernorm.weight": np.ones(width, dtype),
+        "model.layers.0.mlp.down_proj.weight": table(width, 2 * width, 1, dtype),
+        "model.norm.weight": np.ones(width, dtype),
+    }
+    if head is not None or not tied:
+        tensors["lm_head.weight"] = table(rows, width, 2, dtype) if head is None else head
+    return tensors
+
+
+def llama(path, tied=True, *, config=None, tensors=None, head=None, rows=V, width=D, **written):
+    """Write a healthy tiny Llama, changed by `config` and `tensors` (a value of None takes the entry away)."""
+    made = llama_tensors(tied, rows, width, head=head) | (tensors or {})
+    made = {name: array for name, array in made.items() if array is not None}
+    return write_checkpoint(path, llama_config(tied, rows, width, **(config or {})), made, **written)
+
+
+def bpe_tokenizer(count=V, added=()):
+    """A tokenizer.json of `count` entries, then (id, text, special) added ones."""
+    return {
+        "version": "1.0",
+        "added_tokens": [{"id": i, "content": text, "special": special} for i, text, special in added],
+        "model": {"type": "BPE", "vocab": {f"t{i}": i for i in range(count)}, "merges": []},
+    }
