@@ -1,12 +1,25 @@
-"""What a config says of tying, at every level that says or should say it."""
+"""What a config says of tying, at every level that says or should say it.
+
+A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`, `thinker_config.text_config`).
+Each level may carry the flag, and only the level that the class owning the head reads decides.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tiewise.checkpoint.strict_json import short
+
 FLAG = "tie_word_embeddings"
+OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # what checkpoints of this package with factored tables say
+MOST_DEPTH = 4
+MOST_LEVELS = 64
+_FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "backbone_config", "quantization")
+_PARTS = ("decoder", "encoder", "generator", "question_encoder", "llm_config", "language_config")
+_WIDTHS = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
+_T5_LIKE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano", "pix2struct", "t5gemma")
 
 
 @dataclass(frozen=True)
@@ -16,11 +29,12 @@ class Claim:
     Args:
         level: dotted path below the root; "" is the root.
         model_type: of this level; None where absent.
-        written: the flag as written; None where absent.
+        written: the flag as written; None where absent or malformed.
         default: what this level's class takes where the flag is absent; None where the class is unknown.
         decides: the class that owns the head reads this level.
         vocab_size: of this level; None where absent.
         hidden_size: width D of this level, under whatever key the family has; None where absent.
+        malformed: what stands where the flag should be and is neither true nor false, as text; None elsewhere.
     """
 
     level: str
@@ -30,6 +44,7 @@ class Claim:
     decides: bool = False
     vocab_size: int | None = None
     hidden_size: int | None = None
+    malformed: str | None = None
 
     @property
     def effective(self) -> bool | None:
@@ -63,5 +78,59 @@ class Claims:
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
-    """Read every level of a config."""
-    raise NotImplementedError
+    """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
+    if not isinstance(config, Mapping):
+        return Claims(())
+    levels = [_claim(path, level, path == "") for path, level in model_levels(config)]
+    return Claims(tuple(levels), t5_like=family_type(config) in _T5_LIKE)
+
+
+def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
+    """(dotted path, mapping) of every level that configures a model of tokens, the root first."""
+    found = []
+    for path, level in _walk(config, "", 0):
+        found.append((path, level))
+        if len(found) == MOST_LEVELS:
+            break
+    return found
+
+
+def _walk(level: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    yield path, level
+    if depth == MOST_DEPTH:
+        return
+    for key, value in level.items():
+        if isinstance(value, Mapping) and _is_part(key, value):
+            yield from _walk(value, f"{path}.{key}" if path else str(key), depth + 1)
+
+
+def _is_part(key: Any, value: Mapping[str, Any]) -> bool:
+    if not isinstance(key, str) or any(word in key for word in _FOREIGN):
+        return False
+    return key in _PARTS or (key.endswith("_config") and not {FLAG, "vocab_size", "model_type"}.isdisjoint(value))
+
+
+def _claim(path: str, level: Mapping[str, Any], decides: bool) -> Claim:
+    written = level.get(FLAG)
+    return Claim(
+        path,
+        model_type=family_type(level),
+        written=written if isinstance(written, bool) else None,
+        decides=decides,
+        vocab_size=count(level.get("vocab_size")),
+        hidden_size=next((n for n in (count(level.get(key)) for key in _WIDTHS) if n is not None), None),
+        malformed=short(written) if FLAG in level and not isinstance(written, bool) else None,
+    )
+
+
+def family_type(level: Mapping[str, Any]) -> str | None:
+    """The `model_type` of a level, of its base family where this package wrote the checkpoint; None where absent."""
+    kind = level.get("model_type")
+    if kind == OWN_TYPE:
+        kind = level.get(BASE_TYPE)
+    return kind if isinstance(kind, str) else None
+
+
+def count(value: Any) -> int | None:
+    """A positive whole number, else None."""
+    return value if type(value) is int and 0 < value < 2**63 else None
