@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from tiewise.checkpoint.facts import Facts
+from typing import Any
 
 FATAL, ERROR, WARNING, INFO = "fatal", "error", "warning", "info"
 SEVERITIES = (INFO, WARNING, ERROR, FATAL)  # from the least
+FOLDER, ADAPTER, GGUF = "folder", "adapter", "gguf"
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,9 @@ class Rule:
         title: what must hold, in half a line.
         explain: for `--explain`: what goes wrong where it does not hold, in which tools, and what to do.
         sources: public threads or documentation that show it.
+        check: yields findings; what it is given depends on `kind`.
         deep: it reads every row, and runs only when asked.
-        check: yields findings.
+        kind: what it looks at: "folder" (`Facts`), "adapter" or "gguf" (the facts of those formats).
     """
 
     id: str
@@ -53,5 +52,6 @@ class Rule:
     title: str
     explain: str
     sources: tuple[str, ...]
-    check: Callable[[Facts], Iterator[Finding]]
+    check: Callable[[Any], Iterator[Finding]]
     deep: bool = False
+    kind: str = FOLDER
