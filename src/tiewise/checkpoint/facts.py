@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Any
 
-from tiewise.checkpoint.claims import Claims, read_claims
+from tiewise.checkpoint.claims import Claim, Claims, count, model_levels, read_claims
+from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.likeness import Likeness, likeness
+from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.likeness import Likeness, likeness, same_bytes
 from tiewise.checkpoint.roles import Roles, find_roles
+from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
+_TEXT = ("text_config", "decoder", "generator", "llm_config", "language_config")
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -32,15 +39,62 @@ class Facts:
     scan: bool = True
     progress: Progress = _silent
 
+    @property
+    def path(self) -> Path:
+        """What was given: the folder, or the single file."""
+        return self.folder.path / self.folder.files[0] if self.folder.single else self.folder.path
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """config.json; empty where there is none."""
+        return self.folder.config or {}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every file of tensors could be read: only then does the absence of a tensor mean anything."""
+        files = self.folder
+        return bool(files.tensors) and not any(fault.file.endswith(".safetensors") for fault in files.faults)
+
     @cached_property
     def claims(self) -> Claims:
         """What the config says of tying."""
         return read_claims(self.folder.config)
 
     @cached_property
+    def levels(self) -> dict[str, Mapping[str, Any]]:
+        """The mappings behind `claims.levels`, by dotted path."""
+        return dict(model_levels(self.config))
+
+    @cached_property
+    def text(self) -> Claim | None:
+        """The level that describes the vocabulary: the deciding one, or the part below it that has a `vocab_size`."""
+        deciding = self.claims.deciding
+        below = [claim for claim in self.claims.levels if claim.level.rpartition(".")[2] in _TEXT]
+        for claim in (*below, deciding):
+            if claim is not None and claim.vocab_size is not None:
+                return claim
+        return deciding
+
+    @cached_property
     def roles(self) -> Roles:
         """Which tensor plays which part."""
         return find_roles(self.folder.tensors, self.folder.config)
+
+    @cached_property
+    def vocabularies(self) -> frozenset[int]:
+        """Every number that the config gives as the size of some vocabulary, at any level."""
+        return frozenset(
+            size
+            for level in self.levels.values()
+            for key, value in level.items()
+            if isinstance(key, str) and "vocab" in key and (size := count(value)) is not None
+        )
+
+    @cached_property
+    def quantised(self) -> bool:
+        """Whether the config names a quantisation, or a table is stored packed or below 16 bits."""
+        ends = [end for end in (self.roles.input, self.roles.output) if end is not None]
+        return "quantization_config" in self.config or any(end.dtype not in FLOATING for end in ends)
 
     @cached_property
     def ends(self) -> Likeness | None:
@@ -49,3 +103,25 @@ class Facts:
         if not self.scan or table is None or head is None:
             return None
         return likeness(table, head, lambda done: self.progress("comparing the two tables", done, table.nbytes))
+
+    @cached_property
+    def truth(self) -> bool | None:
+        """What the tensors say of tying: True without a head of its own, False with one; None where it is not known."""
+        if self.roles.headless or self.roles.input is None or not self.complete:
+            return None
+        if self.roles.output is None:
+            return True
+        return None if self.ends is None else self.ends.equal
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer | None:
+        """What the tokenizer's files say; None without any, and for a single file."""
+        return None if self.folder.single else read_tokenizer(self.folder)
+
+    def same(self, a: Stored, b: Stored) -> bool:
+        """Whether two tensors hold the same bytes. Reads them."""
+        return same_bytes(a, b, lambda done: self.progress(f"comparing {a.name}", done, a.nbytes))
+
+    def command(self, verb: str, *options: str) -> str:
+        """Return the command line of a rewriting verb for this checkpoint."""
+        return " ".join(["tiewise", verb, shlex.quote(str(self.path)), *options, "--to NEW_DIR"])
