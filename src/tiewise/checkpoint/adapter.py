@@ -1,0 +1,206 @@
+"""A PEFT adapter folder: what its config asks for, and what its tensors hold at the two ends.
+
+The tensors decide where they can be read. A pattern in `target_modules` is never run: one from a stranger could take
+for ever, and the tensors' names say what it matched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiewise.checkpoint.folder import ADAPTER_CONFIG, Fault, Folder
+from tiewise.checkpoint.header import Stored, read_header
+from tiewise.checkpoint.names import is_foreign
+from tiewise.checkpoint.open_file import inside
+from tiewise.errors import CheckpointError
+
+WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
+LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
+_PREFIX = "base_model.model."
+# what follows a module's name in an adapter's tensor; a name of the adapter may stand in it where another tool saved
+_PARTS = re.compile(
+    r"(?P<module>.+?)\.(?:(?P<base>base_layer\.weight)"
+    r"|(?P<lora>lora_(?:A|B|embedding_A|embedding_B)(?:\.\w+)?(?:\.weight)?)"
+    r"|(?P<rows>token_adapter\.trainable_tokens_delta(?:\.\w+)?|trainable_tokens_delta(?:\.\w+)?)"
+    r"|(?P<copy>(?:modules_to_save\.(?:\w+\.)?)?weight))"
+)
+
+
+@dataclass(frozen=True)
+class EndUpdate:
+    """What the adapter does to one module.
+
+    Args:
+        module: its name in the base, "model.embed_tokens".
+        kind: "low-rank update", "full copy" or "trained rows".
+        shape: [V, E] that the base's table must have, -1 where the adapter's tensors do not say; None where they
+            say nothing.
+        copy: the stored full copy; None otherwise.
+    """
+
+    module: str
+    kind: str
+    shape: tuple[int, int] | None = None
+    copy: Stored | None = None
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter as it lies on disk.
+
+    Args:
+        path: the folder.
+        method: `peft_type`, "LORA" where it is absent.
+        base_name: `base_model_name_or_path`; None where absent.
+        targets: `target_modules` where it is a list of names; empty for a pattern or "all-linear".
+        pattern: `target_modules` where it is one text.
+        saved: `modules_to_save`.
+        token_rows: `trainable_token_indices` by the name of the module ("" where the config does not name it).
+        ties: `ensure_weight_tying`.
+        tensors: stored tensors by name; empty where they could not be read, or are pickled.
+        faults: what could not be read.
+    """
+
+    path: Path
+    method: str
+    base_name: str | None = None
+    targets: tuple[str, ...] = ()
+    pattern: str | None = None
+    saved: tuple[str, ...] = ()
+    token_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    ties: bool = False
+    tensors: dict[str, Stored] = field(default_factory=dict)
+    faults: tuple[Fault, ...] = ()
+
+    def update(self, names: Iterable[str]) -> EndUpdate | None:
+        """Return what is done to the module that has one of these names (or ends in it after a dot); None for nothing.
+
+        The tensors are asked first, then the config.
+        """
+        names = tuple(names)
+        stored: dict[str, dict[str, Stored]] = {}
+        for name, tensor in self.tensors.items():
+            match = _PARTS.fullmatch(name.removeprefix(_PREFIX))
+            if (
+                match is not None
+                and match.lastgroup is not None
+                and _named(match["module"], names)
+                and not is_foreign(name)
+            ):
+                stored.setdefault(match["module"], {})[match.lastgroup + match[match.lastgroup]] = tensor
+        for module, parts in stored.items():
+            if (found := _stored_update(module, parts)) is not None:
+                return found
+        return None if self.tensors else self._claimed(names)
+
+    def _claimed(self, names: tuple[str, ...]) -> EndUpdate | None:
+        for kind, claimed in ((COPY, self.saved), (LORA, self.targets), (TOKENS, self.token_rows)):
+            for claim in claimed:
+                if claim and any(_named(name, (claim,)) for name in names):
+                    return EndUpdate(claim, kind)
+        return None
+
+
+def is_adapter(folder: Folder) -> bool:
+    """Whether a folder is a PEFT adapter's and no whole model's."""
+    return folder.has(ADAPTER_CONFIG) and not folder.tensors
+
+
+def open_adapter(folder: Folder) -> Adapter:
+    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened.
+
+    Raises:
+        CheckpointError: adapter_config.json cannot be read or is no JSON object.
+    """
+    config = folder.json(ADAPTER_CONFIG)
+    if not isinstance(config, Mapping):
+        raise CheckpointError(f"{folder.path / ADAPTER_CONFIG}: no JSON object", "take it from its source again")
+    tensors: dict[str, Stored] = {}
+    faults = []
+    if folder.has(WEIGHTS):
+        try:
+            tensors = read_header(inside(folder.path, WEIGHTS)).tensors
+        except CheckpointError as error:
+            faults.append(Fault(WEIGHTS, error.what, error.fix))
+    elif folder.has(PICKLE):
+        fix = "save the adapter again with safe_serialization=True"
+        faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", fix))
+    else:
+        fix = "take the adapter from its source again"
+        faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
+    targets = config.get("target_modules")
+    return Adapter(
+        folder.path,
+        method=_text(config.get("peft_type")) or "LORA",
+        base_name=_text(config.get("base_model_name_or_path")),
+        targets=_texts(targets),
+        pattern=_text(targets),
+        saved=_texts(config.get("modules_to_save")),
+        token_rows=_token_rows(config.get("trainable_token_indices")),
+        ties=config.get("ensure_weight_tying") is True,
+        tensors=tensors,
+        faults=tuple(faults),
+    )
+
+
+def _stored_update(module: str, parts: dict[str, Stored]) -> EndUpdate | None:
+    by_kind: dict[str, dict[str, Stored]] = {}
+    for part, tensor in parts.items():
+        for kind in ("lora", "rows", "copy"):
+            if part.startswith(kind):
+                by_kind.setdefault(kind, {})[part.removeprefix(kind)] = tensor
+    if lora := by_kind.get("lora"):
+        return EndUpdate(module, LORA, _lora_shape(lora))
+    if rows := by_kind.get("rows"):
+        widths = [tensor.shape[1] for tensor in rows.values() if len(tensor.shape) == 2]
+        return EndUpdate(module, TOKENS, (-1, widths[0]) if widths else None)
+    for tensor in by_kind.get("copy", {}).values():
+        if len(tensor.shape) == 2:
+            return EndUpdate(module, COPY, (tensor.shape[0], tensor.shape[1]), tensor)
+    return None
+
+
+def _lora_shape(parts: dict[str, Stored]) -> tuple[int, int]:
+    """[V, E]: a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]."""
+    rows = width = -1
+    for part, tensor in parts.items():
+        if len(tensor.shape) != 2:
+            continue
+        lookup, first = (
+            part.startswith("lora_embedding"),
+            part.removeprefix("lora_").removeprefix("embedding_")[0] == "A",
+        )
+        size = tensor.shape[1] if first else tensor.shape[0]
+        if first == lookup:
+            rows = size
+        else:
+            width = size
+    return rows, width
+
+
+def _named(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.endswith(f".{name}") for name in names)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
+
+
+def _token_rows(value: Any) -> dict[str, tuple[int, ...]]:
+    if isinstance(value, list):
+        return {"": _indices(value)}
+    if isinstance(value, Mapping):
+        return {name: _indices(rows) for name, rows in value.items() if isinstance(rows, list)}
+    return {}
+
+
+def _indices(values: list[Any]) -> tuple[int, ...]:
+    return tuple(value for value in values if type(value) is int)
