@@ -9,11 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.adapter import Adapter
 from tiewise.checkpoint.claims import Claim, Claims, count, model_levels, read_claims
 from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.gguf import Gguf
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import Likeness, likeness, same_bytes
 from tiewise.checkpoint.roles import Roles, find_roles
@@ -35,17 +33,11 @@ class Facts:
         folder: files, headers, config.
         scan: tables may be read (False: headers only).
         progress: hears of long reads.
-        ggufs: GGUF files that were given, or lie beside the checkpoint; alone, their folder holds no tensors.
-        adapter: the PEFT adapter that was given; `folder` is then its own.
-        base: the checkpoint that the adapter changes; None where it was not given.
     """
 
     folder: Folder
     scan: bool = True
     progress: Progress = _silent
-    ggufs: tuple[Gguf, ...] = ()
-    adapter: Adapter | None = None
-    base: Facts | None = None
 
     @property
     def path(self) -> Path:
