@@ -23,7 +23,7 @@ from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import Reader
 
 IDENTICAL, SAME_VALUES, SOME_ROWS, CLOSE, UNRELATED = "identical", "same values", "some rows", "close", "unrelated"
-SCAN_BYTES = 2**18  # two such buffers stay in a second-level cache
+SCAN_BYTES = 2**20  # large enough for few system calls, small enough for two of them to stay in the cache
 FEW = 0.5  # a pair is "some rows" while no more than this share of its rows differs
 NEAR = 0.1  # and "close" while ‖a − b‖ is at most this share of ‖a‖
 SAMPLED_ROWS = 4096
