@@ -127,9 +127,8 @@ def main() -> None:
         print("| | ms, median (range) | GB/s |\n|---|---|---|")
         for name, values in rates.items():
             print(f"| {name} | {spread(values)} | {size / 1e9 / sorted(values)[len(values) // 2]:.1f} |")
-        print(
-            f"\n- the scan runs at {100 * ratio(rates, 'plain read', 'equality scan'):.0f} % of the rate of plain reading"
-        )
+        share = 100 * ratio(rates, "plain read", "equality scan")
+        print(f"\n- the scan runs at {share:.0f} % of the rate of plain reading")
 
 
 if __name__ == "__main__":
