@@ -11,14 +11,15 @@ from typing import Any
 
 from tiewise.checkpoint.claims import Claim, Claims, count, model_levels, read_claims
 from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import Likeness, likeness, same_bytes
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
+from tiewise.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
-_TEXT = ("text_config", "decoder", "generator", "llm_config", "language_config")
+TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 
 
 def _silent(what: str, done: int, total: int) -> None:
@@ -69,7 +70,7 @@ class Facts:
     def text(self) -> Claim | None:
         """The level that describes the vocabulary: the deciding one, or the part below it that has a `vocab_size`."""
         deciding = self.claims.deciding
-        below = [claim for claim in self.claims.levels if claim.level.rpartition(".")[2] in _TEXT]
+        below = [claim for claim in self.claims.levels if claim.level.rpartition(".")[2] in TEXT_PARTS]
         for claim in (*below, deciding):
             if claim is not None and claim.vocab_size is not None:
                 return claim
@@ -100,23 +101,37 @@ class Facts:
     def ends(self) -> Likeness | None:
         """How alike the two tables are; None unless both are stored, comparable, and may be read."""
         table, head = self.roles.input, self.roles.output
-        if not self.scan or table is None or head is None:
-            return None
-        return likeness(table, head, lambda done: self.progress("comparing the two tables", done, table.nbytes))
+        return None if table is None or head is None else self.compare(table, head)
 
     @cached_property
     def truth(self) -> bool | None:
-        """What the tensors say of tying: True without a head of its own, False with one; None where it is not known."""
+        """What the tensors say of tying: False where a head of other values is stored; None where it is not known."""
         if self.roles.headless or self.roles.input is None or not self.complete:
             return None
         if self.roles.output is None:
             return True
-        return None if self.ends is None else self.ends.equal
+        return None if self.ends is None else self.ends.differing == 0
+
+    @cached_property
+    def generation(self) -> Mapping[str, Any] | Fault:
+        """generation_config.json; empty without one, a fault where it cannot be read."""
+        name = "generation_config.json"
+        if self.folder.single or not self.folder.has(name):
+            return {}
+        try:
+            record = self.folder.json(name)
+        except CheckpointError as error:
+            return Fault(name, error.what, error.fix)
+        return record if isinstance(record, Mapping) else Fault(name, f"{name}: no JSON object", "write it again")
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
         """What the tokenizer's files say; None without any, and for a single file."""
         return None if self.folder.single else read_tokenizer(self.folder)
+
+    def compare(self, a: Stored, b: Stored) -> Likeness | None:
+        """How alike two tables are; None unless they are comparable and may be read."""
+        return likeness(a, b, lambda done: self.progress(f"comparing {a.name}", done, a.nbytes)) if self.scan else None
 
     def same(self, a: Stored, b: Stored) -> bool:
         """Whether two tensors hold the same bytes. Reads them."""

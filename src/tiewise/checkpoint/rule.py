@@ -43,7 +43,8 @@ class Rule:
         explain: for `--explain`: what goes wrong where it does not hold, in which tools, and what to do.
         sources: public threads or documentation that show it.
         check: yields findings; what it is given depends on `kind`.
-        deep: it reads every row, and runs only when asked.
+        scans: it reads the two tables, and does not run where only headers may be read.
+        deep: it reads every row of every large tensor, and runs only when asked.
         kind: what it looks at: "folder" (`Facts`), "adapter" or "gguf" (the facts of those formats).
     """
 
@@ -53,5 +54,6 @@ class Rule:
     explain: str
     sources: tuple[str, ...]
     check: Callable[[Any], Iterator[Finding]]
+    scans: bool = False
     deep: bool = False
     kind: str = FOLDER

@@ -20,7 +20,7 @@ from tiewise.errors import CheckpointError
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
-_RESERVED = re.compile(r"unused|reserved|extra_id|extra_token|dummy|madeup|placeholder|pad", re.IGNORECASE)
+_RESERVED = re.compile(r"unused|reserved|extra_id|extra_token|dummy|madeup|placeholder|^\W*pad\W*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

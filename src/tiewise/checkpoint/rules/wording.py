@@ -1,0 +1,62 @@
+"""Words that many findings share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.likeness import SAME_VALUES, UNRELATED, Likeness
+from tiewise.checkpoint.strict_json import short
+
+CONFIG_FIX = "edit config.json by hand"
+_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
+
+
+def describe(tensor: Stored) -> str:
+    """Return name, type and shape: `lm_head.weight BF16 [128256, 4096]`."""
+    return f"{short(tensor.name, 100)} {tensor.dtype} {list(tensor.shape)}"
+
+
+def size(count: float) -> str:
+    """Return bytes in the unit that keeps the number below 1024.
+
+    >>> size(3 * 2**20)
+    '3.0 MiB'
+    """
+    unit = 0
+    while count >= 1024 and unit < len(_UNITS) - 1:
+        count, unit = count / 1024, unit + 1
+    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count:.0f} bytes"
+
+
+def names(items: Collection[str], most: int = 4) -> str:
+    """Return the first few names, and how many more there are."""
+    shown = ", ".join(short(item) for item in list(items)[:most])
+    return shown if len(items) <= most else f"{shown} and {len(items) - most:,} more"
+
+
+def numbers(values: Iterable[int], count: int) -> str:
+    """Return the first few of `count` row numbers."""
+    shown = ", ".join(str(value) for value in values)
+    return f"{shown}, …" if count > len(shown.split(", ")) else shown
+
+
+def difference(alike: Likeness) -> str:
+    """Return how two tables differ, with numbers."""
+    if alike.kind == SAME_VALUES:
+        return f"equal in all {alike.rows:,} rows once both have the narrower type"
+    share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {numbers(alike.first, alike.differing)})"
+    size_of = f"by {alike.relative:.2g} of their length" if alike.relative == alike.relative else "some values are NaN"
+    return f"{share}, {size_of}; {'two tables of their own' if alike.kind == UNRELATED else 'once one table'}"
+
+
+def flag_at(level: str) -> str:
+    """Return the dotted key of the flag at a level of the config."""
+    return f"{level}.{FLAG}" if level else FLAG
+
+
+def said(flag: Any) -> str:
+    """Return a flag as JSON writes it."""
+    return {True: "true", False: "false", None: "absent"}[flag]
