@@ -10,6 +10,7 @@ FLOORS = {
     "errors": 0,
     "spec": 0,
     "spec_values": 0,
+    "sharing_spec": 0,
     "shapes": 0,
     "ops": 1,
     "checkpoint": 1,
@@ -17,6 +18,7 @@ FLOORS = {
     "hf": 3,
     "data": 3,
     "training": 4,
+    "analysis": 4,
     "report": 5,
     "cli": 6,
 }
