@@ -14,19 +14,17 @@ from typing import Any
 
 from tiewise.checkpoint.folder import ADAPTER_CONFIG, Fault, Folder
 from tiewise.checkpoint.header import Stored, read_header
-from tiewise.checkpoint.names import is_foreign
+from tiewise.checkpoint.names import in_layer, is_foreign
 from tiewise.checkpoint.open_file import inside
 from tiewise.errors import CheckpointError
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
 _PREFIX = "base_model.model."
-# what follows a module's name in an adapter's tensor; a name of the adapter may stand in it where another tool saved
+# what follows a module's name in a tensor's; the adapter's own name may stand in it where another tool saved
 _PARTS = re.compile(
-    r"(?P<module>.+?)\.(?:(?P<base>base_layer\.weight)"
-    r"|(?P<lora>lora_(?:A|B|embedding_A|embedding_B)(?:\.\w+)?(?:\.weight)?)"
-    r"|(?P<rows>token_adapter\.trainable_tokens_delta(?:\.\w+)?|trainable_tokens_delta(?:\.\w+)?)"
-    r"|(?P<copy>(?:modules_to_save\.(?:\w+\.)?)?weight))"
+    r"(?P<module>.+?)\.(?P<part>base_layer\.weight|lora_(?:A|B|embedding_A|embedding_B)(?:\.\w+)?(?:\.weight)?"
+    r"|(?:token_adapter\.)?trainable_tokens_delta(?:\.\w+)?|(?:modules_to_save\.(?:\w+\.)?)?weight)"
 )
 
 
@@ -85,13 +83,9 @@ class Adapter:
         stored: dict[str, dict[str, Stored]] = {}
         for name, tensor in self.tensors.items():
             match = _PARTS.fullmatch(name.removeprefix(_PREFIX))
-            if (
-                match is not None
-                and match.lastgroup is not None
-                and _named(match["module"], names)
-                and not is_foreign(name)
-            ):
-                stored.setdefault(match["module"], {})[match.lastgroup + match[match.lastgroup]] = tensor
+            if match is None or not _named(match["module"], names) or in_layer(name) or is_foreign(name):
+                continue
+            stored.setdefault(match["module"], {})[match["part"]] = tensor
         for module, parts in stored.items():
             if (found := _stored_update(module, parts)) is not None:
                 return found
@@ -148,18 +142,13 @@ def open_adapter(folder: Folder) -> Adapter:
 
 
 def _stored_update(module: str, parts: dict[str, Stored]) -> EndUpdate | None:
-    by_kind: dict[str, dict[str, Stored]] = {}
-    for part, tensor in parts.items():
-        for kind in ("lora", "rows", "copy"):
-            if part.startswith(kind):
-                by_kind.setdefault(kind, {})[part.removeprefix(kind)] = tensor
-    if lora := by_kind.get("lora"):
+    parts = {part: tensor for part, tensor in parts.items() if len(tensor.shape) == 2}
+    if lora := {part: tensor for part, tensor in parts.items() if part.startswith("lora_")}:
         return EndUpdate(module, LORA, _lora_shape(lora))
-    if rows := by_kind.get("rows"):
-        widths = [tensor.shape[1] for tensor in rows.values() if len(tensor.shape) == 2]
-        return EndUpdate(module, TOKENS, (-1, widths[0]) if widths else None)
-    for tensor in by_kind.get("copy", {}).values():
-        if len(tensor.shape) == 2:
+    for part, tensor in parts.items():
+        if "trainable_tokens_delta" in part:
+            return EndUpdate(module, TOKENS, (-1, tensor.shape[1]))
+        if not part.startswith("base_layer"):
             return EndUpdate(module, COPY, (tensor.shape[0], tensor.shape[1]), tensor)
     return None
 
@@ -168,12 +157,7 @@ def _lora_shape(parts: dict[str, Stored]) -> tuple[int, int]:
     """[V, E]: a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]."""
     rows = width = -1
     for part, tensor in parts.items():
-        if len(tensor.shape) != 2:
-            continue
-        lookup, first = (
-            part.startswith("lora_embedding"),
-            part.removeprefix("lora_").removeprefix("embedding_")[0] == "A",
-        )
+        lookup, first = part.startswith("lora_embedding"), part.split(".")[0].endswith("A")
         size = tensor.shape[1] if first else tensor.shape[0]
         if first == lookup:
             rows = size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,7 +62,7 @@ class AdapterFacts:
     @cached_property
     def input(self) -> EndUpdate | None:
         """What the adapter does to the input table."""
-        paths = [path for path, _ in usual().pairs]
+        paths = {path.rpartition(".")[2] for path, _ in usual().pairs}
         return self.adapter.update(_names(None if self.base is None else self.base.roles.input_name, paths))
 
     @cached_property
@@ -90,9 +91,9 @@ class AdapterFacts:
         return same_bytes(a, b, lambda done: self.progress("comparing the adapter's two copies", done, a.nbytes))
 
 
-def _names(stored: str | None, usually: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+def _names(stored: str | None, usually: Iterable[str]) -> tuple[str, ...]:
     """A module as the base stores it, and the last part of its name: PEFT names modules as they are once loaded."""
     if stored is None:
-        return tuple(dict.fromkeys(path.rpartition(".")[2] for path in usually))
+        return tuple(usually)
     module = module_of(stored)[0]
     return module, module.rpartition(".")[2]
