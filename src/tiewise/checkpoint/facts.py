@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from tiewise.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
+_NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 
 
@@ -88,7 +90,7 @@ class Facts:
             size
             for level in self.levels.values()
             for key, value in level.items()
-            if isinstance(key, str) and "vocab" in key and (size := count(value)) is not None
+            if "vocab" in key and not _NO_VOCABULARY.search(key) and (size := count(value)) is not None
         )
 
     @cached_property

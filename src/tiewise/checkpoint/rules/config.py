@@ -43,7 +43,8 @@ def _absent(facts: Facts) -> Iterator[Finding]:
 
 
 def _family(facts: Facts) -> str:
-    return short(facts.config.get("model_type", "no model_type"))
+    kind = facts.config.get("model_type")
+    return short(kind) if isinstance(kind, str) else "an unknown family"
 
 
 def _levels_disagree(facts: Facts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.folder import INDEX, SINGLE, Fault, Folder
 from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import names
+from tiewise.checkpoint.rules.wording import names, shown
 from tiewise.checkpoint.strict_json import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -119,7 +119,7 @@ def _total_size(facts: Facts) -> Iterator[Finding]:
         return
     held = sum(tensor.nbytes for tensor in folder.tensors.values())
     if isinstance(claimed, bool) or claimed != held:
-        what = f"total_size is {short(claimed)}, and the tensors have {held:,} bytes"
+        what = f"total_size is {shown(claimed)}, and the tensors have {held:,} bytes"
         yield Finding("B003", WARNING, INDEX, what, facts.command("repair"), safe=True)
 
 
