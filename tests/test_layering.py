@@ -21,6 +21,7 @@ FLOORS = {
     "analysis": 4,
     "report": 5,
     "cli": 6,
+    "__main__": 7,
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

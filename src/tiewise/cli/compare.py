@@ -7,6 +7,7 @@ from pathlib import Path
 import typer
 
 from tiewise.cli import options as o
+from tiewise.cli.running import running
 
 
 def compare(
@@ -41,6 +42,8 @@ def compare(
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
     o.need_torch()
+    from tiewise.training import ranks
+
     given = {
         "arms": tuple(split_arms(arms)) if arms is not None else None,
         "seeds": seeds,
@@ -53,21 +56,27 @@ def compare(
         "tune": tune,
     }
     out = out or Path("runs/compare")
-    settings = o.asked(out, given, config, set_, resume=resume, overwrite=overwrite)
-    o.hush_libraries()
-    from rich.console import Console
+    with running("compare", out, begun=resume) as run:
+        settings = ranks.first_does(lambda: o.asked(out, given, config, set_, resume=resume, overwrite=overwrite))
+        o.hush_libraries()
+        from rich.console import Console
 
-    from tiewise.report.page import write_report
-    from tiewise.report.table import results_table
-    from tiewise.training.compare import compare as run
-    from tiewise.training.start import start
+        from tiewise.report.page import write_report
+        from tiewise.report.table import results_table
+        from tiewise.training.compare import compare as finish
+        from tiewise.training.lock import locked
+        from tiewise.training.start import start
 
-    shown = o.shown(quiet)
-    if settings is not None:
-        start(settings, out, o.command_line(), shown, overwrite=overwrite)
-    with o.resumable("compare", out):
-        comparison = run(out, shown)
-        report = write_report(comparison, out / "report.html")
+        shown = o.shown(quiet)
+        with locked(out):
+            if settings is not None:
+                start(settings, out, o.command_line(), shown, overwrite=overwrite)
+            run.begun = True
+            comparison = finish(out, shown)
+            report = ranks.first_does(lambda: write_report(comparison, out / "report.html"))
+        speaks = ranks.first()
+    if not speaks:
+        return
     if json_:
         o.print_json(comparison.to_dict())
         return

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.errors import Interrupted, RunError
+from tiewise.errors import RunError
 
 if TYPE_CHECKING:
     from tiewise.training.settings import Settings
@@ -92,9 +90,10 @@ def command_line() -> str:
 
 def shown(quiet: bool) -> Shown:
     """Return how progress is shown: lines on stderr, bars too where someone is looking; nothing when quiet."""
+    from tiewise.training import ranks
     from tiewise.training.shown import Shown
 
-    if quiet:
+    if quiet or not ranks.first():
         return Shown(lambda line: None)
     return Shown(tell, bars=sys.stderr.isatty())
 
@@ -107,17 +106,6 @@ def tell(line: str) -> None:
 def print_json(record: dict[str, Any]) -> None:
     """Print one JSON object on stdout."""
     print(json.dumps(record, allow_nan=False))
-
-
-@contextmanager
-def resumable(command: str, out: Path) -> Iterator[None]:
-    """Say after Ctrl-C how the run in `out` goes on, and exit 130."""
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt) as stop:
-        kept = "a checkpoint is written" if isinstance(stop, Interrupted) else "what was finished is kept"
-        tell(f"tiewise: interrupted, {kept}; {shlex.join(['tiewise', command, '--out', str(out), '--resume'])} goes on")
-        raise typer.Exit(130) from None
 
 
 def hush_libraries() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from tiewise.cli import options as o
+from tiewise.cli.running import running
 
 
 def train(
@@ -29,6 +30,8 @@ def train(
 ) -> None:
     """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it."""
     o.need_torch()
+    from tiewise.training import ranks
+
     given = {
         "arms": (boundary,) if boundary is not None else None,
         "seed": seed,
@@ -38,17 +41,25 @@ def train(
         "steps": steps,
     }
     out = out or Path("runs/train")
-    settings = o.asked(out, given, config, set_, resume=resume, overwrite=overwrite, single=True)
-    o.hush_libraries()
-    from tiewise.training.results import to_record
-    from tiewise.training.single import train_one
-    from tiewise.training.start import start
+    with running("train", out, begun=resume) as run:
+        settings = ranks.first_does(
+            lambda: o.asked(out, given, config, set_, resume=resume, overwrite=overwrite, single=True)
+        )
+        o.hush_libraries()
+        from tiewise.training.lock import locked
+        from tiewise.training.results import to_record
+        from tiewise.training.single import train_one
+        from tiewise.training.start import start
 
-    shown = o.shown(quiet)
-    if settings is not None:
-        start(settings, out, o.command_line(), shown, overwrite=overwrite)
-    with o.resumable("train", out):
-        result, folder = train_one(out, shown)
+        shown = o.shown(quiet)
+        with locked(out):
+            if settings is not None:
+                start(settings, out, o.command_line(), shown, overwrite=overwrite)
+            run.begun = True
+            result, folder = train_one(out, shown)
+        speaks = ranks.first()
+    if not speaks:
+        return
     if json_:
         o.print_json(to_record(result) | {"model": str(folder)})
         return

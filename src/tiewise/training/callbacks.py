@@ -10,13 +10,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.schedule import tie, untie
 from tiewise.data.atomic import written_whole
 from tiewise.errors import UnsupportedError
+from tiewise.training import ranks
 
 
 class _Scheduled(TrainerCallback):
@@ -86,7 +89,8 @@ def untie_at(step: int, state: str = "copy") -> UntieAt:
 class Interrupt(TrainerCallback):
     """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
 
-    Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed.
+    Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed. Of several
+    processes that train together all stop after the same step, whichever was told.
     """
 
     def __init__(self) -> None:
@@ -109,7 +113,8 @@ class Interrupt(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
         """Ask the Trainer to save and to stop."""
-        if self.caught:
+        if ranks.any_of(self.caught):
+            self.caught = True
             control.should_save = control.should_training_stop = True
         return control
 
@@ -123,13 +128,16 @@ class Lines(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Keep what a resumed run has already said up to its checkpoint, and nothing torn or later."""
-        kept = [line for line in read_lines(self.path) if line["step"] <= state.global_step]
+        ranks.first_does(lambda: self._keep(state.global_step))
+
+    def _keep(self, step: int) -> None:
+        kept = [line for line in read_lines(self.path) if line["step"] <= step]
         with written_whole(self.path) as file:
             file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Append the training loss of the window, and what the Trainer measured beside it."""
-        if logs and "loss" in logs:
+        if logs and "loss" in logs and ranks.first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line | {k: logs[k] for k in MEASURED if k in logs}) + "\n")
@@ -149,6 +157,26 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return found
+
+
+class Events(TensorBoardCallback):
+    """TensorBoard's events in `folder`, written by the first of several processes.
+
+    The Trainer's callback, with an end that all processes reach together: it writes what is still in memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Note the arguments and the model."""
+        with ranks.agreed():
+            super().on_train_begin(args, state, control, **kw)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Write the rest and close."""
+        with ranks.agreed():
+            super().on_train_end(args, state, control, **kw)
 
 
 class Clock(TrainerCallback, ExportableState):

@@ -18,13 +18,14 @@ import tiewise
 from tiewise.data.blocks import Bigram, asymmetric_bigrams, token_counts
 from tiewise.data.prepared import PreparedText
 from tiewise.errors import RunError
+from tiewise.training import ranks
 from tiewise.training.environment import environment
-from tiewise.training.folder import ENVIRONMENT, read_json, saved_run, write_json
+from tiewise.training.folder import ENVIRONMENT, read_json, write_json
 from tiewise.training.results import Comparison, DirectPath
 from tiewise.training.run import Job, Outcome, train, tuned
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Shown
-from tiewise.training.start import make_jobs, open_text, seeded
+from tiewise.training.start import make_jobs, open_run, open_text, seeded
 from tiewise.training.statistics import complete
 from tiewise.training.tuning import tune
 
@@ -39,7 +40,7 @@ def compare(out: Path, shown: Shown) -> Comparison:
         RunError: `out` holds no run, or a single one.
         Interrupted: after Ctrl-C, with a checkpoint written.
     """
-    settings = saved_run(out)
+    settings = open_run(out)
     if settings.seed is not None:
         raise RunError(f"{out} holds a single run", f"use tiewise train --out {out} --resume")
     text = open_text(out)
@@ -54,7 +55,7 @@ def compare(out: Path, shown: Shown) -> Comparison:
     outcomes = _train_all(settings, jobs, text, counts, probe, shown)
     command = (read_json(out / ENVIRONMENT) or {}).get("command", "")
     comparison = _comparison(settings, text, command, outcomes, trials, bigrams, probe)
-    write_json(out / "results.json", comparison.to_dict())
+    ranks.first_does(lambda: write_json(out / "results.json", comparison.to_dict()))
     return comparison
 
 

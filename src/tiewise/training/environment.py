@@ -12,6 +12,7 @@ import torch
 import transformers
 
 import tiewise
+from tiewise.training import ranks
 
 
 def environment() -> dict[str, Any]:
@@ -26,6 +27,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "processes": ranks.size(),
         "device": torch.cuda.get_device_name() if cuda else "cpu",
     }
 

@@ -23,7 +23,7 @@ from tiewise.data.atomic import written_whole
 from tiewise.errors import RunError
 from tiewise.training.settings import FILE, Settings
 
-ENVIRONMENT, DATA = "env.json", "data"
+ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
 _MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
@@ -77,7 +77,7 @@ def _check_room(out: Path, overwrite: bool) -> None:
         if not overwrite:
             raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
         Settings.load(out / FILE).checked()  # says what is there to be replaced
-    elif out.exists() and any(path.name != _STAGE for path in out.iterdir()):
+    elif out.exists() and any(path.name not in (_STAGE, LOCK) for path in out.iterdir()):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
 
 

@@ -13,9 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback, TrainingArguments
-from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import PrinterCallback
 
 from tiewise.boundary.initial import starting_nll
@@ -25,7 +23,8 @@ from tiewise.data.blocks import Blocks
 from tiewise.data.prepared import PreparedText
 from tiewise.errors import Interrupted
 from tiewise.spec import BoundarySpec
-from tiewise.training.callbacks import MEASURED, Bar, Clock, Interrupt, Lines, read_lines, tie_at, untie_at
+from tiewise.training import ranks
+from tiewise.training.callbacks import MEASURED, Bar, Clock, Events, Interrupt, Lines, read_lines, tie_at, untie_at
 from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
 from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
@@ -79,21 +78,27 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     Raises:
         Interrupted: after Ctrl-C, with a checkpoint written.
     """
-    done = finished(job.folder)
+    done, checkpoint, step = ranks.first_does(lambda: _found(job.folder))
     if done is not None:
         return done
-    job.folder.mkdir(parents=True, exist_ok=True)
-    checkpoint, step = newest_checkpoint(job.folder)
     reset_peak_memory()
-    installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
-    facts = _starting_facts(job, installed, text, counts)
-    installed = _as_at(installed, job.spec, step)
     clock = Clock()
-    trainer = _trainer(job, installed, text, counts, clock)
+    with ranks.agreed():
+        installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
+        facts = _starting_facts(job, installed, text, counts) if ranks.first() else {}
+        installed = _as_at(installed, job.spec, step)
+        trainer = _trainer(job, installed, text, counts, clock)
     _finish(trainer, checkpoint, job.folder)
-    outcome = Outcome(_result(job, trainer, text, counts, clock, facts), direct_path(trainer.installed, probe))
-    _keep(job, trainer.installed, text, outcome)
-    return outcome
+    return ranks.first_does(lambda: _concluded(job, trainer, text, counts, clock, facts, probe))
+
+
+def _found(folder: Path) -> tuple[Outcome | None, Path | None, int]:
+    """(the outcome that is there already, else the checkpoint to go on from, its step) of a run's folder."""
+    done = finished(folder)
+    if done is not None:
+        return done, None, 0
+    folder.mkdir(parents=True, exist_ok=True)
+    return None, *newest_checkpoint(folder)
 
 
 def _finish(trainer: TiewiseTrainer, checkpoint: Path | None, folder: Path) -> None:
@@ -105,8 +110,8 @@ def _finish(trainer: TiewiseTrainer, checkpoint: Path | None, folder: Path) -> N
             trainer.load(checkpoint)
         else:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-    if interrupt.caught:
-        raise Interrupted(str(folder))
+    if ranks.any_of(interrupt.caught):
+        raise ranks.everywhere(Interrupted(str(folder)))
 
 
 def _as_at(installed: Installed, spec: BoundarySpec, step: int) -> Installed:
@@ -125,7 +130,7 @@ def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndar
     arguments = TrainingArguments(
         output_dir=str(job.folder),
         max_steps=s.steps,
-        per_device_train_batch_size=s.batch,
+        per_device_train_batch_size=ranks.share(s.batch),
         gradient_accumulation_steps=s.accumulate,
         learning_rate=s.learning_rate,
         weight_decay=s.weight_decay,
@@ -149,8 +154,8 @@ def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndar
         use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
         activation_checkpointing=s.activation_checkpointing,
     )
-    writer = SummaryWriter(log_dir=str(job.folder / "tensorboard"))
-    callbacks: list[TrainerCallback] = [clock, Lines(job.folder / "metrics.jsonl"), TensorBoardCallback(writer)]
+    arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices take several processes; replicas record no paths
+    callbacks: list[TrainerCallback] = [clock, Lines(job.folder / "metrics.jsonl"), Events(job.folder / "tensorboard")]
     callbacks += [Bar(job.title)] if job.bars else []
     callbacks += [untie_at(job.spec.untie_at)] if job.spec.untie_at is not None else []
     callbacks += [tie_at(job.spec.tie_at)] if job.spec.tie_at is not None else []
@@ -175,6 +180,20 @@ def _starting_facts(job: Job, installed: Installed, text: PreparedText, counts: 
     }
 
 
+def _concluded(
+    job: Job,
+    trainer: TiewiseTrainer,
+    text: PreparedText,
+    counts: np.ndarray,
+    clock: Clock,
+    facts: dict[str, Any],
+    probe: list[int],
+) -> Outcome:
+    outcome = Outcome(_result(job, trainer, text, counts, clock, facts), direct_path(trainer.installed, probe))
+    _keep(job, trainer.installed, text, outcome)
+    return outcome
+
+
 def _result(
     job: Job, trainer: TiewiseTrainer, text: PreparedText, counts: np.ndarray, clock: Clock, facts: dict[str, Any]
 ) -> RunResult:
@@ -184,7 +203,7 @@ def _result(
     train = measure(installed, text.split("train"), s.length, counts, blocks)
     size = text.facts["splits"][job.split]
     count = parameters(installed)
-    per_step = s.batch * s.accumulate * s.length * trainer.args.world_size
+    per_step = s.batch * s.accumulate * s.length
     tensors = {id(p): p.numel() * p.element_size() for p in installed.model.parameters()}
     curve = [
         CurvePoint(step=p["step"], tokens=p["step"] * per_step, **{k: p[k] for k in ("train_nll", *MEASURED) if k in p})

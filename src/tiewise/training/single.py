@@ -6,11 +6,10 @@ from pathlib import Path
 
 from tiewise.data.blocks import token_counts
 from tiewise.errors import RunError
-from tiewise.training.folder import saved_run
 from tiewise.training.results import RunResult
 from tiewise.training.run import train
 from tiewise.training.shown import Shown
-from tiewise.training.start import make_jobs, open_text, seeded
+from tiewise.training.start import make_jobs, open_run, open_text, seeded
 
 
 def train_one(out: Path, shown: Shown) -> tuple[RunResult, Path]:
@@ -20,7 +19,7 @@ def train_one(out: Path, shown: Shown) -> tuple[RunResult, Path]:
         RunError: `out` holds no run, or a comparison.
         Interrupted: after Ctrl-C, with a checkpoint written.
     """
-    settings = saved_run(out)
+    settings = open_run(out)
     if settings.seed is None:
         raise RunError(f"{out} holds a comparison", f"use tiewise compare --out {out} --resume")
     text = open_text(out)

@@ -8,17 +8,19 @@ Whatever cannot be used is found here, before anything is trained, and then OUT 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from shutil import rmtree
 
 from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.data.prepared import PreparedText, load_prepared
-from tiewise.errors import DataError, Interrupted
+from tiewise.errors import DataError, Interrupted, UnsupportedError
+from tiewise.training import ranks
 from tiewise.training.environment import environment
-from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, starting, write_json
+from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json
 from tiewise.training.model import build, make_config, matched_feed_forward
 from tiewise.training.run import Job, train
 from tiewise.training.settings import Settings
@@ -26,6 +28,7 @@ from tiewise.training.shown import Shown
 
 CALIBRATION_STEPS = 30
 EVALUATION_SHARE = 0.2  # of a run's time: measuring, saving, building
+ONE = "train on one process, or leave tie_at and untie_at out"
 
 
 def start(settings: Settings, out: Path, command: str, shown: Shown, *, overwrite: bool = False) -> None:
@@ -41,18 +44,39 @@ def start(settings: Settings, out: Path, command: str, shown: Shown, *, overwrit
     Raises:
         TiewiseError: a setting, text, model or folder that cannot be used; `out` is as it was.
     """
-    settings = settings.checked()
-    with starting(out, overwrite=overwrite) as stage:
-        _check_widths(settings)
-        text = _prepared(settings, stage, shown)
-        jobs = make_jobs(settings, text, stage)
-        for job in jobs:
-            build(job.settings, job.spec, text, 1, job.feed_forward)
-        shown.say(_described(settings, text))
+    with ExitStack() as stack:
+        stage = ranks.first_does(lambda: stack.enter_context(starting(out, overwrite=overwrite)))
+        settings = ranks.first_does(lambda: _staged(settings, stage, shown))
         if settings.minutes is not None:
-            settings = _within(settings, jobs, text, stage, shown)
-        write_json(stage / ENVIRONMENT, environment() | {"command": command})
-        settings.save(stage)
+            settings = _within(settings, stage, shown)
+        ranks.first_does(lambda: _put(settings, stage, command))
+        ranks.first_does(stack.close)
+
+
+def _staged(settings: Settings, stage: Path, shown: Shown) -> Settings:
+    """Prepare the text and build every arm once; return the checked settings."""
+    settings = _check_processes(settings.checked())
+    _check_widths(settings)
+    text = _prepared(settings, stage, shown)
+    for job in make_jobs(settings, text, stage):
+        build(job.settings, job.spec, text, 1, job.feed_forward)
+    shown.say(_described(settings, text))
+    return settings
+
+
+def _put(settings: Settings, stage: Path, command: str) -> None:
+    write_json(stage / ENVIRONMENT, environment() | {"command": command})
+    settings.save(stage)
+
+
+def open_run(out: Path) -> Settings:
+    """Return the settings of the run in `out`, which as many processes as are here can train.
+
+    Raises:
+        RunError: no run is there, or its batch cannot be divided.
+        UnsupportedError: an arm that only one process can train.
+    """
+    return ranks.first_does(lambda: _check_processes(saved_run(out)))
 
 
 def open_text(out: Path) -> PreparedText:
@@ -78,6 +102,15 @@ def seeded(job: Job, seed: int, title: str) -> Job:
     return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title)
 
 
+def _check_processes(settings: Settings) -> Settings:
+    """Return the settings; refuse what several processes cannot do, before any of them has begun."""
+    ranks.share(settings.batch)
+    for name, spec in settings.specs().items():
+        if ranks.size() > 1 and spec != spec.plainly():
+            raise UnsupportedError(f"{name}: the boundary cannot change while several processes train", ONE)
+    return settings
+
+
 def _check_widths(settings: Settings) -> None:
     """Refuse what needs no text to be seen, before gigabytes of it are read."""
     d = int(make_config(settings, vocab=1).get_text_config().hidden_size)
@@ -101,13 +134,14 @@ def _described(settings: Settings, text: PreparedText) -> str:
     return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
 
 
-def _within(settings: Settings, jobs: Sequence[Job], text: PreparedText, stage: Path, shown: Shown) -> Settings:
+def _within(settings: Settings, stage: Path, shown: Shown) -> Settings:
     """Turn minutes into steps, equal for all arms, from a short trial of each."""
     assert settings.minutes is not None
+    text = open_text(stage)
     counts = token_counts(text.split("train"), text.vocab)
     short = replace(settings, steps=CALIBRATION_STEPS, minutes=None)
     per_step = 0.0
-    for job in jobs:
+    for job in make_jobs(settings, text, stage):
         trial = replace(job, spec=job.spec.plainly(), settings=short, folder=stage / "calibration", seed=1)
         begin = time.perf_counter()
         try:
@@ -115,7 +149,7 @@ def _within(settings: Settings, jobs: Sequence[Job], text: PreparedText, stage: 
         except Interrupted:
             raise KeyboardInterrupt from None  # nothing here is worth taking up again
         per_step += result.seconds / (CALIBRATION_STEPS - 1) if result.seconds else time.perf_counter() - begin
-        rmtree(trial.folder)
+        ranks.first_does(partial(rmtree, trial.folder))
     runs = settings.seeds + (9 / 4 if settings.tune else 0)
     seconds = settings.minutes * 60 * (1 - EVALUATION_SHARE)
     steps = max(20, int(seconds / (per_step * runs)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from tiewise.boundary.install import Installed
 from tiewise.ops.path_gradient import PathNorms, gather, path_norms
+from tiewise.training import ranks
 
 
 class TiewiseTrainer(Trainer):
@@ -25,7 +27,8 @@ class TiewiseTrainer(Trainer):
 
     Args:
         installed: the boundary of `model`.
-        evaluator: called at every log; its value is logged as `heldout_nll`. None logs none.
+        evaluator: called at every log, in the first of several processes, which alone logs its value as
+            `heldout_nll`. None logs none.
         track: whether to measure paths.
         kwargs: as `transformers.Trainer`.
     """
@@ -46,6 +49,16 @@ class TiewiseTrainer(Trainer):
         self.state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
         for say in (self.callback_handler.on_train_begin, self.callback_handler.on_train_end):
             say(self.args, self.state, self.control)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Log and save as the Trainer does; where one of several processes cannot write, all of them end here."""
+        with ranks.agreed() if self.control.should_log or self.control.should_save else nullcontext():
+            super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Save each process's own, all before the first writes the state that says a checkpoint is whole."""
+        with ranks.agreed():
+            super()._save_rng_state(output_dir)
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
@@ -74,7 +87,7 @@ class TiewiseTrainer(Trainer):
         if "loss" in logs:
             logs = {**logs, "loss": logs["loss"] - _mean(self._penalties), **self._path_means()}
             self._penalties.clear()
-            if self._evaluator is not None:
+            if self._evaluator is not None and ranks.first():
                 logs["heldout_nll"] = self._evaluator()
         super().log(logs, start_time)
 

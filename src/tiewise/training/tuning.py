@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 import shutil
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tiewise.data.prepared import PreparedText
+from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.model import make_config, starting_std
 from tiewise.training.run import Job, train, tuned
@@ -43,7 +45,7 @@ def tune(
         the choice per arm, and every trial (arm, init, learning_rate, nll, chosen) for the report.
     """
     path = out / "tuning.json"
-    trials: list[dict[str, Any]] = read_json(path) or []
+    trials: list[dict[str, Any]] = ranks.first_does(lambda: read_json(path) or [])
     known = {(t["arm"], t["init"], t["learning_rate"]) for t in trials}
     for job in jobs:
         for choice in grid(job, text.vocab):
@@ -54,14 +56,18 @@ def tune(
             shown = "diverged" if nll is None else f"{nll:.3f}"
             say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
             trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
-            write_json(path, trials)
-            shutil.rmtree(folder)  # what it learnt is said; nine models for each arm need not stay
+            ranks.first_does(partial(_learnt, path, trials, folder))
     chosen: dict[str, Choice] = {}
     for job in jobs:
         best = min((t for t in trials if t["arm"] == job.arm), key=lambda t: math.inf if t["nll"] is None else t["nll"])
         chosen[job.arm] = Choice(best["init"], best["learning_rate"])
     marked = [{**t, "chosen": chosen[t["arm"]] == Choice(t["init"], t["learning_rate"])} for t in trials]
     return chosen, marked
+
+
+def _learnt(path: Path, trials: list[dict[str, Any]], folder: Path) -> None:
+    write_json(path, trials)
+    shutil.rmtree(folder)  # what it learnt is said; nine models for each arm need not stay
 
 
 def grid(job: Job, vocab: int) -> list[Choice]:

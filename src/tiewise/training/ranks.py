@@ -1,0 +1,212 @@
+"""Several processes of one run, as `torchrun` or `accelerate launch` start them: what they agree on.
+
+The first process prepares, measures, writes and speaks; all of them train. Whatever only one of them can know (a
+file, an error, Ctrl-C) they agree on before any of them acts on it, so that all go the same way and none waits for
+one that is gone. Alone, every function here does the plain thing at no cost.
+
+    text = first_does(prepare)     the first process works, the others wait and get its value, or end as it ended
+    with agreed(): write()         an error within one of them ends all of them here
+    if any_of(pressed): ...        true for all where it is true for one
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import Any, TypeVar
+
+from tiewise.errors import Interrupted, RunError, TiewiseError
+
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
+_PATIENCE = timedelta(days=30)  # that others wait while the first prepares; a process that dies ends it at once
+_NOBODY = "check MASTER_ADDR and MASTER_PORT, or start the run with torchrun"
+
+
+class Elsewhere(TiewiseError):
+    """Another process of this run ended with an error, which it says itself."""
+
+
+class _Group:
+    """The processes that joined; `dist` is `torch.distributed`, or None where there is one process."""
+
+    def __init__(self, dist: Any = None) -> None:
+        self.dist = dist
+        self.rank: int = 0 if dist is None else dist.get_rank()
+        self.size: int = 1 if dist is None else dist.get_world_size()
+        # a group of its own: on the CPU whatever trains, and patient
+        self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
+        self.pressed = False  # Ctrl-C, where it is not handled as training does
+
+    def gather(self, mine: Any) -> list[Any]:
+        """Return what every process brought, by rank."""
+        found: list[Any] = [None] * self.size
+        self.dist.all_gather_object(found, mine, group=self.agreeing)
+        return found
+
+    def press(self, number: int, frame: FrameType | None) -> None:
+        """Note Ctrl-C until all can act on it; a second one acts at once."""
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+_group = _Group()
+
+
+def launched() -> bool:
+    """Whether a launcher started this process as one of several."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE") or 1) > 1
+
+
+def join() -> None:
+    """Meet the other processes of this run, if there are any.
+
+    Raises:
+        RunError: they cannot be met.
+    """
+    global _group
+    if not launched() or _group.dist is not None:
+        return
+    import torch  # slow to import, and alone nobody waits for it before the settings are checked
+    import torch.distributed as dist
+
+    on_cuda = torch.cuda.is_available() and os.environ.get("ACCELERATE_USE_CPU", "").lower() not in ("1", "true")
+    if on_cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK") or 0))
+    try:
+        dist.init_process_group("nccl" if on_cuda else "gloo")
+        _group = _Group(dist)
+    except (RuntimeError, ValueError) as error:
+        raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
+    _handle(_group.press)
+
+
+def leave(*, together: bool) -> None:
+    """End the group; with `together`, not before all of them are here and have said what they say."""
+    global _group
+    if _group.dist is None:
+        return
+    if together:
+        _group.gather(None)
+    _handle(signal.default_int_handler)
+    _group.dist.destroy_process_group()
+    _group = _Group()
+
+
+def size() -> int:
+    """Return how many processes train this run."""
+    return _group.size
+
+
+def first() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return _group.rank == 0
+
+
+def share(batch: int) -> int:
+    """Return how many rows of a batch each process takes, so that all of them together take `batch`.
+
+    Raises:
+        RunError: the processes do not divide it.
+    """
+    if batch % size():
+        fix = f"use --set batch={batch + -batch % size()}, or a number of processes that divides it"
+        raise RunError(f"a batch of {batch} cannot be divided between {size()} processes", fix)
+    return batch // size()
+
+
+def any_of(flag: bool) -> bool:
+    """Whether `flag` holds in any process; all must ask."""
+    return flag if _group.dist is None else any(_group.gather(flag))
+
+
+def first_does(work: Callable[[], T]) -> T:
+    """Let the first process do `work`; return its value, which must be picklable, in every process.
+
+    Raises:
+        Elsewhere: in the others, where it raised there; Ctrl-C is Ctrl-C in all of them.
+    """
+    if _group.dist is None:
+        return work()
+    value, error = None, None
+    if first():
+        before = _handle(signal.default_int_handler)  # nothing here needs a step to be finished
+        try:
+            value = work()
+        except BaseException as raised:
+            error = raised
+        finally:
+            _handle(before)
+    return _agree(error, value)
+
+
+@contextmanager
+def agreed() -> Iterator[None]:
+    """Go on when all processes have come through this block; where one raised, all of them end.
+
+    What stands in the block may not need the other processes, unless by these functions.
+
+    Raises:
+        Elsewhere: another one raised.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not known(error):
+            _agree(error)
+        raise
+    _agree(None)
+
+
+def known(error: BaseException) -> bool:
+    """Whether all processes know of `error` and end by it."""
+    return _group.dist is None or getattr(error, "_everywhere", False)
+
+
+def everywhere(error: E) -> E:
+    """Mark an error that all processes raise at the same moment."""
+    error._everywhere = True  # type: ignore[attr-defined]
+    return error
+
+
+def _agree(error: BaseException | None, value: Any = None) -> Any:
+    """Tell the others how this process fared; raise where one of them, the lowest first, brings an error."""
+    if _group.dist is None:
+        if error is not None:
+            raise error
+        return value
+    if error is None and _group.pressed:
+        error = KeyboardInterrupt()
+    found = _group.gather((_told(error), value))
+    for rank, (told, _) in enumerate(found):
+        if told is not None:
+            raise everywhere(error if rank == _group.rank and error is not None else _heard(rank, *told))
+    return found[0][1]
+
+
+def _told(error: BaseException | None) -> tuple[str, str] | None:
+    """What the others need to know of an error, in a form that survives pickling whatever it is."""
+    if error is None:
+        return None
+    if isinstance(error, Interrupted):
+        return "interrupted", error.out
+    return ("stopped" if isinstance(error, KeyboardInterrupt) else "failed"), f"{type(error).__name__}: {error}"
+
+
+def _heard(rank: int, how: str, what: str) -> BaseException:
+    if how == "interrupted":
+        return Interrupted(what)
+    return KeyboardInterrupt() if how == "stopped" else Elsewhere(f"process {rank} ended ({what})")
+
+
+def _handle(handler: Any) -> Any:
+    """Set what Ctrl-C does and return what it did; only the main thread can, and only it gets Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGINT, handler)
+    return signal.getsignal(signal.SIGINT)
