@@ -1,0 +1,113 @@
+"""`densify`: a boundary that only this package loads, as plain matrices in the family's own type.
+
+Maps and scales are multiplied into the tables. The result is tied where both ends come out equal, else untied.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tiewise.checkpoint.claims import BASE_TYPE
+from tiewise.checkpoint.facts import Facts, Progress, _silent
+from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
+from tiewise.checkpoint.rewrite.dense import Dense
+from tiewise.checkpoint.rewrite.factor import PREFIX, SPEC
+from tiewise.checkpoint.rewrite.measure import measured
+from tiewise.checkpoint.rewrite.receipt import Receipt
+from tiewise.checkpoint.rewrite.stored_boundary import Boundary, read_boundary
+from tiewise.checkpoint.rewrite.transaction import apply
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import CheckpointError
+
+
+def densify(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    progress: Progress = _silent,
+) -> Receipt:
+    """Write a checkpoint with plain tables that computes what the source computes, up to rounding.
+
+    Args:
+        source: a checkpoint of config type `tiewise`.
+        to: the new folder.
+        dry_run: compute and measure, write nothing.
+        force: drop a soft-cap or a bias that no plain table can hold.
+        progress: hears of long reads and of writing.
+
+    Raises:
+        CheckpointError: the tables are plain already, the boundary has a soft-cap or a bias that no table can hold, or
+            its tensors are not what its spec says.
+    """
+    facts = Facts(open_folder(source), progress=progress)
+    boundary = read_boundary(facts)
+    lost = _lost(facts, boundary, force=force)
+    lookup, head = boundary.lookup, boundary.head
+    tied = lookup.mark == head.mark
+    outputs, inputs = ((end.exact(), end.rounded()) if end.changed else None for end in (head, lookup))
+    change = Change(
+        measured(outputs, inputs, progress),
+        drop=frozenset(tensor.name for tensor in (*boundary.maps, *lost)),
+        put=tuple(_tensors(boundary, tied)),
+        config=_declared(facts, tied),
+        notes=tuple(_notes(boundary, tied)),
+    )
+    return apply(facts.folder, change, Path(to), command="densify", dry_run=dry_run, force=force, progress=progress)
+
+
+def _lost(facts: Facts, boundary: Boundary, *, force: bool) -> tuple[Stored, ...]:
+    """Tensors that the family's own class has no place for; refused unless forced, as is a soft-cap."""
+    spec, fix = boundary.spec, "keep the boundary, and load the model with tiewise.load; --force drops it"
+    if spec.softcap is not None and not force:
+        what = f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same"
+        raise CheckpointError(what, fix)
+    if spec.bias and not force:
+        what = f"{facts.path}: {spec}: the family's own head has no bias to keep this one in"
+        raise CheckpointError(what, fix)
+    bias = facts.folder.tensors.get(boundary.head_name.removesuffix("weight") + "bias")
+    return (bias,) if spec.bias and bias is not None else ()
+
+
+def _tensors(boundary: Boundary, tied: bool) -> Iterator[NewTensor]:
+    lookup, head = boundary.lookup, boundary.head
+    if lookup.changed:
+        yield _new(lookup.table.name, lookup)
+    if not tied and (head.changed or head.table.name != boundary.head_name):
+        yield _new(boundary.head_name, head)
+
+
+def _new(name: str, dense: Dense) -> NewTensor:
+    table = dense.table
+    return NewTensor(name, table.dtype, (table.rows, dense.width), table.path.name, dense.pieces)
+
+
+def _declared(facts: Facts, tied: bool) -> dict[str, Any]:
+    config = facts.config
+    base, names = config.get(BASE_TYPE), config.get("architectures")
+    if not isinstance(base, str):
+        fix = f"write {BASE_TYPE}: llama, say, into it"
+        raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
+    names = names if isinstance(names, list) else []
+    plain = [name.removeprefix(PREFIX) if isinstance(name, str) else name for name in names]
+    return {"model_type": base, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
+
+
+def _notes(boundary: Boundary, tied: bool) -> Iterator[str]:
+    yield "both ends use one table" if tied else "the two ends are tables of their own now"
+    spec = boundary.spec
+    dropped = [f"pad={spec.pad}"] if spec.pad is not None else []
+    dropped += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []
+    dropped += [f"penalty={spec.penalty:g}"] if spec.penalty else []
+    if spec.softcap is not None:
+        yield f"softcap={spec.softcap:g} is lost, which changes the logits"
+    if spec.bias:
+        yield "the head's bias is lost, which changes the logits"
+    if dropped:
+        yield f"{short(', '.join(dropped))} acts in training only, and plain tables do not know of it"
