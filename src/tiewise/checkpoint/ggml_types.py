@@ -1,6 +1,7 @@
 """The tensor types of GGUF: number, name, values in a block, bytes of a block.
 
-Source: the layouts of `ggml-common.h` (ggml), checked against `GGML_QUANT_SIZES` of the package gguf 0.19.
+Source: the layouts of `ggml-common.h` (ggml), checked against `GGML_QUANT_SIZES` of the package gguf 0.19, which differs
+in Q8_1 (no file stores it).
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _ROWS = (
     (6, "Q5_0", 32, 22),
     (7, "Q5_1", 32, 24),
     (8, "Q8_0", 32, 34),
-    (9, "Q8_1", 32, 40),
+    (9, "Q8_1", 32, 36),
     (10, "Q2_K", 256, 84),
     (11, "Q3_K", 256, 110),
     (12, "Q4_K", 256, 144),

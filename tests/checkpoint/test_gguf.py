@@ -1,0 +1,256 @@
+"""GGUF headers by hand-made bytes, hostile ones, and the two rules on what a file keeps of the boundary."""
+
+import random
+import struct
+import tracemalloc
+
+import numpy as np
+import pytest
+from gguf_writer import FORMS, gguf, info, model, numbers, opening, scalar, string, strings, text
+from tiny_checkpoints import llama, table
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.format_facts import GgufFacts
+from tiewise.checkpoint.ggml_types import BY_NUMBER
+from tiewise.checkpoint.gguf import open_gguf, read_gguf
+from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.rules.formats_gguf import RULES
+from tiewise.errors import CheckpointError
+
+HUGE = 2**60
+
+
+def written(path, data, name="m.gguf"):
+    (path / name).write_bytes(data)
+    return path / name
+
+
+def findings(facts):
+    return [(found.rule, found.severity, found.where, found.evidence) for rule in RULES for found in rule.check(facts)]
+
+
+def test_reads_every_kind_of_value_and_finds_the_tensors(tmp_path):
+    values = {"u8": 200, "i8": -3, "u16": 60000, "i16": -300, "u32": 2**31, "i32": -5, "f32": 0.5, "bool": True}
+    values |= {"u64": 2**63, "i64": -(2**40), "f64": 0.1}
+    keys = [(f"x.{kind}", scalar(kind, value)) for kind, value in values.items()]
+    keys += [("general.alignment", scalar("u32", 64)), ("general.architecture", string("llama"))]
+    keys += [("tokenizer.ggml.tokens", strings(["a", "", "ü" * 500])), ("long", string("y" * 300_000))]
+    keys += [(f"array.{kind}", numbers(kind, [1, 0, 1])) for kind in FORMS]
+    plain = np.arange(96, dtype=np.float32).reshape(3, 32)
+    packed = bytes(range(34)) * 6  # Q8_0: 34 bytes for 32 values
+    tensors = [("token_embd.weight", (32, 3), 0, plain.tobytes()), ("q", (64, 3), 8, packed), ("v", (3,), 1, b"abcdef")]
+    path = written(tmp_path, gguf(keys, tensors, align=64))
+    found = read_gguf(path)
+    assert {key.removeprefix("x."): value for key, value in found.metadata.items() if key.startswith("x.")} == values
+    assert found.architecture == "llama"
+    assert found.metadata["long"] == "y" * 4096
+    assert found.tokens == 3
+    assert {key: count for key, count in found.arrays.items() if key.startswith("array.")} == {
+        f"array.{kind}": 3 for kind in FORMS
+    }
+    assert {name: (t.dtype, t.shape, t.nbytes) for name, t in found.tensors.items()} == {
+        "token_embd.weight": ("F32", (3, 32), 384),
+        "q": ("Q8_0", (3, 64), 204),
+        "v": ("F16", (3,), 6),
+    }
+    data = path.read_bytes()
+    assert data[found.tensors["q"].start : found.tensors["q"].end] == packed
+    with Reader(found.table) as reader:
+        np.testing.assert_array_equal(reader.rows(), plain)
+
+
+def test_bytes_of_a_block_by_the_layouts_of_ggml():
+    # (values, bytes) by adding up the fields of each block in ggml-common.h
+    sizes = {"Q4_0": (32, 2 + 16), "Q5_1": (32, 2 + 2 + 4 + 16), "Q8_0": (32, 2 + 32), "Q8_1": (32, 2 + 2 + 32)}
+    sizes |= {"Q2_K": (256, 16 + 64 + 4), "Q3_K": (256, 32 + 64 + 12 + 2), "Q4_K": (256, 4 + 12 + 128)}
+    sizes |= {"Q5_K": (256, 4 + 12 + 32 + 128), "Q6_K": (256, 128 + 64 + 16 + 2), "Q8_K": (256, 4 + 256 + 32)}
+    sizes |= {"IQ4_XS": (256, 2 + 2 + 4 + 128), "TQ1_0": (256, 48 + 4 + 2), "TQ2_0": (256, 64 + 2)}
+    sizes |= {"MXFP4": (32, 1 + 16), "IQ1_M": (256, 32 + 16 + 8), "BF16": (1, 2), "F64": (1, 8)}
+    found = {kind.name: (kind.block, kind.nbytes) for kind in BY_NUMBER.values()}
+    assert {name: found[name] for name in sizes} == sizes
+
+
+def test_a_vocabulary_that_crosses_the_buffer_is_passed_over(tmp_path):
+    words = ["w" * (i % 997) for i in range(20_000)] + ["x" * 700_000]
+    keys = [("tokenizer.ggml.tokens", strings(words)), ("after", scalar("u32", 7))]
+    found = read_gguf(written(tmp_path, gguf(keys)))
+    assert (found.tokens, found.metadata) == (20_001, {"after": 7})
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"", "does not begin"),
+        (b"GGUF", "does not begin"),
+        (opening(0, 0, magic=b"GGML"), "does not begin"),
+        (opening(0, 0, version=1), "GGUF version 1"),
+        (opening(0, 0, version=3 << 24), "big-endian"),
+        (opening(HUGE, 0), "claims 1,152,921,504,606,846,976 tensors"),
+        (opening(0, HUGE), "keys in 24 bytes"),
+        (opening(0, 1) + struct.pack("<Q", HUGE) + b"\0" * 9, "claims 1,152,921,504,606,846,976 bytes"),
+        (opening(0, 1) + text("k") + struct.pack("<IQ", 8, HUGE), "text k at byte"),
+        (opening(0, 1) + text("k") + struct.pack("<I", 99) + b"\0" * 9, "unknown type 99"),
+        (opening(0, 1) + text("k") + struct.pack("<IIQ", 9, 4, HUGE), "array k at byte"),
+        (opening(0, 1) + text("k") + struct.pack("<IIQ", 9, 8, HUGE), "claims 1,152,921,504,606,846,976 texts"),
+        (opening(0, 1) + text("k") + struct.pack("<IIQ", 9, 8, 2**20), "array k at byte"),
+        (opening(0, 1) + text("k") + struct.pack("<IIQQ", 9, 8, 1, HUGE), "array k at byte"),
+        (opening(0, 1) + text("k") + struct.pack("<IIQ", 9, 9, 1) + b"\0" * 16, "an array of arrays"),
+        (opening(0, 1) + text("k") + struct.pack("<IIQ", 9, 77, 1) + b"\0" * 16, "elements of the unknown type 77"),
+        (gguf([("k", scalar("u8", 1)), ("k", scalar("u8", 1))]), "names the key k twice"),
+        (gguf([("general.alignment", scalar("u32", 0))]), "general.alignment is 0"),
+        (gguf([("general.alignment", scalar("u32", 33))]), "general.alignment is 33"),
+        (gguf([("general.alignment", string("32"))]), "general.alignment is 32"),
+        (gguf([("split.count", scalar("u32", 2**31))]), "split.count is 2147483648"),
+        (gguf([], [("a", (4,), 0, b"\0" * 16)])[:-20], "ends 4 bytes before tensor a"),
+        (gguf([], [("a", (4,), 0, b""), ("a", (4,), 0, b"\0" * 16)]), "names the tensor a twice"),
+        (gguf([], [("a", (4,), 0, b""), ("b", (4,), 0, b"\0" * 16)]), "tensor b overlaps tensor a"),
+        (gguf([], [("a", (33,), 8, b"\0" * 34)]), "no multiple of Q8_0's 32"),
+        (gguf([], [("a", (32,), 31, b"\0" * 34)]), "Q4_0_4_4, which ggml has removed"),
+        (gguf([], [("a", (32,), 1000, b"\0" * 34)]), "unknown type 1,000"),
+        (gguf([], [("a", (2**63, 2**63), 0, b"\0" * 34)]), "the file ends"),
+        (gguf([], [("a", (1, 1, 1, 1, 1), 0, b"\0" * 4)]), "claims 5 axes"),
+        (opening(1, 0) + info("a", (1,), 0, HUGE) + b"\0" * 64, "the file ends"),
+        (opening(1, 0) + info("a", (1,), 0, 4) + b"\0" * 64, "no multiple of 32"),
+        (opening(1, 0) + text("a") + struct.pack("<I", 2**31) + b"\0" * 64, "claims 2,147,483,648 axes"),
+    ],
+)
+def test_hostile_files_are_refused(tmp_path, data, says):
+    path = written(tmp_path, data)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match=says) as caught:
+            read_gguf(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**21
+    finally:
+        tracemalloc.stop()
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def mutated(data, rng):
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(data))
+        how = rng.randrange(5)
+        if how == 0:
+            data[at] = rng.randrange(256)
+        elif how == 1:
+            data[at : at + 8] = struct.pack("<Q", rng.choice([0, 1, 2**31, HUGE, 2**64 - 1, rng.randrange(2**20)]))
+        elif how == 2:
+            del data[at : at + rng.randint(1, 64)]
+        elif how == 3:
+            data[at:at] = data[max(0, at - 40) : at]
+        else:
+            del data[at:]
+        data = data or bytearray(b"G")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_mutated_files_raise_nothing_else(tmp_path, count):
+    rng = random.Random(0)
+    keys = [("general.alignment", scalar("u32", 32)), ("a", numbers("f32", [1, 2, 3])), ("b", scalar("f64", 0.1))]
+    seed = model(head=b"\1" * 1024, keys=keys)
+    seed = seed[: len(seed) - 1900]  # most mutations should hit the header
+    path = tmp_path / "m.gguf"
+    refused = 0
+    tracemalloc.start()
+    try:
+        for _ in range(count):
+            path.write_bytes(mutated(seed if rng.random() < 0.3 else model(rows=2, head=b"\1" * 256, keys=keys), rng))
+            try:
+                read_gguf(path)
+            except CheckpointError:
+                refused += 1
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+    assert 0.4 * count < refused < count  # some mutations leave a file that is still one
+
+
+def test_parts_of_a_split_file_are_read_together(tmp_path):
+    keys = [("split.count", scalar("u16", 2)), ("tokenizer.ggml.tokens", strings(["a"] * 4))]
+    raw = bytes(4 * 32 * 4)
+    for number, name in ((1, "token_embd.weight"), (2, "output.weight")):
+        data = gguf(keys, [(name, (32, 4), 0, raw)])
+        written(tmp_path, data, f"m-{number:05d}-of-00002.gguf")
+    for number in (1, 2):
+        found = open_gguf(tmp_path / f"m-{number:05d}-of-00002.gguf")
+        assert set(found.tensors) == {"token_embd.weight", "output.weight"}
+        assert found.head.path.name == "m-00002-of-00002.gguf"
+        assert found.size == 2 * len(data)
+    with pytest.raises(CheckpointError, match="does not say which"):
+        open_gguf(written(tmp_path, data, "renamed.gguf"))
+    written(tmp_path, gguf(keys, [("token_embd.weight", (32, 4), 0, raw)]), "m-00002-of-00002.gguf")
+    with pytest.raises(CheckpointError, match="lies in m-00001-of-00002"):
+        open_gguf(tmp_path / "m-00001-of-00002.gguf")
+    (tmp_path / "m-00002-of-00002.gguf").unlink()
+    with pytest.raises(CheckpointError, match="no such file"):
+        open_gguf(tmp_path / "m-00001-of-00002.gguf")
+
+
+V, D = 8, 32
+
+
+def facts_of(tmp_path, data, source=None, scan=True):
+    gguf_file = open_gguf(written(tmp_path, data))
+    return GgufFacts(gguf_file, None if source is None else Facts(open_folder(source), scan), scan)
+
+
+def test_healthy_files_are_silent(tmp_path):
+    tied = llama(tmp_path / "tied", rows=V, width=D)
+    two = llama(tmp_path / "two", False, rows=V, width=D)
+    twice = llama(tmp_path / "twice", False, rows=V, width=D, head=table(V, D))  # a head that equals the table
+    other = table(V, D, 2).tobytes()
+    assert findings(facts_of(tmp_path, model(V, D))) == []
+    assert findings(facts_of(tmp_path, model(V, D, head=other))) == []
+    assert findings(facts_of(tmp_path, model(V, D, table=table(V, D).tobytes()), tied)) == []
+    assert findings(facts_of(tmp_path, model(V, D, head=other), two)) == []
+    assert findings(facts_of(tmp_path, model(V, D), twice)) == []
+    vocabulary = gguf([("tokenizer.ggml.tokens", strings(["a"] * 9))])
+    assert findings(facts_of(tmp_path, vocabulary)) == []
+    lora = gguf([("general.type", string("adapter"))], [("blk.0.attn_q.weight.lora_a", (32, 4), 0, bytes(512))])
+    assert findings(facts_of(tmp_path, lora)) == []
+
+
+def test_b070_a_head_that_the_conversion_lost(tmp_path):
+    two = llama(tmp_path / "two", False, rows=V, width=D)
+    (found,) = findings(facts_of(tmp_path, model(V, D), two))
+    assert found[:3] == ("B070", "error", "output.weight")
+    assert "lm_head.weight F32 [8, 32]: 8 of 8 rows differ" in found[3]
+    (unread,) = findings(facts_of(tmp_path, model(V, D), two, scan=False))
+    assert unread[:3] == ("B070", "warning", "output.weight")
+    assert "not compared" in unread[3]
+
+
+def test_b070_rows_and_tokens(tmp_path):
+    (found,) = findings(facts_of(tmp_path, model(V, D, tokens=9)))
+    assert found[:3] == ("B070", "error", "token_embd.weight")
+    assert "has 8 rows, and tokenizer.ggml.tokens has 9 entries" in found[3]
+    rules = [found[:3] for found in findings(facts_of(tmp_path, model(V, D, tokens=9, head=b"\1" * V * D * 4)))]
+    assert rules == [("B070", "error", "token_embd.weight"), ("B070", "error", "output.weight")]
+    longer = llama(tmp_path / "longer", rows=V + 4, width=D)
+    (found,) = findings(facts_of(tmp_path, model(V, D), longer))
+    assert found[1] == "warning"
+    assert "F32 [8, 32], and its source model.embed_tokens.weight F32 [12, 32]" in found[3]
+    shorter = llama(tmp_path / "shorter", rows=V - 4, width=D)
+    assert [found[1] for found in findings(facts_of(tmp_path, model(V, D), shorter))] == ["error"]
+    missing = gguf([("tokenizer.ggml.tokens", strings(["a"] * 9))], [("output_norm.weight", (32,), 0, bytes(128))])
+    assert [found[:2] for found in findings(facts_of(tmp_path, missing))] == [("B070", "fatal")]
+
+
+def test_b071_a_table_stored_twice_or_too_coarse(tmp_path):
+    raw = table(V, D).tobytes()
+    (found,) = findings(facts_of(tmp_path, model(V, D, table=raw, head=raw)))
+    assert found[:3] == ("B071", "info", "output.weight")
+    assert "1.0 KiB of" in found[3]
+    assert findings(facts_of(tmp_path, model(V, D, table=raw, head=raw), scan=False)) == []
+    changed = raw[:-1] + bytes([raw[-1] ^ 1])
+    assert findings(facts_of(tmp_path, model(V, D, table=raw, head=changed))) == []
+    (found,) = findings(facts_of(tmp_path, model(V, 256, kind=12, table=bytes(V * 144))))
+    assert found[:3] == ("B071", "warning", "token_embd.weight")
+    assert "Q4_K, 4.50 bits" in found[3]
+    assert findings(facts_of(tmp_path, model(V, 256, kind=14, table=bytes(V * 210)))) == []
+    with_head = model(V, 256, kind=12, table=bytes(V * 144), head=bytes(V * 210), head_kind=14)
+    assert findings(facts_of(tmp_path, with_head)) == []
