@@ -1,7 +1,7 @@
 """The tensor types of GGUF: number, name, values in a block, bytes of a block.
 
-Source: the layouts of `ggml-common.h` (ggml), checked against `GGML_QUANT_SIZES` of the package gguf 0.19, which differs
-in Q8_1 (no file stores it).
+Source: the layouts of `ggml-common.h` (ggml), checked against `GGML_QUANT_SIZES` of the package gguf 0.19, which
+differs in Q8_1 (no file stores it).
 """
 
 from __future__ import annotations
