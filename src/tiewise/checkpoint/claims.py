@@ -1,6 +1,6 @@
 """What a config says of tying, at every level that says or should say it.
 
-A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`, `thinker_config.text_config`).
+A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`).
 Each level may carry the flag, and only the level that the class owning the head reads decides.
 """
 
@@ -10,16 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from tiewise.checkpoint.families import Ends, class_ends, family
 from tiewise.checkpoint.strict_json import short
 
 FLAG = "tie_word_embeddings"
 OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # what checkpoints of this package with factored tables say
+OWN_PREFIX = "Tiewise"  # of their class names
 MOST_DEPTH = 4
 MOST_LEVELS = 64
-_FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "backbone_config", "quantization")
+_FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "vq_", "backbone_config", "quantization")
 _PARTS = ("decoder", "encoder", "generator", "question_encoder", "llm_config", "language_config")
 _WIDTHS = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
-_T5_LIKE = ("t5", "mt5", "umt5", "longt5", "switch_transformers", "udop", "pop2piano", "pix2struct", "t5gemma")
+_T5_LIKE = ("mt5", "switch_transformers")  # beside those whose classes tie whatever the flag says
 
 
 @dataclass(frozen=True)
@@ -60,20 +62,29 @@ class Claims:
         levels: every level that is a model's config.
         t5_like: the family ties its input tables whatever the flag says, and reads the flag for something else too.
         known: the family is in the architecture data.
+        fixed: the class ties (True) or never ties (False) whatever the flag says; None where the flag rules.
     """
 
     levels: tuple[Claim, ...]
     t5_like: bool = False
     known: bool = False
+    fixed: bool | None = None
 
     @property
     def deciding(self) -> Claim | None:
-        """The level whose flag decides; None without a config."""
-        return next((claim for claim in self.levels if claim.decides), self.levels[0] if self.levels else None)
+        """The level whose flag decides; None without a config.
+
+        Where two levels decide, one that says true is enough: that is how transformers 5 lifts the flag of a
+        `text_config` to the root.
+        """
+        deciding = [claim for claim in self.levels if claim.decides] or list(self.levels[:1])
+        return next((claim for claim in deciding if claim.effective), deciding[0] if deciding else None)
 
     @property
     def tied(self) -> bool | None:
         """Whether the config, read as its class reads it, ties the two ends; None where that cannot be known."""
+        if self.fixed is not None:
+            return self.fixed
         return None if self.deciding is None else self.deciding.effective
 
 
@@ -81,8 +92,33 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
     if not isinstance(config, Mapping):
         return Claims(())
-    levels = [_claim(path, level, path == "") for path, level in model_levels(config)]
-    return Claims(tuple(levels), t5_like=family_type(config) in _T5_LIKE)
+    kind = family_type(config)
+    ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
+    levels = dict(model_levels(config))
+    deciding = _deciding(levels, ends)
+    levels |= {path: {} for path in deciding if path not in levels}  # absent: the class takes its own default
+    known = family(kind)
+    nested = known.levels if known is not None else {}
+    claims = [_claim(path, level, path in deciding, nested.get(path)) for path, level in levels.items()]
+    fixed = None if ends is None or not (ends.always or ends.never) else ends.always
+    t5_like = kind in _T5_LIKE or (fixed is True and ends is not None and "shared" in ends.inputs)
+    return Claims(tuple(claims), t5_like=t5_like, known=known is not None, fixed=fixed)
+
+
+def _deciding(levels: Mapping[str, Mapping[str, Any]], ends: Ends | None) -> tuple[str, ...]:
+    """Levels that decide: by the data, else the outermost one that has the flag, else the root."""
+    if ends is not None:
+        return ends.decides
+    return (next((path for path, level in levels.items() if FLAG in level), ""),)
+
+
+def architecture(config: Mapping[str, Any]) -> str | None:
+    """Name of the class that saved the checkpoint, of its base class where this package did; None where absent."""
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    if not isinstance(name, str):
+        return None
+    return name.removeprefix(OWN_PREFIX) if config.get("model_type") == OWN_TYPE else name
 
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -107,20 +143,31 @@ def _walk(level: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str
 def _is_part(key: Any, value: Mapping[str, Any]) -> bool:
     if not isinstance(key, str) or any(word in key for word in _FOREIGN):
         return False
-    return key in _PARTS or (key.endswith("_config") and not {FLAG, "vocab_size", "model_type"}.isdisjoint(value))
+    if key in _PARTS:
+        return True
+    return key.endswith("_config") and (FLAG in value or "vocab_size" in value or bool(value.get("model_type")))
 
 
-def _claim(path: str, level: Mapping[str, Any], decides: bool) -> Claim:
+def _claim(path: str, level: Mapping[str, Any], decides: bool, usual_type: str | None) -> Claim:
     written = level.get(FLAG)
+    known = family(family_type(level) or usual_type)
+    sizes = known.sizes if known is not None else {}
+    widths = (sizes.get("hidden_size", ""), *_WIDTHS)
+    vocabularies = (sizes.get("vocab_size", ""), "vocab_size")
     return Claim(
         path,
         model_type=family_type(level),
         written=written if isinstance(written, bool) else None,
+        default=known.tie if known is not None else None,
         decides=decides,
-        vocab_size=count(level.get("vocab_size")),
-        hidden_size=next((n for n in (count(level.get(key)) for key in _WIDTHS) if n is not None), None),
+        vocab_size=_first_count(level, vocabularies),
+        hidden_size=_first_count(level, widths),
         malformed=short(written) if FLAG in level and not isinstance(written, bool) else None,
     )
+
+
+def _first_count(level: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
+    return next((n for key in keys if (n := count(level.get(key))) is not None), None)
 
 
 def family_type(level: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Names of tensors, taken apart: what wraps them, what they are beside, and the names that the two ends usually have."""
+"""Names of tensors, taken apart: what wraps them, what they lie beside, what the two ends are usually called."""
 
 from __future__ import annotations
 
@@ -43,8 +43,15 @@ def usual() -> Usual:
     """Read the hand-written names, longest paths first."""
     data = read_data("usual_names.json")
     pairs = sorted(((pair["input"], pair["output"]) for pair in data["pairs"]), key=lambda p: -p[0].count("."))
-    lists = (tuple(data[key]) for key in ("outputs", "whole_outputs", "maps", "biases"))
-    return Usual(tuple(pairs), *lists, frozenset(data["wrappers"]), frozenset(data["foreign"]))
+    return Usual(
+        tuple(pairs),
+        outputs=tuple(data["outputs"]),
+        whole_outputs=tuple(data["whole_outputs"]),
+        maps=tuple(data["maps"]),
+        biases=tuple(data["biases"]),
+        wrappers=frozenset(data["wrappers"]),
+        foreign=frozenset(data["foreign"]),
+    )
 
 
 def unwrapped(name: str) -> str:
@@ -63,6 +70,15 @@ def module_of(name: str) -> tuple[str, str]:
     """(module, parameter) of a tensor's name."""
     module, _, parameter = name.rpartition(".")
     return module, parameter
+
+
+def ends_with(module: str, path: str) -> bool:
+    """Whether a module's name ends with a path of whole parts.
+
+    >>> ends_with("model.lm_head", "lm_head"), ends_with("model.my_lm_head", "lm_head")
+    (True, False)
+    """
+    return module == path or module.endswith(f".{path}")
 
 
 def in_layer(name: str) -> bool:

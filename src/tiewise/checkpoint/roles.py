@@ -1,16 +1,27 @@
-"""Which stored tensor plays which part at the vocabulary's two ends."""
+"""Which stored tensor plays which part at the vocabulary's two ends.
+
+Three ways, tried in this order: the class that the config names, as the architecture data knows it; the names that
+the two ends usually have, behind any prefix; matrices with as many rows as the config's vocabulary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tiewise.checkpoint.claims import count, model_levels
+from tiewise.checkpoint.claims import architecture, count, family_type, model_levels
+from tiewise.checkpoint.families import Ends, class_ends, without_tokens
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import BESIDE, PACKED, POSITION, in_layer, is_foreign, module_of, unwrapped, usual
+from tiewise.checkpoint.modules import Modules
+from tiewise.checkpoint.names import POSITION, ends_with, in_layer, is_foreign, module_of, usual
+from tiewise.checkpoint.scalars import read_scalars
 
 BY_DATA, BY_NAMES, BY_SHAPES = "architecture data", "usual names", "shapes"
+_MAP_PARAMETERS = ("weight", "p", "q", "factor")  # of a linear map; of this package's low-rank and definite maps
+_HEADLESS = re.compile(r"(Model|Classification|Answering\w*|Choice|Prediction|Retrieval|Reward\w*|Encoder|Regression)$")
+_HEADED = re.compile(r"LMHead|LMModel|DoubleHeads|EncoderDecoderModel|MTModel")
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,8 @@ class Roles:
         quantised_input: every tensor of a quantised input table, its packed numbers first; empty where it is plain.
             `input` is then the packed tensor, whose shape is that of the packing.
         quantised_output: as `quantised_input`.
+        ties: tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where
+            the class is not in the architecture data.
     """
 
     source: str
@@ -47,135 +60,236 @@ class Roles:
     scalars: dict[str, float] = field(default_factory=dict)
     quantised_input: tuple[Stored, ...] = ()
     quantised_output: tuple[Stored, ...] = ()
+    ties: Mapping[str, str] = field(default_factory=dict)
 
 
-class Index:
-    """Stored tensors by the names they have once unwrapped."""
+@dataclass(frozen=True)
+class _Found:
+    """Names of modules, without wrappers."""
 
-    def __init__(self, tensors: Mapping[str, Stored]) -> None:
-        self.tensors = {unwrapped(name): tensor for name, tensor in tensors.items()}
-        self.modules: dict[str, dict[str, Stored]] = {}
-        for name, tensor in self.tensors.items():
-            module, parameter = module_of(name)
-            self.modules.setdefault(module, {})[parameter] = tensor
-
-    def table(self, module: str) -> Stored | None:
-        """The matrix that `module` stores, packed or not; None where it stores none."""
-        parts = self.modules.get(module, {})
-        for parameter in ("weight", *PACKED):
-            if parameter in parts and len(parts[parameter].shape) == 2:
-                return parts[parameter]
-        return None
-
-    def quantised(self, module: str) -> tuple[Stored, ...]:
-        """Every tensor of a quantised table, the packed numbers first; empty where `module` stores a plain one."""
-        table = self.table(module)
-        if table is None:
-            return ()
-        beside = [tensor for name, tensor in self.modules[module].items() if BESIDE.fullmatch(name)]
-        plain = not beside and module_of(table.name)[1] == "weight"
-        return () if plain else (table, *beside)
+    source: str
+    inputs: tuple[str, ...] = ()  # stored, the head's partner first
+    input: str | None = None
+    output: str | None = None
+    others: Ends = field(default_factory=lambda: Ends(""))  # biases, maps, positions, in this checkpoint's names
 
 
 def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) -> Roles:
     """Find them from architecture data, else from usual names, else from shapes."""
     config = config if isinstance(config, Mapping) else {}
-    index = Index(tensors)
-    vocabularies = {size for _, level in model_levels(config) if (size := count(level.get("vocab_size"))) is not None}
-    source = BY_NAMES
-    input_module, output_module = _by_names(index)
-    if input_module is None and output_module is None:
-        source = BY_SHAPES
-        input_module, output_module = _by_shapes(index, vocabularies)
-    return _roles(index, source, input_module, output_module)
+    modules = Modules(tensors)
+    kind, name = family_type(config), architecture(config)
+    ends = class_ends(kind, name)
+    tokenless = without_tokens(kind, name)
+    found = _by_data(modules, ends or class_ends(kind, None))
+    if not found.inputs and not _stored(modules, found.output):
+        found = _by_names(modules)
+    if not found.inputs and not _stored(modules, found.output) and not tokenless:
+        found = _by_shapes(modules, _vocabularies(config))
+    headless = tokenless or (ends.output is None if ends is not None else _sounds_headless(name))
+    roles = _roles(modules, found)
+    output_name = None if headless and roles.output is None else roles.output_name
+    return replace(roles, headless=headless, output_name=output_name, scalars=read_scalars(model_levels(config)))
 
 
-def _by_names(index: Index) -> tuple[str | None, str | None]:
-    matches = []
-    for module in index.modules:
-        if index.table(module) is None or in_layer(module):
-            continue
-        for rank, (path, output) in enumerate(usual().pairs):
-            if module == path or module.endswith(f".{path}"):
-                prefix = module.removesuffix(path)
-                matches.append((is_foreign(prefix), rank, len(prefix), module, prefix + output))
-                break
-    output_stored = _stored_output(index)
-    if not matches:
-        return None, output_stored
-    _, _, _, module, output = min(matches)
-    if index.table(output) is None and output_stored is not None:
-        output = output_stored
-    return module, output
+def _vocabularies(config: Mapping[str, Any]) -> set[int]:
+    return {size for _, level in model_levels(config) if (size := count(level.get("vocab_size"))) is not None}
 
 
-def _stored_output(index: Index) -> str | None:
-    found = []
-    for module in index.modules:
-        if index.table(module) is None or in_layer(module):
-            continue
-        usually = any(module == name or module.endswith(f".{name}") for name in usual().outputs)
-        if usually or module in usual().whole_outputs:
-            found.append((is_foreign(module), module.count("."), module))
-    return min(found)[2] if found else None
+def _sounds_headless(name: str | None) -> bool:
+    return name is not None and bool(_HEADLESS.search(name)) and not _HEADED.search(name)
 
 
-def _by_shapes(index: Index, vocabularies: Iterable[int]) -> tuple[str | None, str | None]:
-    wanted = set(vocabularies)
-    found = []
-    for module, parts in index.modules.items():
-        table = parts.get("weight")
-        if table is None or len(table.shape) != 2 or table.rows not in wanted or POSITION.search(module):
-            continue
-        if not in_layer(module) and not is_foreign(module):
-            found.append(module)
-    heads = [module for module in found if "head" in module or "out" in module or "decoder" in module]
-    tables = [module for module in found if module not in heads]
-    return (tables[0] if tables else None), (heads[0] if heads else None)
+def _stored(modules: Modules, name: str | None) -> bool:
+    return name in modules.tables
 
 
-def _roles(index: Index, source: str, input_module: str | None, output_module: str | None) -> Roles:
-    table = index.table(input_module) if input_module is not None else None
-    head = index.table(output_module) if output_module is not None else None
-    others = [t for m in index.modules if (t := _input_of_stack(index, m)) is not None and t is not table]
-    rows = {end.rows for end in (table, head) if end is not None}
-    return Roles(
-        source,
-        input=table,
-        input_name=None if input_module is None else f"{input_module}.weight",
-        inputs=(*([table] if table is not None else []), *others),
-        output=head,
-        output_name=None if output_module is None else f"{output_module}.weight",
-        biases=tuple(_biases(index, output_module, rows)),
-        positions=tuple(tensor for name, tensor in index.tensors.items() if _is_position(name, tensor)),
-        maps=tuple(tensor for name, tensor in index.tensors.items() if _is_map(name, tensor)),
-        quantised_input=index.quantised(input_module) if input_module is not None else (),
-        quantised_output=index.quantised(output_module) if output_module is not None else (),
+# by architecture data
+
+
+def _by_data(modules: Modules, ends: Ends | None) -> _Found:
+    if ends is None:
+        return _Found(BY_DATA)
+    styles = _styles(ends)
+    if not any(_hits(modules, style) for style in styles):
+        styles = [_behind(prefix, style) for style in styles for prefix in _prefixes(modules, style)]
+    style = max(styles, key=lambda style: _hits(modules, style), default=ends)
+    stored = tuple(name for name in style.inputs if _stored(modules, name))
+    output = style.output
+    if stored and output is not None and not _stored(modules, output):
+        rows = {modules.tables[name].rows for name in stored}
+        other = _stored_output(modules)
+        if other is not None and other not in style.inputs and modules.tables[other].rows in rows:
+            output = other
+    partner = _partner(modules, style, stored)
+    return _Found(BY_DATA, _first(partner, stored), partner, output, style)
+
+
+def _styles(ends: Ends) -> list[Ends]:
+    """The names that one class has in files: as it saves them, as its modules are called, as a body alone saves them.
+
+    The body's last: GPT-2's first conversion is such a file.
+    """
+    prefix = f"{ends.prefix}." if ends.prefix else ""
+    saved = _renamed(ends, lambda name: ends.disk.get(name, name))
+    return [saved, ends, *([_renamed(ends, lambda name: name.removeprefix(prefix))] if prefix else [])]
+
+
+def _behind(prefix: str, ends: Ends) -> Ends:
+    return _renamed(ends, lambda name: prefix + name)
+
+
+def _renamed(ends: Ends, rename: Callable[[str], str]) -> Ends:
+    def tensor(name: str) -> str:
+        module, parameter = module_of(name)
+        return f"{rename(module)}.weight" if parameter == "weight" else rename(name)
+
+    return replace(
+        ends,
+        inputs=tuple(map(rename, ends.inputs)),
+        output=None if ends.output is None else rename(ends.output),
+        biases=tuple(map(rename, ends.biases)),
+        positions=tuple(map(rename, ends.positions)),
+        maps=tuple(map(rename, ends.maps)),
+        tied={tensor(target): tensor(source) for target, source in ends.tied.items()},
     )
 
 
-def _input_of_stack(index: Index, module: str) -> Stored | None:
+def _hits(modules: Modules, ends: Ends) -> int:
+    return sum(_stored(modules, name) for name in (*ends.inputs, ends.output))
+
+
+def _prefixes(modules: Modules, ends: Ends) -> list[str]:
+    """What stands before the class's own names in this file: a model inside another."""
+    names = [*ends.inputs, *([ends.output] if ends.output else [])]
+    found = {module.removesuffix(name) for module in modules.tables for name in names if module.endswith(f".{name}")}
+    return sorted((p for p in found if not is_foreign(p) and not in_layer(p)), key=lambda p: (len(p), p))
+
+
+def _partner(modules: Modules, ends: Ends, stored: tuple[str, ...]) -> str | None:
+    """The input table beside the head: of its shape, then the decoder's, then the one that the head may be tied to.
+
+    Where an encoder and a decoder have tables of their own, `shared` is a rest that no forward reads.
+    """
+    source = module_of(ends.tied.get(f"{ends.output}.weight", ""))[0]
+    candidates = list(stored or [name for name in ends.inputs if name == source] or ends.inputs)
+    head = modules.tables.get(ends.output or "")
+
+    def rank(name: str) -> tuple[bool, bool, bool, int]:
+        table = modules.tables.get(name)
+        fits = table is not None and head is not None and table.shape == head.shape
+        return not fits, "decoder" not in name, name != source, candidates.index(name)
+
+    return min(candidates, key=rank, default=None)
+
+
+def _first(name: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
+    return (name, *(other for other in names if other != name)) if name in names else names
+
+
+# by usual names
+
+
+def _by_names(modules: Modules) -> _Found:
+    matches = []
+    for module in modules.tables:
+        if in_layer(module):
+            continue
+        for rank, (path, output) in enumerate(usual().pairs):
+            if ends_with(module, path):
+                prefix = module.removesuffix(path)
+                matches.append((is_foreign(prefix), rank, len(prefix), module, prefix + output))
+                break
+    stored_output = _stored_output(modules)
+    if not matches:
+        return _Found(BY_NAMES, output=stored_output)
+    module, output = min(matches)[3:]
+    if not _stored(modules, output) and stored_output is not None and stored_output != module:
+        output = stored_output
+    stacks = tuple(name for name in modules.tables if _is_stack(name) and name != module)
+    inputs = (module, *stacks) if _is_stack(module) else (module,)
+    partner = _partner(modules, Ends("", inputs=inputs, output=output), inputs)
+    return _Found(BY_NAMES, _first(partner, inputs), partner, output)
+
+
+def _stored_output(modules: Modules) -> str | None:
+    found = [
+        (is_foreign(module), module.count("."), module)
+        for module in modules.tables
+        if not in_layer(module)
+        and (module in usual().whole_outputs or any(ends_with(module, name) for name in usual().outputs))
+    ]
+    return min(found)[2] if found else None
+
+
+def _is_stack(module: str) -> bool:
+    """Whether a table is one of several that an encoder and a decoder share."""
     parts = module.split(".")
     stack = parts[-1] == "shared" or parts[-2:] in (["encoder", "embed_tokens"], ["decoder", "embed_tokens"])
-    return index.table(module) if stack and not is_foreign(module) and not in_layer(module) else None
+    return stack and not is_foreign(module) and not in_layer(module)
 
 
-def _biases(index: Index, output_module: str | None, rows: set[int]) -> list[Stored]:
-    names = set() if output_module is None else {f"{output_module}.bias", f"{module_of(output_module)[0]}.bias"}
-    found = []
-    for name, tensor in index.tensors.items():
-        usually = any(name == bias or name.endswith(f".{bias}") for bias in usual().biases)
-        if (name in names or usually) and tensor.shape and (tensor.shape[-1] in rows or not rows):
-            found.append(tensor)
-    return found
+# by shapes
 
 
-def _is_position(name: str, tensor: Stored) -> bool:
-    return len(tensor.shape) == 2 and bool(POSITION.search(name)) and not in_layer(name) and not is_foreign(name)
+def _by_shapes(modules: Modules, vocabularies: Iterable[int]) -> _Found:
+    wanted = set(vocabularies)
+    found = [
+        module
+        for module, table in modules.tables.items()
+        if len(table.shape) == 2 and table.rows in wanted and not POSITION.search(module)
+        if not in_layer(module) and not is_foreign(module)
+    ]
+    heads = [module for module in found if re.search(r"head|out|decoder|proj|logit", module)]
+    tables = [module for module in found if module not in heads]
+    return _Found(BY_SHAPES, tuple(tables[:1]), next(iter(tables), None), next(iter(heads), None))
 
 
-def _is_map(name: str, tensor: Stored) -> bool:
-    module, parameter = module_of(name)
-    if parameter not in ("weight", "p", "q", "factor") or len(tensor.shape) != 2:
-        return False
-    return module.rpartition(".")[2] in usual().maps and not in_layer(module)
+# what lies beside the ends
+
+
+def _roles(modules: Modules, found: _Found) -> Roles:
+    inputs = tuple(modules.tables[name] for name in found.inputs)
+    head = modules.tables.get(found.output or "")
+    stored = found.inputs[0] if found.inputs else None
+    rows = {end.rows for end in (*inputs, head) if end is not None}
+    return Roles(
+        found.source,
+        input=inputs[0] if inputs else None,
+        input_name=None if found.input is None else f"{found.input}.weight",
+        inputs=inputs,
+        output=head,
+        output_name=None if found.output is None else f"{found.output}.weight",
+        biases=tuple(_biases(modules, found, rows)),
+        positions=tuple(_positions(modules, found)),
+        maps=tuple(_maps(modules, found)),
+        quantised_input=modules.quantised(stored),
+        quantised_output=modules.quantised(found.output),
+        ties=found.others.tied,
+    )
+
+
+def _biases(modules: Modules, found: _Found, rows: set[int]) -> Iterable[Stored]:
+    names = set(found.others.biases)
+    if found.output is not None:
+        names |= {f"{found.output}.bias", f"{module_of(found.output)[0]}.bias"}
+    for name, tensor in modules.tensors.items():
+        if name in names or any(ends_with(name, bias) for bias in usual().biases):
+            long = bool(tensor.shape) and (tensor.shape[-1] in rows or name in found.others.biases)
+            if len(tensor.shape) <= 2 and (long or not rows):
+                yield tensor
+
+
+def _positions(modules: Modules, found: _Found) -> Iterable[Stored]:
+    for module, table in modules.tables.items():
+        ours = module not in (*found.inputs, found.output) and not in_layer(module) and not is_foreign(module)
+        if ours and (module in found.others.positions or POSITION.search(module)):
+            yield table
+
+
+def _maps(modules: Modules, found: _Found) -> Iterable[Stored]:
+    for name, tensor in modules.tensors.items():
+        module, parameter = module_of(name)
+        known = module in found.others.maps or module.rpartition(".")[2] in usual().maps
+        if known and parameter in _MAP_PARAMETERS and len(tensor.shape) == 2 and not in_layer(module):
+            yield tensor

@@ -1,0 +1,127 @@
+"""What each family of transformers does at its vocabulary's ends: the generated data, asked by config.
+
+The data is made by `tools/make_families.py` from the classes themselves, and says for which version of transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from tiewise.checkpoint.names import read_data
+
+_HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What one model class does at its two ends; names of modules, whose tensor is `<name>.weight`.
+
+    Args:
+        name: of the class.
+        inputs: input tables, the one that ids are looked up in first.
+        output: the head; None for a class without one.
+        biases: tensors of the head's bias.
+        positions: position tables.
+        maps: linear modules between table and hidden width.
+        tied: tensors that the class may tie, {target: source}.
+        disk: {module or bias: its name in a saved file} where that differs.
+        prefix: of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
+        decides: levels of the config whose flags decide.
+        joined: "any" where one of several deciding levels that says true is enough; else "".
+        always: tied whatever the flag says.
+        never: never tied whatever the flag says.
+    """
+
+    name: str
+    inputs: tuple[str, ...] = ()
+    output: str | None = None
+    biases: tuple[str, ...] = ()
+    positions: tuple[str, ...] = ()
+    maps: tuple[str, ...] = ()
+    tied: Mapping[str, str] = field(default_factory=dict)
+    disk: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""
+    decides: tuple[str, ...] = ("",)
+    joined: str = ""
+    always: bool = False
+    never: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a `model_type` says by default.
+
+    Args:
+        tie: the flag where it is absent.
+        levels: family of each nested level where its `model_type` is absent.
+        sizes: its own keys for `vocab_size` and `hidden_size`, where it has such.
+        scalars: numbers at the boundary where they are absent.
+        classes: its model classes with tables of tokens, by name.
+    """
+
+    tie: bool | None = None
+    levels: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    classes: Mapping[str, Ends] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=1)
+def _data() -> dict[str, Any]:
+    return read_data("families.json")
+
+
+def data_version() -> str:
+    """Version of transformers that the data was made from."""
+    return str(_data()["transformers"])
+
+
+@lru_cache(maxsize=64)
+def family(model_type: str | None) -> Family | None:
+    """Return what is known of a `model_type`; None where it is not in the data."""
+    record = _data()["families"].get(model_type)
+    if record is None:
+        return None
+    classes = {name: _ends(name, entry) for name, entry in record.get("classes", {}).items()}
+    rest = {key: record[key] for key in ("tie", "levels", "sizes", "scalars") if key in record}
+    return Family(**rest, classes=classes)
+
+
+def class_ends(model_type: str | None, architecture: str | None) -> Ends | None:
+    """Return what is known of a class; of the family's own main class where no class is named.
+
+    A class is looked for in its family first, then in any other (several families share `EncoderDecoderModel`).
+    """
+    own = family(model_type)
+    classes = own.classes if own is not None else {}
+    if architecture is None:
+        ranked = sorted(classes, key=_rank)
+        return classes[ranked[0]] if ranked else None
+    if architecture in classes:
+        return classes[architecture]
+    for record in _data()["families"].values():
+        if architecture in record.get("classes", {}):
+            return _ends(architecture, record["classes"][architecture])
+    return None
+
+
+def without_tokens(model_type: str | None, architecture: str | None) -> bool:
+    """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
+    known = family(model_type)
+    if known is None or known.classes or architecture is None:
+        return False
+    return architecture not in _data()["not_built"] and class_ends(model_type, architecture) is None
+
+
+def _rank(name: str) -> tuple[int, str]:
+    return next((i for i, end in enumerate(_HEADED) if name.endswith(end)), len(_HEADED)), name
+
+
+def _ends(name: str, entry: Mapping[str, Any]) -> Ends:
+    lists = {"biases": "bias"} | {key: key for key in ("inputs", "positions", "maps", "decides")}
+    made: dict[str, Any] = {to: tuple(entry[key]) for to, key in lists.items() if key in entry}
+    plain = ("output", "tied", "disk", "prefix", "joined", "always", "never")
+    return Ends(name, **made, **{key: entry[key] for key in plain if key in entry})

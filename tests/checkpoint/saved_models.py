@@ -1,0 +1,89 @@
+"""Tiny models of transformers, saved as it saves them, with what they really use told apart by values."""
+
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers as tr
+from safetensors import safe_open
+from transformers.models.auto import modeling_auto as auto
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "boundary"))
+from shrink import parameters_on_meta, shrink
+
+FLAG = "tie_word_embeddings"
+MAPPINGS = (
+    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+)
+TOO_BIG = 20_000_000
+
+
+def classes():
+    """Names of every class of the mappings of models of tokens."""
+    values = [value for mapping in MAPPINGS for value in mapping.values()]
+    return sorted({name for value in values for name in ([value] if isinstance(value, str) else value)})
+
+
+def tiny(name, flag=None, **changes):
+    """Return a tiny model with random ends; `flag` is written at every level of its config that has one."""
+    model_class = getattr(tr, name)
+    config = shrink(model_class)
+    if flag is not None or changes:
+        config = model_class.config_class.from_dict(flagged(config.to_dict(), flag) | changes)
+    if parameters_on_meta(model_class, config) > TOO_BIG:
+        raise ValueError("too big")
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = model_class(config)
+    with torch.no_grad():
+        for part in [*ends(model)[0], ends(model)[1]]:
+            for values in (getattr(part, "weight", None), getattr(part, "bias", None)):
+                if values is not None:
+                    values.normal_()
+    return model
+
+
+def flagged(record, flag):
+    """Return a config with the flag set wherever it is."""
+    if not isinstance(record, dict):
+        return record
+    if flag is None:
+        return record
+    return {key: flag if key == FLAG else flagged(value, flag) for key, value in record.items()}
+
+
+def ends(model):
+    """Return ([modules of input tables, the main one first], module of the head or None)."""
+    owners = [model, ask(model, "get_encoder"), ask(model, "get_decoder")]
+    tables = [ask(owner, "get_input_embeddings") for owner in owners]
+    head = ask(model, "get_output_embeddings")
+    return [t for t in tables if getattr(t, "weight", None) is not None], head if hasattr(head, "weight") else None
+
+
+def ask(owner, method):
+    try:
+        return getattr(owner, method)()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def stored_as(path, values):
+    """Names under which a folder's files hold these very values."""
+    wanted = values.detach().numpy()
+    names = []
+    for file in sorted(Path(path).glob("*.safetensors")):
+        with safe_open(file, "np") as opened:
+            for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                shape = tuple(opened.get_slice(name).get_shape())
+                if shape == wanted.shape and np.array_equal(opened.get_tensor(name), wanted):
+                    names.append(name)
+    return names

@@ -1,0 +1,302 @@
+"""Make src/tiewise/checkpoint/data/families.json: what each model class of transformers does at its vocabulary's ends.
+
+    .venv/bin/python tools/make_families.py             writes the file (a few minutes, no network, no weights)
+    .venv/bin/python tools/make_families.py LlamaForCausalLM …     prints these classes' entries
+
+Every class of the auto mappings below is built on the meta device from a config made small by the tests' own shrinker,
+and asked: `get_input_embeddings`, `get_output_embeddings`, the keys it may tie, the names it saves. Which level of the
+config decides is probed: the flag is taken away everywhere, put back at one level, and the two ends are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.auto import modeling_auto as auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "boundary"))
+from shrink import shrink  # noqa: E402
+
+from tiewise.boundary.keys import allowed_keys  # noqa: E402
+from tiewise.checkpoint.claims import FLAG, model_levels  # noqa: E402
+from tiewise.checkpoint.names import POSITION, in_layer, is_foreign  # noqa: E402
+from tiewise.checkpoint.scalars import SCALARS, WIDTHS  # noqa: E402
+
+TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "families.json"
+MAPPINGS = (
+    auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    auto.MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+)
+TABLE_WIDTH = 24  # of no other axis of a shrunk model
+ABOUT = (
+    "Made by tools/make_families.py; do not edit. Names are of modules; their tensor is <name>.weight. inputs: input "
+    "tables, the one of get_input_embeddings first. output: head. bias: tensors. tied: {target: source} that the class "
+    "may tie. decides: levels of the config whose flag rules (the root where not given); joined any: one that says "
+    "true is enough. always/never: tied or not whatever the flag says. disk: names in a saved file where they differ. "
+    "tie: the flag where it is absent. levels: family of each nested level where it is absent. sizes: keys of its own."
+)
+
+
+def main() -> None:
+    """Write the file, or print single entries."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("classes", nargs="*", help="print these classes' entries instead of writing the file")
+    names = parser.parse_args().classes
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    if names:
+        for name in names:
+            print(name, json.dumps(class_entry(getattr(transformers, name)), sort_keys=True))
+        return
+    TARGET.write_text(written(all_families()), "utf-8")
+
+
+def class_names() -> list[str]:
+    """Every class of the mappings."""
+    values = [value for mapping in MAPPINGS for value in mapping.values()]
+    return sorted({name for value in values for name in ([value] if isinstance(value, str) else value)})
+
+
+def all_families() -> dict[str, Any]:
+    """The whole file's content."""
+    families: dict[str, Any] = {}
+    for kind in sorted(CONFIG_MAPPING):
+        try:
+            entry = config_entry(CONFIG_MAPPING[kind])
+        except Exception:
+            entry = None
+        if entry is not None:
+            families[kind] = entry
+    left_out = {}
+    for name in class_names():
+        try:
+            model_class = getattr(transformers, name)
+            entry = class_entry(model_class)
+        except Exception as error:
+            left_out[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:70]}"
+            continue
+        if entry is not None:
+            family = families.setdefault(model_class.config_class.model_type, {})
+            family.setdefault("classes", {})[name] = entry
+    return {
+        "about": ABOUT,
+        "transformers": transformers.__version__,
+        "families": families,
+        "not_built": left_out,
+    }
+
+
+def written(data: dict[str, Any]) -> str:
+    """JSON, one line a family."""
+    lines = []
+    for key in ("about", "transformers"):
+        lines.append(f"{json.dumps(key)}: {json.dumps(data[key])}")
+    for key in ("families", "not_built"):
+        rows = (f"{json.dumps(k)}: {_compact(v)}" for k, v in sorted(data[key].items()))
+        lines.append(f"{json.dumps(key)}: {{\n" + ",\n".join(rows) + "\n}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def config_entry(config_class: Any) -> dict[str, Any] | None:
+    """What a family's default config says: the flag, the families of nested levels, names of sizes, scalars."""
+    config = config_class()
+    full = config.to_dict()
+    levels = {path: level for path, level in model_levels(full) if path}
+    if FLAG not in full and "vocab_size" not in full and not any("vocab_size" in level for level in levels.values()):
+        return None
+    own = getattr(config_class, FLAG, None)  # a composite may lift another value from its parts' defaults
+    entry: dict[str, Any] = {"tie": bool(own if isinstance(own, bool) else getattr(config, FLAG, False))}
+    nested = {path: level["model_type"] for path, level in levels.items() if isinstance(level.get("model_type"), str)}
+    names = getattr(config_class, "attribute_map", {})
+    sizes = {key: names[key] for key in ("vocab_size", "hidden_size") if key in names}
+    scalars = {key: full[key] for key in (*SCALARS, *WIDTHS) if isinstance(full.get(key), int | float)}
+    return entry | {k: v for k, v in (("levels", nested), ("sizes", sizes), ("scalars", scalars)) if v}
+
+
+def class_entry(model_class: Any) -> dict[str, Any] | None:
+    """What one class does at its ends; None for a class without a table of tokens.
+
+    Raises:
+        Exception: whatever building it raises.
+    """
+    config = _small(model_class)
+    model = _build(model_class, config)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    inputs, keys = _inputs(model, modules), allowed_keys(model)
+    output = _name(modules, _ask(model, "get_output_embeddings"), matrix=True) or _declared(inputs, keys)
+    if not inputs and output is None:
+        return None
+    entry: dict[str, Any] = {"inputs": inputs, "output": output}
+    entry["tied"] = {k: v for k, v in keys.items() if not in_layer(k) and not is_foreign(k)}
+    entry["bias"] = _biases(model, output, keys)
+    entry["positions"] = _positions(modules, inputs)
+    entry["maps"] = _maps(model_class, config, {*inputs, output})
+    entry["disk"] = _disk(model, [*inputs, *([output] if output else []), *entry["maps"]], entry["bias"])
+    prefix = getattr(model, "base_model_prefix", "")
+    if prefix and any(name.startswith(f"{prefix}.") for name in inputs):
+        entry["prefix"] = prefix
+    if output is not None and inputs:
+        entry |= _deciding(model_class, config, inputs, output)
+    return {key: value for key, value in entry.items() if value not in (None, [], {})}
+
+
+def _small(model_class: Any) -> Any:
+    try:
+        config = shrink(model_class)
+        _build(model_class, config)
+        return config
+    except Exception:
+        return model_class.config_class()
+
+
+def _build(model_class: Any, config: Any) -> Any:
+    with torch.device("meta"):
+        return model_class(config)
+
+
+def _ask(model: Any, method: str) -> Any:
+    try:
+        return getattr(model, method)()
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def _name(modules: dict[str, Any], wanted: Any, matrix: bool) -> str | None:
+    if matrix and getattr(getattr(wanted, "weight", None), "ndim", 0) != 2:
+        return None
+    return next((name for name, module in modules.items() if wanted is not None and module is wanted), None)
+
+
+def _declared(inputs: list[str], keys: dict[str, str]) -> str | None:
+    """The head of a class that does not name it but may tie it."""
+    tied = [k.removesuffix(".weight") for k, v in keys.items() if v.removesuffix(".weight") in inputs]
+    return next((name for name in tied if name not in inputs and not in_layer(name)), None)
+
+
+def _inputs(model: Any, modules: dict[str, Any]) -> list[str]:
+    owners = (model, _ask(model, "get_encoder"), _ask(model, "get_decoder"))
+    tables = [_ask(owner, "get_input_embeddings") for owner in owners]
+    found = [_name(modules, module, matrix=True) for module in tables]
+    shared = [module.weight for module in tables if isinstance(module, nn.Embedding)]
+    found += [n for n, m in modules.items() if isinstance(m, nn.Embedding) and any(m.weight is w for w in shared)]
+    return list(dict.fromkeys(name for name in found if name is not None))
+
+
+def _biases(model: Any, output: str | None, keys: dict[str, str]) -> list[str]:
+    if output is None:
+        return []
+    rows = model.get_submodule(output).weight.shape[0]
+    near = [f"{output}.bias", f"{output.rpartition('.')[0]}.bias".lstrip("."), "final_logits_bias"]
+    tensors = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    return [n for n in near if n in tensors and tensors[n].shape[-1] == rows]
+
+
+def _positions(modules: dict[str, Any], inputs: list[str]) -> list[str]:
+    tables = [n for n, m in modules.items() if isinstance(m, nn.Embedding) and n not in inputs and POSITION.search(n)]
+    return [name for name in tables if not in_layer(name) and not is_foreign(name)]
+
+
+def _maps(model_class: Any, config: Any, ends: set[str | None]) -> list[str]:
+    """Linear modules that meet the table's width where it is none of the body's."""
+    keys = [key for key in WIDTHS if hasattr(config, key)]
+    if not keys:
+        return []
+    other = type(config).from_dict(config.to_dict() | dict.fromkeys(keys, TABLE_WIDTH))
+    try:
+        model = _build(model_class, other)
+    except Exception:
+        return []
+    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n not in ends and not in_layer(n)}
+    return [n for n, m in linear.items() if TABLE_WIDTH in (m.in_features, m.out_features)]
+
+
+def _disk(model: Any, modules: list[str], biases: list[str]) -> dict[str, str]:
+    """{name in the model: name in a saved file} where the two differ."""
+    renamed = {}
+    for name in (*(f"{module}.weight" for module in modules), *biases):
+        try:
+            tensor = model.get_parameter_or_buffer(name)
+        except AttributeError:
+            continue
+        saved = list(revert_weight_conversion(model, {name: tensor}))
+        if len(saved) == 1 and saved[0] != name:
+            renamed[name.removesuffix(".weight")] = saved[0].removesuffix(".weight")
+    return renamed
+
+
+def _deciding(model_class: Any, config: Any, inputs: list[str], output: str) -> dict[str, Any]:
+    """Which levels' flags decide whether the head is tied to an input table."""
+    bare = json.loads(json.dumps(_without_flags(config.to_dict()), default=str))
+    levels = [path for path, _ in model_levels(config.to_dict())]
+    seen: dict[tuple[tuple[str, bool], ...], bool] = {}
+
+    def tied(flags: dict[str, bool]) -> bool:
+        key = tuple(sorted(flags.items()))
+        if key not in seen:
+            seen[key] = _is_tied(model_class, _with_flags(bare, flags), inputs, output)
+        return seen[key]
+
+    def matters(level: str) -> bool:
+        others = [other for other in levels if other != level]
+        settings = ({}, dict.fromkeys(others, False), dict.fromkeys(others, True))
+        return any(tied(rest | {level: True}) != tied(rest | {level: False}) for rest in settings)
+
+    deciding = [level for level in levels if matters(level)]
+    if not deciding:
+        return {"always" if tied({}) else "never": True}
+    found = {} if deciding == [""] else {"decides": deciding}
+    if len(deciding) == 1:
+        return found
+    either = [
+        tied({first: v, second: not v}) for first, second in itertools.combinations(deciding, 2) for v in (True, False)
+    ]
+    if not all(either):
+        raise ValueError(f"the levels {deciding} decide in a way that the data has no word for")
+    return found | {"joined": "any"}
+
+
+def _without_flags(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_flags(part) for key, part in value.items() if key != FLAG}
+    return [_without_flags(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _with_flags(bare: dict[str, Any], flags: dict[str, bool]) -> dict[str, Any]:
+    made = json.loads(json.dumps(bare))
+    for path, value in flags.items():
+        level = made
+        for part in filter(None, path.split(".")):
+            level = level[part]
+        level[FLAG] = value
+    return made
+
+
+def _is_tied(model_class: Any, record: dict[str, Any], inputs: list[str], output: str) -> bool:
+    model = _build(model_class, model_class.config_class.from_dict(record))
+    head = model.get_submodule(output)
+    return any(model.get_submodule(name).weight is head.weight for name in inputs)
+
+
+if __name__ == "__main__":
+    main()
