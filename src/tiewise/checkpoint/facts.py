@@ -24,8 +24,11 @@ _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, padding
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 
 
-def _silent(what: str, done: int, total: int) -> None:
-    pass
+def silent(what: str, done: int, total: int) -> None:
+    """Hear of progress and do nothing."""
+
+
+_silent = silent
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Facts:
 
     folder: Folder
     scan: bool = True
-    progress: Progress = _silent
+    progress: Progress = silent
 
     @property
     def path(self) -> Path:

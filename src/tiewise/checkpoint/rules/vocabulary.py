@@ -121,7 +121,7 @@ def _special(facts: Facts) -> Iterator[Finding]:
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
     levels: list[tuple[str, Mapping[str, Any]]] = [("", facts.config)]
     if facts.text is not None and facts.text.level:
-        levels.append((facts.text.level, facts.levels[facts.text.level]))
+        levels.append((facts.text.level, facts.levels.get(facts.text.level, {})))
     if isinstance(facts.generation, Mapping):
         levels.append(("generation_config.json", facts.generation))
     for key, value in special_ids(levels):
