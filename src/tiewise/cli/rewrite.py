@@ -105,4 +105,8 @@ def _verb(name: str) -> Callable[..., Any]:
 def _counts(source: Path, counts: Path | None, text: Path | None) -> Any:
     if counts is not None and text is not None:
         raise typer.BadParameter("give --counts or --text, not both")
-    return counts
+    if text is None:
+        return counts
+    from tiewise.cli.counting import count_tokens
+
+    return count_tokens(source, text)

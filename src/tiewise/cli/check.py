@@ -1,0 +1,111 @@
+"""`tiewise check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.cli.reading import long_reads
+from tiewise.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.audit import Audit
+
+FAIL_ON = ("fatal", "error", "warning", "info", "never")
+
+
+def check(
+    paths: list[Path] = typer.Argument(
+        None, metavar="PATH", help="Hugging Face folder, one .safetensors, PEFT adapter folder, or GGUF file."
+    ),
+    base: Path = typer.Option(None, metavar="DIR", help="Of an adapter: the checkpoint that it changes."),
+    beside: Path = typer.Option(None, metavar="DIR", help="Of a GGUF file: the checkpoint that it was made from."),
+    deep: bool = typer.Option(False, "--deep", help="Read every row: NaN, empty and duplicate rows, equal tensors."),
+    headers: bool = typer.Option(False, "--headers", help="Read headers only; equal tables are not told apart."),
+    select: str = typer.Option(None, metavar="IDS", help="Only these rules: B012,B02."),
+    ignore: str = typer.Option(None, metavar="IDS", help="Not these rules."),
+    fail_on: str = typer.Option("error", metavar="|".join(FAIL_ON), help="Exit 1 from this severity on."),
+    explain: str = typer.Option(None, metavar="ID", help="Say what a rule is about, and stop. `all` lists them."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Say what a checkpoint really holds at its two ends, what each loader will make of it, and how to repair it.
+
+    Nothing is executed, no pickle is opened, nothing is written.
+    """
+    if explain is not None:
+        _explain(explain, json_)
+        return
+    if not paths:
+        raise typer.BadParameter("give a checkpoint: a folder, a .safetensors or a .gguf file")
+    if fail_on not in FAIL_ON:
+        raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
+    options = {
+        "deep": deep,
+        "scan": not headers,
+        "base": base,
+        "beside": beside,
+        "select": _ids(select),
+        "ignore": _ids(ignore),
+    }
+    audits, unread = _read(paths, options, json_, quiet)
+    if json_:
+        records = [found.record() for found in audits]
+        from tiewise.checkpoint.audit import SCHEMA
+
+        o.print_json(records[0] if len(paths) == 1 else {"schema": SCHEMA, "audits": records})
+    if unread:
+        raise typer.Exit(2)
+    if fail_on != "never" and any(found.at_least(fail_on) for found in audits):
+        raise typer.Exit(1)
+
+
+def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) -> tuple[list[Audit], bool]:
+    """Audit and print one after the other; one that cannot be read does not keep the others back."""
+    from tiewise.checkpoint.audit import check as audit
+    from tiewise.report.audit import audit_view, print_view
+
+    audits, unread = [], False
+    for path in paths:
+        try:
+            with long_reads(quiet) as progress:
+                found = audit(path, progress=progress, **options)
+        except KeyboardInterrupt:
+            o.tell(f"tiewise: interrupted while reading {path}")
+            raise typer.Exit(130) from None
+        except CheckpointError as error:
+            if len(paths) == 1:
+                raise
+            o.tell(f"tiewise: {error}")
+            unread = True
+            continue
+        audits.append(found)
+        if not json_:
+            print_view(audit_view(found))
+    return audits, unread
+
+
+def _ids(text: str | None) -> tuple[str, ...]:
+    return tuple(item.strip() for item in (text or "").split(",") if item.strip())
+
+
+def _explain(wanted: str, json_: bool) -> None:
+    from tiewise.checkpoint.rules import RULES, by_id
+    from tiewise.report.audit import print_view, rule_view
+
+    if wanted != "all" and wanted.upper() not in by_id:
+        raise CheckpointError(
+            f"there is no rule {wanted!r}", f"rules are {', '.join(by_id)}; `--explain all` lists them"
+        )
+    chosen = RULES if wanted == "all" else (by_id[wanted.upper()],)
+    if json_:
+        keys = ("id", "severity", "title", "explain", "sources", "deep")
+        o.print_json({"rules": [{key: getattr(rule, key) for key in keys} for rule in chosen]})
+    elif wanted == "all":
+        for rule in chosen:
+            typer.echo(f"{rule.id}  {rule.severity:<8} {rule.title}")
+    else:
+        print_view(rule_view(chosen[0]))

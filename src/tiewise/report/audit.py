@@ -1,0 +1,131 @@
+"""The terminal's view of an audit: what config and tensors say, what loaders make of it, then the findings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tiewise.checkpoint.audit import Audit, Part
+from tiewise.checkpoint.claims import FLAG, Claim
+from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES, Likeness
+from tiewise.checkpoint.loaders import Outcome
+from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule
+from tiewise.checkpoint.strict_json import short
+from tiewise.report.receipt import size
+
+STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
+ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}
+
+
+def audit_view(audit: Audit) -> RenderableType:
+    """Return an audit as it is printed. Everything that comes from the checkpoint is `Text`, never markup."""
+    parts: list[RenderableType] = [_title(audit), _facts(audit)]
+    if audit.outcomes:
+        parts.append(_loaders(audit.outcomes))
+    parts += [_finding(finding) for finding in audit.findings]
+    parts.append(_verdict(audit))
+    return Group(*parts)
+
+
+def rule_view(rule: Rule) -> RenderableType:
+    """Return what `--explain` prints of one rule."""
+    head = Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
+    when = "Runs only with --deep." if rule.deep else ""
+    sources = f"Sources: {', '.join(rule.sources)}" if rule.sources else ""
+    return Group(head, Text(), Text(rule.explain), *(Text(line, "dim") for line in (when, sources) if line))
+
+
+def print_view(view: RenderableType, console: Console | None = None) -> None:
+    """Print, without colouring what only looks like a number or a path."""
+    (console or Console(highlight=False)).print(view)
+
+
+def _title(audit: Audit) -> Text:
+    what = f"{audit.tensors:,} tensors, {size(audit.nbytes)}"
+    return Text.assemble((str(audit.path), "bold"), f"  {audit.kind}, {what}", overflow="fold")
+
+
+def _facts(audit: Audit) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_claims(audit), *_stored(audit)):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
+    for claim in audit.claims.levels:
+        family = f" ({claim.model_type})" if claim.model_type else ""
+        decides = ", decides" if claim is audit.claims.deciding and len(audit.claims.levels) > 1 else ""
+        yield f"config {claim.level or 'root'}", f"{_said(claim)}{short(family)}{decides}"
+    if not audit.claims.levels and audit.roles is not None:
+        yield "config", "none: tying is known from the tensors alone"
+
+
+def _said(claim: Claim) -> str:
+    if claim.written is not None:
+        return f"{FLAG}: {str(claim.written).lower()}"
+    if claim.default is None:
+        return f"{FLAG} absent, and its class is not known"
+    return f"{FLAG} absent; its class takes {str(claim.default).lower()}"
+
+
+def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
+    for part in audit.parts:
+        yield ROLES.get(part.role, part.role), _tensor(part)
+    roles = audit.roles
+    if roles is not None and roles.output is None and roles.input is not None:
+        yield "output head", "none: this class has no token head" if roles.headless else "not stored"
+    if audit.ends is not None:
+        spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
+        yield "the two are", alike(audit.ends) + spare
+    elif roles is not None and roles.input is not None and roles.output is not None:
+        yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
+
+
+def _tensor(part: Part) -> str:
+    tensor = part.tensor
+    return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
+
+
+def alike(ends: Likeness) -> str:
+    """Return how alike two tables are, in words."""
+    if ends.kind == IDENTICAL:
+        return "identical, byte by byte"
+    if ends.kind == SAME_VALUES:
+        return "equal once cast to the narrower type"
+    rows = f"{ends.differing:,} of {ends.rows:,} rows differ, by {100 * ends.relative:.3g} % of their length"
+    return f"{'two tables of their own' if ends.kind == 'unrelated' else ends.kind}: {rows}"
+
+
+def _loaders(outcomes: tuple[Outcome, ...]) -> Padding:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("loader", "makes of it", "", "source"):
+        table.add_column(name, overflow="fold")
+    for outcome in outcomes:
+        word = Text(outcome.outcome, "" if outcome.right else STYLE["error"])
+        basis = f"predicted: {outcome.source}" if outcome.predicted else outcome.source
+        table.add_row(Text(f"{outcome.loader} {outcome.versions}"), word, Text(outcome.sentence), Text(basis, "dim"))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _finding(finding: Finding) -> Padding:
+    head = Text.assemble(
+        (finding.rule, "bold"), " ", (finding.severity, STYLE[finding.severity]), "  ", finding.evidence
+    )
+    safe = "  (safe: tiewise repair does it)" if finding.safe else ""
+    return Padding(Group(head, Text.assemble(("  → ", "green"), finding.repair, (safe, "dim"))), (0, 0, 0, 2))
+
+
+def _verdict(audit: Audit) -> Text:
+    if not audit.findings:
+        return Text(f"  nothing found by {len(audit.ran)} rules", "green")
+    counts = {name: sum(f.severity == name for f in audit.findings) for name in reversed(SEVERITIES)}
+    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return Text(f"  {said}; tiewise check --explain {audit.findings[0].rule} says more", "dim")
