@@ -1,0 +1,196 @@
+"""The Python files of a checkpoint, read as text: what their classes say of tying. Nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tiewise.checkpoint.folder import Fault, Folder
+from tiewise.checkpoint.open_file import inside, read_whole
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import CheckpointError
+
+MOST_BYTES, MOST_FILES = 2**19, 64  # a parsed file takes about a hundred times its bytes
+KEYS, FLAG = "_tied_weights_keys", "tie_word_embeddings"
+_MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
+_WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of these says nothing of tying
+
+
+@dataclass(frozen=True)
+class Tied:
+    """An assignment of `_tied_weights_keys`, or of a name that was meant to be it.
+
+    Args:
+        name: as written.
+        line: in its file.
+        kind: "dict", "list" (or tuple, or set), "none" or "other".
+        entries: the texts of a list.
+    """
+
+    name: str
+    line: int
+    kind: str
+    entries: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Class:
+    """One class of a file.
+
+    Args:
+        file: name of the file in the folder.
+        line: of the class.
+        name: of the class.
+        bases: last parts of the names of its bases.
+        tied: what it assigns in its body or on `self`.
+        tie_weights: line of its own `tie_weights`; None without one.
+        takes_arguments: that method can be called with `missing_keys` and `recompute_mapping`.
+        output_embeddings: line of its own `get_output_embeddings`; None without one.
+        names_flag: `tie_word_embeddings` stands somewhere in it.
+    """
+
+    file: str
+    line: int
+    name: str
+    bases: tuple[str, ...] = ()
+    tied: tuple[Tied, ...] = ()
+    tie_weights: int | None = None
+    takes_arguments: bool = True
+    output_embeddings: int | None = None
+    names_flag: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """The classes of all files, by name, and the files that cannot be read."""
+
+    classes: dict[str, Class]
+    faults: tuple[Fault, ...] = ()
+
+    def ancestors(self, found: Class) -> list[Class | str]:
+        """All classes that this one inherits from, nearest first; by name where they are not in the folder."""
+        line: list[Class | str] = []
+        names = list(found.bases)
+        seen = {found.name}
+        while names:
+            name = names.pop(0)
+            if name in seen:
+                continue
+            seen.add(name)
+            known = self.classes.get(name)
+            line.append(name if known is None else known)
+            names += () if known is None else known.bases
+        return line
+
+
+def auto_map(config: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the class that config.json names for each auto class, where its code lies in the folder.
+
+    >>> auto_map({"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "org/other--configuration_x.C"}})
+    {'AutoModel': 'X'}
+    """
+    entries = (config or {}).get("auto_map")
+    if not isinstance(entries, Mapping):
+        return {}
+    named = {key: value for key, value in entries.items() if isinstance(key, str) and isinstance(value, str)}
+    return {key: value.rpartition(".")[2] for key, value in named.items() if "--" not in value}
+
+
+def read_code(folder: Folder) -> Code:
+    """Read every Python file directly in the folder."""
+    classes: dict[str, Class] = {}
+    faults = []
+    files = [name for name in folder.files if name.endswith(".py")]
+    for name in files[:MOST_FILES]:
+        try:
+            for found in _classes(folder, name):
+                classes.setdefault(found.name, found)
+        except CheckpointError as error:
+            faults.append(Fault(name, error.what, error.fix))
+    if len(files) > MOST_FILES:
+        what = f"{folder.path}: {len(files):,} Python files, of which the first {MOST_FILES} were read"
+        faults.append(Fault(files[MOST_FILES], what, "keep only the files of the model"))
+    return Code(classes, tuple(faults))
+
+
+def _classes(folder: Folder, name: str) -> list[Class]:
+    text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+    if not any(word in text for word in _WORDS):
+        return []
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
+        reason = short(getattr(error, "msg", None) or str(error) or type(error).__name__, 80)
+        what = f"{folder.path / name}: cannot be read as Python ({reason})"
+        raise CheckpointError(what, "take it from its source again") from None
+    return [_class(node, name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+
+
+def _class(node: ast.ClassDef, file: str) -> Class:
+    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    tie = methods.get("tie_weights")
+    output = methods.get("get_output_embeddings")
+    return Class(
+        file,
+        node.lineno,
+        node.name,
+        bases=tuple(name for base in node.bases if (name := _last(base)) is not None),
+        tied=tuple(_assigned(node)),
+        tie_weights=None if tie is None else tie.lineno,
+        takes_arguments=tie is None or _takes(tie.args, "missing_keys", "recompute_mapping"),
+        output_embeddings=None if output is None else output.lineno,
+        names_flag=any(_mentions(item) for item in ast.walk(node)),
+    )
+
+
+def _last(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _assigned(node: ast.ClassDef) -> Iterator[Tied]:
+    for item in ast.walk(node):
+        if isinstance(item, ast.Assign):
+            targets = item.targets
+        elif isinstance(item, ast.AnnAssign):
+            targets = [item.target]
+        else:
+            continue
+        for target in targets:
+            own = not isinstance(target, ast.Attribute) or _last(target.value) in ("self", "cls")
+            name = _last(target) if own else None
+            if name is not None and (name == KEYS or _MISNAMED.fullmatch(name)):
+                yield Tied(name, item.lineno, *_value(item.value))
+
+
+def _value(node: ast.expr | None) -> tuple[str, tuple[str, ...]]:
+    if isinstance(node, ast.Dict):
+        return "dict", ()
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        texts = [item.value for item in node.elts if isinstance(item, ast.Constant)]
+        return "list", tuple(text for text in texts if isinstance(text, str))
+    if node is None or (isinstance(node, ast.Constant) and node.value is None):
+        return "none", ()
+    return "other", ()
+
+
+def _takes(arguments: ast.arguments, *names: str) -> bool:
+    named = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
+    return arguments.kwarg is not None or named.issuperset(names)
+
+
+def _mentions(node: ast.AST) -> bool:
+    if isinstance(node, ast.arg):
+        return node.arg == FLAG
+    if isinstance(node, ast.keyword):
+        return node.arg == FLAG
+    if isinstance(node, ast.Attribute):
+        return node.attr == FLAG and isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.Constant):
+        return node.value == FLAG
+    return isinstance(node, ast.Name) and node.id == FLAG
