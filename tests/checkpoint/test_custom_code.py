@@ -1,0 +1,235 @@
+"""Rule B023 on sources that transformers itself then runs: what the finding says happens, happens."""
+
+import pytest
+from tiny_checkpoints import D, V, llama
+
+from tiewise.checkpoint.custom_code import MOST_BYTES, auto_map, read_code
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.rules.formats_code import RULES
+
+HEAD = """import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+
+class TinyConfig(PreTrainedConfig):
+    model_type = "tiewise_tiny"
+
+    def __init__(self, vocab_size=24, hidden_size=8, CONFIG**kwargs):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        super().__init__(**kwargs)
+
+
+class TinyPreTrainedModel(PreTrainedModel):
+    config_class = TinyConfig
+    base_model_prefix = "model"
+
+    def _init_weights(self, module):
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+            torch.nn.init.normal_(module.weight)
+
+
+class TinyModel(TinyPreTrainedModel):
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed_tokens = torch.nn.Embedding(config.vocab_size, config.hidden_size)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embed_tokens
+
+
+class TinyForCausalLM(TinyPreTrainedModel):
+KEYS
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = TinyModel(config)
+        self.lm_head = torch.nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.model.embed_tokens
+
+    def get_output_embeddings(self):
+        return self.lm_head
+METHOD"""
+RIGHT = '_tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}'
+OLD = """
+    def tie_weights(self):
+        self.lm_head.weight = self.model.embed_tokens.weight
+"""
+NEW = OLD.replace("(self)", "(self, missing_keys=None, recompute_mapping=True)")
+AUTO = {"AutoConfig": "modeling_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyForCausalLM"}
+
+
+def source(keys=RIGHT, method="", config=""):
+    return HEAD.replace("CONFIG", config).replace("KEYS", f"    {keys}\n" if keys else "").replace("METHOD", method)
+
+
+def written(path, code, tied=True, auto=AUTO, **config):
+    config = {"model_type": "tiewise_tiny", "auto_map": auto} | config
+    folder = llama(path, tied, config=config)
+    for name, text in ({"modeling_tiny.py": code} if isinstance(code, str | bytes) else code).items():
+        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+    return folder
+
+
+def findings(path):
+    facts = Facts(open_folder(path))
+    return [found for rule in RULES for found in rule.check(facts)]
+
+
+def line_of(text, words):
+    return next(number for number, line in enumerate(text.splitlines(), 1) if words in line)
+
+
+def classes(text):
+    """What the source defines: run here, where the test wrote it."""
+    space = {"__name__": "tiewise_tiny_source"}
+    exec(compile(text, "modeling_tiny.py", "exec"), space)
+    return space["TinyConfig"], space["TinyForCausalLM"]
+
+
+def loaded(path, text):
+    config, model = classes(text)
+    return model.from_pretrained(path, config=config.from_pretrained(path))
+
+
+def test_healthy_code_is_silent_and_loads_tied(tmp_path):
+    path = written(tmp_path / "m", source())
+    assert findings(path) == []
+    model = loaded(path, source())
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert findings(written(tmp_path / "own", source("", NEW))) == []
+    assert findings(written(tmp_path / "untied", source(""), tied=False)) == []
+    assert findings(written(tmp_path / "unused", source("_tied_weights_keys = ['a']"), auto=None)) == []
+    assert findings(written(tmp_path / "kwargs", source(RIGHT, OLD.replace("(self)", "(self, **kwargs)")))) == []
+
+
+@pytest.mark.parametrize(
+    "keys", ['_tied_weights_keys = ["lm_head.weight"]', '_tied_weights_keys: list = ("lm_head.weight",)']
+)
+def test_a_list_of_keys(tmp_path, keys):
+    text = source(keys)
+    path = written(tmp_path / "m", text)
+    (found,) = findings(path)
+    assert (found.rule, found.severity) == ("B023", "error")
+    assert found.where == f"modeling_tiny.py:{line_of(text, '_tied_weights_keys')}"
+    assert found.repair == f"write: {RIGHT}"
+    with pytest.raises(AttributeError, match="object has no attribute 'keys'") as stopped:
+        loaded(path, text)
+    if "[" in keys:
+        assert str(stopped.value) in found.evidence
+    untied = written(tmp_path / "untied", text, tied=False)
+    assert [found.severity for found in findings(untied)] == ["warning"]
+    model = loaded(untied, text)
+    with pytest.raises(AttributeError, match="object has no attribute 'keys'"):
+        model.save_pretrained(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "name", ["_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys"]
+)
+def test_a_misnamed_attribute(tmp_path, name):
+    text = source(f'{name} = ["lm_head.weight"]')
+    path = written(tmp_path / "m", text)
+    (found,) = findings(path)
+    assert (found.rule, found.severity, found.where) == ("B023", "error", f"modeling_tiny.py:{line_of(text, name)}")
+    assert f"sets {name}" in found.evidence
+    assert found.repair == f"write: {RIGHT}"
+    model = loaded(path, text)
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    beside = source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')
+    assert findings(written(tmp_path / "both", beside)) == []
+
+
+def test_no_keys_at_all(tmp_path):
+    text = source("")
+    path = written(tmp_path / "m", text)
+    (found,) = findings(path)
+    assert found.where == f"modeling_tiny.py:{line_of(text, 'class TinyForCausalLM')}"
+    assert "has get_output_embeddings and no _tied_weights_keys" in found.evidence
+    assert found.repair == f"write: {RIGHT}"
+    model = loaded(path, text)
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+
+
+def test_keys_from_above_count(tmp_path):
+    text = source("").replace("(TinyPreTrainedModel):\n\n    def __init__", "(Above):\n    def __init__")
+    above = "from transformers import PreTrainedModel\nclass Above(PreTrainedModel):\n    " + RIGHT + "\n"
+    assert "(Above)" in text
+    assert findings(written(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
+    assert findings(written(tmp_path / "n", text)) == []  # a class from elsewhere may bring them
+
+
+def test_the_old_signature_of_tie_weights(tmp_path):
+    text = source(RIGHT, OLD)
+    path = written(tmp_path / "m", text)
+    (found,) = findings(path)
+    assert (found.severity, found.where) == ("error", f"modeling_tiny.py:{line_of(text, 'def tie_weights')}")
+    assert found.repair == "write: def tie_weights(self, missing_keys=None, recompute_mapping=True):"
+    with pytest.raises(TypeError, match=r"tie_weights\(\) got an unexpected keyword argument"):
+        loaded(path, text)
+
+
+def test_a_config_class_without_a_default(tmp_path):
+    path = written(tmp_path / "m", source(), tie_word_embeddings=None)
+    (found,) = findings(path)
+    assert (found.severity, found.where) == ("warning", "modeling_tiny.py:5")
+    assert "tie_word_embeddings=True among the arguments of TinyConfig" in found.repair
+    model = loaded(path, source())
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    declared = source(config="tie_word_embeddings=True, ").replace(
+        "super().__init__(**kwargs)", "super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)"
+    )
+    path = written(tmp_path / "n", declared, tie_word_embeddings=None)
+    assert findings(path) == []
+    model = loaded(path, declared)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("class Config(:", "cannot be read as Python"),
+        ("Config = " + "-" * 300_000 + "1", "cannot be read as Python"),
+        ("Config = " + "(" * 5000, "cannot be read as Python"),
+        ("Config = " + "1+" * 100_000 + "1", "cannot be read as Python"),
+        ("Config = 1\0", "cannot be read as Python"),
+        (b"Config = '\xff\xfe'", "cannot be read as Python"),
+        ("# Config\n" + "#" * MOST_BYTES, "bytes"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, text, says):
+    path = written(tmp_path / "m", {"modeling_tiny.py": source(), "other.py": text})
+    (found,) = findings(path)
+    assert (found.severity, found.where) == ("warning", "other.py")
+    assert says in found.evidence
+    assert "\n" not in found.evidence
+
+
+def test_code_is_never_run(tmp_path):
+    mark = tmp_path / "ran"
+    text = f"open({str(mark)!r}, 'w')\nclass Config: pass\n"
+    findings(written(tmp_path / "m", {"modeling_tiny.py": text, "__init__.py": text}))
+    assert not mark.exists()
+
+
+def test_links_that_lead_out_are_not_followed(tmp_path):
+    (tmp_path / "secret.py").write_text("class Config(:")
+    path = written(tmp_path / "m", source())
+    (path / "linked.py").symlink_to(tmp_path / "secret.py")
+    code = read_code(open_folder(path))
+    assert "leads outside" in code.faults[0].what
+
+
+@pytest.mark.parametrize(
+    "entries", [None, 3, [], {"AutoModel": 3}, {"AutoModel": ["a", None]}, {"AutoModel": "a--b.C"}]
+)
+def test_odd_auto_maps_name_nothing(entries):
+    assert auto_map({"auto_map": entries}) == {}
+
+
+def test_the_sizes_of_the_source_are_those_of_the_checkpoint():
+    assert f"vocab_size={V}, hidden_size={D}" in HEAD
