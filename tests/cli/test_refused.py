@@ -7,6 +7,8 @@ import pytest
 import yaml
 from cli_tiny import TINY
 
+from tiewise.training.lock import locked
+
 SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
 
 
@@ -139,6 +141,16 @@ def test_a_folder_that_holds_a_run(compare, tiewise, tree):
     assert "is no run" not in refused(compare("--out=run", "--overwrite", "--arms=factored:500"))
     assert tree() == before
     assert compare("--arms=untied", "--seeds=1", "--out=run", "--overwrite").code == 0
+
+
+def test_a_folder_in_which_a_run_is_at_work(compare, tiewise, tree, tmp_path):
+    assert compare("--arms=tied", "--seeds=1", "--out=run").code == 0
+    with locked(tmp_path / "run"):
+        before = tree()
+        for said in (tiewise("compare", "--out=run", "--resume"), compare("--out=run", "--overwrite", "--arms=tied")):
+            assert "another run is at work in run; wait for it, or choose another --out" in refused(said)
+        assert tree() == before
+    assert tiewise("compare", "--out=run", "--resume").code == 0
 
 
 def test_resume_without_a_run(tiewise, tree):

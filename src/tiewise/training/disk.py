@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tiewise.errors import RunError
-from tiewise.training.wording import size
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_NEARLY_FULL = 1 << 20  # bytes; what did not fit is larger
 _RUST = re.compile(r"os error (\d+)")  # how safetensors and tokenizers print the system's error
 _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error")  # torch.save keeps no error number
 
@@ -31,10 +31,9 @@ def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
     if code is None:
         return None
     mount = _mount(out)
-    free = shutil.disk_usage(mount).free
     if code == 0:
-        code = errno.ENOSPC if free < 1 << 20 else errno.EIO
-    return RunError(f"cannot write to {out}: {os.strerror(code)} ({size(free)} free on file system {mount})", fix)
+        code = errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO
+    return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
 
 
 def _code(error: BaseException) -> int | None:

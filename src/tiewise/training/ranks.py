@@ -129,6 +129,8 @@ def any_of(flag: bool) -> bool:
 def first_does(work: Callable[[], T]) -> T:
     """Let the first process do `work`; return its value, which must be picklable, in every process.
 
+    `work` may not call for the others: they wait for its end.
+
     Raises:
         Elsewhere: in the others, where it raised there; Ctrl-C is Ctrl-C in all of them.
     """

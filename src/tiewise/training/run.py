@@ -146,6 +146,7 @@ def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndar
         seed=job.seed,
         data_seed=1000 * job.seed,  # permutations of seeds 1, 2, 3 would overlap from one epoch to the next
         report_to="none",
+        log_level_replica="error",  # else every process but the first says what the libraries say
         disable_tqdm=True,
         dataloader_drop_last=True,  # or the last batch of every epoch would be smaller than the others
         dataloader_pin_memory=False,

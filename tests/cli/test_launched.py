@@ -1,0 +1,149 @@
+"""`train` and `compare` as two processes: the same figures as in one, one voice, one end."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cli_tiny import TINY
+from launched import ended, launch
+from transformers import AutoModelForCausalLM
+
+from tiewise.boundary.install import install
+from tiewise.data.blocks import token_counts
+from tiewise.data.prepared import load_prepared
+from tiewise.training.evaluate import measure
+
+pytestmark = pytest.mark.slow
+LONG = ["--steps=1500", "--arms=tied,untied", "--seeds=1", "--out=run"]
+
+
+def results(folder, count, *arguments):
+    """Results of a comparison by `count` processes, of which one speaks."""
+    (code, out, err), *others = ended(launch(folder, count, "compare", "-t", "text.txt", *TINY, *arguments, "--json"))
+    assert code == 0, err
+    assert others == [(0, "", "")] * (count - 1)
+    assert err.count("held-out nll") == len(json.loads(out)["runs"])
+    return json.loads(out)
+
+
+def until_trained(folder, processes):
+    path = folder / "run" / "tied" / "seed-1" / "metrics.jsonl"
+    end = time.monotonic() + 120
+    while not (path.exists() and path.stat().st_size):
+        assert all(process.poll() is None for process in processes), ended(processes)
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def assert_alike(one, other, bound):
+    """Figures of two comparisons, and their curves, within `bound`."""
+    for left, right in zip(one["runs"], other["runs"], strict=True):
+        assert (left["arm"], left["seed"]) == (right["arm"], right["seed"])
+        for name in ("initial_nll", "heldout_nll", "train_nll", "bits_per_byte"):
+            assert left[name] == pytest.approx(right[name], abs=bound), name
+        for here, there in zip(left["curve"], right["curve"], strict=True):
+            assert (here["step"], here["tokens"]) == (there["step"], there["tokens"])
+            for name in ("train_nll", "heldout_nll", "path_a", "path_b", "cosine"):
+                assert here[name] == pytest.approx(there[name], abs=bound), name
+
+
+@pytest.mark.parametrize(
+    "more", [["--set=accumulate=2"], ["--model=gpt2", "--match=parameters"], ["--tune"], ["--set=bf16=true"]], ids=str
+)
+def test_two_processes_have_the_figures_of_one(tmp_path, text, more):
+    """The global batch is the same, so only the order of sums differs: in fp32 some 1e-7 a step."""
+    arguments = ["--arms=tied,untied,projected:24,penalty=0.3", "--seeds=1", *more]
+    one, two = (results(tmp_path, count, *arguments, f"--out=run{count}") for count in (1, 2))
+    assert (one["env"]["processes"], two["env"]["processes"]) == (1, 2)
+    assert_alike(one, two, 5e-3 if "--set=bf16=true" in more else 2e-5)
+
+
+def test_held_out_text_is_measured_once_and_whole(tmp_path, text):
+    run = results(tmp_path, 2, "--arms=tied", "--seeds=1", "--out=run")["runs"][0]
+    data = load_prepared(tmp_path / "run" / "data")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "tied" / "seed-1" / "final")
+    counts = token_counts(data.split("train"), data.vocab)
+    alone = measure(install(model), data.split("heldout"), 16, counts)
+    assert run["heldout_nll"] == pytest.approx(alone.nll, abs=1e-6)
+    assert sum(item["tokens"] for item in run["frequency"]) == alone.tokens
+    assert np.isfinite(alone.nll)
+
+
+@pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
+def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text, told):
+    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG)
+    until_trained(tmp_path, processes)
+    for rank in told:
+        processes[rank].send_signal(signal.SIGINT)
+    (code, out, err), other = ended(processes)
+    assert (code, out) == (130, "")
+    line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
+    assert err.splitlines()[1:] == [line]
+    assert other == (130, "", "")
+    assert len(list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))) == 1
+    (code, out, err), other = ended(launch(tmp_path, 2, "compare", "--out=run", "--resume", "--json"))
+    assert (code, other) == (0, (0, "", "")), err
+    whole = results(tmp_path, 2, *LONG[:-1], "--out=whole")
+    for run, undisturbed in zip(json.loads(out)["runs"], whole["runs"], strict=True):
+        for name in ("heldout_nll", "train_nll"):
+            assert run[name] == pytest.approx(undisturbed[name], abs=1e-6)
+
+
+def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text):
+    (tmp_path / "long.txt").write_text((tmp_path / text).read_text() * 400)  # seconds to prepare
+    before = sorted(tmp_path.rglob("*"))
+    processes = launch(tmp_path, 2, "compare", "-t", "long.txt", *TINY, *LONG, "--tokenizer=bpe:2000")
+    while not (tmp_path / "run" / ".starting").exists():
+        assert all(process.poll() is None for process in processes), ended(processes)
+        time.sleep(0.02)
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    assert ended(processes) == [(130, "", "")] * 2
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["-t", "none.txt"], "no file or folder 'none.txt'"),
+        (["-b", "factored:500"], "k = 500 exceeds the model width 16"),
+        (["--set=batch=3"], "a batch of 3 cannot be divided between 2 processes; use --set batch=4"),
+        (["-b", "untied+tie_at=3"], "the boundary cannot change while several processes train"),
+        (["--set=breadth=3"], "unknown setting 'breadth'"),
+        (["--resume"], "--resume takes its settings from the run"),
+    ],
+)
+def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, says):
+    arguments = more if "-t" in more else ["-t", text, *more]
+    (code, out, err), other = ended(launch(tmp_path, 2, "train", *TINY, "--out=run", *arguments))
+    assert (code, out, other) == (2, "", (2, "", ""))
+    assert says in err
+    assert err.startswith("tiewise: ")
+    assert err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == [text]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank):
+    processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG)
+    until_trained(tmp_path, processes)
+    processes[rank].kill()
+    code, out, err = ended(processes)[1 - rank]
+    assert (code, out) == (2, "")
+    line = "another process of this run has ended; tiewise compare --out run --resume goes on from the last checkpoint"
+    assert err.splitlines()[-1] == f"tiewise: {line}"
+    resumed = ended(launch(tmp_path, 2, "compare", "--out=run", "--resume"))
+    assert [code for code, *_ in resumed] == [0, 0]
+
+
+def test_torchrun(tmp_path, text):
+    torchrun = Path(sys.executable).with_name("torchrun")
+    command = [torchrun, "--nproc_per_node=2", "-m", "tiewise", "train", "-t", text, *TINY, "--out=run", "--json"]
+    said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 0, said.stderr
+    assert json.loads(said.stdout)["steps"] == 12

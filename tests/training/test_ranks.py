@@ -1,0 +1,49 @@
+"""Alone, agreeing costs nothing and changes nothing; several processes are in tests/cli/test_launched.py."""
+
+import signal
+
+import pytest
+
+from tiewise.errors import RunError
+from tiewise.training import ranks
+
+
+def test_alone_everything_is_what_it_is(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    ranks.join()
+    assert (ranks.size(), ranks.first(), ranks.share(7)) == (1, True, 7)
+    assert (ranks.any_of(True), ranks.any_of(False)) == (True, False)
+    value = object()
+    assert ranks.first_does(lambda: value) is value
+    error = KeyError("x")
+    with pytest.raises(KeyError) as raised, ranks.agreed():
+        raise error
+    assert raised.value is error
+    ranks.leave(together=True)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("environment", "several"),
+    [
+        ({}, False),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, False),
+        ({"WORLD_SIZE": "2"}, False),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, True),
+    ],
+)
+def test_who_is_launched(monkeypatch, environment, several):
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert ranks.launched() is several
+
+
+def test_a_batch_is_divided_or_refused(monkeypatch):
+    group = ranks._Group()
+    group.size = 3
+    monkeypatch.setattr(ranks, "_group", group)
+    assert ranks.share(12) == 4
+    with pytest.raises(RunError, match="a batch of 8 cannot be divided between 3 processes; use --set batch=9"):
+        ranks.share(8)
