@@ -36,7 +36,7 @@ def _no_input(facts: Facts) -> Iterator[Finding]:
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
     what += f"; one of these may be: {like}" if like else ""
     fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
-    yield Finding("B010", FATAL, roles.input_name or facts.path.name, what, fix)
+    yield Finding("B010", FATAL, roles.input_name or "input table", what, fix)
 
 
 def _no_output(facts: Facts) -> Iterator[Finding]:
@@ -48,9 +48,10 @@ def _no_output(facts: Facts) -> Iterator[Finding]:
     deciding = claims.deciding
     assert deciding is not None
     how = "false" if deciding.written is False else "absent, which this class reads as false"
-    what = f"{flag_at(deciding.level)} is {how}, and no output head is stored: transformers draws it at random"
+    why = "this class never ties" if claims.fixed is False else f"{flag_at(deciding.level)} is {how}"
+    what = f"{why}, and no output head is stored: transformers draws it at random"
     below = [claim for claim in claims.levels if claim.written is True]
-    if below:
+    if below and claims.fixed is None:
         what += f"; {flag_at(below[0].level)} is true"
         fix, safe = facts.command("repair"), True
     else:
@@ -63,14 +64,12 @@ def _tied_but_different(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
     if facts.claims.tied is not True or alike is None or head is None or not alike.differing:
         return
-    if facts.claims.t5_like:
-        fix, safe = (
-            f"choose a side: {facts.command('tie', '--keep output')}, or keep both as transformers 5 does",
-            False,
-        )
-    else:
-        fix = f"keep both tables: {facts.command('repair')}; or choose one: {facts.command('tie', '--keep input')}"
-        safe = True
+    claims = facts.claims
+    if claims.t5_like and claims.deciding is not None and claims.deciding.written is False:
+        return  # T5 1.1 and its kin: a head of its own, said by the flag, which their class then does not follow
+    safe = claims.fixed is None and not claims.t5_like
+    one = f"choose one: {facts.command('tie', '--keep input')}"
+    fix = f"keep both tables: {facts.command('repair')}; or {one}" if safe else one
     what = f"the config ties, and {short(head.name)} is not {short(_input(facts).name)}: {difference(alike)}"
     yield Finding("B012", ERROR, short(head.name), what, fix, safe)
 

@@ -1,0 +1,241 @@
+"""B010 to B022 and B090: what is stored beside what is said."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+from rule_runs import one, run
+from tiny_checkpoints import D, V, llama, llama_config, llama_tensors, table, write_checkpoint
+
+TYING = [f"B01{n}" for n in range(7)]
+HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "vocab_size": V, "d_model": D}
+
+
+def drifted(rows=(), noise=0.0):
+    """The Llama's own table, with some rows drawn anew or all of them moved."""
+    head = llama_tensors()[TABLE] + noise * table(seed=5)
+    head[list(rows)] = table(seed=6)[list(rows)]
+    return head
+
+
+def nested(path, root, text, head=None, **config):
+    """A VLM's folder as transformers 4 wrote it."""
+    tensors = {f"language_model.{name}": array for name, array in llama_tensors(head=head).items()}
+    part = llama_config(None)
+    if text is not None:
+        part["tie_word_embeddings"] = text
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": part}
+    whole |= {"vision_config": {"model_type": "clip_vision_model", "tie_word_embeddings": True}}
+    whole |= {} if root is None else {"tie_word_embeddings": root}
+    return write_checkpoint(path, whole | config, tensors)
+
+
+@pytest.mark.parametrize("rule", [*TYING, "B020", "B021", "B022", "B090"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_silent_on_healthy_llamas(tmp_path, rule, tied):
+    assert run(rule, llama(tmp_path / "a", tied)) == []
+    assert run(rule, nested(tmp_path / "b", tied, tied, head=None if tied else table(seed=2))) == []
+
+
+@pytest.mark.parametrize("rule", TYING)
+def test_silent_without_a_config_or_a_vocabulary(tmp_path, rule):
+    path = write_checkpoint(tmp_path / "vit", {"model_type": "vit"}, {"encoder.weight": table()})
+    assert run(rule, path) == []
+    assert run(rule, write_checkpoint(tmp_path / "bare", None, {"encoder.weight": table()})) == []
+
+
+def test_b010_names_a_table_of_the_right_size_under_another_name(tmp_path):
+    tensors = {TABLE: None, "model.words.w": table(), "model.layers.0.mlp.big": table()}
+    finding = one("B010", llama(tmp_path, tensors=tensors))
+    assert (finding.severity, finding.where) == ("fatal", "input table")
+    assert f"vocab_size is {V}" in finding.evidence
+    assert finding.evidence.endswith("one of these may be: model.words.w")
+    assert not finding.safe
+
+
+def test_b011_an_untied_model_without_a_head(tmp_path):
+    path = llama(tmp_path, False, tensors={HEAD: None})
+    finding = one("B011", path)
+    assert (finding.severity, finding.where, finding.safe) == ("fatal", HEAD, False)
+    assert "tie_word_embeddings is false" in finding.evidence
+    assert f"tiewise tie {path} --keep input --to NEW_DIR" in finding.repair
+
+
+def test_b011_the_class_default_counts_where_the_flag_is_absent(tmp_path):
+    assert "absent" in one("B011", llama(tmp_path / "a", config={"tie_word_embeddings": None})).evidence
+    gemma = {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "tie_word_embeddings": None}
+    assert run("B011", llama(tmp_path / "b", config=gemma)) == []
+
+
+def test_b011_is_safe_where_another_level_says_tied(tmp_path):
+    finding = one("B011", nested(tmp_path, False, False, generator={"tie_word_embeddings": True}))
+    assert finding.safe
+    assert "generator.tie_word_embeddings is true" in finding.evidence
+
+
+@pytest.mark.parametrize("architecture", ["LlamaModel", "LlamaForSequenceClassification"])
+def test_b011_silent_on_headless_classes(tmp_path, architecture):
+    path = llama(tmp_path, False, tensors={HEAD: None}, config={"architectures": [architecture]})
+    assert run("B011", path) == []
+
+
+def test_b011_silent_where_an_unknown_name_may_be_the_head(tmp_path):
+    config = {"model_type": "mine", "architectures": ["MineForCausalLM"]}
+    path = llama(tmp_path, False, tensors={HEAD: None, "model.ff_last.weight": table()}, config=config)
+    assert run("B011", path) == []
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (table(seed=2), "24 of 24 rows differ (first: 0, 1, 2, 3, 4, 5, 6, 7, …)"),
+        (drifted(rows=[3, 20]), "2 of 24 rows differ (first: 3, 20)"),
+        (drifted(noise=1e-3), "by 0.00099 of their length; once one table"),
+    ],
+)
+def test_b012_says_which_rows_differ_and_by_how_much(tmp_path, head, words):
+    path = llama(tmp_path, head=head)
+    finding = one("B012", path)
+    assert (finding.severity, finding.where, finding.safe) == ("error", HEAD, True)
+    assert words in finding.evidence
+    assert f"tiewise repair {path} --to NEW_DIR" in finding.repair
+    assert run("B013", path) == run("B014", path) == run("B015", path) == []
+
+
+def test_b012_silent_where_the_config_says_untied(tmp_path):
+    assert run("B012", llama(tmp_path, False, head=table(seed=2))) == []
+
+
+def test_b013_and_b014_tell_the_same_pair_by_the_flag(tmp_path):
+    tied, untied = llama(tmp_path / "a", True, head=table()), llama(tmp_path / "b", False, head=table())
+    finding = one("B013", tied)
+    assert (finding.severity, finding.where, finding.safe) == ("warning", HEAD, True)
+    assert f"{V * D * 4} bytes stored twice" in finding.evidence
+    assert finding.repair == f"tiewise dedupe {tied} --to NEW_DIR"
+    assert run("B014", tied) == run("B012", tied) == run("B013", untied) == []
+    finding = one("B014", untied)
+    assert (finding.severity, finding.safe) == ("info", False)
+    assert f"tiewise tie {untied} --keep input --to NEW_DIR" in finding.repair
+
+
+def test_rules_that_compare_are_silent_when_only_headers_may_be_read(tmp_path):
+    path = llama(tmp_path, head=table(seed=2))
+    assert [run(rule, path, scan=False) for rule in ("B012", "B013", "B014", "B015")] == [[]] * 4
+
+
+@pytest.mark.parametrize(
+    ("head", "words"),
+    [
+        (drifted().astype(ml_dtypes.bfloat16), "(F32 and BF16): equal in all 24 rows once both have the narrower type"),
+        (drifted(rows=[7]), "1 of 24 rows differ (first: 7)"),
+        (drifted(noise=1e-3), "24 of 24 rows differ"),
+    ],
+)
+def test_b015_finds_two_tables_that_were_one(tmp_path, head, words):
+    finding = one("B015", llama(tmp_path, False, head=head))
+    assert (finding.severity, finding.safe) == ("warning", False)
+    assert words in finding.evidence
+
+
+def test_b015_fires_after_a_cast_of_a_tied_pair_too(tmp_path):
+    path = llama(tmp_path, True, head=drifted().astype(ml_dtypes.bfloat16))
+    assert "narrower type" in one("B015", path).evidence
+    assert run("B012", path) == []
+
+
+def test_b016_a_head_that_stands_for_both(tmp_path):
+    finding = one("B016", llama(tmp_path, tensors={TABLE: None, HEAD: table()}))
+    assert (finding.severity, finding.where) == ("error", HEAD)
+    assert f"loaders look for {TABLE}" in finding.evidence
+
+
+def test_b020_absent_and_a_head_stored(tmp_path):
+    finding = one("B020", llama(tmp_path, False, config={"tie_word_embeddings": None}))
+    assert (finding.severity, finding.where, finding.safe) == ("warning", "tie_word_embeddings", True)
+    assert "llama, whose class takes false, and a head is stored" in finding.evidence
+
+
+def test_b020_is_a_note_where_all_loaders_agree(tmp_path):
+    gemma = {"model_type": "gemma", "architectures": ["GemmaForCausalLM"], "tie_word_embeddings": None}
+    finding = one("B020", llama(tmp_path, config=gemma))
+    assert (finding.severity, finding.safe) == ("info", True)
+    assert "whose class takes true" in finding.evidence
+
+
+@pytest.mark.parametrize("value", ["true", 1, 0, [], {}, 1.5])
+def test_b020_a_flag_that_is_no_flag(tmp_path, value):
+    finding = one("B020", llama(tmp_path, config={"tie_word_embeddings": value}))
+    assert (finding.severity, finding.where) == ("warning", "tie_word_embeddings")
+    assert "neither true nor false" in finding.evidence
+
+
+@pytest.mark.parametrize(("root", "text"), [(True, False), (False, True)])
+@pytest.mark.parametrize("head", [None, table(seed=2)])
+def test_b021_names_the_level_that_is_wrong(tmp_path, root, text, head):
+    finding = one("B021", nested(tmp_path, root, text, head))
+    tied = head is None
+    assert finding.severity == "error"
+    assert finding.where == ("text_config.tie_word_embeddings" if root is tied else "tie_word_embeddings")
+    assert finding.evidence.endswith("the tensors say tied" if tied else "the tensors say untied")
+    assert finding.safe
+    assert "do not tell" in one("B021", nested(tmp_path, root, text, table(seed=2)), scan=False).evidence
+
+
+def test_b021_passes_over_parts_without_text(tmp_path):
+    path = nested(tmp_path, True, True, qformer_config={"vocab_size": 30522, "tie_word_embeddings": False})
+    assert run("B021", path) == []
+
+
+def test_b022_false_and_only_shared(tmp_path):
+    path = write_checkpoint(tmp_path, T5 | {"tie_word_embeddings": False}, {"shared.weight": table()})
+    finding = one("B022", path)
+    assert (finding.severity, finding.safe) == ("error", False)
+    assert "no head is stored" in finding.evidence
+    assert run("B011", path) == []
+
+
+def test_b022_input_tables_that_differ(tmp_path):
+    stacks = {
+        "shared.weight": table(),
+        "encoder.embed_tokens.weight": table(seed=1),
+        "decoder.embed_tokens.weight": table(),
+    }
+    finding = one("B022", write_checkpoint(tmp_path, T5, stacks))
+    assert finding.severity == "error"
+    assert "24 of 24 rows differ" in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("flag", "tensors"),
+    [
+        ({}, {"shared.weight": table()}),
+        ({"tie_word_embeddings": True}, {"shared.weight": table(), "encoder.embed_tokens.weight": table()}),
+        ({"tie_word_embeddings": False}, {"shared.weight": table(), "lm_head.weight": table(seed=1)}),
+    ],
+)
+def test_no_finding_on_the_three_kinds_of_t5(tmp_path, flag, tensors):
+    path = write_checkpoint(tmp_path, T5 | flag, tensors)
+    assert [run(rule, path) for rule in (*TYING, "B021", "B022")] == [[]] * 9
+
+
+def test_b012_on_t5_is_not_safe_as_the_flag_also_scales(tmp_path):
+    tensors = {"shared.weight": table(), "lm_head.weight": table(seed=1)}
+    assert not one("B012", write_checkpoint(tmp_path, T5 | {"tie_word_embeddings": True}, tensors)).safe
+
+
+def test_b090_names_the_numbers(tmp_path):
+    granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"], "logits_scaling": 8.0}
+    finding = one("B090", llama(tmp_path, config=granite))
+    assert finding.severity == "info"
+    assert "logits_scaling = 8" in finding.evidence
+
+
+def test_bert_with_both_names_of_its_bias_is_healthy(tmp_path):
+    name = "bert.embeddings.word_embeddings.weight"
+    bias = np.zeros(V, np.float32)
+    tensors = {name: table(), "cls.predictions.bias": bias, "cls.predictions.decoder.bias": bias}
+    tensors |= {"bert.embeddings.token_type_embeddings.weight": table(2)}
+    config = {"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_size": V, "hidden_size": D}
+    config |= {"type_vocab_size": 2, "tie_word_embeddings": True}
+    path = write_checkpoint(tmp_path, config, tensors)
+    assert [run(rule, path) for rule in (*TYING, "B020", "B021", "B030", "B033", "B035")] == [[]] * 12
