@@ -25,7 +25,7 @@ class RowScan:
     Args:
         not_finite: rows that hold NaN or an infinity.
         zero: rows of zeros.
-        repeated: groups of rows (not of zeros) that are equal bit for bit, each in ascending order.
+        repeated: groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order.
         lengths: Euclidean length of each row [V]; NaN or infinite where the row is.
     """
 
@@ -55,7 +55,7 @@ def scan_rows(table: Stored, tick: Callable[[int], None] = lambda done: None) ->
                 if home != number:
                     groups.setdefault(home, [home]).append(number)
             tick(stop * reader.row_bytes)
-    repeated = [tuple(group) for home, group in groups.items() if not zero[home]]
+    repeated = [tuple(group) for home, group in groups.items() if finite[home] and not zero[home]]
     return RowScan(_numbers(~finite), _numbers(zero), tuple(repeated), lengths)
 
 
