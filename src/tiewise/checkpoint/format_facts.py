@@ -7,15 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiewise.checkpoint.adapter import Adapter, EndUpdate
-from tiewise.checkpoint.facts import Facts, Progress
+from tiewise.checkpoint.facts import Facts, Progress, silent
 from tiewise.checkpoint.gguf import Gguf
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import same_bytes
 from tiewise.checkpoint.names import module_of, usual
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Hear of progress and do nothing."""
 
 
 @dataclass(frozen=True)

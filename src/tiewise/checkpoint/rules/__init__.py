@@ -5,10 +5,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tiewise.checkpoint.rule import Rule
-from tiewise.checkpoint.rules import config, formats_adapter, formats_gguf, integrity, rows, tying, vocabulary
+from tiewise.checkpoint.rules import (
+    config,
+    formats_adapter,
+    formats_code,
+    formats_gguf,
+    formats_quantised,
+    integrity,
+    rows,
+    tying,
+    vocabulary,
+)
 from tiewise.errors import CheckpointError
 
-_MODULES = (integrity, tying, config, vocabulary, rows, formats_adapter, formats_gguf)
+_MODULES = (
+    integrity,
+    tying,
+    config,
+    vocabulary,
+    rows,
+    formats_adapter,
+    formats_code,
+    formats_gguf,
+    formats_quantised,
+)
 RULES: tuple[Rule, ...] = tuple(sorted((rule for part in _MODULES for rule in part.RULES), key=lambda rule: rule.id))
 by_id: dict[str, Rule] = {rule.id: rule for rule in RULES}
 
@@ -23,6 +43,8 @@ def matching(wanted: Iterable[str]) -> frozenset[str]:
     for text in wanted:
         ids = {name for name in by_id if text and name.startswith(text.upper())}
         if not ids:
-            raise CheckpointError(f"there is no rule {text!r}", f"rules are {', '.join(by_id)}; B01 stands for B010-B016")
+            raise CheckpointError(
+                f"there is no rule {text!r}", f"rules are {', '.join(by_id)}; B01 stands for B010-B016"
+            )
         found |= ids
     return frozenset(found)

@@ -107,12 +107,13 @@ RULES: tuple[Rule, ...] = (
         "B023",
         ERROR,
         "the code that comes with a checkpoint ties as transformers 5 asks",
-        """transformers 5 wants _tied_weights_keys as a dict {target: source}. A list, right in version 4, stops it as it
-builds or saves the model: 'list' object has no attribute 'keys'. An attribute of another name is not read at all,
-and a class without one stays untied where version 4 tied every class with get_output_embeddings: its head is random.
-tie_weights is called with missing_keys and recompute_mapping, which an override of the old form does not take. The base
-config lost its default for tie_word_embeddings, so a config class that gives none means tied in version 4 and untied
-in 5. The code is parsed as text and never imported; only classes of the folder itself are read.
+        """transformers 5 takes _tied_weights_keys as a dict {target: source}. A list, right in version 4, stops it
+while it builds or saves a model: 'list' object has no attribute 'keys'. An attribute of another name is not read at
+all, and a class without one stays untied where version 4 tied every class with get_output_embeddings: its head
+is random. tie_weights is called with missing_keys and recompute_mapping, which an override of the old form does
+not take. The base config lost its default for tie_word_embeddings, so a config class that gives none means tied
+in version 4 and untied in 5. The code is parsed as text and never imported; only classes of the folder itself
+are read.
 What to do: write the line that the finding gives.""",
         (
             "transformers#44861",
