@@ -12,24 +12,17 @@ from tiewise.checkpoint.rules import (
     formats_gguf,
     formats_quantised,
     integrity,
+    loading,
     rows,
     tying,
     vocabulary,
 )
 from tiewise.errors import CheckpointError
 
-_MODULES = (
-    integrity,
-    tying,
-    config,
-    vocabulary,
-    rows,
-    formats_adapter,
-    formats_code,
-    formats_gguf,
-    formats_quantised,
-)
-RULES: tuple[Rule, ...] = tuple(sorted((rule for part in _MODULES for rule in part.RULES), key=lambda rule: rule.id))
+_MODULES = (integrity, tying, config, vocabulary, rows, loading)
+_FORMATS = (formats_adapter, formats_code, formats_gguf, formats_quantised)
+_ALL = [rule for part in (*_MODULES, *_FORMATS) for rule in part.RULES]
+RULES: tuple[Rule, ...] = tuple(sorted(_ALL, key=lambda rule: rule.id))
 by_id: dict[str, Rule] = {rule.id: rule for rule in RULES}
 
 
@@ -43,8 +36,7 @@ def matching(wanted: Iterable[str]) -> frozenset[str]:
     for text in wanted:
         ids = {name for name in by_id if text and name.startswith(text.upper())}
         if not ids:
-            raise CheckpointError(
-                f"there is no rule {text!r}", f"rules are {', '.join(by_id)}; B01 stands for B010-B016"
-            )
+            fix = f"rules are {', '.join(by_id)}; B01 stands for B010 to B016"
+            raise CheckpointError(f"there is no rule {text!r}", fix)
         found |= ids
     return frozenset(found)
