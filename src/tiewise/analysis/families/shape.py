@@ -1,0 +1,159 @@
+"""What all decoders have in common: sizes and switches that describe one layer, and the architecture they make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tiewise.analysis.architecture import Architecture, Cache, Ends, Layer, Stack
+from tiewise.analysis.config import Config
+from tiewise.analysis.parts import Part, Parts, linear, lookup, norm, plain
+from tiewise.analysis.signal import Signal
+from tiewise.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Query, key, value and output maps; `norms` counts what norms of queries and keys hold."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    bias: bool = False  # of query, key and value
+    out_bias: bool = False
+    norms: int = 0
+
+    def part(self, width: int) -> Part:
+        """Parameters in a model of `width`."""
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        maps = linear(width, queries, self.bias) + linear(width, keys, self.bias).times(2)
+        return maps + linear(queries, width, self.out_bias) + plain(self.norms)
+
+    @property
+    def cache(self) -> Cache:
+        """Keys and values per token."""
+        return Cache(self.heads, self.head_dim, self.kv_heads)
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Two maps with an activation between, or three with a gate."""
+
+    width: int
+    gated: bool = True
+    bias: bool = False
+
+    def part(self, d: int) -> Part:
+        """Parameters in a model of width `d`."""
+        return linear(d, self.width, self.bias).times(2 if self.gated else 1) + linear(self.width, d, self.bias)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A router and `count` experts, of which a token uses `chosen`; perhaps a shared expert behind a gate."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int = 0
+
+    def parts(self, d: int) -> Parts:
+        """Parameters in a model of width `d`."""
+        parts = {
+            "experts": FeedForward(self.width).part(d).times(self.count, min(self.chosen, self.count)),
+            "router": linear(d, self.count),
+        }
+        if self.shared_width:
+            parts["shared_experts"] = FeedForward(self.shared_width).part(d)
+            parts["router"] += linear(d, 1)  # the shared expert's own gate
+        return parts
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder's shape. Norm counts say which sublayer each norm belongs to; `own_norms` are read by both."""
+
+    config: Config
+    width: int
+    layers: int
+    attention: Attention
+    ffn: FeedForward
+    norm: str = "rms"
+    attention_norms: int = 1
+    ffn_norms: int = 1
+    own_norms: int = 0
+    final_norm: bool = True
+    positions: int = 0
+    embedding_norm: bool = False
+    head_bias: bool = False
+    experts: Experts | None = None
+    dense_layers: frozenset[int] = field(default_factory=frozenset)  # layers without experts, where there are any
+    table_width: int | None = None  # another than the model's: linear maps without bias stand between (OPT-350M)
+    signal: Signal | None = None
+
+    def layer(self, index: int) -> Layer:
+        """One layer's parts."""
+        d = self.width
+        dense: Parts = {"ffn": self.ffn.part(d)}
+        forward = dense if self.experts is None or index in self.dense_layers else self.experts.parts(d)
+        return Layer(
+            {"attention": self.attention.part(d), "norms": norm(d, self.norm, self.attention_norms)},
+            {**forward, "norms": norm(d, self.norm, self.ffn_norms)},
+            {"norms": norm(d, self.norm, self.own_norms)} if self.own_norms else {},
+        )
+
+    def saved_per_token(self) -> int:
+        """Values per token and layer kept for the backward pass: inputs of products, of norms and activations."""
+        experts, a = self.experts, self.attention
+        middle = self.ffn.width if experts is None else experts.width * experts.chosen + experts.shared_width
+        return 4 * self.width + 2 * (a.heads + a.kv_heads) * a.head_dim + middle * (3 if self.ffn.gated else 2)
+
+    def architecture(self) -> Architecture:
+        """Put layers and ends together."""
+        c, d = self.config, self.width
+        around: dict[str, Part] = {}
+        if self.positions:
+            around["positions"] = lookup(self.positions, d)
+        if self.embedding_norm:
+            around["embedding_norm"] = norm(d, self.norm)
+        if self.final_norm:
+            around["norms"] = norm(d, self.norm)
+        stack = Stack(
+            "decoder",
+            tuple(map(self.layer, range(self.layers))),
+            around,
+            cache=self.attention.cache,
+            saved_per_token=self.saved_per_token(),
+        )
+        width = self.table_width or d
+        maps = linear(width, d).times(2) if width != d else Part()
+        if c.head == "none" and width != d:
+            maps = linear(width, d).times(2)  # OPT's bare model keeps both
+        has_head = c.head != "none"
+        tied = has_head and c.flag("tie_word_embeddings")
+        ends = Ends(c.size("vocab_size"), width, tied, has_head, maps=maps, head_biases=int(self.head_bias))
+        return Architecture(c.family, d, ends, (stack,), signal=self.signal)
+
+
+def heads_of(c: Config, width: int) -> tuple[int, int, int]:
+    """(heads, key-value heads, head width) by the usual keys; a head's width defaults to width / heads.
+
+    Raises:
+        CheckpointError: the sizes contradict each other.
+    """
+    heads = c.size("num_attention_heads")
+    kv_heads = c.size("num_key_value_heads", heads)
+    if heads % kv_heads:
+        what = f"{heads} attention heads cannot be grouped over num_key_value_heads = {kv_heads}"
+        raise CheckpointError(what, "the key-value heads must divide the heads")
+    return heads, kv_heads, c.size("head_dim", even(width, heads))
+
+
+def even(width: int, heads: int) -> int:
+    """Return width / heads.
+
+    Raises:
+        CheckpointError: it is not whole.
+    """
+    if width % heads:
+        raise CheckpointError(f"hidden_size {width} is not a multiple of {heads} heads", "give sizes that divide")
+    return width // heads

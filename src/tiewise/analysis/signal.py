@@ -1,0 +1,36 @@
+"""How a freshly drawn model carries its input to its head: what the step-0 loss depends on.
+
+Only families whose forward has been held against measured losses have one (see `first_loss.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ARRANGEMENTS = ("sequential", "parallel", "sandwich")
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Scales of a pre-norm residual stream at initialisation; weights are N(0, std²) and biases zero.
+
+    `arrangement`: sequential (x + f(norm x), one sublayer after the other), parallel (both read the same x), sandwich
+    (each sublayer's output is normalised again before it is added).
+    """
+
+    std: float
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    layers: int
+    activation: str
+    gated: bool
+    arrangement: str = "sequential"
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    residual_scale: float = 1.0
+    softcap: float | None = None
+    attention_scale: float | None = None  # None: head_dim^-½
+    positions_std: float = 0.0
+    depth_scaled: bool = False  # output projections drawn with std / √(2L), as GPT-2 does

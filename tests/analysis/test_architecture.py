@@ -1,0 +1,156 @@
+"""A config's count equals the model that transformers builds from it, to the parameter, component by component."""
+
+import json
+import re
+import warnings
+from collections import Counter
+
+import pytest
+import torch
+import transformers
+from family_defaults import PATH, recorded
+from published_configs import PUBLISHED, QUICK
+from transformers import AutoConfig
+from transformers.models.auto import modeling_auto as auto
+
+from tiewise.analysis.read_config import READERS, Sizes, from_sizes, read
+from tiewise.errors import CheckpointError
+
+# Name patterns of each component, in the order in which they are tried. Independent of the readers: only names.
+PATTERNS = [
+    ("cross_attention", r"EncDecAttention|encoder_attn\."),
+    ("positions", r"wpe|embed_positions|position_embeddings|relative_attention_bias"),
+    ("token_types", r"token_type_embeddings"),
+    ("embedding_norm", r"embeddings\.(LayerNorm|norm)|word_embeddings_layernorm|layernorm_embedding"),
+    ("maps", r"project_in|project_out|embedding_hidden_mapping_in|embeddings_project\."),
+    (
+        "head_bias",
+        r"(lm_head|predictions|vocab_projector|generator_lm_head|^decoder)\.bias$|predictions\.decoder\.bias$",
+    ),
+    ("head_transform", r"cls\.predictions\.|^predictions\.|lm_head\.(dense|layer_norm)|vocab_(transform|layer_norm)"),
+    ("head_transform", r"generator_predictions|^head\."),
+    ("other", r"seq_relationship|sop_classifier|discriminator_predictions|^model\.encoder\.embed_tokens"),
+    ("pooler", r"pooler"),
+    ("experts", r"experts\."),
+    ("router", r"mlp\.gate\.|shared_expert_gate"),
+    ("shared_experts", r"shared_expert\."),
+    ("attention", r"(q|k)_(norm|layernorm)"),
+    ("norms", r"norm|\.ln_|sa_layer_norm|LayerNorm|ln_(f|attn|mlp)"),
+    ("mixer", r"mixer"),
+    ("attention", r"attn|attention|SelfAttention"),
+    ("output_table", r"lm_head\.weight|^cls\.predictions\.decoder"),
+    ("input_table", r"wte|embed_tokens|embed_in|word_embeddings|tok_embeddings|shared\.weight|embeddings\.weight"),
+    ("ffn", r"mlp|fc1|fc2|ffn|DenseReluDense|intermediate|output\.dense"),
+]
+
+
+def built(config: dict) -> torch.nn.Module:
+    values = dict(config)
+    named = values.get("architectures")
+    made = AutoConfig.for_model(values.pop("model_type"), **values)
+    family = made.model_type
+    tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
+    seq2seq = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
+    order = (seq2seq, *tables) if family in seq2seq else tables
+    if family in ("bert", "roberta", "electra"):
+        order = (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,)
+    name = named[0] if named else next(table[family] for table in order if family in table)
+    with torch.device("meta"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return getattr(transformers, name)(made)
+
+
+def measured(model: torch.nn.Module) -> Counter:
+    counts: Counter = Counter()
+    for name, parameter in model.named_parameters():  # yields a shared parameter once
+        component = next((c for c, pattern in PATTERNS if re.search(pattern, name)), None)
+        assert component, f"no pattern for {name}"
+        counts[component] += parameter.numel()
+    return counts
+
+
+def check(name: str) -> None:
+    model = built(PUBLISHED[name])
+    architecture = read(PUBLISHED[name])
+    assert not architecture.estimated
+    assert architecture.total == sum(p.numel() for p in model.parameters())
+    assert dict(architecture.parameters()) == dict(measured(model))
+    assert architecture.frozen == sum(p.numel() for p in model.parameters() if not p.requires_grad)
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_count_equals_the_built_model(name):
+    check(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(PUBLISHED) - set(QUICK)))
+def test_count_equals_the_built_model_of_every_family(name):
+    check(name)
+
+
+@pytest.mark.parametrize("family", sorted(READERS))
+def test_a_config_without_sizes_is_the_class_default(family):
+    assert json.loads(PATH.read_text())[family] == recorded(family)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(READERS))
+def test_an_empty_config_counts_the_class_default(family):
+    model = built({"model_type": family})
+    assert read({"model_type": family}).total == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", sorted(set(READERS) - {"t5", "mt5", "umt5", "modernbert", "albert"}))
+@pytest.mark.parametrize("tied", [True, False])
+def test_tying_either_way_counts_as_built(family, tied):
+    config = {"model_type": family, "tie_word_embeddings": tied}
+    assert read(config).total == sum(p.numel() for p in built(config).parameters())
+
+
+def test_a_nested_text_config_is_read_and_said():
+    text = PUBLISHED["gemma-3-270m"]
+    nested = {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 1152}}
+    architecture = read(nested)
+    assert architecture.total == read(text).total
+    assert any("text_config" in note for note in architecture.notes)
+    assert not read({**nested, "tie_word_embeddings": False}).ends.tied
+
+
+def test_an_unknown_family_is_estimated_and_says_so():
+    config = {**PUBLISHED["llama-3.2-1b"], "model_type": "brand_new"}
+    architecture = read(config)
+    assert architecture.estimated
+    assert "brand_new" in architecture.notes[0]
+    exact = read(PUBLISHED["llama-3.2-1b"]).parameters()
+    estimate = architecture.parameters()
+    assert {k: v for k, v in exact.items() if k != "norms"} == dict(estimate)
+
+
+def test_sizes_alone_give_the_textbook_body():
+    assert from_sizes(Sizes(32_000, 1024, 12), tied=False).total == 2 * 32_000 * 1024 + 12 * 12 * 1024**2
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({"model_type": "llama", "hidden_size": 100, "num_attention_heads": 3}, "not a multiple"),
+        ({"model_type": "llama", "num_attention_heads": 6, "num_key_value_heads": 4}, "cannot be grouped"),
+        ({"model_type": "llama", "vocab_size": 0}, "vocab_size = '0'"),
+        ({"model_type": "gpt2", "n_embd": "768"}, "hidden_size = '768'"),
+        ({"model_type": "gpt2", "n_layer": True}, "num_hidden_layers = 'True'"),
+        ({"model_type": "brand_new", "hidden_size": 64}, "no vocab_size"),
+        ({"model_type": "gemma2", "query_pre_attn_scalar": "many"}, "query_pre_attn_scalar"),
+    ],
+)
+def test_sizes_that_contradict_are_refused(config, says):
+    with pytest.raises(CheckpointError, match=says) as caught:
+        read(config)
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize("sizes", [{"vocab": 0}, {"width": -1}, {"kv_heads": 3}, {"layers": 1.5}])
+def test_bad_sizes_are_refused(sizes):
+    with pytest.raises(CheckpointError):
+        Sizes(**{"vocab": 100, "width": 64, "layers": 2, "heads": 4, **sizes})
