@@ -12,11 +12,10 @@ from rich.text import Text
 
 from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
-from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES, Likeness
 from tiewise.checkpoint.loaders import Outcome
 from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule
+from tiewise.checkpoint.rules.wording import difference, size
 from tiewise.checkpoint.strict_json import short
-from tiewise.report.receipt import size
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
 ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}
@@ -37,7 +36,10 @@ def rule_view(rule: Rule) -> RenderableType:
     head = Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
     when = "Runs only with --deep." if rule.deep else ""
     sources = f"Sources: {', '.join(rule.sources)}" if rule.sources else ""
-    return Group(head, Text(), Text(rule.explain), *(Text(line, "dim") for line in (when, sources) if line))
+    about = [Text(part.replace("\n", " ").strip()) for part in rule.explain.split("What to do: ")]
+    if len(about) == 2:
+        about[1] = Text.assemble(("What to do: ", "bold"), about[1])
+    return Group(head, Text(), *about, Text(), *(Text(line, "dim") for line in (when, sources) if line))
 
 
 def print_view(view: RenderableType, console: Console | None = None) -> None:
@@ -77,16 +79,26 @@ def _said(claim: Claim) -> str:
 
 
 def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
-    for part in audit.parts:
-        yield ROLES.get(part.role, part.role), _tensor(part)
     roles = audit.roles
+    for part in audit.parts:
+        if part.role == "input":
+            yield ROLES["input"], _tensor(part)
     if roles is not None and roles.output is None and roles.input is not None:
-        yield "output head", "none: this class has no token head" if roles.headless else "not stored"
+        yield ROLES["output"], _absent_head(audit)
+    for part in audit.parts:
+        if part.role != "input":
+            yield ROLES.get(part.role, part.role), _tensor(part)
     if audit.ends is not None:
         spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
-        yield "the two are", alike(audit.ends) + spare
+        yield "the two are", difference(audit.ends) + spare
     elif roles is not None and roles.input is not None and roles.output is not None:
         yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
+
+
+def _absent_head(audit: Audit) -> str:
+    if audit.roles is not None and audit.roles.headless:
+        return "none: this class has no token head"
+    return "not stored: the input table is used" if audit.claims.tied else "not stored"
 
 
 def _tensor(part: Part) -> str:
@@ -94,24 +106,15 @@ def _tensor(part: Part) -> str:
     return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
 
 
-def alike(ends: Likeness) -> str:
-    """Return how alike two tables are, in words."""
-    if ends.kind == IDENTICAL:
-        return "identical, byte by byte"
-    if ends.kind == SAME_VALUES:
-        return "equal once cast to the narrower type"
-    rows = f"{ends.differing:,} of {ends.rows:,} rows differ, by {100 * ends.relative:.3g} % of their length"
-    return f"{'two tables of their own' if ends.kind == 'unrelated' else ends.kind}: {rows}"
-
-
 def _loaders(outcomes: tuple[Outcome, ...]) -> Padding:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for name in ("loader", "makes of it", "", "source"):
+    for name in ("loader", "makes of it", "that is"):
         table.add_column(name, overflow="fold")
     for outcome in outcomes:
-        word = Text(outcome.outcome, "" if outcome.right else STYLE["error"])
-        basis = f"predicted: {outcome.source}" if outcome.predicted else outcome.source
-        table.add_row(Text(f"{outcome.loader} {outcome.versions}"), word, Text(outcome.sentence), Text(basis, "dim"))
+        basis = f"predicted, {outcome.source}" if outcome.predicted else "verified by our tests"
+        loader = Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
+        word = Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
+        table.add_row(loader, word, Text(outcome.sentence))
     return Padding(table, (0, 0, 0, 2))
 
 

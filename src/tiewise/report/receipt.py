@@ -6,6 +6,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tiewise.checkpoint.rewrite.receipt import Receipt
+from tiewise.checkpoint.rules.wording import names, size
 
 SHOWN = 6  # names of tensors in one cell
 
@@ -20,22 +21,13 @@ def receipt_table(receipt: Receipt) -> Table:
     return table
 
 
-def size(count: float) -> str:
-    """Return a number of bytes as people write it, decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.3g} TB"
-
-
 def _lines(receipt: Receipt) -> list[tuple[str, str]]:
     done = "would write" if receipt.dry_run else "written"
     lines = [(done, str(receipt.to))]
     if receipt.written:
-        lines.append(("tensors in", _names(receipt.written)))
+        lines.append(("tensors in", names(receipt.written, SHOWN)))
     if receipt.dropped:
-        lines.append(("tensors out", _names(receipt.dropped)))
+        lines.append(("tensors out", names(receipt.dropped, SHOWN)))
     counts = (("rewritten", receipt.rewritten), ("linked", receipt.linked), ("copied", receipt.copied))
     lines.append(("files", ", ".join(f"{len(files)} {word}" for word, files in counts if files) or "none"))
     lines.append(("bytes", f"{size(receipt.bytes_before)} → {size(receipt.bytes_after)}"))
@@ -43,8 +35,3 @@ def _lines(receipt: Receipt) -> list[tuple[str, str]]:
     lines.append(("input rows", f"largest change {receipt.input_change:.3g}"))
     lines.append(("measured", receipt.measured_on))
     return lines + [("note", note) for note in receipt.notes]
-
-
-def _names(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

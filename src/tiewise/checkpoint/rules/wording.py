@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import SAME_VALUES, UNRELATED, Likeness
+from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES, UNRELATED, Likeness
 from tiewise.checkpoint.strict_json import short
 
 CONFIG_FIX = "edit config.json by hand"
@@ -44,12 +45,23 @@ def numbers(values: Iterable[int], count: int) -> str:
 
 
 def difference(alike: Likeness) -> str:
-    """Return how two tables differ, with numbers."""
+    """Return how alike two tables are, with numbers."""
+    if alike.kind == IDENTICAL:
+        return "identical, byte by byte"
+    if alike.kind == IDENTICAL:
+        return f"equal in all {alike.rows:,} rows, byte for byte"
     if alike.kind == SAME_VALUES:
         return f"equal in all {alike.rows:,} rows once both have the narrower type"
     share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {numbers(alike.first, alike.differing)})"
-    size_of = f"by {alike.relative:.2g} of their length" if alike.relative == alike.relative else "some values are NaN"
-    return f"{share}, {size_of}; {'two tables of their own' if alike.kind == UNRELATED else 'once one table'}"
+    return (
+        f"{share}, {_by(alike.relative)}; {'two tables of their own' if alike.kind == UNRELATED else 'once one table'}"
+    )
+
+
+def _by(relative: float) -> str:
+    if not math.isfinite(relative):
+        return "some values are NaN or infinite"
+    return f"by {100 * relative:.2g} % of their length" if relative < 1 else f"by {relative:.2g} times their length"
 
 
 def flag_at(level: str) -> str:

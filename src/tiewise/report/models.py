@@ -1,0 +1,60 @@
+"""The terminal's view of the catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from tiewise.analysis.catalogue import Model
+
+BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
+UNKNOWN = "–"
+SOURCE = 19  # letters of a source
+LEFT = ("model", "tied", "status", "source")
+
+
+def models_table(found: Sequence[Model]) -> Table:
+    """Return one row per model, 100 columns wide at most, and under it how to know better."""
+    many = f"{len(found)} model{'' if len(found) == 1 else 's'}"
+    caption = f"\n{many}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = Text(caption), "left"
+    for name in ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "source"):
+        table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
+    for model in found:
+        table.add_row(*map(Text, _cells(model)))
+    return table
+
+
+def short(count: float | None) -> str:
+    """7.24 B, 494 M: three digits, B for billions; a dash where it is not known."""
+    if count is None:
+        return UNKNOWN
+    for unit in ("", " k", " M", " B"):
+        if abs(count) < 999.5:
+            return f"{count:.0f}{unit}" if count >= 100 or not unit else f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"
+
+
+def _cells(model: Model) -> list[str]:
+    return [
+        model.name,
+        f"{model.vocab:,}" if model.vocab else UNKNOWN,
+        f"{model.width:,}",
+        str(model.layers),
+        f"{model.ratio:.1f}" if model.ratio else UNKNOWN,
+        short(model.size) if model.parameters else f"≈ {short(model.size)}" if model.size else UNKNOWN,
+        f"{model.table_share:.1%}".replace("%", " %") if model.table_share else UNKNOWN,
+        {True: "yes", False: "no", None: "?"}[model.tied],
+        model.checked,
+        _source(model.source),
+    ]
+
+
+def _source(text: str) -> str:
+    first = text.split(";")[0].split(",")[0].replace(" config class default", "").replace(" configs/models", "")
+    return first if len(first) <= SOURCE else first[: SOURCE - 1].rstrip() + "…"
