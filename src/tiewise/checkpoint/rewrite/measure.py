@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.facts import Progress, _silent
+from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
 from tiewise.checkpoint.rewrite.change import Measured
@@ -47,13 +47,13 @@ def hidden(width: int) -> NDArray[np.float32]:
     return (made / np.sqrt(np.square(made).mean(axis=1, keepdims=True))).astype(np.float32)
 
 
-def logit_change(old: Rows, new: Rows, progress: Progress = _silent) -> float:
+def logit_change(old: Rows, new: Rows, progress: Progress = silent) -> float:
     """Return the largest |h·(old − new)ᵀ| over the probes and the rows that both have."""
     probes = hidden(old.width)
     return _largest(old, new, lambda difference: np.abs(difference @ probes.T), progress)
 
 
-def row_change(old: Rows, new: Rows, progress: Progress = _silent) -> float:
+def row_change(old: Rows, new: Rows, progress: Progress = silent) -> float:
     """Return the largest Euclidean length of a row of old − new, over the rows that both have."""
     return _largest(old, new, lambda difference: np.linalg.norm(difference, axis=1), progress)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tiewise.checkpoint.facts import Progress, _silent
+from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import INDEX, Folder
 from tiewise.checkpoint.header import read_header
 from tiewise.checkpoint.open_file import inside
@@ -30,7 +30,7 @@ def apply(
     command: str,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Receipt:
     """Write `folder` with `change` to the new folder `to`; the source is only read.
 

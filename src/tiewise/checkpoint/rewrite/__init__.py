@@ -1,0 +1,6 @@
+"""Rewriting a checkpoint into a new folder: each verb only reads its source, and its result appears whole or not at all."""
+
+from tiewise.checkpoint.rewrite.dedupe import dedupe as dedupe
+from tiewise.checkpoint.rewrite.receipt import Receipt as Receipt
+from tiewise.checkpoint.rewrite.tie import tie as tie
+from tiewise.checkpoint.rewrite.untie import untie as untie

@@ -1,0 +1,50 @@
+"""`dedupe`: drop what is stored twice at the two ends, where that is proven byte by byte."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tiewise.checkpoint.facts import Progress, silent
+from tiewise.checkpoint.rewrite.ends import how_they_differ, opened, require_ends
+from tiewise.checkpoint.rewrite.receipt import Receipt
+from tiewise.checkpoint.rewrite.tie import join
+from tiewise.checkpoint.rewrite.transaction import apply
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import CheckpointError
+
+
+def dedupe(
+    source: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    *,
+    dry_run: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Receipt:
+    """Drop a head that equals the input table, and every other equal copy that the class ties to it.
+
+    The flag becomes true at every level of the config. No logit changes.
+
+    Args:
+        source: checkpoint folder, or one `.safetensors`.
+        to: the folder to make.
+        dry_run: foresee everything, write nothing.
+        force: also where it changes the model's function in a way that the tables do not show.
+        progress: hears of long reads and writes.
+
+    Raises:
+        CheckpointError: nothing is stored twice, the two tables differ, the ends cannot be found or read, a family that
+            ties never or otherwise, or a destination that cannot be used.
+    """
+    facts = opened(Path(source), progress)
+    require_ends(facts, "dedupe")
+    table, head = facts.roles.input, facts.roles.output
+    if table is not None and head is not None and not facts.same(table, head):
+        how = how_they_differ(facts, table, head)
+        what = f"{facts.path}: {short(table.name)} and {short(head.name)} differ: {how}"
+        raise CheckpointError(what, "nothing is stored twice; tiewise tie --keep makes them one")
+    change = join(facts, force=force, progress=progress)
+    if not change.drop & set(facts.folder.tensors):
+        raise CheckpointError(f"{facts.path}: no table is stored twice", "nothing to do")
+    return apply(facts.folder, change, Path(to), command="dedupe", dry_run=dry_run, force=force, progress=progress)
