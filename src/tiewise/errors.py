@@ -40,6 +40,10 @@ class CheckpointError(TiewiseError, ValueError):
     """A checkpoint, or a file of one, that cannot be read or must not be rewritten as asked."""
 
 
+class PlanError(TiewiseError, ValueError):
+    """A model, size or choice that cannot be planned."""
+
+
 class TiewiseWarning(UserWarning):
     """Something that works but that the user should know; raised as an error in this package's own tests."""
 
