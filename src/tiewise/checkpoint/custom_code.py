@@ -118,11 +118,12 @@ def read_code(folder: Folder) -> Code:
 
 
 def _classes(folder: Folder, name: str) -> list[Class]:
-    text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+    path = os.fspath(inside(folder.path, name))
+    text = read_whole(path, MOST_BYTES)
     if not any(word in text for word in _WORDS):
         return []
     try:
-        tree = ast.parse(text)
+        tree = ast.parse(text, path)  # a syntax error opens the file that is named here, to quote its line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
         reason = short(getattr(error, "msg", None) or str(error) or type(error).__name__, 80)
         what = f"{folder.path / name}: cannot be read as Python ({reason})"

@@ -1,0 +1,314 @@
+"""A process of its own in which thousands of damaged checkpoints are checked, watched from inside.
+
+    python hostile_child.py FOLDER FIRST COUNT
+
+Prints one JSON object: what was checked, refused, and what must not have happened. Every case is made from its number
+alone, so that `FOLDER N 1` repeats it.
+"""
+
+import copy
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import stat
+import struct
+import sys
+import traceback
+from pathlib import Path
+
+import numpy as np
+from gguf_writer import model, strings
+from tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
+
+from tiewise.checkpoint.audit import check
+from tiewise.errors import CheckpointError
+
+SECONDS = 20  # for one case, on a busy machine; a healthy check takes milliseconds
+HUGE = 2**60
+ODD = [None, True, -1, 0, 0.5, HUGE, -HUGE, 2**63, 2**64, 10**400, float("nan"), float("inf"), "", "x" * 100_000]
+ODD += ["\0", "../../secret", "/etc/passwd", "\ud800", "a\nb\x1b[31m", [], {}, [[]], [1, [2, [3]]], {"a": {"b": {}}}]
+ODD += ["F32", "F4", "__metadata__", "lm_head.weight", "text_config", [V, D], [D, V], [V, -D], [2**40, 2**40], [0, 0]]
+CODE = (
+    "from transformers import PreTrainedModel\nclass M(PreTrainedModel):\n    _tied_weights_keys = ['a']\n"
+    "    def get_output_embeddings(self):\n        return self.a\n    def tie_weights(self):\n        pass\n"
+)
+
+
+class Hang(BaseException):
+    """A case took too long; no `except Exception` may swallow it."""
+
+
+class Watch:
+    """What a check touches: every file it opens, and whatever it must never do."""
+
+    FORBIDDEN = ("subprocess.Popen", "os.system", "os.exec", "os.fork", "os.posix_spawn", "socket.connect", "exec")
+    FORBIDDEN += ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
+    FORBIDDEN += ("pickle.find_class", "marshal.loads", "ctypes.dlopen", "import")
+
+    def __init__(self, home):
+        self.home = os.path.realpath(home)
+        self.on = False
+        self.wrong = []
+
+    def __call__(self, event, arguments):
+        if not self.on:
+            return
+        if event == "open":
+            self.on = False
+            path, _, flags = arguments
+            self._opened(path, flags or 0)
+            self.on = True
+        elif event in self.FORBIDDEN:
+            self.wrong.append(f"{event} {str(arguments)[:200]}")
+
+    def _opened(self, path, flags):
+        if isinstance(path, int):
+            return
+        try:
+            real = os.path.realpath(os.fsdecode(path))
+        except ValueError:
+            return  # a null byte: it cannot be opened
+        if os.path.commonpath([real, self.home]) != self.home:
+            self.wrong.append(f"opened {path!r}, which is {real}")
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
+            self.wrong.append(f"opened {path!r} for writing")
+
+
+def seeds(scratch):
+    """{name: ({file: bytes}, arguments of check)}"""
+    tokenizer = {"tokenizer": bpe_tokenizer(added=[(V - 1, "<end>", True)])}
+    files = {"generation_config.json": {"eos_token_id": [1, 2]}, "tokenizer_config.json": {"added_tokens_decoder": {}}}
+    nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": V, "hidden_size": D}}
+    nested["text_config"]["tie_word_embeddings"] = False
+    auto = {"auto_map": {"AutoConfig": "m.C", "AutoModelForCausalLM": "m.M"}}
+    packed = {"lm_head.qweight": np.ones((D // 8, V), np.int32), "lm_head.scales": np.ones((1, V), np.float16)}
+    section = {"quantization_config": {"quant_method": "gptq", "lm_head": True, "dynamic": {"-:x": {}}}}
+    lora = {
+        "base_model.model.lm_head.lora_A.weight": np.ones((2, D)),
+        "base_model.model.lm_head.lora_B.weight": np.ones((V, 2)),
+    }
+    lora["base_model.model.model.embed_tokens.weight"] = table()
+    adapter = {"peft_type": "LORA", "target_modules": ["lm_head"], "modules_to_save": ["embed_tokens"]}
+    made = {
+        "tied": llama(scratch / "tied", files=files, **tokenizer),
+        "untied": llama(scratch / "untied", False, **tokenizer),
+        "equal": llama(scratch / "equal", head=table()),
+        "sharded": llama(scratch / "sharded", False, shards=2),
+        "nested": llama(scratch / "nested", head=table(seed=4), config=nested),
+        "code": llama(scratch / "code", config=auto),
+        "quantised": llama(scratch / "quantised", tensors=packed, config=section),
+        "adapter": write_checkpoint(scratch / "adapter", None, lora, files={"adapter_config.json": adapter}),
+    }
+    (made["code"] / "m.py").write_text(CODE)
+    (made["adapter"] / "model.safetensors").rename(made["adapter"] / "adapter_model.safetensors")
+    gathered = {name: {file.name: file.read_bytes() for file in folder.iterdir()} for name, folder in made.items()}
+    split = [("split.count", struct.pack("<IH", 2, 1)), ("tokenizer.ggml.merges", strings(["a b"] * 3))]
+    gathered["gguf"] = gathered["untied"] | {"m.gguf": model(V, 32, head=bytes(V * 32 * 4), keys=split)}
+    return gathered
+
+
+def mutate_bytes(rng, data):
+    data = bytearray(data)
+    how = rng.randrange(6)
+    at = rng.randrange(min(len(data), 400) + 1)
+    if how == 0:
+        return bytes(data[: rng.randrange(len(data) + 1)])
+    if how == 1:
+        data[:8] = struct.pack("<Q", rng.choice([0, 1, HUGE, 2**64 - 1, len(data), rng.randrange(2000)]))
+    elif how == 2:
+        data[at:at] = bytes(rng.randrange(256) for _ in range(rng.randrange(1, 20)))
+    elif how == 3:
+        del data[at : at + rng.randrange(1, 40)]
+    else:
+        for _ in range(rng.randrange(1, 8)):
+            if data:
+                data[rng.randrange(min(len(data), 600))] = rng.randrange(256)
+    return bytes(data)
+
+
+def places(record, path=()):
+    yield path
+    items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+def mutate_record(rng, record):
+    """Put something odd, a copy of another part, or nothing in place of a random part of a JSON value."""
+    record = copy.deepcopy(record)
+    for _ in range(rng.randrange(1, 4)):
+        known = list(places(record))
+        path = rng.choice(known)
+        odd = rng.choice(ODD) if rng.random() < 0.8 else at_place(record, rng.choice(known))
+        if not path:
+            if rng.random() < 0.1:
+                record = copy.deepcopy(odd)
+            continue
+        parent = at_place(record, path[:-1])
+        if rng.random() < 0.15:
+            del parent[path[-1]]
+        elif isinstance(parent, dict) and rng.random() < 0.3:
+            parent[str(odd)[:300]] = parent.pop(path[-1])
+        else:
+            parent[path[-1]] = copy.deepcopy(odd)
+    return record
+
+
+def at_place(record, path):
+    for key in path:
+        record = record[key]
+    return record
+
+
+def as_json(rng, record):
+    text = json.dumps(record).encode()
+    if rng.random() < 0.05:
+        text = b'{"a":' * 100_000 + text + b"}" * 100_000
+    elif rng.random() < 0.1 and text[:1] == b"{" and len(text) > 4:
+        text = text[:-1] + b"," + text[1:]  # every key twice
+    return text
+
+
+def mutate_file(rng, name, data):
+    if rng.random() < 0.35:
+        return mutate_bytes(rng, data)
+    if name.endswith(".json"):
+        return as_json(rng, mutate_record(rng, json.loads(data)))
+    if name.endswith(".safetensors"):
+        length = int.from_bytes(data[:8], "little")
+        text = as_json(rng, mutate_record(rng, json.loads(data[8 : 8 + length])))
+        return struct.pack("<Q", len(text)) + text + data[8 + length :]
+    return mutate_bytes(rng, data)
+
+
+def mutate_folder(rng, folder, files):
+    """Change what a name is: gone, a link that leads out or round, a pipe, a folder, unreadable, a file more."""
+    name = rng.choice(sorted(files))
+    path = folder / name
+    how = rng.randrange(8)
+    if how < 7:
+        path.unlink()
+    if how == 1:
+        path.symlink_to("../secret")
+    elif how == 2:
+        path.symlink_to(name)
+    elif how == 3:
+        os.mkfifo(path)
+    elif how == 4:
+        path.mkdir()
+    elif how == 5:
+        path.write_bytes(b"")
+    elif how == 6:
+        path.write_bytes(files[name])
+        path.chmod(0)
+    else:
+        extra = rng.choice(["model-00009-of-00009.safetensors", "pytorch_model.bin", "a\nb.json", "tokenizer.model"])
+        (folder / extra).write_bytes(rng.choice(list(files.values())))
+    return f"{name}: folder change {how}"
+
+
+def make(rng, folder, kinds):
+    """Write one damaged checkpoint; return what was done, and the arguments of check."""
+    kind = rng.choice(sorted(kinds))
+    files = dict(kinds[kind])
+    done = [kind]
+    if rng.random() < 0.85:
+        weights = [4 if name.endswith((".gguf", ".safetensors")) or "config" in name else 2 for name in files]
+        for name in dict.fromkeys(rng.choices(list(files), weights, k=rng.choice([1, 1, 1, 2]))):
+            files[name] = mutate_file(rng, name, files[name])
+            done.append(name)
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+    if rng.random() < 0.15:
+        done.append(mutate_folder(rng, folder, files))
+    scan, deep = rng.choice([(True, False), (True, True), (False, False)])
+    arguments = {"path": folder, "scan": scan, "deep": deep}
+    if kind == "gguf":
+        arguments["path"] = folder / "m.gguf"
+        arguments["beside"] = rng.choice([None, folder])
+    elif kind == "adapter":
+        arguments["base"] = rng.choice([None, folder.parent / "base"])
+    elif rng.random() < 0.15:
+        arguments["path"] = folder / rng.choice(sorted(files))
+    return done, arguments
+
+
+def clear(folder):
+    for path in folder.glob("*"):
+        if not path.is_symlink() and not stat.S_ISFIFO(path.stat().st_mode):
+            path.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def run(home, first, count):
+    home.mkdir(exist_ok=True)
+    kinds = seeds(home.parent / "seeds")
+    shutil.copytree(home.parent / "seeds" / "tied", home / "base", dirs_exist_ok=True)
+    for name, files in kinds.items():  # what is loaded once, is loaded before anything is watched
+        write(home / "warm", files)
+        given = {"base": home / "base"} if name == "adapter" else {}
+        json.dumps(check(home / "warm", deep=True, **given).record())
+        shutil.rmtree(home / "warm")
+    (home.parent / "secret").write_bytes(kinds["tied"]["config.json"])
+    watch = Watch(home)
+    sys.addaudithook(watch)
+    signal.signal(signal.SIGALRM, stop)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    resource.setrlimit(resource.RLIMIT_AS, (4 * 2**30, 4 * 2**30))
+    told = {"checked": 0, "refused": 0, "failed": []}
+    for number in range(first, first + count):
+        rng = random.Random(number)
+        done, arguments = make(rng, home / "case", kinds)
+        problem = one(watch, arguments, told)
+        if problem is not None:
+            told["failed"].append(f"case {number} ({'; '.join(done)}; {arguments}): {problem}")
+        clear(home / "case")
+    told["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    return told
+
+
+def write(folder, files):
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
+def stop(signum, frame):
+    raise Hang
+
+
+def one(watch, arguments, told):
+    """Check one case; return what went wrong, or None."""
+    watch.wrong.clear()
+    signal.alarm(SECONDS)
+    watch.on = True
+    try:
+        record = check(**arguments).record()
+        watch.on = False
+        told["checked"] += 1
+        json.dumps(record, allow_nan=False)
+        for finding in record["findings"]:
+            if any(not (character.isprintable()) for character in finding["evidence"] + finding["where"]):
+                return f"unprintable text in {finding}"
+    except CheckpointError as error:
+        watch.on = False
+        told["refused"] += 1
+        if "\n" in str(error) or not error.fix:
+            return f"no plain error: {error!r}"
+    except Hang:
+        return f"hangs for {SECONDS} s"
+    except Exception:
+        watch.on = False
+        return traceback.format_exc(limit=-4)
+    finally:
+        watch.on = False
+        signal.alarm(0)
+    return "; ".join(watch.wrong) or None
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))
