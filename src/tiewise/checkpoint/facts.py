@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,6 +21,7 @@ from tiewise.errors import CheckpointError
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
+_EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
 
 
@@ -29,6 +30,18 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 _silent = silent
+
+
+def _sizes(level: Mapping[str, Any]) -> Iterator[int]:
+    wanted = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
+    sizes = [size for value in wanted if (size := count(value)) is not None]
+    yield from sizes
+    family = level.get("model_type")
+    extra = [rows for name, rows in _EXTRA_ROWS.items() if isinstance(family, str) and family.startswith(name)]
+    extra += [rows for rows in [count(level.get("additional_vocab_size"))] if rows is not None]
+    prompts = count(level.get("prompt_types")), count(level.get("prompt_length"))
+    extra += [prompts[0] * prompts[1]] if prompts[0] is not None and prompts[1] is not None else []
+    yield from (size + rows for size in sizes for rows in extra)
 
 
 @dataclass(frozen=True)
@@ -88,13 +101,8 @@ class Facts:
 
     @cached_property
     def vocabularies(self) -> frozenset[int]:
-        """Every number that the config gives as the size of some vocabulary, at any level."""
-        return frozenset(
-            size
-            for level in self.levels.values()
-            for key, value in level.items()
-            if "vocab" in key and not _NO_VOCABULARY.search(key) and (size := count(value)) is not None
-        )
+        """Every number that the config gives as the size of some vocabulary, at any level, and with a family's extra rows."""
+        return frozenset(size for level in self.levels.values() for size in _sizes(level))
 
     @cached_property
     def quantised(self) -> bool:

@@ -17,12 +17,14 @@ def _loaders(facts: Facts) -> Iterator[Finding]:
     if not wrong:
         return
     own = facts.config.get("model_type") == OWN_TYPE
+    mended = {outcome.loader for outcome in outcomes if outcome.right}
+    note = own or all(outcome.loader in mended for outcome in wrong)  # another version of each makes the right model
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     fix = (
         f"export it dense: {facts.command('densify')}" if own else "repair the other findings, or load it with the rest"
     )
-    yield Finding("B080", INFO if own else WARNING, facts.path.name, what, fix)
+    yield Finding("B080", INFO if note else WARNING, facts.path.name, what, fix)
 
 
 RULES = (

@@ -29,7 +29,7 @@ def unknown_tables(facts: Facts) -> list[Stored]:
 def _no_input(facts: Facts) -> Iterator[Finding]:
     text, roles = facts.text, facts.roles
     expected = text is not None and text.vocab_size is not None
-    if not expected or not facts.complete or roles.input is not None or roles.output is not None:
+    if not expected or roles.headless or not facts.complete or (roles.input, roles.output) != (None, None):
         return
     assert text is not None
     like = names([tensor.name for tensor in unknown_tables(facts)])
