@@ -46,11 +46,12 @@ MAPPINGS = (
 )
 TABLE_WIDTH = 24  # of no other axis of a shrunk model
 ABOUT = (
-    "Made by tools/make_families.py; do not edit. Names are of modules; their tensor is <name>.weight. inputs: input "
-    "tables, the one of get_input_embeddings first. output: head. bias: tensors. tied: {target: source} that the class "
-    "may tie. decides: levels of the config whose flag rules (the root where not given); joined any: one that says "
-    "true is enough. always/never: tied or not whatever the flag says. disk: names in a saved file where they differ. "
-    "tie: the flag where it is absent. levels: family of each nested level where it is absent. sizes: keys of its own."
+    "Made by tools/make_families.py; do not edit. A family: tie, the flag where it is absent; loose, flags that are no "
+    "boolean and are taken nevertheless; levels, families of nested levels where they are not written; sizes, its own "
+    "keys of sizes; scalars, numbers at the boundary by default. A class: inputs, output, positions, maps, names of "
+    "modules, whose tensor is <name>.weight; bias, of tensors; tied, {target: source} that it may tie; disk, names in "
+    "a saved file where they differ; decides, levels of the config whose flag rules (the root where not given), joined "
+    "any where one that says true is enough; always or never, tied or not whatever the flag says."
 )
 
 
@@ -131,7 +132,17 @@ def config_entry(config_class: Any) -> dict[str, Any] | None:
     names = getattr(config_class, "attribute_map", {})
     sizes = {key: names[key] for key in ("vocab_size", "hidden_size") if key in names}
     scalars = {key: full[key] for key in (*SCALARS, *WIDTHS) if isinstance(full.get(key), int | float)}
+    loose = [word for word, value in (("any", "no"), ("null", None)) if _takes(config_class, value)]
+    entry |= {"loose": loose[0]} if loose else {}
     return entry | {k: v for k, v in (("levels", nested), ("sizes", sizes), ("scalars", scalars)) if v}
+
+
+def _takes(config_class: Any, flag: Any) -> bool:
+    try:
+        config_class.from_dict({FLAG: flag})
+    except Exception:
+        return False
+    return True
 
 
 def class_entry(model_class: Any) -> dict[str, Any] | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.checkpoint.families import Ends, class_ends, family
+from tiewise.checkpoint.families import Ends, Family, class_ends, family
 from tiewise.checkpoint.strict_json import short
 
 FLAG = "tie_word_embeddings"
@@ -32,7 +32,7 @@ class Claim:
         level: dotted path below the root; "" is the root.
         model_type: of this level; None where absent.
         written: the flag as written; None where absent or malformed.
-        default: what this level's class takes where the flag is absent; None where the class is unknown.
+        default: what this level's class takes where the flag is absent or null; None where the class is unknown.
         decides: the class that owns the head reads this level.
         vocab_size: of this level; None where absent.
         hidden_size: width D of this level, under whatever key the family has; None where absent.
@@ -158,12 +158,18 @@ def _claim(path: str, level: Mapping[str, Any], decides: bool, usual_type: str |
         path,
         model_type=family_type(level),
         written=written if isinstance(written, bool) else None,
-        default=known.tie if known is not None else None,
+        default=_default(known, level),
         decides=decides,
         vocab_size=_first_count(level, vocabularies),
         hidden_size=_first_count(level, widths),
         malformed=short(written) if FLAG in level and not isinstance(written, bool) else None,
     )
+
+
+def _default(known: Family | None, level: Mapping[str, Any]) -> bool | None:
+    if known is None:
+        return None
+    return False if known.loose and level.get(FLAG, True) is None else known.tie
 
 
 def _first_count(level: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

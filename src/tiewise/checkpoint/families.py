@@ -56,6 +56,7 @@ class Family:
 
     Args:
         tie: the flag where it is absent.
+        loose: flags that are no boolean and that the config class takes nevertheless: "" none, "null", "any".
         levels: family of each nested level where its `model_type` is absent.
         sizes: its own keys for `vocab_size` and `hidden_size`, where it has such.
         scalars: numbers at the boundary where they are absent.
@@ -63,6 +64,7 @@ class Family:
     """
 
     tie: bool | None = None
+    loose: str = ""
     levels: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)
@@ -86,7 +88,7 @@ def family(model_type: str | None) -> Family | None:
     if record is None:
         return None
     classes = {name: _ends(name, entry) for name, entry in record.get("classes", {}).items()}
-    rest = {key: record[key] for key in ("tie", "levels", "sizes", "scalars") if key in record}
+    rest = {key: record[key] for key in ("tie", "loose", "levels", "sizes", "scalars") if key in record}
     return Family(**rest, classes=classes)
 
 
