@@ -22,6 +22,7 @@ from transformers import (
     AutoModelForSeq2SeqLM,
     PreTrainedConfig,
 )
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tiewise.boundary.attach import attach
@@ -87,9 +88,15 @@ def family_config(plain: Any) -> Any:
 
 
 def family_model(plain: Any) -> Any:
-    """Return the class of `plain` models with a boundary."""
+    """Return the class of `plain` models with a boundary; its files have the names that the family's have."""
     config = family_config(plain.config_class)
-    return make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
+    made = make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
+    renamings = get_checkpoint_conversion_mapping(plain.__name__)
+    if renamings is None:
+        renamings = get_checkpoint_conversion_mapping(plain.config_class.model_type)
+    if renamings is not None:
+        register_checkpoint_conversion_mapping(made.__name__, renamings, overwrite=True)
+    return made
 
 
 def register_family(plain: Any) -> Any:

@@ -63,8 +63,8 @@ def factor(
     """
     facts = Facts(open_folder(source), progress=progress)
     ends = plain_ends(facts, "factor", force=force)
-    config = _declared(facts, ends, rank)
     _check_rank(facts, ends, rank)
+    config = _declared(facts, ends, rank)
     known = None if counts is None else _counts(counts, ends.input.rows)
     width = max(table.shape[1] for table in ends.tables)
     memory.require(memory_needed(width, rank), f"{facts.path}: the decomposition of a table {width} wide")
