@@ -71,7 +71,7 @@ class Change:
         put: tensors that come; one whose name is stored replaces that tensor at its place.
         config: dotted path in config.json → new value, or `DELETE`. The levels above the last key must exist.
         drop_copies: (file, name) of second copies that go while the tensor stays in its own file.
-        mends: files whose faults this change repairs ("model.safetensors.index.json").
+        reindex: the index is written anew although no shard changes.
         notes: what the user should know, one sentence each.
     """
 
@@ -80,7 +80,7 @@ class Change:
     put: tuple[NewTensor, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     drop_copies: frozenset[tuple[str, str]] = frozenset()
-    mends: frozenset[str] = frozenset()
+    reindex: bool = False
     notes: tuple[str, ...] = ()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,9 +10,10 @@ from pathlib import Path
 from tiewise.checkpoint.folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.open_file import inside, read_whole
 from tiewise.checkpoint.rewrite.change import Change, NewTensor, copy_of
-from tiewise.checkpoint.rewrite.json_text import edited, like
+from tiewise.checkpoint.rewrite.index_text import index_text
+from tiewise.checkpoint.rewrite.json_text import edited
 from tiewise.checkpoint.rewrite.writer import arranged
-from tiewise.checkpoint.strict_json import MOST_BYTES, read_json, short
+from tiewise.checkpoint.strict_json import MOST_BYTES, short
 from tiewise.errors import CheckpointError
 
 PROVENANCE = "tiewise.json"
@@ -56,7 +56,7 @@ def plan(folder: Folder, change: Change) -> Plan:
     shards = {file: tensors for file, tensors in after.items() if tensors is not None}
     gone = tuple(file for file, tensors in shards.items() if not tensors)
     tensors = _tensors(folder, shards)
-    texts, notes = _texts(folder, change, shards, tensors)
+    texts = _texts(folder, change, bool(shards), tensors)
     others, links = _others(folder, {*folder.headers, *texts, PROVENANCE})
     shared = [file for file in folder.headers if file not in shards] + [f for f in others if f.endswith(WEIGHTS)]
     copied = tuple(file for file in others if not file.endswith(WEIGHTS))
@@ -67,14 +67,13 @@ def plan(folder: Folder, change: Change) -> Plan:
         copied,
         texts,
         tensors,
-        (*notes, *_stale(folder), *links),
+        (*_stale(folder), *links),
     )
 
 
 def _require_sound(folder: Folder, change: Change) -> None:
-    fault = next((fault for fault in folder.faults if fault.file not in change.mends), None)
-    if fault is not None:
-        raise CheckpointError(fault.what, fault.fix)
+    if folder.faults:
+        raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
     copy = next((c for c in folder.copies if (c.path.name, c.name) not in change.drop_copies), None)
     if copy is not None and copy.name not in change.drop:
         what = f"{folder.path}: {short(copy.name)} is stored twice, also in {copy.path.name}"
@@ -98,19 +97,13 @@ def _tensors(folder: Folder, shards: dict[str, tuple[NewTensor, ...]]) -> dict[s
     return found
 
 
-def _texts(
-    folder: Folder, change: Change, shards: dict[str, tuple[NewTensor, ...]], tensors: dict[str, NewTensor]
-) -> tuple[dict[str, bytes], list[str]]:
+def _texts(folder: Folder, change: Change, resharded: bool, tensors: dict[str, NewTensor]) -> dict[str, bytes]:
     texts: dict[str, bytes] = {}
-    notes: list[str] = []
     if change.config:
         texts[CONFIG] = _config(folder, change)
-    if folder.index is not None and (shards or change.mends):
-        texts[INDEX], notes = _index(folder, tensors)
-    elif INDEX in change.mends:
-        record = {"metadata": {"total_size": _total(tensors)}, "weight_map": _weight_map({}, tensors)}
-        texts[INDEX] = (json.dumps(record, indent=2) + "\n").encode()
-    return texts, notes
+    if folder.index is not None and (resharded or change.reindex):
+        texts[INDEX] = index_text(folder, folder.index, change, tensors)
+    return texts
 
 
 def _config(folder: Folder, change: Change) -> bytes:
@@ -121,43 +114,6 @@ def _config(folder: Folder, change: Change) -> bytes:
     except KeyError as error:
         what = f"{path}: it has no level {short(error.args[0])}"
         raise CheckpointError(what, "it changed while it was read: run again") from None
-
-
-def _index(folder: Folder, tensors: dict[str, NewTensor]) -> tuple[bytes, list[str]]:
-    assert folder.index is not None
-    path = inside(folder.path, folder.index.name)
-    text = read_whole(path, MOST_BYTES).decode()
-    record = read_json(os.fspath(path), unique=True)
-    stored = folder.tensors
-    phantoms = [name for name in folder.index.weight_map if name not in stored]
-    metadata = record.get("metadata") if isinstance(record.get("metadata"), dict) else {}
-    metadata["total_size"] = _total(tensors)
-    if type(metadata.get("total_parameters")) is int:
-        before = sum(_elements(tensor.shape) for tensor in stored.values())
-        metadata["total_parameters"] += sum(_elements(tensor.shape) for tensor in tensors.values()) - before
-    record["metadata"] = metadata
-    record["weight_map"] = _weight_map(folder.index.weight_map, tensors)
-    names = ", ".join(short(name) for name in phantoms[:3])
-    notes = [f"the index named {len(phantoms)} tensors that no file holds ({names}); it no longer does"]
-    return like(text, record).encode(), notes if phantoms else []
-
-
-def _weight_map(old: dict[str, str], tensors: dict[str, NewTensor]) -> dict[str, str]:
-    names = [name for name in old if name in tensors]
-    ordered = names == sorted(names)
-    names += [name for name in tensors if name not in old]
-    return {name: tensors[name].file for name in (sorted(names) if ordered else names)}
-
-
-def _total(tensors: dict[str, NewTensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def _elements(shape: tuple[int, ...]) -> int:
-    made = 1
-    for length in shape:
-        made *= length
-    return made
 
 
 def _others(folder: Folder, taken: set[str]) -> tuple[list[str], list[str]]:

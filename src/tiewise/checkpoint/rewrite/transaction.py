@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from tiewise.checkpoint.facts import Progress, silent
@@ -15,11 +16,16 @@ from tiewise.checkpoint.rewrite.plan import PROVENANCE, Plan, plan
 from tiewise.checkpoint.rewrite.provenance import provenance
 from tiewise.checkpoint.rewrite.receipt import Receipt
 from tiewise.checkpoint.rewrite.temporary import become, temporary
-from tiewise.checkpoint.rewrite.verify import verify
+from tiewise.checkpoint.rewrite.verify import given, require_not_worse, verify
 from tiewise.checkpoint.rewrite.writer import write_tensors
 from tiewise.errors import CheckpointError
 
 Seen = dict[str, tuple[int, int, int, int]]
+Accept = Callable[[Path], None]
+
+
+def _anything(made: Path) -> None:
+    pass
 
 
 def apply(
@@ -31,6 +37,7 @@ def apply(
     dry_run: bool = False,
     force: bool = False,
     progress: Progress = silent,
+    accept: Accept = _anything,
 ) -> Receipt:
     """Write `folder` with `change` to the new folder `to`; the source is only read.
 
@@ -40,8 +47,9 @@ def apply(
         to: absent, or an empty folder; its parent exists.
         command: the verb, for the receipt and for `tiewise.json`.
         dry_run: check and foresee everything, write nothing.
-        force: recorded in `tiewise.json`.
+        force: keep the result although its headers and config break a rule that the source's do not; recorded.
         progress: hears of bytes written.
+        accept: looks at the finished result too, and raises where it is not as it should be.
 
     Raises:
         CheckpointError: the source is damaged or changes meanwhile, the destination is unusable or full, or the result
@@ -61,6 +69,9 @@ def apply(
             except OSError as error:
                 raise cannot_write(to, error) from None
             verify(folder, change, planned, made, progress)
+            if not force:
+                require_not_worse(folder, made)
+            accept(made)
             _require_unchanged(folder, planned, seen)
             become(made, real)
             sync_folder(real.parent)
@@ -148,7 +159,7 @@ def _receipt(
 ) -> Receipt:
     return Receipt(
         verb=command,
-        source=folder.path / folder.files[0] if folder.single else folder.path,
+        source=given(folder),
         to=Path(to),
         dropped=tuple(sorted(change.drop & set(folder.tensors))),
         written=tuple(sorted(tensor.name for tensor in change.put)),

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Progress
 from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import same_bytes
 from tiewise.checkpoint.rewrite.change import DELETE, Change
 from tiewise.checkpoint.rewrite.plan import Plan
+from tiewise.checkpoint.rule import ERROR
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 
@@ -35,6 +37,24 @@ def verify(source: Folder, change: Change, plan: Plan, made: Path, progress: Pro
         if _at(result.config, path) != value:
             raise _wrong(f"config.json does not say {short(path)} as planned")
     _hold_bytes(source, change, plan, result, progress)
+
+
+def require_not_worse(source: Folder, made: Path) -> None:
+    """Run the rules that need no tables over both.
+
+    Raises:
+        CheckpointError: the result breaks one that the source does not break.
+    """
+    before = {f.rule for f in check(given(source), scan=False).at_least(ERROR)}
+    worse = [f for f in check(made, scan=False).at_least(ERROR) if f.rule not in before]
+    if worse:
+        fix = "--force keeps it all the same"
+        raise CheckpointError(f"the result was not kept: {worse[0].rule} at {worse[0].where}: {worse[0].evidence}", fix)
+
+
+def given(folder: Folder) -> Path:
+    """The path that was opened: the folder, or its single file."""
+    return folder.path / folder.files[0] if folder.single else folder.path
 
 
 def _hold_bytes(source: Folder, change: Change, plan: Plan, result: Folder, progress: Progress) -> None:
