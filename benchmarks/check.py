@@ -74,7 +74,7 @@ def sparse_70b(folder: Path) -> int:
 
 def command(*arguments: str) -> None:
     """Run the command line once, as a person does, in a new process."""
-    done = subprocess.run([sys.executable, "-m", "tiewise.cli.main", *arguments], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tiewise", *arguments], capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
 
 

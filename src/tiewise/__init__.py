@@ -4,6 +4,8 @@
     installed = tiewise.install(model, "tied")         # any Hugging Face model with a token head
     boundary = tiewise.Boundary("factored:128", vocab=50_304, width=768)
     loss = tiewise.linear_cross_entropy(hidden, table, targets)
+    audit = tiewise.check("path/to/checkpoint")        # what it really holds at its two ends
+    receipt = tiewise.untie("old", "new")               # a rewritten copy; the source is only read
 
 Importing this package loads nothing heavy: names arrive with their module at first use.
 """
@@ -15,6 +17,14 @@ if TYPE_CHECKING:
     from tiewise.boundary.boundary import Boundary as Boundary
     from tiewise.boundary.install import install as install
     from tiewise.boundary.vocabulary import Vocabularies as Vocabularies
+    from tiewise.checkpoint.audit import check as check
+    from tiewise.checkpoint.rewrite import dedupe as dedupe
+    from tiewise.checkpoint.rewrite import densify as densify
+    from tiewise.checkpoint.rewrite import factor as factor
+    from tiewise.checkpoint.rewrite import repair as repair
+    from tiewise.checkpoint.rewrite import resize as resize
+    from tiewise.checkpoint.rewrite import tie as tie
+    from tiewise.checkpoint.rewrite import untie as untie
     from tiewise.hf import load as load
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.path_gradient import enter as enter
@@ -29,6 +39,8 @@ _HOMES = {
     "Boundary": "tiewise.boundary.boundary",
     "BoundarySpec": "tiewise.spec",
     "Vocabularies": "tiewise.boundary.vocabulary",
+    "check": "tiewise.checkpoint.audit",
+    **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.checkpoint.rewrite"),
     "enter": "tiewise.ops.path_gradient",
     "install": "tiewise.boundary.install",
     "linear_cross_entropy": "tiewise.ops.cross_entropy",
