@@ -49,9 +49,7 @@ def _rows_must_agree(facts: Facts, table: Stored, head: Stored) -> bool:
 
 
 def _explained(facts: Facts, width: int) -> bool:
-    text = facts.text
-    hidden = None if text is None else text.hidden_size
-    if any({width, hidden} <= set(tensor.shape) for tensor in facts.roles.maps):
+    if any(width in tensor.shape for tensor in facts.roles.maps):  # maps may follow one another
         return True
     return any(
         value == width
@@ -124,13 +122,16 @@ def _special(facts: Facts) -> Iterator[Finding]:
         levels.append((facts.text.level, facts.levels.get(facts.text.level, {})))
     if isinstance(facts.generation, Mapping):
         levels.append(("generation_config.json", facts.generation))
+    bad: dict[str, list[Any]] = {}
     for key, value in special_ids(levels):
-        if not is_id(value):
-            how = "no id: ids are whole numbers from 0"
-            yield Finding("B034", WARNING, key, f"{key} is {shown(value)}, {how}", f"{CONFIG_FIX}: {key}")
-        elif value >= room:
-            how = f"and the largest vocabulary has {room:,} rows"
-            yield Finding("B034", WARNING, key, f"{key} is {value:,}, {how}", f"{CONFIG_FIX}: {key}")
+        bad.setdefault(key, []).extend([value] if not is_id(value) or value >= room else [])
+    for key, values in bad.items():
+        if values:
+            shown_values = ", ".join(f"{value:,}" if is_id(value) else shown(value) for value in values[:4])
+            what = (
+                f"{key} is {shown_values}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
+            )
+            yield Finding("B034", WARNING, key, what, f"{CONFIG_FIX}: {key}")
 
 
 def _biases(facts: Facts) -> Iterator[Finding]:
