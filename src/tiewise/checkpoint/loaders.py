@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, architecture
+from tiewise.checkpoint.dtypes import BITS
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.families import data_version, family
 from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES
+from tiewise.checkpoint.names import module_of
 
 NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
-UNKNOWN = "not known"
+ROUNDED, UNKNOWN = "equal once rounded", "not known"
 
 TIED, UNTIED, KEPT = "tied", "untied", "kept with a warning"
 DROPPED, RANDOM_HEAD, RANDOM_TABLE = "head dropped", "random head", "random table"
 ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
+_WRAPPED = "The names in the file are those of a wrapped model: nothing in it is found."
 _RIGHT = (TIED, UNTIED, KEPT, NO_HEAD)
 _PLAIN = {
     TIED: "The head is the table.",
@@ -106,6 +109,7 @@ MLX = Loader(
     "mlx-lm, models/llama.py: sanitize",
     _FLAG_RULES | {(True, DIFFERENT): DROPPED, (False, NONE): ERROR} | _LOUD,
 )
+_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")
 
 
@@ -137,9 +141,19 @@ def state(facts: Facts) -> str:
     if roles.output is None:
         return NONE
     if facts.ends is not None:
-        return SAME if facts.ends.kind in (IDENTICAL, SAME_VALUES) else DIFFERENT
+        return {IDENTICAL: SAME, SAME_VALUES: _rounded(facts)}.get(facts.ends.kind, DIFFERENT)
     packed = roles.quantised_input or roles.quantised_output
     return DIFFERENT if not packed and roles.input.shape != roles.output.shape else UNKNOWN
+
+
+def _rounded(facts: Facts) -> str:
+    """Two tables that are equal in the narrower of their types are equal to a loader that works in that type."""
+    table, head = facts.roles.input, facts.roles.output
+    assert table is not None
+    assert head is not None
+    narrow = min(table.dtype, head.dtype, key=lambda name: (BITS[name], name))
+    written = facts.config.get("dtype", facts.config.get("torch_dtype"))
+    return SAME if _DTYPES.get(written if isinstance(written, str) else "") == narrow else ROUNDED
 
 
 def _flag_of_text(facts: Facts) -> bool | None:
@@ -157,8 +171,8 @@ def _flag_of_any(facts: Facts) -> bool | None:
 
 
 def _flag_or_true(facts: Facts) -> bool | None:
-    """What mlx-lm asks: the flag as written, true where absent."""
-    written = [claim.written for claim in facts.claims.levels if claim.decides and claim.written is not None]
+    """What mlx-lm asks: the flag as written at any level, true where absent."""
+    written = [claim.written for claim in facts.claims.levels if claim.written is not None]
     return any(written) if written else True
 
 
@@ -179,6 +193,8 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None, *, predicted:
         return _outcome(
             loader, ERROR, "The flag is neither true nor false, and its config class refuses that.", predicted
         )
+    if _wrapped(facts):
+        return _outcome(loader, RANDOM_TABLE, _WRAPPED, predicted)
     misfit = _misfit(facts)
     if misfit is not None:
         return _outcome(loader, ERROR, misfit, predicted)
@@ -194,6 +210,12 @@ def _strict(claim: Claim) -> bool:
     known = family(claim.model_type)
     loose = "" if known is None else known.loose
     return not (loose == "any" or (loose == "null" and claim.malformed == "None"))
+
+
+def _wrapped(facts: Facts) -> bool:
+    """Whether the tables are stored under the names of a wrapped model, which no loader looks for."""
+    pairs = ((facts.roles.input, facts.roles.input_name), (facts.roles.output, facts.roles.output_name))
+    return any(end is not None and module_of(end.name)[0] != module_of(name or "")[0] for end, name in pairs)
 
 
 def _misfit(facts: Facts) -> str | None:
@@ -224,6 +246,8 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
         return _outcome(loader, NO_HEAD, _PLAIN[NO_HEAD], True)
     if not _generates(facts):
         return _outcome(loader, NOT_SERVED, _PLAIN[NOT_SERVED], True)
+    if _wrapped(facts):
+        return _outcome(loader, ERROR, _WRAPPED, True)
     return _from_matrix(facts, loader, flag, predicted=True)
 
 
@@ -239,12 +263,16 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None, *, predicted: 
     if found == UNKNOWN and not facts.complete:
         return _outcome(loader, DEPENDS, "Some tensors could not be read.", predicted)
     flags = [flag] if flag is not None else [True, False]
-    states = [found] if found != UNKNOWN else [SAME, DIFFERENT]
+    states = [found] if found not in (ROUNDED, UNKNOWN) else [SAME, DIFFERENT]
     words = {loader.column[choice, cell] for choice in flags for cell in states}
     if len(words) == 1:
         word = words.pop()
         return _outcome(loader, word, _PLAIN[word], predicted)
-    what = "on the flag that its own code takes" if flag is None else "on whether table and head hold the same values"
+    what = "on whether table and head hold the same values"
+    if flag is None:
+        what = "on the flag that its own code takes"
+    elif found == ROUNDED:
+        what = "on the precision in which the two are compared"
     parts = " or ".join(sorted(words))
     right = all(word in _RIGHT for word in words) or None
     made = _outcome(loader, DEPENDS, f"It depends {what}: {parts}.", predicted)
