@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import BASE_TYPE
-from tiewise.checkpoint.facts import Facts, Progress, _silent
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.facts import Facts, Progress, silent
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor
+from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.checkpoint.rewrite.dense import Dense
+from tiewise.checkpoint.rewrite.ends import opened
 from tiewise.checkpoint.rewrite.factor import PREFIX, SPEC
+from tiewise.checkpoint.rewrite.flags import flags
+from tiewise.checkpoint.rewrite.groups import groups
 from tiewise.checkpoint.rewrite.measure import measured
 from tiewise.checkpoint.rewrite.receipt import Receipt
 from tiewise.checkpoint.rewrite.stored_boundary import Boundary, read_boundary
@@ -31,7 +33,7 @@ def densify(
     *,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Receipt:
     """Write a checkpoint with plain tables that computes what the source computes, up to rounding.
 
@@ -46,7 +48,7 @@ def densify(
         CheckpointError: the tables are plain already, the boundary has a soft-cap or a bias that no table can hold, or
             its tensors are not what its spec says.
     """
-    facts = Facts(open_folder(source), progress=progress)
+    facts = opened(Path(source), progress)
     boundary = read_boundary(facts)
     lost = _lost(facts, boundary, force=force)
     lookup, head = boundary.lookup, boundary.head
@@ -55,9 +57,9 @@ def densify(
     change = Change(
         measured(outputs, inputs, progress),
         drop=frozenset(tensor.name for tensor in (*boundary.maps, *lost)),
-        put=tuple(_tensors(boundary, tied)),
-        config=_declared(facts, tied),
-        notes=tuple(_notes(boundary, tied)),
+        put=tuple(_tensors(boundary, tied)) + (() if tied else tuple(_parted(facts, boundary))),
+        config=_declared(facts) | ({} if tied or facts.claims.t5_like else flags(facts, False)),
+        notes=tuple(_notes(facts, boundary, tied)),
     )
     return apply(facts.folder, change, Path(to), command="densify", dry_run=dry_run, force=force, progress=progress)
 
@@ -83,12 +85,23 @@ def _tensors(boundary: Boundary, tied: bool) -> Iterator[NewTensor]:
         yield _new(boundary.head_name, head)
 
 
+def _parted(facts: Facts, boundary: Boundary) -> Iterator[NewTensor]:
+    """Whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias."""
+    if facts.claims.t5_like:
+        return
+    table = boundary.lookup.table
+    for group in groups(facts):
+        for name in group.missing:
+            if group.kept is not None and name != boundary.head_name:
+                yield _new(name, boundary.lookup) if group.kept.name == table.name else copy_of(group.kept, name)
+
+
 def _new(name: str, dense: Dense) -> NewTensor:
     table = dense.table
     return NewTensor(name, table.dtype, (table.rows, dense.width), table.path.name, dense.pieces)
 
 
-def _declared(facts: Facts, tied: bool) -> dict[str, Any]:
+def _declared(facts: Facts) -> dict[str, Any]:
     config = facts.config
     base, names = config.get(BASE_TYPE), config.get("architectures")
     if not isinstance(base, str):
@@ -99,8 +112,10 @@ def _declared(facts: Facts, tied: bool) -> dict[str, Any]:
     return {"model_type": base, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
 
 
-def _notes(boundary: Boundary, tied: bool) -> Iterator[str]:
-    yield "both ends use one table" if tied else "the two ends are tables of their own now"
+def _notes(facts: Facts, boundary: Boundary, tied: bool) -> Iterator[str]:
+    yield "both ends use one table" if tied else "each end has a table of its own"
+    if not tied and facts.claims.t5_like:
+        yield "this family claims one table whatever its config says: loaders that do not compare the two drop the head"
     spec = boundary.spec
     dropped = [f"pad={spec.pad}"] if spec.pad is not None else []
     dropped += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []

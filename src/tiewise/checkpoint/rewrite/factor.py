@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_TYPE
-from tiewise.checkpoint.facts import Facts, Progress, _silent
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.facts import Facts, Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rewrite import memory
 from tiewise.checkpoint.rewrite.change import Change, Measured, NewTensor
 from tiewise.checkpoint.rewrite.counts import checked_counts, decades, read_counts
+from tiewise.checkpoint.rewrite.ends import opened
 from tiewise.checkpoint.rewrite.fit import Factors, Fit, measure_fit
 from tiewise.checkpoint.rewrite.low_rank import low_rank, memory_needed
 from tiewise.checkpoint.rewrite.measure import PROBES
@@ -44,7 +44,7 @@ def factor(
     counts: Any = None,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Receipt:
     """Write a checkpoint whose tables are products of a narrow table and a map.
 
@@ -61,7 +61,7 @@ def factor(
     Raises:
         CheckpointError: the rank saves nothing, the memory is not there, or the checkpoint is not one of plain tables.
     """
-    facts = Facts(open_folder(source), progress=progress)
+    facts = opened(Path(source), progress)
     ends = plain_ends(facts, "factor", force=force)
     _check_rank(facts, ends, rank)
     config = _declared(facts, ends, rank)

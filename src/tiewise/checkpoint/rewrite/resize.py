@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.dtypes import FLOATING, NUMPY
-from tiewise.checkpoint.facts import Facts, Progress, _silent
+from tiewise.checkpoint.facts import Facts, Progress, silent
 from tiewise.checkpoint.folder import open_folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rewrite.change import Change, Measured, NewTensor, stored_bytes
+from tiewise.checkpoint.rewrite.ends import opened
 from tiewise.checkpoint.rewrite.new_rows import new_rows
 from tiewise.checkpoint.rewrite.plain_ends import readable
 from tiewise.checkpoint.rewrite.receipt import Receipt
@@ -51,7 +52,7 @@ def resize(
     seed: int = 0,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = _silent,
+    progress: Progress = silent,
 ) -> Receipt:
     """Write a checkpoint with another number of tokens.
 
@@ -73,7 +74,7 @@ def resize(
     """
     size = Size(vocab, multiple_of, None if tokenizer is None else _tokenizer(tokenizer), shrink)
     _check_arguments(size, seed)
-    facts = Facts(open_folder(source), progress=progress)
+    facts = opened(Path(source), progress)
     parts = _parts(facts)
     rows, count = parts[0].rows, _target(facts, size, parts[0].rows)
     tables = tuple(part for part in parts if len(part.shape) == 2)
