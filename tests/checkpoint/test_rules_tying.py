@@ -90,7 +90,7 @@ def test_b011_silent_where_an_unknown_name_may_be_the_head(tmp_path):
     [
         (table(seed=2), "24 of 24 rows differ (first: 0, 1, 2, 3, 4, 5, 6, 7, …)"),
         (drifted(rows=[3, 20]), "2 of 24 rows differ (first: 3, 20)"),
-        (drifted(noise=1e-3), "by 0.00099 of their length; once one table"),
+        (drifted(noise=1e-3), "by 0.099 % of their length; once one table"),
     ],
 )
 def test_b012_says_which_rows_differ_and_by_how_much(tmp_path, head, words):

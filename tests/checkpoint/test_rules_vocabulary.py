@@ -130,12 +130,12 @@ def test_b033_respects_padding_and_other_vocabularies(tmp_path, settings, fires)
 @pytest.mark.parametrize(
     ("place", "value", "words"),
     [
-        ("config.json", V, f"eos_token_id is {V}, and the largest vocabulary has {V} rows"),
-        ("config.json", [1, 999], "eos_token_id is 999"),
-        ("config.json", -1, "eos_token_id is -1, no id"),
-        ("config.json", "</s>", "eos_token_id is '</s>', no id"),
-        ("config.json", True, "eos_token_id is True, no id"),
-        ("config.json", {"id": 1}, "eos_token_id is a dict, no id"),
+        ("config.json", V, f"eos_token_id is {V}; ids are whole numbers from 0 to {V - 1}"),
+        ("config.json", [1, 999, 77], "eos_token_id is 999, 77; ids"),
+        ("config.json", -1, "eos_token_id is -1; ids"),
+        ("config.json", "</s>", "eos_token_id is '</s>'; ids"),
+        ("config.json", True, "eos_token_id is True; ids"),
+        ("config.json", {"id": 1}, "eos_token_id is a dict; ids"),
         ("generation_config.json", 500, "generation_config.json.eos_token_id is 500"),
     ],
 )

@@ -14,14 +14,14 @@ from tiewise import __version__
 from tiewise.checkpoint.adapter import is_adapter, open_adapter
 from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts, Progress, silent
-from tiewise.checkpoint.folder import Fault, Folder, open_folder
+from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.format_facts import AdapterFacts, GgufFacts
 from tiewise.checkpoint.gguf import open_gguf
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import IDENTICAL, Likeness
 from tiewise.checkpoint.loaders import Outcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import ADAPTER, FATAL, FOLDER, GGUF, SEVERITIES, Finding, Rule
+from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule
 from tiewise.checkpoint.rules import RULES, matching
 from tiewise.errors import CheckpointError
 
@@ -174,7 +174,7 @@ class _Choice:
             return "ignored"
         if rule.id not in self.selected:
             return "not selected"
-        if rule.kind != kind:
+        if rule.kind not in (kind, ANY):
             return {FOLDER: "for whole checkpoints", ADAPTER: "for adapters", GGUF: "for GGUF files"}[rule.kind]
         if rule.scans and not self.scan:
             return "compares the two tables, and only headers were read"
@@ -182,7 +182,7 @@ class _Choice:
 
     def run(self, kind: str, facts: Any, audit: Audit) -> Audit:
         """Return the audit with the findings of the rules for `kind`."""
-        found = list(audit.findings)
+        found: list[Finding] = []
         ran, skipped = [], {}
         for rule in RULES:
             why = self.obstacle(rule, kind)
@@ -233,13 +233,7 @@ def _adapter(
     adapter = open_adapter(folder)
     facts = AdapterFacts(adapter, _facts(base, rules, progress), rules.scan, progress)
     nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
-    faults = tuple(_unread(fault) for fault in adapter.faults)
-    audit = Audit(path, ADAPTER, tensors=len(adapter.tensors), nbytes=nbytes, findings=faults)
-    return rules.run(ADAPTER, facts, audit)
-
-
-def _unread(fault: Fault) -> Finding:
-    return Finding("B001", FATAL, fault.file, fault.what, fault.fix)
+    return rules.run(ADAPTER, facts, Audit(path, ADAPTER, tensors=len(adapter.tensors), nbytes=nbytes))
 
 
 def _gguf(path: Path, beside: str | os.PathLike[str] | None, rules: _Choice, progress: Progress) -> Audit:

@@ -101,7 +101,7 @@ class Facts:
 
     @cached_property
     def vocabularies(self) -> frozenset[int]:
-        """Every number that the config gives as the size of some vocabulary, at any level, and with a family's extra rows."""
+        """Sizes of vocabularies that the config names at any level, and these with the extra rows of a family."""
         return frozenset(size for level in self.levels.values() for size in _sizes(level))
 
     @cached_property

@@ -8,7 +8,7 @@ from typing import Any
 
 FATAL, ERROR, WARNING, INFO = "fatal", "error", "warning", "info"
 SEVERITIES = (INFO, WARNING, ERROR, FATAL)  # from the least
-FOLDER, ADAPTER, GGUF = "folder", "adapter", "gguf"
+FOLDER, ADAPTER, GGUF, ANY = "folder", "adapter", "gguf", "any"
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Rule:
         check: yields findings; what it is given depends on `kind`.
         scans: it reads the two tables, and does not run where only headers may be read.
         deep: it reads every row of every large tensor, and runs only when asked.
-        kind: what it looks at: "folder" (`Facts`), "adapter" or "gguf" (the facts of those formats).
+        kind: what it looks at: "folder" (`Facts`), "adapter" or "gguf" (the facts of those formats), or "any" of them.
     """
 
     id: str

@@ -69,7 +69,7 @@ def _t5(facts: Facts) -> Iterator[Finding]:
         what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
         fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
         yield Finding("B022", ERROR, FLAG, what, fix)
-    for other in roles.inputs[1:]:
+    for other in roles.inputs[1:] if facts.claims.tied is not False else ():
         if roles.input is not None and (alike := facts.compare(roles.input, other)) is not None and alike.differing:
             what = (
                 f"{short(roles.input.name)} and {short(other.name)} are one table in this family: {difference(alike)}"

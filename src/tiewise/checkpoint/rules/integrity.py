@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.folder import INDEX, SINGLE, Fault, Folder
-from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
+from tiewise.checkpoint.format_facts import AdapterFacts, GgufFacts
+from tiewise.checkpoint.rule import ANY, ERROR, FATAL, INFO, WARNING, Finding, Rule
 from tiewise.checkpoint.rules.wording import names, shown
 from tiewise.checkpoint.strict_json import short
 
@@ -16,7 +17,15 @@ _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bi
 _AGAIN = "download the file again, or write it again"
 
 
-def _unreadable(facts: Facts) -> Iterator[Finding]:
+def _unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Iterator[Finding]:
+    if isinstance(facts, Facts):
+        yield from _unreadable_files(facts)
+    elif isinstance(facts, AdapterFacts):
+        for fault in facts.adapter.faults:
+            yield Finding("B001", FATAL, fault.file, fault.what, fault.fix or _AGAIN)
+
+
+def _unreadable_files(facts: Facts) -> Iterator[Finding]:
     folder = facts.folder
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):
@@ -146,6 +155,7 @@ must be JSON objects. Weights that exist only as pickles are named and never ope
 What to do: take the damaged file from its source again; compare its size with what the source says.""",
         ("https://github.com/huggingface/safetensors#format",),
         _unreadable,
+        kind=ANY,
     ),
     Rule(
         "B002",

@@ -107,6 +107,8 @@ def _inverted(facts: Facts) -> Iterator[Finding]:
     roles = facts.roles
     if roles.output is None or roles.input is not None or not facts.complete or unknown_tables(facts):
         return
+    if roles.ties.get(roles.input_name or "") == roles.output.name:
+        return  # the head's name is the canonical one in this class
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
     yield Finding(

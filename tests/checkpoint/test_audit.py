@@ -1,0 +1,239 @@
+"""`check`: what an audit says, what it runs, what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.rule import SEVERITIES
+from tiewise.checkpoint.rules import RULES, by_id, matching
+from tiewise.errors import CheckpointError
+
+HEAD = "lm_head.weight"
+CATALOGUE = [
+    *("B001", "B002", "B003", "B004", "B010", "B011", "B012", "B013", "B014", "B015", "B016", "B020", "B021", "B022"),
+    *("B023", "B030", "B031", "B032", "B033", "B034", "B035", "B040", "B041", "B042", "B050", "B051", "B060", "B061"),
+    *("B070", "B071", "B080", "B081", "B090"),
+]
+
+
+def ids(audit):
+    return [finding.rule for finding in audit.findings]
+
+
+def test_the_catalogue_is_whole_and_every_rule_explains_itself():
+    assert [rule.id for rule in RULES] == CATALOGUE
+    for rule in RULES:
+        assert rule.severity in SEVERITIES
+        assert rule.title
+        assert rule.sources
+        assert 3 <= len(rule.explain.splitlines()) <= 14
+        assert "What to do" in rule.explain
+
+
+def test_what_an_audit_says_of_a_healthy_folder(tmp_path):
+    path = llama(tmp_path, False, rows=64, tokenizer=bpe_tokenizer(64), shards=2)
+    audit = check(path)
+    assert (audit.kind, audit.worst, audit.findings, audit.spare) == ("folder", None, (), 0)
+    assert (audit.tensors, audit.nbytes) == (5, sum(a.nbytes for a in llama_tensors(False, 64).values()))
+    assert {part.role: part.tensor.name for part in audit.parts} == {
+        "input": "model.embed_tokens.weight",
+        "output": HEAD,
+    }
+    assert audit.ends.kind == "unrelated"
+    assert audit.claims.tied is False
+    assert {outcome.loader for outcome in audit.outcomes} == {"transformers", "vLLM", "llama.cpp", "mlx-lm"}
+    assert set(audit.ran) | set(audit.skipped) == set(CATALOGUE)
+    assert set(audit.skipped) == {"B041", "B081", "B060", "B061", "B070", "B071"}
+
+
+def test_findings_come_worst_first_then_by_id(tmp_path):
+    audit = check(llama(tmp_path, True, head=table(seed=2), config={"eos_token_id": 99}))
+    assert ids(audit) == ["B012", "B034", "B080", "B042"]
+    assert audit.worst == "error"
+    assert [f.rule for f in audit.at_least("error")] == ["B012"]
+    assert [f.rule for f in audit.at_least("warning")] == ["B012", "B034", "B080"]
+    assert audit.at_least("fatal") == ()
+    with pytest.raises(CheckpointError, match="there is no severity 'bad'"):
+        audit.at_least("bad")
+
+
+def test_spare_bytes_and_header_only(tmp_path):
+    path = llama(tmp_path, True, head=table())
+    assert check(path).spare == V * D * 4
+    audit = check(path, scan=False)
+    assert (audit.scan, audit.ends, audit.spare) == (False, None, 0)
+    assert "B013" not in ids(audit)
+    assert audit.skipped["B013"] == "compares the two tables, and only headers were read"
+
+
+def test_a_deep_check_reads_rows(tmp_path):
+    rows = table()
+    rows[3] = np.nan
+    path = llama(tmp_path, tensors={"model.embed_tokens.weight": rows})
+    assert "B041" not in ids(check(path))
+    assert "B041" in ids(check(path, deep=True))
+    with pytest.raises(CheckpointError, match="deep"):
+        check(path, deep=True, scan=False)
+
+
+@pytest.mark.parametrize(
+    ("select", "ignore", "wanted"),
+    [
+        ((), (), ["B012", "B034", "B080", "B042"]),
+        (("B01",), (), ["B012"]),
+        (("b012", "B042"), (), ["B012", "B042"]),
+        ((), ("B0",), []),
+        (("B0",), ("B01", "B034"), ["B080", "B042"]),
+    ],
+)
+def test_select_and_ignore_take_ids_and_prefixes(tmp_path, select, ignore, wanted):
+    path = llama(tmp_path, True, head=table(seed=2), config={"eos_token_id": 99})
+    audit = check(path, select=select, ignore=ignore)
+    assert ids(audit) == wanted
+    assert set(wanted) <= set(audit.ran)
+
+
+@pytest.mark.parametrize("wrong", ["B999", "", "X", "B0122"])
+def test_an_unknown_rule_lists_the_known(tmp_path, wrong):
+    with pytest.raises(CheckpointError, match=r"B001, B002, .*B090"):
+        check(llama(tmp_path), select=[wrong])
+    with pytest.raises(CheckpointError, match="there is no rule"):
+        matching([wrong])
+
+
+def test_the_record_is_json_and_says_all(tmp_path):
+    head = table(seed=2)
+    head[0] = np.nan
+    audit = check(llama(tmp_path, True, head=head, config={"model_type": "granite", "logits_scaling": 1e999}))
+    text = json.dumps(audit.record(), allow_nan=False)
+    record = json.loads(text)
+    assert record["schema"] == 1
+    assert record["kind"] == "folder"
+    assert record["claims"]["levels"][0]["written"] is True
+    assert record["ends"]["differing"] == V
+    assert record["ends"]["relative"] is None
+    assert record["parts"][0]["shape"] == [V, D]
+    assert record["worst"] == "error"
+    assert {f["rule"] for f in record["findings"]} >= {"B012"}
+    assert set(record["rules"]["ran"]) | set(record["rules"]["skipped"]) == set(by_id)
+
+
+def test_every_field_of_the_record_is_documented(tmp_path):
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "docs" / "check-schema.md").read_text()
+    record = check(llama(tmp_path, True, head=table(seed=2))).record()
+
+    def keys(value):
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield key
+                yield from keys(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from keys(inner)
+
+    named = {key for key in keys(record) if key not in by_id}
+    assert named - {key for key in named if f"`{key}`" in text} == set()
+
+
+def test_a_single_file_and_a_shard(tmp_path):
+    path = llama(tmp_path / "one", True, head=table())
+    audit = check(path / "model.safetensors")
+    assert (audit.kind, audit.claims.tied, ids(audit)[0]) == ("file", True, "B013")
+    shard = llama(tmp_path / "two", shards=2) / "model-00002-of-00002.safetensors"
+    assert check(shard).at_least("info") == ()
+
+
+@pytest.mark.parametrize("make", ["missing", "text", "empty folder", "only a config", "no permission", "a pipe"])
+def test_unreadable_input_is_one_error(tmp_path, make):
+    path = tmp_path / "x"
+    if make == "text":
+        path.write_text("not a checkpoint")
+    elif make == "empty folder":
+        path.mkdir()
+    elif make == "only a config":
+        path.mkdir()
+        (path / "config.json").write_text("{}")
+    elif make == "a pipe":
+        os.mkfifo(path)
+    elif make == "no permission":
+        if os.geteuid() == 0:
+            pytest.skip("root may read everything")
+        llama(path)
+        path.chmod(0)
+    with pytest.raises(CheckpointError, match="x"):
+        check(path)
+
+
+@pytest.mark.parametrize("settings", [{"base": "b"}, {"beside": "b"}])
+def test_base_and_beside_belong_to_adapters_and_gguf(tmp_path, settings):
+    with pytest.raises(CheckpointError, match="leave"):
+        check(llama(tmp_path), **settings)
+
+
+def test_an_adapter_whose_tensors_are_missing(tmp_path):
+    path = tmp_path / "adapter"
+    path.mkdir()
+    (path / "adapter_config.json").write_text('{"peft_type": "LORA", "target_modules": ["q_proj"]}')
+    audit = check(path, base=llama(tmp_path / "base"))
+    assert (audit.kind, ids(audit)[0], audit.worst) == ("adapter", "B001", "fatal")
+    assert {"B060", "B061"} <= set(audit.ran)
+    assert check(path, ignore=["B001"]).worst is None
+
+
+def test_progress_hears_of_long_reads(tmp_path):
+    heard = []
+    check(llama(tmp_path, True, head=table()), progress=lambda *given: heard.append(given))
+    assert heard[-1] == ("comparing model.embed_tokens.weight", V * D * 4, V * D * 4)
+
+
+def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):
+    """Sparse files: 131 GB by their headers; reading any table would take longer than the test may."""
+    (tmp_path / "config.json").write_text(json.dumps(llama_config(True, 128256, 8192, dtype="bfloat16")))
+    weight_map, total = {}, 0
+    for shard in range(30):
+        record, at = {}, 0
+        tensors = {f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": [28672, 8192] for n in range(9)}
+        if shard == 0:
+            tensors["model.embed_tokens.weight"] = [128256, 8192]
+        for name, shape in tensors.items():
+            size = shape[0] * shape[1] * 2
+            record[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
+            at += size
+        file = f"model-{shard + 1:05d}-of-00030.safetensors"
+        text = json.dumps(record).encode()
+        with open(tmp_path / file, "wb") as out:
+            out.write(len(text).to_bytes(8, "little") + text)
+            out.truncate(8 + len(text) + at)
+        weight_map |= dict.fromkeys(record, file)
+        total += at
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    audit = check(tmp_path)
+    assert audit.nbytes == total > 1.2e11
+    assert audit.findings == ()
+
+
+def test_nothing_heavy_is_imported(tmp_path):
+    path = llama(tmp_path)
+    code = f"import sys; from tiewise.checkpoint.audit import check; check({str(path)!r}, deep=True)"
+    code += "; print([m for m in ('torch', 'transformers', 'safetensors', 'rich') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_file_that_leads_out_of_its_folder_is_not_read(tmp_path):
+    outside = write_checkpoint(tmp_path / "outside", None, llama_tensors())
+    path = llama(tmp_path / "inside")
+    (path / "model.safetensors").unlink()
+    (path / "model.safetensors").symlink_to(outside / "model.safetensors")
+    audit = check(path)
+    assert ids(audit) == ["B001"]
+    assert "leads outside the folder" in audit.findings[0].evidence
