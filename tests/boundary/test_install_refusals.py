@@ -185,7 +185,7 @@ def test_a_model_that_needs_more_than_ids_takes_a_batch():
     [
         ("factored:17", "exceeds the model width"),
         ("tied+pad=61", "61 rows"),
-        ("tied+vectors=glove.txt", "need a tokenizer"),
+        ("tied+vectors=glove.txt", "give install the model's tokenizer too"),
         ("tied+nonsense", "unknown option"),
     ],
 )

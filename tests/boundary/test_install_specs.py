@@ -6,10 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tiny_models import V, assert_same_gradients, batch, build, step
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.func import functional_call
+from transformers import PreTrainedTokenizerFast
 
+from tiewise import load
 from tiewise.boundary.install import install
-from tiewise.errors import InstallError, UnsupportedError
+from tiewise.errors import DataError, InstallError, SpecError, UnsupportedError
 
 D, K = 16, 6
 
@@ -219,6 +223,88 @@ def test_a_replaced_head_is_found_again():
     torch.testing.assert_close(step(model, inputs)[0], step(plain, inputs)[0], rtol=1e-6, atol=0)
     assert installed.counts.fused == 1
     assert installed.tables()[1].shape == (70, D)
+
+
+# --- pretrained vectors
+
+
+WORDS = ["<pad>", "<s>", "</s>", *(f"w{i}" for i in range(50))]  # fewer than the table's 61 rows
+
+
+@pytest.fixture
+def tokenizer():
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
+    )
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    """Make a file that has w0 to w39, `<pad>` and a word that nobody has, of a width."""
+
+    def made(width):
+        path = tmp_path / "glove.txt"
+        words = [*(f"w{i}" for i in range(40)), "<pad>", "strange"]
+        path.write_text("".join(f"{word} {' '.join([str(i + 1)] * width)}\n" for i, word in enumerate(words)))
+        return path
+
+    return made
+
+
+def test_vectors_start_the_rows_of_their_words(tokenizer, vectors, tmp_path):
+    model = build("llama")
+    before = model.lm_head.weight.detach().clone()
+    installed = install(model, f"tied+pad=0+vectors={vectors(D)}", tokenizer=tokenizer)
+    table, head = installed.tables()
+    assert table is head is model.lm_head.weight
+    assert table.requires_grad
+    assert torch.equal(table[3:43].detach(), torch.arange(1.0, 41)[:, None].expand(-1, D))
+    assert torch.equal(table[43:], before[43:])
+    assert torch.equal(table[1:3], before[1:3])
+    assert not table[0].any()  # the padding row stays zero, though the file has its word
+    assert installed.missing_vectors == ("<s>", "</s>", *(f"w{i}" for i in range(40, 50)))
+    assert install(model).missing_vectors == ()
+    assert step(model, batch(model))[0].isfinite()
+    model.save_pretrained(tmp_path / "saved")
+    assert "glove" not in (tmp_path / "saved" / "config.json").read_text()
+    assert torch.equal(load(tmp_path / "saved").lm_head.weight, table)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_vectors_of_another_width_and_frozen(tokenizer, vectors, frozen):
+    model = build("llama")
+    option = "+freeze" if frozen else ""
+    installed = install(model, f"projected:20,untied+vectors={vectors(20)}{option}", tokenizer=tokenizer)
+    table, head = installed.tables()
+    assert torch.equal(table[10].detach(), torch.full((20,), 8.0))
+    assert (table.requires_grad, head.requires_grad) == (not frozen, True)
+    gradients = step(model, batch(model))[1]
+    assert ("model.embed_tokens.weight" in gradients) == (not frozen)
+    assert installed.counts.materialised == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "given", "says"),
+    [
+        ("tied", False, "names words, and a model has only rows; give install the model's tokenizer too"),
+        ("tied", True, r"vectors \(61, 20\) do not fit the table \(61, 16\); use factored:20 or, .* projected:20"),
+        ("factored:8", True, r"do not fit the table \(61, 8\); use factored:20"),
+    ],
+)
+def test_vectors_that_do_not_fit_change_nothing(tokenizer, vectors, spec, given, says):
+    model = build("llama", tied=False)
+    before = {name: (p, p.detach().clone()) for name, p in model.named_parameters()}
+    with pytest.raises(SpecError, match=says):
+        install(model, f"{spec}+vectors={vectors(20)}", tokenizer=tokenizer if given else None)
+    assert all(p is before[n][0] and torch.equal(p, before[n][1]) for n, p in model.named_parameters())
+    assert not model._forward_hooks
+
+
+def test_a_missing_file_of_vectors_changes_nothing(tokenizer):
+    model = build("llama")
+    with pytest.raises(DataError, match="no such file"):
+        install(model, "factored:6+vectors=none.txt", tokenizer=tokenizer)
+    assert model.lm_head.weight.shape == (V, D)
 
 
 def test_penalty_of_the_output_projection():

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import GPT2Config, Qwen2Config
+from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.initial import predicted_nll, sound_std, starting_nll
 from tiewise.boundary.install import install
@@ -194,8 +194,17 @@ def test_an_unknown_model(tiny):
         make_config(tiny(model="bert-large"), 300)
 
 
+def test_a_null_feed_forward_width_is_four_times_the_models(text, tiny, tmp_path):
+    wide = {}
+    for inner in (None, 64):
+        GPT2Config(n_embd=16, n_layer=1, n_head=2, n_inner=inner).save_pretrained(tmp_path)
+        wide[inner] = matched_feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
+    assert wide[None] == wide[64]
+    assert wide[None]["untied"] == 64 < wide[None]["tied"]
+
+
 def test_match_parameters_needs_a_feed_forward_width(text, tiny, tmp_path):
-    GPT2Config(n_embd=16, n_layer=1, n_head=2).save_pretrained(tmp_path)  # whose n_inner is null: 4 n_embd
+    BloomConfig(hidden_size=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(RunError, match="use --match width"):
         matched_feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
 
@@ -227,7 +236,7 @@ def test_tables_start_from_word_vectors(text, tiny, tmp_path):
 
 def test_word_vectors_of_another_width(text, tiny, tmp_path):
     path = vectors_file(tmp_path / "v.txt", text, 5)
-    with pytest.raises(SpecError, match="use projected:5"):
+    with pytest.raises(SpecError, match="use factored:5 or, beyond the model's width, projected:5"):
         made(text, tiny(), f"tied+vectors={path}")
 
 

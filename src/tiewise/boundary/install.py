@@ -24,11 +24,13 @@ from tiewise.boundary.attach import attach
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link, link_of
+from tiewise.boundary.locate import locate
 from tiewise.boundary.plain import plainly
 from tiewise.boundary.probe import Batch, on_meta, random_batch
 from tiewise.boundary.saved import declare_boundary
+from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import verify
-from tiewise.errors import InstallError, UnsupportedError
+from tiewise.errors import InstallError, SpecError, UnsupportedError
 from tiewise.ops.path_gradient import PathRecord
 from tiewise.spec import BoundarySpec
 
@@ -36,8 +38,9 @@ from tiewise.spec import BoundarySpec
 class Installed:
     """Handle of an installed boundary; `install(model)` on the same model gives another one of the same."""
 
-    def __init__(self, model: Any, link: Link) -> None:
+    def __init__(self, model: Any, link: Link, missing_vectors: tuple[str, ...] = ()) -> None:
         self.model = model
+        self.missing_vectors = missing_vectors  # tokens that this installation's file of vectors did not have
         self._link = link
 
     @property
@@ -96,29 +99,60 @@ class Installed:
         self._link.undo.undo()
 
 
-def install(model: Any, spec: BoundarySpec | str | None = None, *, batch: Batch | None = None) -> Installed:
+def install(
+    model: Any, spec: BoundarySpec | str | None = None, *, batch: Batch | None = None, tokenizer: Any = None
+) -> Installed:
     """Install a boundary into a Hugging Face model with a token head, in place.
 
     Args:
         model: any model with `get_input_embeddings`, `get_output_embeddings` and a loss from `labels`.
         spec: the boundary to build; None keeps what the model has.
         batch: keyword arguments for one forward, labels included, for models that need more than token ids.
+        tokenizer: of the model, for `+vectors=FILE`: it names the rows of the input table. The rows that the file has
+            start from it, `missing_vectors` of what is returned names the others, and the installed and saved spec
+            does not name the file: its values are in the table.
 
     Raises:
-        SpecError: the spec cannot be had in a model of these sizes.
+        SpecError: the spec cannot be had in a model of these sizes, or needs a tokenizer.
+        DataError: a file of vectors that cannot be used.
         InstallError: the model has no boundary, or not one that this library knows; the model is as it was.
     """
     wanted = None if spec is None else BoundarySpec.parse(spec)
+    if wanted is not None and wanted.vectors is not None:
+        return _install_with_vectors(model, wanted, batch, tokenizer)
     return _install(model, wanted, wanted, batch)
 
 
 def reinstall(model: Any, spec: BoundarySpec | str | None) -> Installed:
     """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
     saved = None if spec is None else BoundarySpec.parse(spec)
-    return _install(model, saved, None if saved is None else replace(saved, init=None), None)
+    as_loaded = None if saved is None else replace(saved, init=None, vectors=None, freeze=False)
+    return _install(model, saved, as_loaded, None)
 
 
-def _install(model: Any, spec: BoundarySpec | None, build: BoundarySpec | None, batch: Batch | None) -> Installed:
+def _install_with_vectors(model: Any, spec: BoundarySpec, batch: Batch | None, tokenizer: Any) -> Installed:
+    assert spec.vectors is not None
+    if tokenizer is None:
+        what = f"{spec}: a file of vectors names words, and a model has only rows"
+        raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
+    tokens = row_tokens(tokenizer, len(locate(model).source.weight))
+    rows = load_vectors(spec.vectors, tokens).rows
+    plain = replace(spec, vectors=None, freeze=False)
+    installed = _install(model, plain, plain, batch, rows)
+    start_from_rows(installed.tables()[0], rows, spec.freeze, spec)
+    absent = rows.isnan().any(1).tolist()
+    missing = tuple(token for token, gone in zip(tokens, absent, strict=True) if gone and token is not None)
+    return Installed(model, installed._link, missing)
+
+
+def _install(
+    model: Any,
+    spec: BoundarySpec | None,
+    build: BoundarySpec | None,
+    batch: Batch | None,
+    rows: Tensor | None = None,
+) -> Installed:
+    """Install `build` and call it `spec`; `rows` are what the input table will start from, and must fit it."""
     old = link_of(model)
     if old is not None:
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
@@ -130,6 +164,8 @@ def _install(model: Any, spec: BoundarySpec | None, build: BoundarySpec | None, 
     try:
         link = attach(model, build, journal)
         link.spec = spec or link.spec
+        if rows is not None:
+            check_rows(link.ends.source.weight, rows, link.spec)
         declare_boundary(model, link, journal, asked=spec is not None)
         return _checked(model, link, batch)
     except BaseException:

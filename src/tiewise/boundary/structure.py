@@ -43,9 +43,6 @@ def restructure(ends: Ends, spec: BoundarySpec, journal: Journal) -> Structure:
         InstallError: the two ends do not meet: other vocabularies, or other widths and no map between.
     """
     head, d_in, d_out = ends.head, ends.source.weight.shape[1], ends.head.weight.shape[1]
-    if spec.vectors is not None:
-        fix = "load them with tiewise.boundary.vectors, copy them into the table, and install without vectors"
-        raise SpecError(f"{spec}: pretrained vectors need a tokenizer, which a model does not have", fix)
     _check_meeting(ends, spec)
     _set_tables(ends, spec, journal)
     in_map, out_map = _maps(spec, d_in, d_out, head.weight)

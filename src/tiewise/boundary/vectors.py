@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tiewise.errors import DataError, SpecError
+from tiewise.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,8 @@ class Vectors:
     broken_lines: tuple[int, ...] = ()
 
 
-def load_vectors(path: str | Path, tokens: Sequence[str]) -> Vectors:
-    """Read vectors for `tokens`; the file is streamed, and only rows of the vocabulary are kept.
+def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Vectors:
+    """Read vectors for `tokens`, None where a row has none; the file is streamed, and only their rows are kept.
 
     Raises:
         DataError: no such file, no vector in it, no token found, or a tensor of another number of rows.
@@ -45,17 +47,35 @@ def load_vectors(path: str | Path, tokens: Sequence[str]) -> Vectors:
     return _text(path, tokens)
 
 
-def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: object) -> None:
-    """Give `table` [V, E] pretrained rows; rows of nan keep what was drawn for them, `freeze` stops its gradient.
+def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
+    """Return the token of each of a table's `rows` in a Hugging Face tokenizer; None for rows beyond its vocabulary."""
+    known = min(rows, len(tokenizer))
+    return [*tokenizer.convert_ids_to_tokens(list(range(known))), *[None] * (rows - known)]
+
+
+def check_rows(table: Tensor, rows: Tensor, spec: BoundarySpec) -> None:
+    """Refuse rows that do not fit `table` [V, E].
 
     Raises:
         SpecError: rows of another shape; `spec` names whose.
     """
     if rows.shape != table.shape:
-        fix = f"use projected:{rows.shape[1]} for vectors of that width"
+        fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
         raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", fix)
+
+
+def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: BoundarySpec) -> None:
+    """Give `table` [V, E] pretrained rows; `freeze` stops its gradient.
+
+    Rows of nan keep what was drawn for them, and the padding row of `spec` stays zero. Raises as `check_rows`.
+    """
+    check_rows(table, rows, spec)
+    rows = rows.to(table)
+    keeps = rows.isnan()
+    if spec.pad is not None:
+        keeps[spec.pad] = True
     with torch.no_grad():
-        table.copy_(torch.where(rows.isnan(), table, rows.to(table.dtype)))
+        table.copy_(torch.where(keeps, table, rows))
     table.requires_grad_(not freeze)
 
 
@@ -75,8 +95,8 @@ def _safetensors(path: Path, vocab: int) -> Vectors:
     return Vectors(rows, vocab)
 
 
-def _text(path: Path, tokens: Sequence[str]) -> Vectors:
-    index = {token: row for row, token in enumerate(tokens)}
+def _text(path: Path, tokens: Sequence[str | None]) -> Vectors:
+    index = {token: row for row, token in enumerate(tokens) if token is not None}
     rows: np.ndarray | None = None
     broken: list[int] = []
     found: set[int] = set()

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.vectors import load_vectors, start_from_rows
+from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.data.prepared import PreparedText
 from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
@@ -83,7 +83,7 @@ def _config_file(settings: Settings, vocab: int, feed_forward: int | None) -> An
         if (getattr(config, token, None) or 0) >= vocab:
             setattr(config, token, None)
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and positions < settings.length:
+    if positions is not None and 0 <= positions < settings.length:  # a negative number is no limit
         raise RunError(
             f"{path} has {positions} positions, blocks are {settings.length} long",
             f"use --set length={positions} or less",
@@ -100,10 +100,21 @@ def feed_forward_name(config: Any) -> str:
         RunError: where the family has none of the known names.
     """
     for name in _FEED_FORWARD:
-        if isinstance(getattr(config, name, None), int):
+        if isinstance(getattr(config, name, None), int) or _unset_inner(config, name):
             return name
     fix = "use --match width with this model"
     raise RunError(f"{config.model_type}: no feed-forward width to spend parameters on", fix)
+
+
+def feed_forward_width(config: Any) -> int:
+    """Return the configuration's feed-forward width. Raises as `feed_forward_name`."""
+    name = feed_forward_name(config)
+    return 4 * int(config.n_embd) if _unset_inner(config, name) else int(getattr(config, name))
+
+
+def _unset_inner(config: Any, name: str) -> bool:
+    """Whether an absent width means 4·D, as GPT-2, GPT-J, CodeGen and GPT-BigCode have it."""
+    return name == "n_inner" and getattr(config, name, 0) is None and hasattr(config, "n_embd")
 
 
 def build(settings: Settings, spec: BoundarySpec, text: PreparedText, seed: int, feed_forward: int | None) -> Installed:
@@ -151,8 +162,7 @@ def start_tables(installed: Installed, std: float, spec: BoundarySpec) -> None:
 
 def _start_from_vectors(installed: Installed, spec: BoundarySpec, text: PreparedText) -> None:
     assert spec.vectors is not None
-    tokenizer = text.tokenizer()
-    vectors = load_vectors(spec.vectors, tokenizer.convert_ids_to_tokens(list(range(text.vocab))))
+    vectors = load_vectors(spec.vectors, row_tokens(text.tokenizer(), text.vocab))
     start_from_rows(installed.tables()[0], vectors.rows, spec.freeze, spec)
 
 
@@ -184,7 +194,7 @@ def matched_feed_forward(settings: Settings, vocab: int) -> dict[str, int | None
     if settings.match == "width":
         return dict.fromkeys(specs)
     config = make_config(settings, vocab)
-    wide = getattr(config, feed_forward_name(config))
+    wide = feed_forward_width(config)
     one, two = (_body_size(make_config(settings, vocab, wide + extra)) for extra in (0, 8))
     per_unit = (two - one) / 8
     if per_unit <= 0:
