@@ -193,7 +193,7 @@ def test_a_config_class_without_a_default(tmp_path):
     ("text", "says"),
     [
         ("class Config(:", "cannot be read as Python"),
-        ("Config = " + "-" * 300_000 + "1", "cannot be read as Python"),
+        ("Config = " + "-" * 200_000 + "1", "cannot be read as Python"),
         ("Config = " + "(" * 5000, "cannot be read as Python"),
         ("Config = " + "1+" * 100_000 + "1", "cannot be read as Python"),
         ("Config = 1\0", "cannot be read as Python"),
@@ -233,3 +233,12 @@ def test_odd_auto_maps_name_nothing(entries):
 
 def test_the_sizes_of_the_source_are_those_of_the_checkpoint():
     assert f"vocab_size={V}, hidden_size={D}" in HEAD
+
+
+def test_more_code_than_any_model_has_is_left_unread(tmp_path):
+    chain = "".join(f"class C{i}(C{i + 1}): tie_weights = 1\n" for i in range(2200))
+    files = {f"part{number}.py": chain.replace("C", f"C{number}_") for number in range(20)}
+    path = written(tmp_path / "m", {"modeling_tiny.py": source()} | files)
+    found = findings(path)
+    assert all("more code than any model has" in finding.evidence for finding in found)
+    assert found

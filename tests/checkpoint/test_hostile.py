@@ -4,9 +4,13 @@ import json
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 
 import pytest
+
+from tiewise.checkpoint.strict_json import MOST_VALUES, parse_json
+from tiewise.errors import CheckpointError
 
 CHILD = Path(__file__).with_name("hostile_child.py")
 
@@ -25,3 +29,15 @@ def test_damaged_checkpoints(tmp_path, first, count):
     assert told["refused"] > count // 100
     assert told["checked"] > count // 2
     assert told["grown"] < 200 * 2**20
+
+
+@pytest.mark.parametrize("values", [b"[],", b"{},", b"0,"])
+def test_json_of_too_many_values_is_not_parsed(values):
+    text = b"[" + values * (MOST_VALUES // len(values) * 2) + b"0]"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="more than 6,000,000 values"):
+            parse_json(text, "tokenizer.json")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()

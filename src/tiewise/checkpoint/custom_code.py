@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.folder import Fault, Folder
@@ -14,7 +15,8 @@ from tiewise.checkpoint.open_file import inside, read_whole
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 
-MOST_BYTES, MOST_FILES = 2**19, 64  # a parsed file takes about a hundred times its bytes
+MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file takes up to 600 times its bytes
+MOST_CLASSES, MOST_ANCESTORS = 2000, 100
 KEYS, FLAG = "_tied_weights_keys", "tie_word_embeddings"
 _MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
 _WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of these says nothing of tying
@@ -76,7 +78,7 @@ class Code:
         line: list[Class | str] = []
         names = list(found.bases)
         seen = {found.name}
-        while names:
+        while names and len(seen) < MOST_ANCESTORS:
             name = names.pop(0)
             if name in seen:
                 continue
@@ -104,31 +106,35 @@ def read_code(folder: Folder) -> Code:
     """Read every Python file directly in the folder."""
     classes: dict[str, Class] = {}
     faults = []
-    files = [name for name in folder.files if name.endswith(".py")]
-    for name in files[:MOST_FILES]:
+    left = MOST_IN_ALL
+    for name in folder.files:
+        if not name.endswith(".py"):
+            continue
         try:
-            for found in _classes(folder, name):
-                classes.setdefault(found.name, found)
+            text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+            left -= len(text)
+            if left < 0 or len(classes) > MOST_CLASSES:
+                what = f"{folder.path / name}: not read: with those before it, more code than any model has"
+                raise CheckpointError(what, "keep only the code of the model in the folder")
+            for found in _classes(text, folder.path / name):
+                classes.setdefault(found.name, found)  # the first of a name counts
         except CheckpointError as error:
             faults.append(Fault(name, error.what, error.fix))
-    if len(files) > MOST_FILES:
-        what = f"{folder.path}: {len(files):,} Python files, of which the first {MOST_FILES} were read"
-        faults.append(Fault(files[MOST_FILES], what, "keep only the files of the model"))
+            if left < 0:
+                break
     return Code(classes, tuple(faults))
 
 
-def _classes(folder: Folder, name: str) -> list[Class]:
-    path = os.fspath(inside(folder.path, name))
-    text = read_whole(path, MOST_BYTES)
+def _classes(text: bytes, path: Path) -> list[Class]:
     if not any(word in text for word in _WORDS):
         return []
     try:
-        tree = ast.parse(text, path)  # a syntax error opens the file that is named here, to quote its line
+        tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
         reason = short(getattr(error, "msg", None) or str(error) or type(error).__name__, 80)
-        what = f"{folder.path / name}: cannot be read as Python ({reason})"
-        raise CheckpointError(what, "take it from its source again") from None
-    return [_class(node, name) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        raise CheckpointError(f"{path}: cannot be read as Python ({reason})", "take it from its source again") from None
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return [_class(node, path.name) for node in found[:MOST_CLASSES]]
 
 
 def _class(node: ast.ClassDef, file: str) -> Class:

@@ -23,7 +23,7 @@ from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.window import DAMAGED, Window
 from tiewise.errors import CheckpointError
 
-MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 200_000, 2**24  # far above every file known; MOST_TEXTS in all arrays
+MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
 MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
 TOKENS = "tokenizer.ggml.tokens"
 TABLE, HEAD = "token_embd.weight", "output.weight"

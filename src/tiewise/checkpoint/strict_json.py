@@ -9,6 +9,7 @@ from tiewise.checkpoint.open_file import read_whole
 from tiewise.errors import CheckpointError
 
 MOST_BYTES = 256 * 2**20  # the largest tokenizer.json known is 35 MB
+MOST_VALUES = 6_000_000  # and holds two million values; each takes up to a hundred bytes of memory
 
 
 def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any:
@@ -31,8 +32,12 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     `NaN` and `Infinity` are taken as transformers writes them (Mamba's configs do).
 
     Raises:
-        CheckpointError: not JSON, nested beyond the parser's stack, or a key named twice where `unique`.
+        CheckpointError: not JSON, of too many values, nested beyond the parser's stack, or a key named twice where
+            `unique`.
     """
+    if len(data) > MOST_VALUES and sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        fix = "no file of this kind is that long: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", fix)
     try:
         return json.loads(data.decode("utf-8"), object_pairs_hook=_unique if unique else None)
     except _Twice as twice:
