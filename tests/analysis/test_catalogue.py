@@ -58,10 +58,9 @@ def test_a_config_is_what_its_class_reads_and_agrees_with_its_row(model):
     assert (built.vocab_size, built.hidden_size, built.num_hidden_layers) == (model.vocab, model.width, model.layers)
     if model.tied is not None:
         assert values["tie_word_embeddings"] is model.tied
-    saved = built.to_dict()
-    assert {key: saved[key] for key in values if key != "tie_word_embeddings"} == {
-        key: value for key, value in values.items() if key != "tie_word_embeddings"
-    }
+    for key, value in values.items():
+        if key != "tie_word_embeddings":  # which T5 overrules
+            assert getattr(built, key) == value, key
 
 
 # Totals that the models' own authors or this project's references print to the parameter.

@@ -1,0 +1,41 @@
+"""Published results, with what each was read in: the figures that a run or a plan is printed beside.
+
+`catalogue/ledger.json` has one result a line. `parameters_printed` is what the source prints, which is rounded and may
+count other things than tiewise does.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+ALBERT_AVERAGE = "Avg"  # over SQuAD 1.1 and 2.0, MNLI, SST-2 and RACE: not a GLUE average
+
+
+@dataclass(frozen=True)
+class Result:
+    """One figure of one model."""
+
+    model: str
+    choice: str
+    parameters_printed: int
+    layers: int
+    width: int
+    metric: str
+    value: float
+    source: str
+    checked: str
+
+    @property
+    def per_million(self) -> float:
+        """Points per million parameters; it says something of metrics that grow with quality only."""
+        return self.value / (self.parameters_printed / 1e6)
+
+
+@cache
+def results(metric: str | None = None) -> tuple[Result, ...]:
+    """All results of one metric, or all, in the ledger's order."""
+    rows = json.loads(files("tiewise").joinpath("catalogue/ledger.json").read_text(encoding="utf-8"))
+    return tuple(Result(**row) for row in rows if metric in (None, row["metric"]))

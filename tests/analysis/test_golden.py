@@ -1,0 +1,437 @@
+"""Every figure printed in the founding texts, at its exact value: counted by this package, or measured by an oracle.
+
+The texts are a note on weight tying (S0), an exercise (S1), a post on recurrent nets (S2), an essay against tying (S3)
+and a chapter on ALBERT (S4). Where a printed value is wrong, docs/errata.md says so, and its commands are run too.
+"""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from tiewise.analysis.budget import budget, native
+from tiewise.analysis.catalogue import find, tying_by_size
+from tiewise.analysis.ledger import results
+from tiewise.analysis.memory import training_bytes
+from tiewise.analysis.parts import linear, lookup, norm, plain, total
+from tiewise.analysis.read_config import Sizes, from_sizes, read
+from tiewise.analysis.thresholds import largest_rank, tied_share, tying_saves, tying_threshold
+from tiewise.sharing_spec import SharingSpec
+from tiewise.spec import BoundarySpec
+
+BERT = {"model_type": "bert", "architectures": ["BertModel"]}
+LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
+ALBERT = {"model_type": "albert", "vocab_size": 30_522}
+V = 30_522  # BERT's
+WIDTHS = {"base": 768, "large": 1024, "xlarge": 2048, "xxlarge": 4096}
+
+
+def sized(vocab, d, layers=1, boundary="untied"):
+    """A decoder of 12 D² per layer, by component."""
+    return choice(from_sizes(Sizes(vocab, d, layers)), boundary).parameters
+
+
+def choice(architecture, boundary=None, sharing="none"):
+    spec = native(architecture) if boundary is None else BoundarySpec.parse(boundary)
+    return budget(architecture, spec, SharingSpec.parse(sharing))
+
+
+def tables(vocab, d, boundary="untied"):
+    return choice(from_sizes(Sizes(vocab, d, 1)), boundary).tables
+
+
+def factored(vocab, d, k):
+    """A table and one map, as both texts count it; `factored:k` of a tied model has a second map before the head."""
+    return (lookup(vocab, k) + linear(k, d)).parameters
+
+
+def bert(sharing="none"):
+    """Parameters of BERT-base's twelve layers."""
+    found = read(BERT)
+    return (
+        choice(found, sharing=sharing).total
+        - choice(found).total
+        + 12 * total(found.stacks[0].layers[0].parts).parameters
+    )
+
+
+def embeddings():
+    found = read(BERT).parameters()
+    return sum(found[name] for name in ("input_table", "positions", "token_types", "embedding_norm"))
+
+
+def chapter_embeddings(d=768, k=128):
+    """The chapter's embeddings: its norm stands behind the projection, at width D; transformers' before it, at E."""
+    return (lookup(V, k) + lookup(512, k) + lookup(2, k) + linear(k, d, True) + norm(d)).parameters
+
+
+def chapter_albert(d=768, k=128):
+    """The chapter's whole model: one layer, pooler, tied head with its transform and bias, sentence-order head."""
+    (stack,) = read({**BERT, "hidden_size": d, "num_attention_heads": d // 64, "intermediate_size": 4 * d}).stacks
+    layer = total(stack.layers[0].parts)
+    head = linear(d, k, True) + norm(k) + plain(V)
+    return chapter_embeddings(d, k) + (layer + linear(d, d, True) + head + linear(d, 2, True)).parameters
+
+
+def gigabytes(parameters):
+    """Weights, optimizer and gradients of Adam in fp32."""
+    found = training_bytes(parameters, parameters, "float32")["adamw"]
+    return [found.weights / 1e9, found.state / 1e9, found.gradients / 1e9]
+
+
+def per_million(model):
+    (found,) = [r for r in results("GLUE, as the chapter on ALBERT prints it") if r.model == model]
+    return found.per_million
+
+
+def average(choice, model="ALBERT-base, E = 128"):
+    (found,) = [r.value for r in results("Avg") if (r.model, r.choice) == (model, choice)]
+    return found
+
+
+def less(new, old):
+    return 100 * (1 - new / old)
+
+
+# id -> (our figure, exact value)
+COUNTED = {
+    "S0-vocab-matrices": (lambda: tables(32_000, 4096), 262_144_000),
+    "S0-attention": (lambda: sized(32_000, 4096)["attention"], 67_108_864),
+    "S0-attention, the layer": (lambda: sized(32_000, 4096)["attention"] + sized(32_000, 4096)["ffn"], 201_326_592),
+    "S0-share-70m": (lambda: tables(32_000, 512) / 70e6, 0.4681142857142857),
+    "S0-ex1-saved": (lambda: tables(32_000, 1024) - tables(32_000, 1024, "tied"), 32_768_000),
+    "S0-ex1-untied-total": (lambda: sum(sized(32_000, 1024, 12).values()), 216_530_944),
+    "S0-ex1-threshold": (lambda: tying_threshold(0.3, 12 * 12), pytest.approx(108)),
+    "S0-ex1-threshold-v": (lambda: tying_threshold(0.3, 12 * 12) * 1024, pytest.approx(110_592)),
+    "S0-ex1-vd": (lambda: 32_000 / 1024, 31.25),
+    "S0-ex1-fraction": (lambda: tying_saves(32_000, 1024, 12 * 12 * 1024**2), 0.1513317191283293),
+    "S0-ex1-fraction, counted": (
+        lambda: sized(32_000, 1024, 12)["output_table"] / sum(sized(32_000, 1024, 12).values()),
+        0.1513317191283293,
+    ),
+    "S0-tied-fraction": (lambda: tied_share(32_000, 1024, 12 * 12 * 1024**2), 0.1783166904422254),
+    "S0-fraction-70m": (lambda: find("pythia-70m").table_share, 0.7314179364894731),
+    "S0-fraction-1b": (lambda: find("pythia-1b").table_share, 0.20364590291356466),
+    "S0-fraction-2.8b": (lambda: find("pythia-2.8b").table_share, 0.09280615755867262),
+    "S0-ex4-full": (lambda: tables(30_000, 1024, "tied"), 30_720_000),
+    "S0-ex4-factored": (lambda: factored(30_000, 1024, 128), 3_971_072),
+    "S0-ex4-k1": (lambda: factored(30_000, 1024, 1), 31_024),
+    "S0-ex4-breakeven": (lambda: largest_rank(30_000, 1024, 1), 990),
+    "S0-ex4-saved": (lambda: tables(30_000, 1024, "tied") - factored(30_000, 1024, 128), 26_748_928),
+    "S0-ex4-ratio": (lambda: tables(30_000, 1024, "tied") / factored(30_000, 1024, 128), 7.735946364105209),
+    "S0-ex4-two": (lambda: tables(30_000, 1024), 61_440_000),
+    "S0-ex4-saved-two": (lambda: tables(30_000, 1024) - factored(30_000, 1024, 128), 57_468_928),
+    "S0-albert-18x": (
+        lambda: (
+            read({**BERT, **LARGE}).total
+            / read({"model_type": "albert", "architectures": ["AlbertModel"], **LARGE}).total
+        ),
+        18.951735719042244,
+    ),
+    "S0-bert": (lambda: read({"model_type": "bert", "architectures": ["BertForMaskedLM"]}).ends.tied, True),
+    "S1-tenth": (lambda: tables(50_000, 4096) / 125e6, 3.2768),
+    "S3-tied": (lambda: tables(50_000, 4096, "tied"), 204_800_000),
+    "S3-untied": (lambda: tables(50_000, 4096), 409_600_000),
+    "S3-share-1b": (lambda: 100 * tables(50_000, 4096, "tied") / 1e9, 20.48),
+    "S3-share-7b": (lambda: 100 * tables(50_000, 4096, "tied") / 7e9, 2.9257142857142857),
+    "S3-share-70b": (lambda: 100 * tables(50_000, 4096, "tied") / 70e9, 0.2925714285714286),
+    "S3-8b": (lambda: tying_by_size(8e9).right, 71 / 109),
+    "S3-workaround, the map": (lambda: linear(4096, 4096).parameters, 16_777_216),
+    "S3-workaround, the MLP": (lambda: sized(50_000, 4096)["ffn"], 134_217_728),
+    "S4-bert-embedding": (embeddings, 23_837_184),
+    "S4-bert-layer": (lambda: bert("all"), 7_087_872),
+    "S4-bert-layers": (bert, 85_054_464),
+    "S4-bert-pooler": (lambda: read(BERT).parameters()["pooler"], 590_592),
+    "S4-bert-total": (lambda: read(BERT).total, 109_482_240),
+    "S4-bert-shares, embeddings": (lambda: 100 * embeddings() / read(BERT).total, 21.772649152958508),
+    "S4-bert-shares, layers": (lambda: 100 * bert() / read(BERT).total, 77.68790992950089),
+    "S4-table-share": (lambda: 100 * read(BERT).parameters()["input_table"] / read(BERT).total, 21.41068359580513),
+    "S4-standard": (lambda: tables(V, 768, "tied"), 23_440_896),
+    "S4-factored": (lambda: factored(V, 768, 128), 4_005_120),
+    "S4-baseline-row": (lambda: factored(V, 768, 768), 24_030_720),
+    "S4-factored-large": (lambda: factored(V, 1024, 128), 4_037_888),
+    "S4-factored-xlarge": (lambda: factored(V, 2048, 128), 4_168_960),
+    "S4-factored-xxlarge": (lambda: factored(V, 4096, 128), 4_431_104),
+    "S4-reduction-base": (lambda: less(factored(V, 768, 128), V * 768), 82.91396369831597),
+    "S4-reduction-large": (lambda: less(factored(V, 1024, 128), V * 1024), 87.08063036498264),
+    "S4-reduction-xlarge": (lambda: less(factored(V, 2048, 128), V * 2048), 93.33063036498264),
+    "S4-reduction-xxlarge": (lambda: less(factored(V, 4096, 128), V * 4096), 96.45563036498264),
+    "S4-xxl-plain": (lambda: tables(V, 4096, "tied"), 125_018_112),
+    "S4-albert-embeddings": (chapter_embeddings, 4_073_216),
+    "S4-albert-encoder": (lambda: chapter_embeddings() + bert("all"), 11_161_088),
+    "S4-encoder-reduction": (lambda: less(chapter_embeddings() + bert("all"), read(BERT).total), 89.80557211836367),
+    "S4-share-none": (lambda: bert("none"), 85_054_464),
+    "S4-share-attention": (lambda: bert("attention"), 59_051_520),
+    "S4-share-ffn": (lambda: bert("ffn"), 33_090_816),
+    "S4-share-all": (lambda: bert("all"), 7_087_872),
+    "S4-share-reduction-attention": (lambda: less(bert("attention"), bert()), 30.57210965435042),
+    "S4-share-reduction-ffn": (lambda: less(bert("ffn"), bert()), 61.09455701231625),
+    "S4-share-reduction-all": (lambda: less(bert("all"), bert()), 91.66666666666666),
+    "S4-albert-full": (chapter_albert, 11_882_428),
+    "S4-albert-full, as transformers builds it": (
+        lambda: read({**ALBERT, **BASE, "architectures": ["AlbertForPreTraining"]}).total,
+        11_881_148,
+    ),
+    "S4-full-reduction": (lambda: less(chapter_albert(), read(BERT).total), 89.1467072650322),
+    "S4-preset-base": (lambda: chapter_albert(768), 11_882_428),
+    "S4-preset-large": (lambda: chapter_albert(1024), 17_916_604),
+    "S4-preset-xlarge": (lambda: chapter_albert(2048), 59_092_668),
+    "S4-preset-xxlarge": (lambda: chapter_albert(4096), 223_233_724),
+    "S4-growth": (lambda: chapter_albert(4096) / chapter_albert(768), 18.786877900711875),
+    "S4-efficiency, BERT-base": (lambda: per_million("BERT-base"), 0.7318181818181818),
+    "S4-efficiency, BERT-large": (lambda: per_million("BERT-large"), 0.24205882352941174),
+    "S4-efficiency, ALBERT-base": (lambda: per_million("ALBERT-base"), 6.675),
+    "S4-efficiency, ALBERT-large": (lambda: per_million("ALBERT-large"), 4.577777777777778),
+    "S4-efficiency, ALBERT-xlarge": (lambda: per_million("ALBERT-xlarge"), 1.425),
+    "S4-xxl-efficiency": (lambda: per_million("ALBERT-xxlarge"), 0.38042553191489364),
+    "S4-80-percent": (lambda: round(less(factored(V, 4096, 128), V * 4096), 1), 96.5),
+    "S4-scores": (lambda: [r.value for r in results("Avg")[:4]], [80.1, 82.4, 85.5, 88.7]),
+}
+
+# What no code of this package can recompute, and why.
+NOT_HERE = {
+    "S0-cosine": "a published measurement on checkpoints of billions of parameters",
+    "S0-70-percent": "another work's training log",
+    "S0-authors": "who wrote a paper",
+    "S1-leaves": "a Flax module",
+    "S1-length": "a Flax module",
+    "S1-self": "a Flax module",
+    "S2-first": "who was first",
+    "S4-never-masked": "what a text's own listing does",
+}
+
+
+@pytest.mark.parametrize("entry", COUNTED)
+def test_counted(entry):
+    ours, exact = COUNTED[entry]
+    assert ours() == (pytest.approx(exact, rel=1e-14) if isinstance(exact, float) else exact)
+
+
+def test_xxlarge_is_less_efficient_than_bert_base():
+    assert per_million("ALBERT-xxlarge") < per_million("BERT-base")
+
+
+def test_s4_attention_sharing_sharing_the_ffn_costs_more():
+    none, attention, ffn, every = (
+        average(f"factored:128, share {kind}") for kind in ("none", "attention", "ffn", "all")
+    )
+    assert [attention, ffn, none, every] == [81.7, 80.2, 81.6, 80.1]
+    assert none - ffn > none - attention
+
+
+def test_s0_ex2_both_rows_of_the_gradient():
+    """The row formula that autograd agrees with, on the exercise's tokens (2, 1, 2, 3), and the printed one."""
+    import torch
+
+    from tiewise import Boundary
+
+    torch.manual_seed(0)
+    boundary = Boundary("tied+init=1", vocab=4, width=2).double()
+    inputs, targets = torch.tensor([2, 1, 2]) - 1, torch.tensor([1, 2, 3]) - 1
+    mix = torch.randn(3, 3, dtype=torch.float64).tril()
+    emb = boundary.embed(inputs)
+    emb.retain_grad()
+    h = torch.tanh(mix @ emb) + emb
+    logits = boundary.logits(h)
+    torch.nn.functional.cross_entropy(logits, targets, reduction="sum").backward()
+    p, hbar = logits.detach().softmax(-1), emb.grad
+    h = h.detach()
+    path_b = p[0, 1] * h[0] + (p[1, 1] - 1) * h[1] + p[2, 1] * h[2]
+    printed = p[0, 1] * h[0] + p[1, 1] * h[1] + (p[2, 1] - 1) * h[2]
+    got = boundary.table_in.grad
+    torch.testing.assert_close(got[1], hbar[0] + hbar[2] + path_b, rtol=1e-12, atol=1e-12)
+    assert (got[1] - (hbar[0] + hbar[2] + printed)).norm() > 0.1
+    torch.testing.assert_close(got[3], p[:, 3] @ h, rtol=1e-12, atol=1e-12)
+
+
+def test_s0_wt_h_the_table_itself_maps_hidden_states_to_logits():
+    table, hidden = np.ones((7, 3)), np.ones(3)
+    assert (table @ hidden).shape == (7,)
+    with pytest.raises(ValueError, match="mismatch"):
+        table.T @ hidden
+
+
+def test_s0_sqrtd_the_scale_strengthens_the_weaker_path():
+    """One step of a small tied net with sinusoidal positions, as the original Transformer: A's share grows by √D."""
+    import torch
+
+    from tiewise import Boundary, path_norms
+    from tiewise.ops.path_gradient import PathRecord
+
+    d, vocab = 64, 200
+    draw = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, vocab, (8, 32), generator=draw)
+    angle = torch.arange(32)[:, None] / 10_000 ** (torch.arange(0, d, 2) / d)
+    positions = torch.cat([angle.sin(), angle.cos()], dim=1)
+    first, second = (torch.randn(d, d, generator=draw) / math.sqrt(d) for _ in range(2))
+
+    def body(x):
+        x = x + positions
+        return torch.nn.functional.layer_norm(x + (x @ first).relu() @ second, (d,))
+
+    shares = {}
+    for scale in ("", "+input_scale=sqrt_d"):
+        torch.manual_seed(1)
+        boundary = Boundary("tied+init=0.02" + scale, vocab, d)
+        boundary.record = PathRecord()
+        boundary(ids[:, :-1], lambda x: body(torch.nn.functional.pad(x, (0, 0, 0, 1)))[:, :-1], ids[:, 1:]).backward()
+        norms = path_norms(boundary.table_in.grad, boundary.record)
+        shares[scale] = norms.a / (norms.a + norms.b)
+    plainly, scaled = shares.values()
+    assert plainly < 0.5  # the lookup is the weaker path
+    assert scaled > 3 * plainly
+    assert scaled < 0.7
+
+
+def test_s0_gap_zero_some_minimiser_being_tied_is_enough():
+    """min (a·b − 1)² over a, b: (2, ½) is a minimiser and is not tied, yet tying (a = b = 1) costs nothing."""
+
+    def loss(a, b):
+        return (a * b - 1) ** 2
+
+    assert loss(2, 0.5) == 0 == loss(1, 1)
+
+
+def test_s0_gap_sign_a_constraint_never_lowers_the_minimum():
+    target = np.random.default_rng(0).normal(size=(6, 6))
+
+    def best(matrix):
+        return ((matrix - target) ** 2).sum()
+
+    symmetric = (target + target.T) / 2
+    values, vectors = np.linalg.eigh(symmetric)
+    tied = vectors @ np.diag(values.clip(0)) @ vectors.T  # the nearest W Wᵀ
+    assert best(tied) > best(target) == 0
+
+
+def test_s2_names_what_shapes_the_two_projections_have():
+    from tiewise import Boundary
+
+    boundary = Boundary("projected:50", vocab=40, width=300)
+    assert tuple(boundary.in_map.weight.shape) == (300, 50)  # P_in maps e_t, D = 50, to the cell, H = 300
+    assert tuple(boundary.out_map.weight.shape) == (50, 300)  # P_out maps h_t to the table
+
+
+def test_s2_tied_cell_has_one_matrix_and_one_bias():
+    import torch
+
+    h = 200
+    assert linear(h, h, bias=True).parameters == h * h + h == 40_200
+    assert sum(p.numel() for p in torch.nn.RNN(h, h).parameters()) == 80_400
+
+
+NEW_YORK_CITY = [[1, 0.5], [0.8, 0.9], [0.3, 1.2]]
+
+
+def test_s3_matrix_and_s3_symmetry():
+    """The direct path of a tied boundary is the printed matrix; its probabilities are not symmetric all the same."""
+    import torch
+
+    from tiewise import Boundary
+
+    boundary = Boundary("tied", vocab=3, width=2)
+    with torch.no_grad():
+        boundary.table_in.copy_(torch.tensor(NEW_YORK_CITY))
+        logits = boundary.logits(boundary.embed(torch.arange(3))).double()
+    printed = [[1.25, 1.25, 0.9], [1.25, 1.45, 1.32], [0.9, 1.32, 1.53]]
+    np.testing.assert_allclose(logits, printed, atol=1e-6)
+    p = logits.softmax(-1)
+    assert p[0, 1] - p[1, 0] == pytest.approx(0.0661, abs=5e-4)  # p(York | New) against p(New | York)
+
+
+def test_s3_any_an_untied_product_has_rank_d_at_most():
+    draw = np.random.default_rng(0).normal
+    assert np.linalg.matrix_rank(draw(size=(30, 4)) @ draw(size=(4, 30))) == 4
+
+
+@pytest.mark.parametrize(("std", "exact", "off"), [(1.0, 46.6, 0.4), (0.02, math.log(V), 0.05)])
+def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
+    """Simulated: a normalised head state (width 128) against 30,522 rows N(0, σ²), random targets."""
+    from tiewise.ops.random_logits import predicted_nll
+
+    draw = np.random.default_rng(0)
+    table = draw.normal(0, std, (V, 128)).astype(np.float32)
+    h = draw.normal(size=(512, 128)).astype(np.float32)
+    h = (h - h.mean(1, keepdims=True)) / h.std(1, keepdims=True)
+    z = h @ table.T
+    top = z.max(1)
+    nll = np.log(np.exp(z - top[:, None]).sum(1)) + top - z[np.arange(512), draw.integers(0, V, 512)]
+    assert abs(nll.mean() - exact) < max(off, 3 * nll.std() / math.sqrt(512))
+    assert predicted_nll(V, std * math.sqrt(128)) == pytest.approx(exact, abs=off)
+
+
+def test_s4_sop_initial_two_indifferent_classes_cost_ln_2():
+    from tiewise.ops.random_logits import predicted_nll
+
+    assert predicted_nll(2, 0.0) == pytest.approx(0.6931471805599453, abs=1e-4)
+
+
+def test_s4_sop_labels():
+    draw = np.random.RandomState(42)
+    assert [int(draw.random_sample() < 0.5) for _ in range(4)] == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("model", ["bert", "albert"])
+def test_s4_memory(model):
+    parameters, exact = {
+        "bert": (read(BERT).total, [0.43792896, 0.87585792, 0.43792896]),
+        "albert": (chapter_albert(), [0.047529712, 0.095059424, 0.047529712]),
+    }[model]
+    assert gigabytes(parameters) == pytest.approx(exact, rel=1e-14)
+
+
+def test_s4_variances_a_default_linear_map_leaves_a_third():
+    import torch
+
+    torch.manual_seed(0)
+    x = torch.randn(4_000, 64)
+    y = torch.nn.Linear(64, 256, bias=False)(x).detach()
+    assert float(x.var()) == pytest.approx(1.0, rel=0.01)
+    assert float(y.var()) == pytest.approx(1 / 3, rel=0.03)
+
+
+def test_s4_refinement_one_layer_applied_again_changes_less_each_time():
+    """An untrained shared post-norm layer, dropout off: the trend that is claimed, on five seeds."""
+    import torch
+    from transformers import AlbertConfig, AlbertModel
+
+    sizes = {"vocab_size": 100, "embedding_size": 32, "hidden_size": 64, "num_attention_heads": 4}
+    config = AlbertConfig(**sizes, intermediate_size=128, num_hidden_layers=6, initializer_range=0.05)
+    for seed in range(5):
+        torch.manual_seed(seed)
+        model = AlbertModel(config).eval()
+        with torch.no_grad():
+            states = model(torch.randint(0, 100, (1, 10)), output_hidden_states=True).hidden_states
+        changes = [float((b - a).norm()) for a, b in pairwise(states)]
+        assert changes[-1] < changes[1]
+
+
+# Entries that a test of their own measures.
+ORACLES = [
+    "S0-ex2-w2",
+    "S0-ex2-w4",
+    "S0-wt-h",
+    "S0-sqrtd",
+    "S0-gap-zero",
+    "S0-gap-sign",
+    "S2-names",
+    "S2-tied-cell",
+    "S3-matrix",
+    "S3-symmetry",
+    "S3-any",
+    "S4-mlm-initial",
+    "S4-sop-initial",
+    "S4-sop-labels",
+    "S4-memory-bert",
+    "S4-memory-albert",
+    "S4-variances",
+    "S4-refinement",
+    "S4-attention-sharing",
+]
+
+
+def test_every_entry_is_accounted_for_once():
+    counted = {name.partition(",")[0] for name in COUNTED}
+    assert len(counted | NOT_HERE.keys() | set(ORACLES)) == 97 == len(counted) + len(NOT_HERE) + len(ORACLES)
