@@ -239,3 +239,11 @@ def test_bert_with_both_names_of_its_bias_is_healthy(tmp_path):
     config |= {"type_vocab_size": 2, "tie_word_embeddings": True}
     path = write_checkpoint(tmp_path, config, tensors)
     assert [run(rule, path) for rule in (*TYING, "B020", "B021", "B030", "B033", "B035")] == [[]] * 12
+
+
+@pytest.mark.parametrize(("spec", "fires"), [("projected:8,untied", False), ("projected:8", True), ("nonsense", True)])
+def test_in_a_checkpoint_of_this_package_the_spec_decides(tmp_path, spec, fires):
+    """BERT keeps its flag true, as it ties more than the two ends."""
+    own = {"model_type": "tiewise", "base_model_type": "llama", "architectures": ["TiewiseLlamaForCausalLM"]}
+    path = llama(tmp_path, True, head=table(seed=2), config=own | {"tiewise_boundary": spec})
+    assert len(run("B012", path)) == fires

@@ -10,16 +10,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import Claim, Claims, count, model_levels, read_claims
+from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, model_levels, read_claims
 from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import Likeness, likeness, same_bytes
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
-from tiewise.errors import CheckpointError
+from tiewise.errors import CheckpointError, SpecError
+from tiewise.spec import BoundarySpec
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
+SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
@@ -78,6 +80,17 @@ class Facts:
     def claims(self) -> Claims:
         """What the config says of tying."""
         return read_claims(self.folder.config)
+
+    @cached_property
+    def tied(self) -> bool | None:
+        """Whether the config ties the two ends: by its spec where our own class reads it, else by its flag."""
+        spec = self.config.get(SPEC) if self.config.get("model_type") == OWN_TYPE else None
+        if isinstance(spec, str):
+            try:
+                return BoundarySpec.parse(spec).tables == 1
+            except SpecError:
+                pass
+        return self.claims.tied
 
     @cached_property
     def levels(self) -> dict[str, Mapping[str, Any]]:

@@ -41,7 +41,7 @@ def _no_input(facts: Facts) -> Iterator[Finding]:
 
 def _no_output(facts: Facts) -> Iterator[Finding]:
     claims, roles = facts.claims, facts.roles
-    if claims.tied is not False or claims.t5_like or roles.headless or not facts.complete:
+    if facts.tied is not False or claims.t5_like or roles.headless or not facts.complete:
         return
     if roles.input is None or roles.output is not None or unknown_tables(facts) or facts.quantised:
         return
@@ -62,7 +62,7 @@ def _no_output(facts: Facts) -> Iterator[Finding]:
 
 def _tied_but_different(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
-    if facts.claims.tied is not True or alike is None or head is None or not alike.differing:
+    if facts.tied is not True or alike is None or head is None or not alike.differing:
         return
     claims = facts.claims
     if claims.t5_like and claims.deciding is not None and claims.deciding.written is False:
@@ -76,15 +76,15 @@ def _tied_but_different(facts: Facts) -> Iterator[Finding]:
 
 def _tied_and_stored_twice(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
-    if facts.claims.tied is True and alike is not None and head is not None and alike.kind == IDENTICAL:
+    if facts.tied is True and alike is not None and head is not None and alike.kind == IDENTICAL:
         what = f"{describe(head)} is {short(_input(facts).name)} byte for byte, {size(head.nbytes)} stored twice"
         yield Finding("B013", WARNING, short(head.name), what, facts.command("dedupe"), safe=True)
 
 
 def _equal_but_not_tied(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
-    if facts.claims.tied is not True and alike is not None and head is not None and alike.kind == IDENTICAL:
-        how = f"the config says {said(facts.claims.tied)}" if facts.claims.levels else "no config says whether they tie"
+    if facts.tied is not True and alike is not None and head is not None and alike.kind == IDENTICAL:
+        how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
         what = f"{describe(head)} is {short(_input(facts).name)} byte for byte, and {how}: {size(head.nbytes)} twice"
         fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
         yield Finding("B014", INFO, short(head.name), what, fix)
@@ -94,7 +94,7 @@ def _drift(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
     if alike is None or head is None or alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
         return
-    if facts.claims.tied is True and alike.differing:
+    if facts.tied is True and alike.differing:
         return  # B012 says it, with more weight
     table = _input(facts)
     types = f" ({table.dtype} and {head.dtype})" if table.dtype != head.dtype else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of, usual
 from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
@@ -16,7 +16,6 @@ from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, names, shown
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import is_id, special_ids
 
-_OWN = "tiewise_boundary"  # checkpoints of this package may have two vocabularies
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 
 
@@ -43,9 +42,9 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
 
 def _rows_must_agree(facts: Facts, table: Stored, head: Stored) -> bool:
     """Two sizes are meant where the config names both, as for Marian with `decoder_vocab_size`."""
-    if facts.claims.tied is True:
+    if facts.tied is True:
         return True
-    return _OWN not in facts.config and not {table.rows, head.rows} <= facts.vocabularies
+    return SPEC not in facts.config and not {table.rows, head.rows} <= facts.vocabularies
 
 
 def _explained(facts: Facts, width: int) -> bool:
@@ -142,7 +141,7 @@ def _biases(facts: Facts) -> Iterator[Finding]:
             what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {names(sorted(map(str, rows)))} rows"
             fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
             yield Finding("B035", WARNING, short(bias.name), what, fix)
-        elif facts.claims.tied is True and bias.name.endswith("lm_head.bias") and _generates(facts):
+        elif facts.tied is True and bias.name.endswith("lm_head.bias") and _generates(facts):
             what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
             yield Finding("B035", INFO, short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it")
 
