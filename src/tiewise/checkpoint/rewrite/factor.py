@@ -24,6 +24,8 @@ from tiewise.checkpoint.rewrite.change import Change, Measured, NewTensor
 from tiewise.checkpoint.rewrite.counts import checked_counts, decades, read_counts
 from tiewise.checkpoint.rewrite.ends import opened
 from tiewise.checkpoint.rewrite.fit import Factors, Fit, measure_fit
+from tiewise.checkpoint.rewrite.flags import flags
+from tiewise.checkpoint.rewrite.groups import groups
 from tiewise.checkpoint.rewrite.low_rank import low_rank, memory_needed
 from tiewise.checkpoint.rewrite.measure import PROBES
 from tiewise.checkpoint.rewrite.plain_ends import PlainEnds, plain_ends
@@ -103,7 +105,9 @@ def _declared(facts: Facts, ends: PlainEnds, rank: int) -> dict[str, Any]:
         fix = "only families that transformers itself has can be factored"
         raise CheckpointError(f"{facts.path}: its classes ({short(names)}) come as custom code", fix)
     kind = "factored" if ends.output is None else "factored-untied"
-    return {
+    # stacks that share one input table do so by the flag, whatever the head has
+    shared = any(group.source == ends.input.name and len(group.targets) > 1 for group in groups(facts))
+    return (flags(facts, True) if shared and not facts.claims.t5_like else {}) | {
         "model_type": OWN_TYPE,
         BASE_TYPE: family,
         SPEC: str(BoundarySpec(kind, width=rank)),

@@ -9,6 +9,7 @@ from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of
+from tiewise.checkpoint.rewrite.groups import groups
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 
@@ -81,16 +82,16 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     """
     readable(facts, verb)
     roles, where = facts.roles, facts.path
-    assert roles.input is not None
     if is_own(facts):
         fix = "tiewise densify it first"
         raise CheckpointError(f"{where}: its boundary is {short(facts.config.get('tiewise_boundary'))} already", fix)
     if roles.headless or roles.output_name is None:
         fix = "a model without a token head has one end only; give one with a head"
         raise CheckpointError(f"{where}: no output head was found, so there is nothing to {verb}", fix)
-    spare = [table for table in roles.inputs[1:] if _checked_copy(facts, roles.input, table)]
+    table = _source(facts)
+    spare = [other for other in roles.inputs if other is not table and _checked_copy(facts, table, other)]
     output = roles.output
-    if output is not None and facts.claims.tied is not False and facts.same(roles.input, output):
+    if output is not None and facts.claims.tied is not False and facts.same(table, output):
         spare.append(output)
         output = None
     if output is None and facts.claims.tied is False and not facts.claims.t5_like:
@@ -100,7 +101,14 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
         fix = "decide first: tiewise untie keeps both, tiewise tie --keep one of them; --force takes them as two"
         raise CheckpointError(f"{where}: the config claims one table, and two different ones are stored", fix)
     head = module_of(roles.output.name if roles.output is not None else roles.output_name)[0]
-    return PlainEnds(roles.input, output, tuple(spare), head)
+    return PlainEnds(table, output, tuple(spare), head)
+
+
+def _source(facts: Facts) -> Stored:
+    """Of several copies of the input table, the one under the name that stands for all."""
+    inputs = facts.roles.inputs
+    sources = {group.source for group in groups(facts)}
+    return next((table for table in inputs if table.name in sources), inputs[0])
 
 
 def _checked_copy(facts: Facts, table: Stored, other: Stored) -> bool:
