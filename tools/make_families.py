@@ -154,9 +154,11 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     config = _small(model_class)
     model = _build(model_class, config)
     modules = dict(model.named_modules(remove_duplicate=False))
+    if not _inputs(model, modules) and _ask(model, "get_output_embeddings") is None:
+        return _part_entry(model)
     inputs, keys = _inputs(model, modules), allowed_keys(model)
     output = _name(modules, _ask(model, "get_output_embeddings"), matrix=True) or _declared(inputs, keys)
-    if not inputs and output is None:
+    if not inputs and output is None:  # several codebooks, each with a table and a head
         return None
     entry: dict[str, Any] = {"inputs": inputs, "output": output}
     entry["tied"] = {k: v for k, v in keys.items() if not in_layer(k) and not is_foreign(k)}
@@ -170,6 +172,25 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     if output is not None and inputs:
         entry |= _deciding(model_class, config, inputs, output)
     return {key: value for key, value in entry.items() if value not in (None, [], {})}
+
+
+def _part_entry(model: Any) -> dict[str, Any] | None:
+    """The entry of a class whose first part with two ends has them: Qwen2.5-Omni's thinker.
+
+    Raises:
+        ValueError: it has a table of tokens that no method leads to.
+    """
+    for part, child in model.named_children():
+        if isinstance(child, transformers.PreTrainedModel) and _ask(child, "get_output_embeddings") is not None:
+            inner = dict(child.named_modules(remove_duplicate=False))
+            inputs, output = _inputs(child, inner), _name(inner, child.get_output_embeddings(), matrix=True)
+            entry = {"inputs": [f"{part}.{name}" for name in inputs], "output": f"{part}.{output}"}
+            return entry | {"disk": _disk(model, [*entry["inputs"], entry["output"]], [])}
+    levels = [level.get("vocab_size") for _, level in model_levels(model.config.to_dict())]
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and module.num_embeddings in levels and not in_layer(name):
+            raise ValueError("its tables are not where a class says that it has them")
+    return None
 
 
 def _small(model_class: Any) -> Any:

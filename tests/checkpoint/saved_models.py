@@ -87,3 +87,8 @@ def stored_as(path, values):
                 if shape == wanted.shape and np.array_equal(opened.get_tensor(name), wanted):
                     names.append(name)
     return names
+
+
+def without(record, key):
+    """Return a config without a key at any level."""
+    return {k: without(v, key) for k, v in record.items() if k != key} if isinstance(record, dict) else record

@@ -72,15 +72,11 @@ def put(source, inputs, output, folder, flags, state):
     for name in {loaders.NONE: [output], loaders.ALONE: inputs, loaders.NEITHER: [*inputs, output]}.get(state, []):
         del tensors[name]
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    config = without_flag(json.loads((source / "config.json").read_text()))
+    config = saved.without(json.loads((source / "config.json").read_text()), FLAG)
     for level, value in flags.items():
         (config[level] if level else config)[FLAG] = value
     (folder / "config.json").write_text(json.dumps(config))
     return table, head
-
-
-def without_flag(record):
-    return {k: without_flag(v) for k, v in record.items() if k != FLAG} if isinstance(record, dict) else record
 
 
 def observe(name, folder, table, head):

@@ -86,8 +86,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         found = _by_names(modules)
     if not found.inputs and not _stored(modules, found.output) and not tokenless:
         found = _by_shapes(modules, _vocabularies(config))
-    headless = tokenless or (ends.output is None if ends is not None else _sounds_headless(name))
     roles = _roles(modules, found)
+    headless = tokenless or (ends.output is None if ends is not None else _sounds_headless(name, roles))
     output_name = None if headless and roles.output is None else roles.output_name
     return replace(roles, headless=headless, output_name=output_name, scalars=read_scalars(model_levels(config)))
 
@@ -96,8 +96,14 @@ def _vocabularies(config: Mapping[str, Any]) -> set[int]:
     return {size for _, level in model_levels(config) if (size := count(level.get("vocab_size"))) is not None}
 
 
-def _sounds_headless(name: str | None) -> bool:
-    return name is not None and bool(_HEADLESS.search(name)) and not _HEADED.search(name)
+def _sounds_headless(name: str | None, roles: Roles) -> bool:
+    """Whether a class that the data does not have is one without a head, by its name.
+
+    A plain `…Model` that stores a head has one: Qwen2.5-Omni was published so.
+    """
+    if name is None or not _HEADLESS.search(name) or _HEADED.search(name):
+        return False
+    return not (name.endswith("Model") and roles.output is not None)
 
 
 def _stored(modules: Modules, name: str | None) -> bool:
@@ -214,12 +220,12 @@ def _by_names(modules: Modules) -> _Found:
 
 def _stored_output(modules: Modules) -> str | None:
     found = [
-        (is_foreign(module), module.count("."), module)
+        (module.count("."), module)
         for module in modules.tables
-        if not in_layer(module)
-        and (module in usual().whole_outputs or any(ends_with(module, name) for name in usual().outputs))
+        if module in usual().whole_outputs or any(ends_with(module, name) for name in usual().outputs)
+        if not in_layer(module) and not is_foreign(module)
     ]
-    return min(found)[2] if found else None
+    return min(found)[1] if found else None
 
 
 def _is_stack(module: str) -> bool:
