@@ -14,7 +14,7 @@ from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, model_leve
 from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import Likeness, likeness, same_bytes
+from tiewise.checkpoint.likeness import SAME_VALUES, Likeness, likeness, same_bytes
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from tiewise.errors import CheckpointError, SpecError
@@ -136,7 +136,9 @@ class Facts:
             return None
         if self.roles.output is None:
             return True
-        return None if self.ends is None else self.ends.differing == 0
+        if self.ends is None or self.ends.kind == SAME_VALUES:
+            return None
+        return self.ends.equal
 
     @cached_property
     def generation(self) -> Mapping[str, Any] | Fault:
