@@ -81,17 +81,12 @@ class Stack:
 
 @dataclass(frozen=True)
 class Ends:
-    """The tables as the model itself has them.
-
-    Letters as in `tiewise.shapes`; `vocab` rows of `width` at the input. A head of another width than the table's
-    (`head_width`) stands only in models that cannot tie.
-    """
+    """The tables as the model itself has them: `vocab` rows of `width`, and what the head adds."""
 
     vocab: int
     width: int
     tied: bool
     head: bool = True
-    head_width: int | None = None
     maps: Part = field(default_factory=Part)
     head_biases: int = 0  # vectors of V at the head; BERT's untied class stores two and uses one
 
@@ -132,7 +127,7 @@ class Architecture:
         ends = self.ends
         tables = {"input_table": Part(ends.vocab * ends.width), "maps": ends.maps}
         if ends.head and not ends.tied:
-            tables["output_table"] = Part(ends.vocab * (ends.head_width or ends.width))
+            tables["output_table"] = Part(ends.vocab * ends.width)
         if ends.head:
             tables["head_bias"] = Part(ends.vocab * ends.head_biases)
         return {name: part.parameters for name, part in merged(tables, self.body()).items()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ARRANGEMENTS = ("sequential", "parallel", "sandwich")
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "silu", "swish", "relu")
 
 
 @dataclass(frozen=True)
@@ -33,4 +33,5 @@ class Signal:
     softcap: float | None = None
     attention_scale: float | None = None  # None: head_dim^-½
     positions_std: float = 0.0
+    normed_queries: bool = False  # queries and keys are normalised before their product
     depth_scaled: bool = False  # output projections drawn with std / √(2L), as GPT-2 does

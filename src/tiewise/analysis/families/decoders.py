@@ -9,20 +9,24 @@ from typing import Any
 from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.config import Config
 from tiewise.analysis.families.shape import Attention, Decoder, Experts, FeedForward, even, heads_of
-from tiewise.analysis.signal import Signal
+from tiewise.analysis.signal import ACTIVATIONS, Signal
 
 
-def _signal(c: Config, attention: Attention, ffn: FeedForward, **other: Any) -> Signal:
+def _signal(c: Config, attention: Attention, ffn: FeedForward, **other: Any) -> Signal | None:
     activation = c.text("hidden_activation") or c.text("hidden_act") or c.text("activation_function")
+    known = activation or c.text("activation")
+    if known not in ACTIVATIONS:
+        return None
     return Signal(
-        std=c.number("initializer_range", 0.02),
+        std=other.pop("std", None) or c.number("initializer_range", 0.02),
         heads=attention.heads,
         kv_heads=attention.kv_heads,
         head_dim=attention.head_dim,
         ffn=ffn.width,
         layers=c.size("num_hidden_layers"),
-        activation=activation or c.text("activation"),
+        activation=known,
         gated=ffn.gated,
+        normed_queries=attention.norms > 0,
         **other,
     )
 
@@ -70,10 +74,10 @@ def _opt(c: Config) -> Decoder:
     bias = c.flag("enable_bias")
     before = c.flag("do_layer_norm_before")
     width = c.size("word_embed_proj_dim", c.size("hidden_size"))
-    shape = _classic(c, bias, bias, bias, positions_std=c.number("init_std", 0.02))
     std = c.number("init_std", 0.02)
-    plain = before and width == shape["width"]
-    shape["signal"] = _replaced(shape["signal"], std) if plain else None
+    shape = _classic(c, bias, bias, bias, std=std, positions_std=std)
+    if not before or width != shape["width"]:
+        shape["signal"] = None
     shape["norm"] = "layer" if c.flag("layer_norm_elementwise_affine") else "none"
     return Decoder(
         **shape,
@@ -81,10 +85,6 @@ def _opt(c: Config) -> Decoder:
         positions=c.size("max_position_embeddings") + 2,
         table_width=width,
     )
-
-
-def _replaced(signal: Signal, std: float) -> Signal:
-    return Signal(**{**vars(signal), "std": std})
 
 
 def _modern(c: Config, **changed: Any) -> dict[str, Any]:
