@@ -151,11 +151,11 @@ def _check_arguments(size: Size, seed: int) -> None:
 
 def _tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     found = read_tokenizer(open_folder(path))
+    for fault in found.faults if found is not None else ():
+        raise CheckpointError(fault.what, fault.fix)
     if found is None or found.max_id < 0:
         fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
         raise CheckpointError(f"{os.fspath(path)}: no tokenizer was found in it", fix)
-    for fault in found.faults:
-        raise CheckpointError(fault.what, fault.fix)
     return found
 
 
