@@ -49,7 +49,9 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
 
 def short(text: Any, most: int = 60) -> str:
     """Return printable text of bounded length, for names that come from a file."""
-    plain = "".join(c if c.isprintable() else "?" for c in str(text)[: most + 1])
+    plain = str(text)[: most + 1]
+    if not plain.isprintable():  # rarely: every tensor's name comes through here
+        plain = "".join(c if c.isprintable() else "?" for c in plain)
     return plain if len(plain) <= most else plain[: most - 1] + "…"
 
 
