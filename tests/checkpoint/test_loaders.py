@@ -1,6 +1,7 @@
 """The column of the installed transformers, held against what it really loads; the other columns against threads."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -314,3 +315,23 @@ def test_unknown_families_depend_on_their_own_code(untied, tmp_path):
     outcomes = predict(Facts(open_folder(tmp_path)))
     assert all(o.predicted for o in outcomes)
     assert outcomes[1].outcome == loaders.DEPENDS
+
+
+def test_the_matrix_in_the_documentation_is_the_one_in_use():
+    columns = {
+        "transformers 4": loaders.TRANSFORMERS_4,
+        f"transformers {tr.__version__}": loaders.TRANSFORMERS_5,
+        "vLLM before August 2026": loaders.VLLM_BEFORE,
+        "vLLM since August 2026": loaders.VLLM_AFTER,
+        "llama.cpp": loaders.LLAMA_CPP,
+        "mlx-lm": loaders.MLX,
+    }
+    right = ("tied", "untied", "kept with a warning")
+    rows = [["flag", "stored", *columns], ["---"] * (2 + len(columns))]
+    for flag in (True, False):
+        for state in STATES:
+            words = [loader.column[flag, state] for loader in columns.values()]
+            rows.append([str(flag).lower(), state, *(word if word in right else f"**{word}**" for word in words)])
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
+    text = (Path(__file__).parents[2] / "docs" / "loaders.md").read_text()
+    assert text.split("<!-- matrix -->\n")[1].split("\n<!-- end -->")[0] == table
