@@ -6,7 +6,6 @@ A panel whose data a comparison lacks is left out, so a short run gives a short 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
@@ -23,34 +22,13 @@ from tiewise.report.series import (
     series,
     train_nll,
 )
+from tiewise.report.sheet import Panel, Table
 from tiewise.training.results import Comparison, DirectPath
 from tiewise.training.statistics import gaps
 from tiewise.training.wording import count, interval, plain, signed
 
 THIN = "Thick lines are means over seeds, thin lines single seeds."
 EACH = "Each interval is 95 % on its own: of twenty that hold zero in truth, about one excludes it by chance."
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header; the first column names the row."""
-
-    header: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True)
-class Panel:
-    """A figure (its title is the heading), how to read it, and its numbers."""
-
-    figure: go.Figure
-    caption: str
-    table: Table
-
-    @property
-    def title(self) -> str:
-        """Heading of the panel, as escaped HTML."""
-        return str(self.figure.layout.title.text)
 
 
 def loss_panels(comparison: Comparison) -> Iterator[Panel]:

@@ -1,0 +1,191 @@
+"""One HTML file that opens from disk, offline, for as long as browsers exist: what every page of tiewise is made of.
+
+    sections of panels (figure, caption, table) → templates/report.html + .css + .js + plotly.js → one file
+
+Whatever a user wrote is escaped: as HTML in the page, as plotly text in figures, and `<` in the embedded JSON. A
+content security policy forbids every request, so a slip could not reach the network either.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from itertools import count as numbers
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.offline import get_plotlyjs
+
+from tiewise.errors import RunError
+from tiewise.report import theme
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a header; the first column names the row."""
+
+    header: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure (its title is the heading), how to read it, and its numbers."""
+
+    figure: go.Figure
+    caption: str
+    table: Table
+
+    @property
+    def title(self) -> str:
+        """Heading of the panel, as escaped HTML."""
+        return str(self.figure.layout.title.text)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Panels under a heading; `extra` is HTML after them, `kind` classes of their grid."""
+
+    title: str
+    panels: Sequence[Panel]
+    extra: str = ""
+    kind: str = "panels"
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A page. Fields named `html` hold markup that is already escaped; the others are text."""
+
+    command_name: str
+    title: str
+    subject: str
+    heading: str
+    lead: str  # html
+    results: str  # html
+    note: str  # html
+    sections: Sequence[Section]
+    command: str
+    made: str = ""  # html under the command
+    banner: str = ""
+    panels: list[Panel] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "panels", [panel for section in self.sections for panel in section.panels])
+
+    def render(self) -> str:
+        """Return the page as text."""
+        themes = {name: look.to_plotly_json() for name, look in (("light", theme.LIGHT), ("dark", theme.DARK))}
+        index = numbers()
+        return Template(_resource("report.html")).substitute(
+            title=html.escape(self.title),
+            style=_resource("report.css"),
+            script=_resource("report.js"),
+            plotly=get_plotlyjs(),
+            figures=_json({"figures": [_figure(panel) for panel in self.panels], "themes": themes}),
+            name=self.command_name,
+            subject=html.escape(self.subject),
+            banner=f'<p class="banner" role="note">{html.escape(self.banner)}</p>' if self.banner else "",
+            heading=self.heading,
+            lead=self.lead,
+            results=self.results,
+            note=self.note,
+            sections="\n".join(_section(section, index) for section in self.sections if section.panels),
+            command=html.escape(self.command),
+            made=self.made,
+        )
+
+
+def write(text: str, path: str | os.PathLike[str], option: str) -> Path:
+    """Write a page to `path`, whole or not at all, and return it.
+
+    Raises:
+        RunError: when the file cannot be written there; `option` is what names another place.
+    """
+    target = Path(path)
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            try:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+                temporary.chmod(0o644)
+                temporary.replace(target)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise RunError(f"cannot write {target}: {error.strerror}", f"choose another place with {option}") from None
+    return target
+
+
+def paragraphs(text: str) -> str:
+    """Return lines of text as HTML paragraphs."""
+    lines = html.escape(text).replace(" %", "&nbsp;%").splitlines()
+    return "".join(f"<p>{line}</p>" for line in lines)
+
+
+def table(found: Table, caption: str) -> str:
+    """Return a table as HTML that scrolls where it is wider than the page."""
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in found.header)
+    body = "".join(_row(row) for row in found.rows)
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    )
+
+
+def _resource(name: str) -> str:
+    return (files("tiewise.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside a script element whatever its strings hold."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _section(section: Section, index: Iterator[int]) -> str:
+    body = "".join(_panel(panel, next(index)) for panel in section.panels)
+    return f'<section><h2>{section.title}</h2><div class="{section.kind}">{body}</div>{section.extra}</section>'
+
+
+def _panel(panel: Panel, index: int) -> str:
+    caption = html.escape(panel.caption)
+    height = panel.figure.layout.height - theme.MARGIN["t"] + _margin(panel)["t"]
+    return (
+        f'<figure class="panel"><h3>{panel.title}</h3>'
+        f'<div class="plot" id="plot-{index}" role="img" aria-label="{panel.title}. {caption}" '
+        f'style="height:{height}px"></div>'
+        f"<figcaption>{caption}</figcaption>"
+        f'<details><summary>Data<span class="hidden"> of: {panel.title}</span></summary>'
+        f"{table(panel.table, f'Data of: {html.unescape(panel.title)}')}</details></figure>"
+    )
+
+
+def _margin(panel: Panel) -> dict[str, int]:
+    """Margins in the page, which writes the title itself: only a legend or a colour bar still needs room above."""
+    bare = not any(trace.showlegend is not False or trace.type == "heatmap" for trace in panel.figure.data)
+    return {"l": 6, "r": 12, "t": 10 if bare else 40, "b": 6}
+
+
+def _figure(panel: Panel) -> dict[str, Any]:
+    """Return a figure as plotly.js takes it, without what the page gives: title, template and outer margins."""
+    record, dropped = json.loads(panel.figure.to_json()), ("title", "template", "height")
+    layout = {key: value for key, value in record["layout"].items() if key not in dropped}
+    return {"data": record["data"], "layout": {**layout, "margin": _margin(panel)}}
+
+
+def _row(row: Iterable[str]) -> str:
+    first, *rest = map(html.escape, row)
+    cells = "".join(f"<td>{cell}</td>" for cell in rest)
+    return f'<tr><th scope="row">{first}</th>{cells}</tr>'
