@@ -122,6 +122,11 @@ def test_names_are_found_as_people_write_them(asked, name):
     assert find(asked).name == name
 
 
+@pytest.mark.parametrize("model", ROWS, ids=lambda m: m.name)
+def test_every_name_finds_its_row(model):
+    assert find(model.name) is model
+
+
 def test_an_unknown_name_is_one_line_with_close_ones():
     with pytest.raises(PlanError, match="no model 'llama3-8b'; close: llama-3-8b"):
         find("llama3-8b")

@@ -147,14 +147,14 @@ def find(name: str) -> Model:
     Raises:
         PlanError: there is none; the message names the closest.
     """
-    asked = name.strip().lower().rpartition("/")[2].replace("_", "-").replace(" ", "-")
-    by_name = {model.name: model for model in models()}
+    asked = _plain(name.rpartition("/")[2])
+    by_name = {_plain(model.name): model for model in models()}
     for spelling in (asked, asked.removesuffix("-hf")):
         if spelling in by_name:
             return by_name[spelling]
     close = get_close_matches(asked, by_name, n=4, cutoff=0.6)
     shown = name if len(name) <= 60 else name[:57] + "..."
-    hint = f"close: {', '.join(close)}" if close else "`tiewise models` lists them"
+    hint = f"close: {', '.join(by_name[each].name for each in close)}" if close else "`tiewise models` lists them"
     raise PlanError(f"the catalogue has no model {shown!r}", hint)
 
 
@@ -198,6 +198,10 @@ def tying_by_size(threshold: float) -> TyingBySize:
     known = [((model.size or 0) < threshold, model.tied) for model in rows]
     cells = [known.count((below, tied)) for below in (True, False) for tied in (True, False)]
     return TyingBySize(threshold, *cells)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
 def _within(value: float | None, low: float | None, high: float | None) -> bool:
