@@ -36,8 +36,16 @@ class UnsupportedError(TiewiseError, RuntimeError):
     """An operation that is refused because its result would be wrong or undefined."""
 
 
+def printable(text: str) -> str:
+    """Return text with a question mark for whatever no terminal should be sent: names in files come from strangers."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 class CheckpointError(TiewiseError, ValueError):
-    """A checkpoint, or a file of one, that cannot be read or must not be rewritten as asked."""
+    """A checkpoint, or a file of one, that cannot be read or must not be rewritten as asked; printable throughout."""
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(printable(what), printable(fix))
 
 
 class PlanError(TiewiseError, ValueError):

@@ -205,8 +205,8 @@ def mutate_folder(rng, folder, files):
         path.write_bytes(files[name])
         path.chmod(0)
     else:
-        extra = rng.choice(["model-00009-of-00009.safetensors", "pytorch_model.bin", "a\nb.json", "tokenizer.model"])
-        (folder / extra).write_bytes(rng.choice(list(files.values())))
+        extra = [b"model-00009-of-00009.safetensors", b"pytorch_model.bin", b"a\nb.safetensors", b"\xff.safetensors"]
+        (folder / os.fsdecode(rng.choice(extra))).write_bytes(rng.choice(list(files.values())))
     return f"{name}: folder change {how}"
 
 
@@ -297,7 +297,7 @@ def one(watch, arguments, told):
     except CheckpointError as error:
         watch.on = False
         told["refused"] += 1
-        if "\n" in str(error) or not error.fix:
+        if not str(error).isprintable() or not error.fix:
             return f"no plain error: {error!r}"
     except Hang:
         return f"hangs for {SECONDS} s"

@@ -70,7 +70,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         length = int.from_bytes(file.read(8), "little")
         if length > MOST_HEADER or length > size - 8:
             what = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
-            raise CheckpointError(what, f"if it is a safetensors file, {_AGAIN.removeprefix('the file is ')}")
+            raise CheckpointError(what, f"if it is a safetensors file, it {_AGAIN.removeprefix('the file ')}")
         text = file.read(length)
     if len(text) < length:
         raise CheckpointError(f"{path}: the file ends inside its header", _AGAIN)

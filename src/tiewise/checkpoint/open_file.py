@@ -62,6 +62,8 @@ def inside(folder: Path, name: str) -> Path:
     path = folder / name
     try:
         home, real = folder.resolve(), path.resolve()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, a name that no file has", fix) from None
     except (OSError, RuntimeError):  # a loop of links
         raise CheckpointError(f"{path}: a link that leads nowhere", fix) from None
     homes = [home]

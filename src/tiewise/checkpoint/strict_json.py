@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from tiewise.checkpoint.open_file import read_whole
-from tiewise.errors import CheckpointError
+from tiewise.errors import CheckpointError, printable
 
 MOST_BYTES = 256 * 2**20  # the largest tokenizer.json known is 35 MB
 MOST_VALUES = 6_000_000  # and holds two million values; each takes up to a hundred bytes of memory
@@ -49,9 +49,7 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
 
 def short(text: Any, most: int = 60) -> str:
     """Return printable text of bounded length, for names that come from a file."""
-    plain = str(text)[: most + 1]
-    if not plain.isprintable():  # rarely: every tensor's name comes through here
-        plain = "".join(c if c.isprintable() else "?" for c in plain)
+    plain = printable(str(text)[: most + 1])
     return plain if len(plain) <= most else plain[: most - 1] + "…"
 
 
