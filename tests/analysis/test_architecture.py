@@ -14,7 +14,7 @@ from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
 
 from tiewise.analysis.read_config import READERS, Sizes, from_sizes, read
-from tiewise.errors import CheckpointError
+from tiewise.errors import PlanError
 
 # Name patterns of each component, in the order in which they are tried. Independent of the readers: only names.
 PATTERNS = [
@@ -145,12 +145,12 @@ def test_sizes_alone_give_the_textbook_body():
     ],
 )
 def test_sizes_that_contradict_are_refused(config, says):
-    with pytest.raises(CheckpointError, match=says) as caught:
+    with pytest.raises(PlanError, match=says) as caught:
         read(config)
     assert caught.value.fix
 
 
 @pytest.mark.parametrize("sizes", [{"vocab": 0}, {"width": -1}, {"kv_heads": 3}, {"layers": 1.5}])
 def test_bad_sizes_are_refused(sizes):
-    with pytest.raises(CheckpointError):
+    with pytest.raises(PlanError):
         Sizes(**{"vocab": 100, "width": 64, "layers": 2, "heads": 4, **sizes})

@@ -12,7 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tiewise.errors import CheckpointError
+from tiewise.errors import PlanError
 
 
 @cache
@@ -48,30 +48,30 @@ class Config:
         """Read a whole number; `otherwise` where the config says null.
 
         Raises:
-            CheckpointError: the key is missing or not a whole number of `least` or more.
+            PlanError: the key is missing or not a whole number of `least` or more.
         """
         value = self.get(key)
         if value is None:
             value = otherwise
         if value is None:
             what = f"the config of {self.family} has no {key}"
-            raise CheckpointError(what, f"add {key} to the config, or plan from sizes")
+            raise PlanError(what, f"add {key} to the config, or plan from sizes")
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             what = f"{key} = {str(value)[:40]!r} in the config of {self.family}"
-            raise CheckpointError(what, f"{key} must be a whole number, {least} or more")
+            raise PlanError(what, f"{key} must be a whole number, {least} or more")
         return value
 
     def number(self, key: str, otherwise: float | None = None) -> float:
         """Read a finite number; `otherwise` where the config says null.
 
         Raises:
-            CheckpointError: it is missing or not a number.
+            PlanError: it is missing or not a number.
         """
         value = self.get(key)
         value = otherwise if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
             what = f"{key} = {str(value)[:40]!r} in the config of {self.family}"
-            raise CheckpointError(what, f"{key} must be a number")
+            raise PlanError(what, f"{key} must be a number")
         return float(value)
 
     def text(self, key: str) -> str:

@@ -10,7 +10,7 @@ in mean-field theory: per element and position, the variance of the stream and t
     stream    K += K' per sublayer; the own row stays as it was: c = σ·input_scale / √K[t, t]
 
 Mean-field theory of deep networks: arXiv:1611.01232 (Schoenholz et al.). Attention weights are taken from Gaussian
-scores: their second moment is simulated at a fixed seed where scores are not small.
+scores, whose second moment is integrated.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,7 @@ def _meeting_itself(vocab: int, tau: float, own: Array, cap: float | None) -> fl
     return sum(nlls) / len(nlls)
 
 
+@cache
 def own_cosines(signal: Signal, width: int, std: float, row_std: float, positions: int) -> Array:
     """Cosine between the state before the head and the token's own row, by position [T]."""
     k = np.eye(positions) * (row_std**2 + signal.positions_std**2)
@@ -138,18 +140,34 @@ def _averaged(rho: Array, score_variance: float) -> Array:
     seen = np.arange(1, t + 1)
     between = np.where(seen > 1, (mean * seen - 1) / np.maximum(seen - 1, 1), 0.0).clip(0, 1)
     spread = score_variance * (1 - float(between.mean()))
-    weight = _concentration(t, math.sqrt(spread))
+    weight = _concentration(t, round(math.sqrt(spread), 2))
     np.fill_diagonal(found, mean + (weight - 1 / seen) * (1 - between))
     return found
 
 
+@cache
 def _concentration(positions: int, score_std: float) -> Array:
-    """E[Σ a²] of softmax weights over the first t of independent scores N(0, score_std²), simulated at a fixed seed."""
-    scores = np.random.default_rng(0).standard_normal((256, positions)) * score_std
-    weights = np.exp(scores - scores.max(1, keepdims=True))
-    with np.errstate(invalid="ignore"):
-        found = (np.cumsum(weights**2, 1) / np.cumsum(weights, 1) ** 2).mean(0)
-    return np.asarray(np.nan_to_num(found, nan=1.0))
+    """E[Σ a²] of softmax weights over the first t of independent scores N(0, score_std²), t = 1 … positions.
+
+    With w = e^score: E[Σ w²/(Σ w)²] = t ∫ x E[w² e^{-xw}] E[e^{-xw}]^{t-1} dx, taken over u = log x.
+    """
+    z, density = _normal()
+    edge = 9 * score_std + 8
+    start = -edge - math.log(positions) - 8
+    u = np.linspace(start, edge, math.ceil((edge - start) / 0.15))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        xw = np.exp(np.minimum(u[:, None] + score_std * z, 300))
+        decayed = np.exp(-xw)
+        phi, psi = decayed @ density, (xw**2 * decayed) @ density
+    t = np.arange(1, positions + 1)
+    return np.asarray(t * (psi @ phi[:, None] ** (t - 1)) * (u[1] - u[0]))
+
+
+def _normal() -> tuple[Array, Array]:
+    """Points and weights of the standard normal distribution."""
+    z = np.linspace(-8, 8, 161)
+    density = np.exp(-(z**2) / 2)
+    return z, density / density.sum()
 
 
 def _gelu(x: Array) -> Array:
@@ -178,16 +196,19 @@ ORDER = 10  # Hermite terms; what is beyond them is left on the diagonal
 
 def _covariance_map(activation: Callable[[Array], Array], variance: float) -> Callable[[Array], Array]:
     """Return ρ -> E[a(u) a(v)] for u, v ~ N(0, variance) of correlation ρ: Σ c_n² ρⁿ with Hermite coefficients c_n."""
-    z, weight = np.polynomial.hermite_e.hermegauss(80)
-    weight = weight / weight.sum()
+    z, weight = _normal()
     values = activation(math.sqrt(variance) * z)
     squares = []
+    before, basis = np.zeros_like(z), np.ones_like(z)  # of He(n-1) and He(n)
     for n in range(ORDER):
-        basis = np.polynomial.hermite_e.hermeval(z, [0.0] * n + [1.0]) / math.sqrt(math.factorial(n))
-        squares.append(float(weight @ (values * basis)) ** 2)
+        squares.append(float(weight @ (values * basis)) ** 2 / math.factorial(n))
+        before, basis = basis, z * basis - n * before
     rest = max(0.0, float(weight @ values**2) - sum(squares))
 
     def mapped(rho: Array) -> Array:
-        return np.polynomial.polynomial.polyval(rho, squares) + rest * np.eye(len(rho))
+        found = np.zeros_like(rho)
+        for square in reversed(squares):  # Horner
+            found = found * rho + square
+        return found + rest * np.eye(len(rho))
 
     return mapped

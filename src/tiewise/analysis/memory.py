@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.budget import Budget
-from tiewise.errors import SpecError
+from tiewise.errors import PlanError
 from tiewise.ops.chunk_rows import chunk_rows
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
@@ -20,10 +20,10 @@ def dtype_bytes(dtype: str) -> int:
     """Bytes of one number.
 
     Raises:
-        SpecError: an unknown dtype.
+        PlanError: an unknown dtype.
     """
     if dtype not in DTYPES:
-        raise SpecError(f"unknown dtype {dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
+        raise PlanError(f"unknown dtype {dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 
@@ -36,7 +36,7 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.length < 1:
-            raise SpecError(f"tokens {self.batch} × {self.length}", "batch and length must be 1 or more")
+            raise PlanError(f"tokens {self.batch} × {self.length}", "batch and length must be 1 or more")
 
     @property
     def count(self) -> int:

@@ -17,7 +17,7 @@ from tiewise.analysis.families import decoders, encoder_decoders, encoders
 from tiewise.analysis.families.recurrent import mamba
 from tiewise.analysis.families.shape import Attention, FeedForward, even
 from tiewise.analysis.parts import Part
-from tiewise.errors import CheckpointError
+from tiewise.errors import PlanError
 
 READERS = {
     **dict.fromkeys(decoders.READERS, decoders.read),
@@ -32,7 +32,7 @@ def read(config: Mapping[str, Any]) -> Architecture:
     """Read a config; a nested text config (vision-language models) is read in the outer one's place.
 
     Raises:
-        CheckpointError: a size is missing or contradicts another.
+        PlanError: a size is missing or contradicts another.
     """
     nested = config.get("text_config")
     if isinstance(nested, Mapping):
@@ -81,10 +81,10 @@ class Sizes:
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
             if value is not None and (not isinstance(value, int) or value < 1) and name != "gated":
-                raise CheckpointError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number, 1 or more")
+                raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number, 1 or more")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             what = f"{self.heads} heads cannot be grouped over {self.kv_heads} key-value heads"
-            raise CheckpointError(what, "the key-value heads must divide the heads")
+            raise PlanError(what, "the key-value heads must divide the heads")
 
 
 def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:

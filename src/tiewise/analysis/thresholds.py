@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tiewise.errors import SpecError
+from tiewise.errors import PlanError
 
 SHARES = (0.05, 0.1, 0.2, 0.3)
 
@@ -28,10 +28,10 @@ def tying_threshold(share: float, body_per_square: float) -> float:
     """V/d above which tying saves more than `share` of the untied model; infinite from a half on.
 
     Raises:
-        SpecError: a share outside 0 to 1.
+        PlanError: a share outside 0 to 1.
     """
     if not 0 <= share <= 1:
-        raise SpecError(f"share {share}", "a share lies between 0 and 1")
+        raise PlanError(f"share {share}", "a share lies between 0 and 1")
     return math.inf if share >= 0.5 else body_per_square * share / (1 - 2 * share)
 
 

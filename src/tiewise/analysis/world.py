@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tiewise.analysis.budget import Budget
 from tiewise.analysis.memory import MASTER, Tokens, dtype_bytes, training_bytes
-from tiewise.errors import SpecError
+from tiewise.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class World:
 
     def __post_init__(self) -> None:
         if self.size < 1 or self.tp < 1:
-            raise SpecError(f"world {self.size}, tp {self.tp}", "both must be 1 or more")
+            raise PlanError(f"world {self.size}, tp {self.tp}", "both must be 1 or more")
         if self.size % self.tp:
-            raise SpecError(f"tp {self.tp} does not divide the world of {self.size}", "choose a tp that divides it")
+            raise PlanError(f"tp {self.tp} does not divide the world of {self.size}", "choose a tp that divides it")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ above the others where σ is of order one. That is how a tied table drawn N(0, 1
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import numpy as np
 
@@ -24,6 +25,7 @@ STEP_U = 0.12
 COARSEST_G, FINEST_G = 0.08, 0.015
 
 
+@cache
 def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None, softcap: float | None = None) -> float:
     """Expected step-0 nll (nats) of a uniformly random target over `vocab` logits N(0, logit_std²).
 

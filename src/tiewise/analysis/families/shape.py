@@ -8,7 +8,7 @@ from tiewise.analysis.architecture import Architecture, Cache, Ends, Layer, Stac
 from tiewise.analysis.config import Config
 from tiewise.analysis.parts import Part, Parts, linear, lookup, norm, plain
 from tiewise.analysis.signal import Signal
-from tiewise.errors import CheckpointError
+from tiewise.errors import PlanError
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ def heads_of(c: Config, width: int) -> tuple[int, int, int]:
     """(heads, key-value heads, head width) by the usual keys; a head's width defaults to width / heads.
 
     Raises:
-        CheckpointError: the sizes contradict each other.
+        PlanError: the sizes contradict each other.
     """
     heads = c.size("num_attention_heads")
     kv_heads = c.size("num_key_value_heads", heads)
     if heads % kv_heads:
         what = f"{heads} attention heads cannot be grouped over num_key_value_heads = {kv_heads}"
-        raise CheckpointError(what, "the key-value heads must divide the heads")
+        raise PlanError(what, "the key-value heads must divide the heads")
     return heads, kv_heads, c.size("head_dim", even(width, heads))
 
 
@@ -152,8 +152,8 @@ def even(width: int, heads: int) -> int:
     """Return width / heads.
 
     Raises:
-        CheckpointError: it is not whole.
+        PlanError: it is not whole.
     """
     if width % heads:
-        raise CheckpointError(f"hidden_size {width} is not a multiple of {heads} heads", "give sizes that divide")
+        raise PlanError(f"hidden_size {width} is not a multiple of {heads} heads", "give sizes that divide")
     return width // heads
