@@ -15,7 +15,7 @@ CAUSAL = [
 NESTED = [
     *("LlavaForConditionalGeneration", "Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     *("InternVLForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-    *("PaliGemmaForConditionalGeneration", "MllamaForConditionalGeneration", "Llama4ForConditionalGeneration"),
+    *("PaliGemmaForConditionalGeneration", "Llama4ForConditionalGeneration"),
 ]
 OTHERS = [
     ("T5ForConditionalGeneration", True),
@@ -34,6 +34,7 @@ OTHERS = [
     ("DebertaV2ForMaskedLM", True),
     ("MBartForConditionalGeneration", True),
     ("PegasusForConditionalGeneration", True),
+    ("MllamaForConditionalGeneration", False),  # its class never ties
     ("Blip2ForConditionalGeneration", None),
     ("BertModel", None),
     ("LlamaModel", None),

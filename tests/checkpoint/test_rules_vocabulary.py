@@ -74,6 +74,7 @@ def test_b030_passes_over_packed_tables(tmp_path):
     ("count", "added", "severity", "words"),
     [
         (V + 2, (), "fatal", f"its vocabulary reaches id {V + 1}"),
+        (V, [(V, "<image_soft_token>", True), (V + 1, "<audio>", True)], "warning", "2 added tokens"),
         (V, [(V, "<new>", True), (V + 1, "<more>", False)], "error", f"2 added tokens: {V} '<new>', {V + 1} '<more>'"),
     ],
 )

@@ -16,6 +16,7 @@ from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import SAME_VALUES, Likeness, likeness, same_bytes
 from tiewise.checkpoint.roles import Roles, find_roles
+from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
 from tiewise.errors import CheckpointError, SpecError
 from tiewise.spec import BoundarySpec
@@ -159,11 +160,15 @@ class Facts:
 
     def compare(self, a: Stored, b: Stored) -> Likeness | None:
         """How alike two tables are; None unless they are comparable and may be read."""
-        return likeness(a, b, lambda done: self.progress(f"comparing {a.name}", done, a.nbytes)) if self.scan else None
+        return (
+            likeness(a, b, lambda done: self.progress(f"comparing {short(a.name)}", done, a.nbytes))
+            if self.scan
+            else None
+        )
 
     def same(self, a: Stored, b: Stored) -> bool:
         """Whether two tensors hold the same bytes. Reads them."""
-        return same_bytes(a, b, lambda done: self.progress(f"comparing {a.name}", done, a.nbytes))
+        return same_bytes(a, b, lambda done: self.progress(f"comparing {short(a.name)}", done, a.nbytes))
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line of a rewriting verb for this checkpoint."""

@@ -14,6 +14,7 @@ from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.families import data_version, family
 from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES
 from tiewise.checkpoint.names import module_of
+from tiewise.checkpoint.strict_json import short
 
 NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
 ROUNDED, UNKNOWN = "equal once rounded", "not known"
@@ -158,7 +159,7 @@ def _rounded(facts: Facts) -> str:
 
 def _flag_of_text(facts: Facts) -> bool | None:
     """What transformers 4 asks: the config of the text part, whose base default is true."""
-    below = [claim for claim in facts.claims.levels if claim.level in TEXT_PARTS]
+    below = [c for c in facts.claims.levels if c.level in TEXT_PARTS and c.written is not None]
     claim: Claim | None = below[0] if below else facts.claims.deciding
     if claim is None or claim.effective is None:
         return True
@@ -226,7 +227,7 @@ def _misfit(facts: Facts) -> str | None:
         (facts.roles.output, facts.roles.quantised_output),
     ):
         if end is not None and not packed and wanted is not None and end.rows not in {wanted, *facts.vocabularies}:
-            return f"{end.name} has {end.rows} rows, and the config says {wanted}."
+            return f"{short(end.name)} has {end.rows} rows, and the config says {wanted}."
     return None
 
 

@@ -37,7 +37,7 @@ def _absent(facts: Facts) -> Iterator[Finding]:
     stored = "no head of its own is stored" if roles.output is None else "a head is stored"
     default = facts.claims.tied
     meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
-    harmless = default is True and roles.output is None
+    harmless = (default is True and roles.output is None) or facts.claims.fixed is not None
     what = f"{FLAG} is absent in a config of {_family(facts)}, {meant}, and {stored}; loaders' defaults differ"
     yield Finding("B020", INFO if harmless else WARNING, FLAG, what, *_mend(facts))
 
@@ -95,7 +95,7 @@ RULES = (
         """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every
 model, transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is
 stored may so be dropped, and one that is not stored may be drawn at random (transformers#6692). Only noted where the
-class's default is true and no head is stored, since all agree then.
+class does not ask for it, or where the class's default is true and no head is stored, since all agree then.
 What to do: `tiewise repair` writes what the tensors say at every level that a loader reads.""",
         ("transformers#6692", "transformers#42815", "mlx-lm models/llama.py"),
         _absent,

@@ -68,7 +68,7 @@ def _values(facts: Facts) -> Iterator[Finding]:
 
 
 def _tick(facts: Facts, table: Stored, done: int) -> None:
-    facts.progress(f"reading {table.name}", done, table.nbytes)
+    facts.progress(f"reading {short(table.name)}", done, table.nbytes)
 
 
 def _bad_rows(table: Stored, scan: RowScan, used: frozenset[int], known: bool) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, names, shown
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import is_id, special_ids
 
+_MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 
 
@@ -78,7 +80,8 @@ def _tokenizer_fits(facts: Facts) -> Iterator[Finding]:
     what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {tokenizer.max_id:,}"
     what += f" and the input table has {room:,} rows; {how}"
     fix = facts.command("resize", f"--vocab {tokenizer.max_id + 1}")
-    yield Finding("B031", FATAL if base else ERROR, tokenizer.files[0], what, fix)
+    foreign = all(_MODALITY.search(tokenizer.added[number]) for number in over)
+    yield Finding("B031", FATAL if base else WARNING if foreign else ERROR, tokenizer.files[0], what, fix)
 
 
 def _padding(facts: Facts) -> Iterator[Finding]:
@@ -183,8 +186,9 @@ What to do: `tiewise resize --vocab` brings both ends and the bias to one size; 
         "every id of the tokenizer has a row",
         """An id beyond the table reads outside it: a crash on the CPU, a device-side assert on a GPU, a wrong row in
 kernels that do not check. It comes from adding tokens to the tokenizer without resizing the model, or from saving the
-tokenizer of another version beside the weights. Where only added tokens lie beyond, text without them still works
-(Gemma 3 1B ships one for images that it cannot see); this is then an error rather than fatal.
+tokenizer of another version beside the weights. Where only added tokens lie beyond, text without them still works,
+and this is an error rather than fatal; where they stand for images or sounds that a text model cannot see, as in
+Gemma 3 1B, a warning.
 What to do: `tiewise resize --vocab N` gives both ends the missing rows, drawn like the existing ones.""",
         ("LlamaFactory#10547", "unsloth-zoo#923", "transformers#32852"),
         _tokenizer_fits,
