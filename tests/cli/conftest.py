@@ -1,14 +1,13 @@
 import gc
 import io
 import os
-import random
 import sys
 from dataclasses import dataclass
 from importlib import import_module
 
 import pytest
 import transformers
-from cli_tiny import TINY
+from cli_tiny import TINY, write_text
 
 from tiewise.cli.main import main
 
@@ -29,7 +28,11 @@ class Said:
 def tiewise(tmp_path, monkeypatch, capfd):
     """Run a command line in this process, in an empty folder, without a terminal."""
     monkeypatch.chdir(tmp_path)
-    for name in ("TOKENIZERS_PARALLELISM", "TF_CPP_MIN_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):  # the command sets them; this puts them back
+    for name in (
+        "TOKENIZERS_PARALLELISM",
+        "TF_CPP_MIN_LOG_LEVEL",
+        "TORCH_CPP_LOG_LEVEL",
+    ):  # the command sets them; this puts them back
         monkeypatch.setenv(name, os.environ.get(name, "false"))
     verbosity = transformers.logging.get_verbosity()
 
@@ -49,11 +52,7 @@ def tiewise(tmp_path, monkeypatch, capfd):
 @pytest.fixture
 def text(tmp_path):
     """A text file of 8,000 characters in the folder where commands run."""
-    draw = random.Random(1)
-    words = ["".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 6))) for _ in range(60)]
-    path = tmp_path / "text.txt"
-    path.write_text("\n\n".join(" ".join(draw.choice(words) for _ in range(30)) for _ in range(60)))
-    return path.name
+    return write_text(tmp_path)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def launch(folder, count, *arguments):
     ]
 
 
-def ended(processes, timeout=120):
+def ended(processes, timeout=400):
     """(exit code, stdout, stderr) of each; all are gone afterwards."""
     try:
         said = [process.communicate(timeout=timeout) for process in processes]
