@@ -48,8 +48,9 @@ class Watch:
     FORBIDDEN += ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.symlink", "os.link", "os.truncate", "os.chmod")
     FORBIDDEN += ("pickle.find_class", "marshal.loads", "ctypes.dlopen", "import")
 
-    def __init__(self, home):
-        self.home = os.path.realpath(home)
+    def __init__(self, *allowed):
+        self.allowed = [os.path.realpath(folder) for folder in allowed]
+        self.given = None  # the path that the user names is followed wherever it leads
         self.on = False
         self.wrong = []
 
@@ -71,14 +72,16 @@ class Watch:
             real = os.path.realpath(os.fsdecode(path))
         except ValueError:
             return  # a null byte: it cannot be opened
-        if os.path.commonpath([real, self.home]) != self.home:
+        if os.fsdecode(path) != self.given and not any(
+            os.path.commonpath([real, folder]) == folder for folder in self.allowed
+        ):
             self.wrong.append(f"opened {path!r}, which is {real}")
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
             self.wrong.append(f"opened {path!r} for writing")
 
 
 def seeds(scratch):
-    """{name: ({file: bytes}, arguments of check)}"""
+    """{kind: {file: bytes}} of healthy checkpoints."""
     tokenizer = {"tokenizer": bpe_tokenizer(added=[(V - 1, "<end>", True)])}
     files = {"generation_config.json": {"eos_token_id": [1, 2]}, "tokenizer_config.json": {"added_tokens_decoder": {}}}
     nested = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": V, "hidden_size": D}}
@@ -253,8 +256,8 @@ def run(home, first, count):
         given = {"base": home / "base"} if name == "adapter" else {}
         json.dumps(check(home / "warm", deep=True, **given).record())
         shutil.rmtree(home / "warm")
-    (home.parent / "secret").write_bytes(kinds["tied"]["config.json"])
-    watch = Watch(home)
+    (home / "secret").write_bytes(kinds["tied"]["config.json"])  # mutate_folder links to it
+    watch = Watch(home / "case", home / "base")
     sys.addaudithook(watch)
     signal.signal(signal.SIGALRM, stop)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -284,6 +287,7 @@ def stop(signum, frame):
 def one(watch, arguments, told):
     """Check one case; return what went wrong, or None."""
     watch.wrong.clear()
+    watch.given = os.fspath(arguments["path"])
     signal.alarm(SECONDS)
     watch.on = True
     try:
