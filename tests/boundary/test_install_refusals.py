@@ -6,17 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tr
-from tiny_models import FAMILIES, batch, build, step
+from tiny_models import batch, build, step, variant
 from torch import nn
 
 from tiewise.boundary.install import install
 from tiewise.errors import InstallError, SpecError
-
-
-def _bert(model_class, **settings):
-    _, config_class, given = FAMILIES["bert"]
-    torch.manual_seed(0)
-    return model_class(config_class(**given, **settings))
 
 
 class LogitsOfItsOwn(tr.LlamaForCausalLM):
@@ -61,12 +55,6 @@ class SecretTable(LogitsOfItsOwn):
         return logits + (self.model.embed_tokens.weight @ torch.ones(self.config.hidden_size, 1)).view(-1)
 
 
-def _llama(model_class, **settings):
-    _, config_class, given = FAMILIES["llama"]
-    torch.manual_seed(0)
-    return model_class(config_class(**(given | settings)))
-
-
 def _with(change, name="llama", **settings):
     model = build(name, **settings)
     change(model)
@@ -99,14 +87,14 @@ def _foreign_head(model):
 
 # name -> (model, spec, what the refusal says)
 CASES = {
-    "label head": (lambda: _bert(tr.BertForSequenceClassification, num_labels=3), None, "scores 3 labels"),
-    "label per token": (lambda: _bert(tr.BertForTokenClassification, num_labels=5), None, "scores 5 labels"),
-    "encoder without a head": (lambda: _bert(tr.BertModel), None, "without a token head"),
-    "unknown step": (lambda: _llama(Sharpened), None, "something else to its logits before the loss: __gt__"),
-    "copy distribution": (lambda: _llama(Copying), None, "before the loss: softmax"),
-    "step in place": (lambda: _llama(InPlace), None, "div_ would change logits in place"),
-    "loss past the head": (lambda: _llama(PastTheHead), None, "past its output head"),
-    "table read twice": (lambda: _llama(SecretTable), "tied+input_scale=sqrt_d", "would change by"),
+    "label head": (lambda: variant("bert", tr.BertForSequenceClassification, num_labels=3), None, "scores 3 labels"),
+    "label per token": (lambda: variant("bert", tr.BertForTokenClassification, num_labels=5), None, "scores 5 labels"),
+    "encoder without a head": (lambda: variant("bert", tr.BertModel), None, "without a token head"),
+    "unknown step": (lambda: variant("llama", Sharpened), None, "something else to its logits before the loss: __gt__"),
+    "copy distribution": (lambda: variant("llama", Copying), None, "before the loss: softmax"),
+    "step in place": (lambda: variant("llama", InPlace), None, "div_ would change logits in place"),
+    "loss past the head": (lambda: variant("llama", PastTheHead), None, "past its output head"),
+    "table read twice": (lambda: variant("llama", SecretTable), "tied+input_scale=sqrt_d", "would change by"),
     "sparse": (lambda: _with(_embedding(sparse=True)), None, "sparse gradients"),
     "max_norm": (lambda: _with(_embedding(max_norm=1.0)), None, "rewrites rows"),
     "scaled by frequency": (lambda: _with(_embedding(scale_grad_by_freq=True)), None, "token frequency"),
@@ -170,7 +158,7 @@ def test_a_model_that_needs_more_than_ids_takes_a_batch():
         def forward(self, input_ids=None, shift=None, labels=None, **kwargs):
             return tr.LlamaForCausalLM.forward(self, input_ids=input_ids + shift, labels=labels)
 
-    model = _llama(Conditioned)
+    model = variant("llama", Conditioned)
     with pytest.raises(InstallError, match=r"does not run on a random batch.*pass batch="):
         install(model)
     inputs = batch(model) | {"shift": torch.ones(1, dtype=torch.long)}
