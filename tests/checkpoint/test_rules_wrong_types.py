@@ -28,7 +28,7 @@ KEYS = [
     ),
     *("logits_scaling", "tiewise_boundary", "base_model_type", "is_encoder_decoder", "initializer_range"),
 ]
-LEVELS = ["", "text_config", "decoder"]
+LEVELS = ["", "text_config", "decoder", "\x1b[2J_config", "\x1b_config"]
 TOKENIZERS = ["added_tokens", "model", "version"]
 
 
@@ -39,6 +39,8 @@ def configs(draw):
     config["model_type"] = draw(st.sampled_from(["llama", "t5", "granite", "mllama", "tiewise", "llava", "nobody's"]))
     for level in draw(st.lists(st.sampled_from(LEVELS), min_size=1, max_size=2)):
         part = config if not level else config.setdefault(level, llama_config())
+        if level.startswith("\x1b"):
+            part["text_config"] = llama_config(draw(st.booleans()), logits_scaling=2.0)
         if isinstance(part, dict):
             part |= draw(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
     return config

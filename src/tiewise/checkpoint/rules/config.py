@@ -81,10 +81,10 @@ def _t5(facts: Facts) -> Iterator[Finding]:
 def _scalars(facts: Facts) -> Iterator[Finding]:
     scalars = facts.roles.scalars
     if scalars:
-        listed = names([f"{key} = {value:g}" for key, value in scalars.items()])
+        listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
         what = f"the model scales or caps at the boundary: {listed}"
         fix = "none needed; tie, untie and factor keep them, and other tools should"
-        yield Finding("B090", INFO, next(iter(scalars)), what, fix)
+        yield Finding("B090", INFO, short(next(iter(scalars))), what, fix)
 
 
 RULES = (

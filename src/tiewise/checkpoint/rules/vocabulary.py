@@ -13,7 +13,7 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of, usual
 from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, names, shown
+from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, dotted, names, shown
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import is_id, special_ids
 
@@ -100,7 +100,7 @@ def _vocab_size(facts: Facts) -> Iterator[Finding]:
         return
     if table.rows in facts.vocabularies or _padded(facts, text.vocab_size) == table.rows:
         return
-    key = f"{text.level}.vocab_size" if text.level else "vocab_size"
+    key = dotted(text.level, "vocab_size")
     what = f"{key} is {text.vocab_size:,}, and {describe(table)} has {table.rows:,} rows"
     yield Finding("B033", ERROR, key, what, f"{CONFIG_FIX}: {key} = {table.rows}")
 
@@ -121,7 +121,7 @@ def _special(facts: Facts) -> Iterator[Finding]:
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
     levels: list[tuple[str, Mapping[str, Any]]] = [("", facts.config)]
     if facts.text is not None and facts.text.level:
-        levels.append((facts.text.level, facts.levels.get(facts.text.level, {})))
+        levels.append((short(facts.text.level), facts.levels.get(facts.text.level, {})))
     if isinstance(facts.generation, Mapping):
         levels.append(("generation_config.json", facts.generation))
     bad: dict[str, list[Any]] = {}

@@ -66,7 +66,12 @@ def _by(relative: float) -> str:
 
 def flag_at(level: str) -> str:
     """Return the dotted key of the flag at a level of the config."""
-    return f"{level}.{FLAG}" if level else FLAG
+    return dotted(level, FLAG)
+
+
+def dotted(level: str, key: str) -> str:
+    """Return the path of a key at a level of the config; keys above it come from the file."""
+    return f"{short(level)}.{key}" if level else key
 
 
 def said(flag: Any) -> str:
