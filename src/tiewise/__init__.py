@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tiewise.analysis.plan import plan as plan
     from tiewise.boundary.boundary import Boundary as Boundary
     from tiewise.boundary.install import install as install
     from tiewise.boundary.vocabulary import Vocabularies as Vocabularies
@@ -46,6 +47,7 @@ _HOMES = {
     "linear_cross_entropy": "tiewise.ops.cross_entropy",
     "load": "tiewise.hf",
     "path_norms": "tiewise.ops.path_gradient",
+    "plan": "tiewise.analysis.plan",
     "tie_at": "tiewise.training.callbacks",
     "untie_at": "tiewise.training.callbacks",
 }

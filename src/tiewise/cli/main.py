@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from tiewise.cli import check, compare, models, rewrite, train
+from tiewise.cli import check, compare, models, plan, rewrite, train
 from tiewise.errors import TiewiseError
 
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command("compare")(compare.compare)
 app.command("train")(train.train)
+app.command("plan", rich_help_panel="Planning")(plan.plan)
 app.command("models", rich_help_panel="Planning")(models.models)
 app.command("check", rich_help_panel="Checkpoints")(check.check)
 rewrite.add_to(app, "Checkpoints")

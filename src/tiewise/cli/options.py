@@ -132,10 +132,17 @@ def need_torch() -> None:
     Raises:
         RunError: without the extra.
     """
+    need("torch", "transformers", "datasets", "accelerate", "plotly")
+
+
+def need(*names: str) -> None:
+    """Say how to get packages of the `torch` extra where they are missing.
+
+    Raises:
+        RunError: one is not there.
+    """
     from importlib.util import find_spec
 
-    missing = [
-        name for name in ("torch", "transformers", "datasets", "accelerate", "plotly") if find_spec(name) is None
-    ]
+    missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise RunError(f"this command needs {', '.join(missing)}", "pip install 'tiewise[torch]'")

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 import plotly.graph_objects as go
 
 from tiewise.report import theme
+from tiewise.report.bars import finish, stacked
 from tiewise.report.series import (
     Series,
     cosine,
@@ -72,7 +73,7 @@ def by_frequency(comparison: Comparison) -> go.Figure:
     figure.update_layout(scattermode="group", scattergap=0.7)
     figure.update_xaxes(title="times the token occurs in the training text", type="category", categoryorder="trace")
     figure.add_hline(y=0, line={"width": 1, "color": "#8a8f99"})
-    return _finish(figure, f"Difference to {comparison.reference} by token frequency", f"difference, {NATS}")
+    return finish(figure, f"Difference to {comparison.reference} by token frequency", f"difference, {NATS}")
 
 
 def paired_differences(comparison: Comparison) -> go.Figure:
@@ -89,7 +90,7 @@ def paired_differences(comparison: Comparison) -> go.Figure:
                 figure.add_trace(trace.update(showlegend=False))
     figure.add_vline(x=0, line={"width": 1, "color": "#8a8f99"})
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    figure = _finish(figure, f"Paired differences to {comparison.reference}", None)
+    figure = finish(figure, f"Paired differences to {comparison.reference}", None)
     figure.update_xaxes(title=f"difference, {NATS}")
     return figure.update_layout(height=110 + 46 * max(len(figure.data), 1))
 
@@ -97,32 +98,7 @@ def paired_differences(comparison: Comparison) -> go.Figure:
 def parameters(comparison: Comparison) -> go.Figure:
     """Unique parameters of every arm by component, stacked."""
     arms = {arm: runs[0].parameters for arm in comparison.arms if (runs := comparison.of(arm))}
-    names = dict.fromkeys(name for parts in arms.values() for name in parts)
-    components = sorted(names, key=lambda name: name != "body")  # first, so that what differs stands side by side
-    figure = go.Figure()
-    for position, name in enumerate(components):
-        counts = [parts.get(name, 0) for parts in arms.values()]
-        pattern = theme.COMPONENT_PATTERNS[position % len(theme.COMPONENT_PATTERNS)]
-        figure.add_trace(
-            go.Bar(
-                name=html.escape(name),
-                orientation="h",
-                y=[html.escape(arm) for arm in arms],
-                x=counts,
-                marker={
-                    "color": theme.COMPONENT_COLOURS[position % len(theme.COMPONENT_COLOURS)],
-                    "pattern": {"shape": pattern, "fillmode": "overlay", "size": 6, "solidity": 0.18},
-                    "line": {"width": 0},
-                },
-                customdata=[count(value) for value in counts],
-                hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
-            )
-        )
-    figure.update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
-    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    figure = _finish(figure, "Where the parameters are", None)
-    figure.update_xaxes(title="unique parameters", tickformat="~s")
-    return figure.update_layout(height=140 + 44 * max(len(arms), 1))
+    return stacked(arms, "Where the parameters are", "unique parameters", count, first="body")
 
 
 def _others(comparison: Comparison) -> Iterable[tuple[str, int]]:
@@ -146,7 +122,7 @@ def _lines(comparison: Comparison, curves: Sequence[Series], title: str, unit: s
         )
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(title="training step", zeroline=False)
-    return _finish(figure, title, unit)
+    return finish(figure, title, unit)
 
 
 def _points(
@@ -166,8 +142,3 @@ def _points(
         hovertemplate=f"%{{{along}:+.4f}}<br>%{{customdata}}<extra>{html.escape(arm)}</extra>",
         **{f"error_{along}": bars},
     )
-
-
-def _finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
-    figure.update_layout(template=theme.LIGHT, title=html.escape(title), height=380, margin=theme.MARGIN)
-    return figure.update_yaxes(title=unit) if unit else figure

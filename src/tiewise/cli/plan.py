@@ -1,0 +1,114 @@
+"""`tiewise plan`: what tying, factoring and sharing cost and save, exactly, before anything is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.cli.compare import split_arms
+from tiewise.errors import PlanError
+
+if TYPE_CHECKING:
+    from tiewise.analysis.plan import Described, Plan
+
+SIZES = "From sizes: "
+
+
+def plan(
+    config: Path = typer.Argument(
+        None, metavar="[CONFIG_OR_FOLDER]", help="A config.json, or the folder that holds one."
+    ),
+    like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`)."),
+    vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
+    width: int = typer.Option(None, help=f"{SIZES}width D."),
+    layers: int = typer.Option(None, help=f"{SIZES}layers L."),
+    heads: int = typer.Option(None, help=f"{SIZES}attention heads.", show_default="1"),
+    kv_heads: int = typer.Option(None, help=f"{SIZES}key-value heads.", show_default="as many as heads"),
+    ffn: int = typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D"),
+    gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
+    boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
+    share: str = typer.Option(
+        None, help="Layers that share: none,attention,ffn,all,all:groups=2.", show_default="as it is"
+    ),
+    batch: int = typer.Option(8, help="Sequences of one rank in one step."),
+    length: int = typer.Option(1024, help="Tokens of a sequence."),
+    dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
+    world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP."),
+    tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel."),
+    init: float = typer.Option(
+        None, help="Standard deviation of all weights at the start.", show_default="the config's"
+    ),
+    plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
+    json_: bool = o.JSON,
+) -> None:
+    """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
+
+    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is built or loaded.
+    """
+    from tiewise.analysis.memory import Tokens
+    from tiewise.analysis.plan import Setting
+    from tiewise.analysis.plan import plan as make
+    from tiewise.analysis.world import World
+
+    sizes: dict[str, int | None] = {
+        "vocab": vocab,
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+    }
+    sizes["gated"] = gated or None
+    model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
+    made = make(
+        model,
+        split_arms(boundary),
+        None if share is None else [part.strip() for part in share.split(",")],
+        Setting(Tokens(batch, length), dtype, World(world, tp), init),
+    )
+    _show(made, plot, json_)
+
+
+def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
+    """What to plan, from the one of three ways that was used.
+
+    Raises:
+        PlanError: none or several were used, or a size is missing.
+    """
+    given = [name for name, value in (("a config", config), ("--like", like), ("sizes", sizes)) if value]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} at once" if given else "no model to plan"
+        raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
+    if config is not None:
+        return config
+    if like is not None:
+        return like
+    from tiewise.analysis.read_config import Sizes
+
+    missing = [f"--{name}" for name in ("vocab", "width", "layers") if name not in sizes]
+    if missing:
+        raise PlanError(f"{', '.join(missing)} missing", "sizes need --vocab, --width and --layers")
+    return Sizes(**sizes)  # type: ignore[arg-type]
+
+
+def _show(made: Plan, plot: Path | None, json_: bool) -> None:
+    if plot is not None:
+        o.need("plotly")
+        from tiewise.report.plan_page import write_plan
+
+        o.tell(f"page: {write_plan(made, plot, o.command_line())}")
+    if json_:
+        from tiewise.report.plan_rows import near, remarks
+
+        neighbours = [model.record() for model in near(made)]
+        o.print_json({**made.record(), "neighbours": neighbours, "notes": remarks(made)})
+        return
+    from rich.console import Console
+
+    from tiewise.report.plan_table import plan_view
+
+    console = Console()
+    console.print(plan_view(made, console.width))

@@ -1,0 +1,144 @@
+"""`write_plan`: a plan as one HTML file (see `tiewise.report.sheet`)."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from tiewise.analysis.plan import Plan
+from tiewise.report import plan_figures as figures
+from tiewise.report import sheet
+from tiewise.report.models import BETTER
+from tiewise.report.plan_rows import (
+    NEIGHBOUR_HEADER,
+    columns,
+    near,
+    neighbour_cells,
+    remarks,
+    rows,
+    scale,
+    subject,
+    thresholds,
+)
+from tiewise.report.sheet import Panel, Section, Sheet, Table
+from tiewise.training.wording import NONE, count, plain, size
+
+
+def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:
+    """Write the page to `path`, whole or not at all, and return it.
+
+    Raises:
+        RunError: when the file cannot be written there.
+    """
+    return sheet.write(render(plan, command), path, "--plot")
+
+
+def render(plan: Plan, command: str) -> str:
+    """Return the page as text."""
+    return Sheet(
+        command_name="plan",
+        title=f"{plan.name}: tiewise plan",
+        subject=subject(plan),
+        heading="What each choice costs",
+        lead=sheet.paragraphs("\n".join(_lead(plan))),
+        results=_results(plan),
+        note="".join(f'<p class="note">{html.escape(remark)}</p>' for remark in remarks(plan)),
+        sections=[
+            Section("This model", list(_own(plan))),
+            Section("As models grow", list(_growing(plan))),
+            Section("What others built", list(_published())),
+        ],
+        command=command,
+    ).render()
+
+
+def _lead(plan: Plan) -> Iterator[str]:
+    for name, choice in zip(figures.names(plan), plan.choices, strict=True):
+        total = f"{name}: {count(choice.budget.total)} parameters"
+        if choice.saved > 0:
+            yield f"{total}, {plain(100 * choice.saved_share, 1)} % fewer than untied with nothing shared."
+        else:
+            yield f"{total}."
+    found = near(plan)
+    tied = sum(1 for model in found if model.tied)
+    yield f"Of the {len(found)} models of the catalogue nearest in size, {tied} tie."
+
+
+def _results(plan: Plan) -> str:
+    header = ["", *(name.replace("\n", " · ") for name in columns(plan))]
+    empty = [""] * len(plan.choices)
+    costs = Table(header, [[row.name, *(row.cells or empty)] for row in rows(plan)])
+    limits = Table([f"threshold; {scale(plan)}", "value", "formula"], [list(row) for row in thresholds(plan)])
+    others = Table(NEIGHBOUR_HEADER, [neighbour_cells(model) for model in near(plan)])
+    return (
+        f"{sheet.table(costs, 'Costs by choice')}"
+        f"<h3>Thresholds</h3>{sheet.table(limits, 'Thresholds')}"
+        f"<h3>Nearest in V, D and L</h3>{sheet.table(others, 'Models nearest in size')}"
+        f'<p class="note">{html.escape(BETTER)}</p>'
+    )
+
+
+def _own(plan: Plan) -> Iterator[Panel]:
+    shares, memory = figures.shares(plan), figures.memory(plan)
+    yield Panel(
+        figures.shares_figure(plan),
+        "A table used at both ends is counted once; every bar is the whole of its own choice.",
+        _stack(shares, lambda value: f"{plain(100 * value, 1)} %"),
+    )
+    yield Panel(
+        figures.memory_figure(plan),
+        "AdamW and the fused loss. Weights, gradients, state and loss are counted; activations are an estimate, "
+        "and the same for every choice.",
+        _stack(memory, size),
+    )
+    shared = figures.sharing(plan)
+    if shared:
+        yield Panel(
+            figures.sharing_figure(plan),
+            "Norms go with their sublayer. Every layer is still applied, so the work per token stays the same.",
+            Table(["sharing", "parameters"], [[name, count(total)] for name, total in shared.items()]),
+        )
+
+
+def _growing(plan: Plan) -> Iterator[Panel]:
+    here = "The dotted line is this model's width."
+    yield Panel(
+        figures.tables_figure(plan),
+        f"Plain tables grow as V·D; a factored one as k·V + 2·k·D, k = {figures.RANK}, with maps at both ends. {here}",
+        Table(*figures.steps(figures.tables_by_width(plan))),
+    )
+    yield Panel(
+        figures.growth_figure(plan),
+        "Plain decoders of 12·D² per layer with this model's vocabulary and depth. With one shared layer the body "
+        f"grows as 12·D² instead of 12·L·D². {here}",
+        Table(*figures.steps(figures.growth(plan))),
+    )
+
+
+def _published() -> Iterator[Panel]:
+    yield Panel(
+        figures.presets_figure(),
+        "Encoders with their pooler, counted from their sizes with the vocabularies of transformers' defaults.",
+        _stack(figures.presets(), count),
+    )
+    found = [result for group in figures.published().values() for result in group]
+    yield Panel(
+        figures.published_figure(),
+        "Scores and parameters as the paper (arXiv:1909.11942) prints them, an average over SQuAD, MNLI, SST-2 and "
+        "RACE: the higher and the further left, the more quality per parameter.",
+        Table(
+            ["model", "choice", "parameters", "score", "points per million", "source"],
+            [
+                [r.model, r.choice, count(r.parameters_printed), f"{r.value:g}", f"{r.per_million:.3g}", r.source]
+                for r in found
+            ],
+        ),
+    )
+
+
+def _stack(values: Mapping[str, Mapping[str, float]], shown: Callable[[float], str]) -> Table:
+    parts = list(dict.fromkeys(part for bar in values.values() for part in bar))
+    rows = [[bar, *(shown(found[p]) if p in found else NONE for p in parts)] for bar, found in values.items()]
+    return Table(["", *parts], rows)
