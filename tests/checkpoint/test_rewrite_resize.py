@@ -364,6 +364,14 @@ def test_a_config_that_gave_another_size_gives_the_true_one(tmp_path):
     assert rows_after(tmp_path / "a", tmp_path / "b", vocab=32) == 32
 
 
+def test_one_file_without_a_config(tmp_path):
+    llama(tmp_path / "a", False)
+    (tmp_path / "a" / "config.json").unlink()
+    receipt = resize(tmp_path / "a" / "model.safetensors", tmp_path / "b", vocab=30)
+    assert any("no config.json" in note for note in receipt.notes)
+    assert {value.shape[0] for name, value in tensors(tmp_path / "b").items() if value.dim() == 2} == {30, 8}
+
+
 def test_dry_run_says_the_same_and_writes_nothing(tmp_path):
     llama(tmp_path / "a", False)
     foreseen = resize(tmp_path / "a", tmp_path / "b", vocab=30, dry_run=True)

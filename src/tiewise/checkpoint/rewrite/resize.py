@@ -185,7 +185,7 @@ def _target(facts: Facts, size: Size, rows: int) -> int:
     if wanted > rows:
         return wanted
     if not size.shrink:
-        fix = "rows beyond the tokenizer are padding that other tools may count on; shrink drops them all the same"
+        fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
         raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
     own = facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0
     needed = max(own, given, largest_named_id(facts, rows) + 1)
@@ -205,6 +205,9 @@ def _config(facts: Facts, rows: int, count: int) -> dict[str, int]:
 
 
 def _left(facts: Facts, parts: tuple[Stored, ...]) -> Iterator[str]:
+    """What else the user should see to."""
+    if facts.folder.config is None:
+        yield "there is no config.json: write the new vocab_size into the one that goes with this file"
     resized = {part.name for part in (*parts, *facts.roles.positions)}
     for name, tensor in facts.folder.tensors.items():
         if name not in resized and len(tensor.shape) == 2 and tensor.rows == parts[0].rows and "embed" in name:
