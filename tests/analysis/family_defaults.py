@@ -14,6 +14,14 @@ from tiewise.analysis.read_config import READERS
 
 PATH = Path(tiewise.analysis.families.__file__).with_name("defaults.json")
 SKIPPED = ("dropout", "rope", "token_id", "summary", "classifier", "return_dict", "output_", "eps", "label", "chunk")
+# Names that the classes take but do not list: an older field, or their own for what others call otherwise.
+BESIDES = {
+    "bloom": {"hidden_size": "n_embed"},
+    "falcon": {"hidden_size": "n_embed"},
+    "gpt2": {"intermediate_size": "n_inner"},
+    "gptj": {"intermediate_size": "n_inner"},
+    "opt": {"intermediate_size": "ffn_dim"},
+}
 KEPT = (int, float, str, bool, type(None))
 
 
@@ -28,8 +36,7 @@ def recorded(family: str) -> dict:
     }
     wanted = ("vocab_size", "tie_word_embeddings", *read_keys(family))
     names = dict(kind.attribute_map)
-    if family in ("bloom", "falcon"):
-        names["hidden_size"] = "n_embed"  # taken by the class beside its field
+    names |= BESIDES.get(family, {})
     own = {names.get(key, key) for key in wanted} | set(wanted) | {key for key, own in names.items() if own in wanted}
     if family == "modernbert":
         defaults["classifier_bias"] = kind.classifier_bias
@@ -61,7 +68,12 @@ def read_keys(family: str) -> set[str]:
         values.pop("architectures", None)
         recorder = _Recorder(values)
         c = Config.__new__(Config)
-        c.values, c.family, c.defaults, c.names = recorder, family, {}, dict(CONFIG_MAPPING[family].attribute_map)
+        c.values, c.family, c.defaults, c.names = (
+            recorder,
+            family,
+            {},
+            CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {}),
+        )
         READERS[family](c)
         asked |= recorder.asked
     return asked

@@ -94,6 +94,54 @@ def test_a_config_without_sizes_is_the_class_default(family):
     assert json.loads(PATH.read_text())[family] == recorded(family)
 
 
+# Sizes that any class takes, none of them its default and none the usual multiple of another.
+ODD = {
+    "vocab_size": 130_007,
+    **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "ffn_hidden_size"), 1000),
+    **dict.fromkeys(("encoder_ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size"), 1000),
+    **dict.fromkeys(("decoder_ffn_dim", "max_position_embeddings", "n_positions", "word_embed_proj_dim"), 520),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers"), 5),
+    **dict.fromkeys(("decoder_layers", "num_decoder_layers", "type_vocab_size", "inner_group_num"), 3),
+    **dict.fromkeys(
+        ("num_experts", "num_local_experts", "relative_attention_num_buckets", "state_size", "conv_kernel"), 12
+    ),
+    **dict.fromkeys(("embedding_size", "d_kv", "head_dim", "time_step_rank"), 96),
+    **dict.fromkeys(("decoder_sparse_step", "num_hidden_groups", "expand"), 3),
+    "mlp_only_layers": [1],
+    "decoder_vocab_size": 130_007,
+}
+SWITCHES = (
+    "attention_bias",
+    "mlp_bias",
+    "use_qkv_bias",
+    "qk_layernorm",
+    "use_parallel_residual",
+    "use_bias",
+    "qkv_bias",
+)
+SWITCHES += ("enable_bias", "bias", "multi_query", "parallel_attn", "layer_norm_elementwise_affine", "use_qk_norm")
+SWITCHES += ("norm_bias", "decoder_bias", "classifier_bias", "use_conv_bias", "do_layer_norm_before")
+KEYS = [
+    (family, key)
+    for family, known in json.loads(PATH.read_text()).items()
+    for key in known["defaults"]
+    if key in ODD or key in SWITCHES
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "key"), KEYS)
+def test_every_key_counts_as_in_the_class(family, key):
+    default = json.loads(PATH.read_text())[family]["defaults"][key]
+    config = {"model_type": family, key: not default if key in SWITCHES else ODD[key]}
+    if key == "num_hidden_groups":
+        config["num_hidden_layers"] = 12
+    if family == "gpt_neo" and key == "num_layers":
+        config["attention_types"] = [[["global"], 5]]
+    model = built(config)
+    assert read(config).total == sum(p.numel() for p in model.parameters())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(READERS))
 def test_an_empty_config_counts_the_class_default(family):

@@ -111,7 +111,7 @@ class Architecture:
     @property
     def sharing(self) -> SharingSpec:
         """How the model itself shares its layers."""
-        return self.stacks[0].sharing
+        return self.stacks[0].sharing if self.stacks else SharingSpec()
 
     @property
     def layers(self) -> int:

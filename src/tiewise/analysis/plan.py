@@ -149,7 +149,7 @@ def plan(
     sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
-    plainest = budget(architecture, UNTIED, SharingSpec() if architecture.layers else architecture.sharing)
+    plainest = budget(architecture, UNTIED, SharingSpec())
     return Plan(
         name,
         architecture,
@@ -188,7 +188,10 @@ def described(model: Described) -> tuple[str, Architecture]:
 
 def _of_row(row: catalogue.Model) -> Architecture:
     if row.config:
-        return read(row.config)
+        found = read(row.config)
+        known = row.tied is not None and found.ends.head
+        # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
+        return replace(found, ends=replace(found.ends, tied=bool(row.tied))) if known else found
     if row.vocab is None:
         raise PlanError(
             f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes, or from its config.json"
