@@ -157,7 +157,8 @@ What to do: initialise the rows again and train them.""",
         "the number of rows divides by 64",
         """Matrix kernels are fastest where the vocabulary divides by 64, and tensor parallelism and FSDP want it to
 divide by the number of ranks: with an uneven vocabulary FSDP2 left the last rank without updates (accelerate#4171).
-Many good models have odd vocabularies (GPT-2 has 50,257), so this is only noted.
+Many good models have odd vocabularies (GPT-2 has 50,257), so this is only noted. Padding rows cost their bytes and
+take part in the softmax until training has pushed them down.
 What to do: if the model is to be trained on many ranks, `tiewise resize --multiple-of 64` pads both ends.""",
         ("accelerate#4171", "pytorch#176076"),
         _divisible,

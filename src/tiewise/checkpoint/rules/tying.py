@@ -180,8 +180,9 @@ What to do: `tiewise dedupe` drops the head. Nothing else changes.""",
         INFO,
         "an untied model's two tables are not the same",
         """Two equal tables under a config that says untied: someone untied the model and has not trained it since, or
-a save wrote false for a tied model. Every loader makes the right model of it. Training parts the two ends from here
-on, and until then one of them is spare bytes.
+a save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a model clone a
+tied head on purpose, and write such pairs. Training parts the two ends from here on, and until then one of them is
+spare bytes.
 What to do: nothing if that is meant; else `tiewise tie --keep input` stores one table and says so.""",
         ("torchtitan: the Hugging Face backend clones the head for FSDP",),
         _equal_but_not_tied,

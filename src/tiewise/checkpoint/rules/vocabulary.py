@@ -199,7 +199,8 @@ What to do: `tiewise resize --vocab N` gives both ends the missing rows, drawn l
         "rows without a token are padding",
         """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks.
 That is healthy. It bites when a script calls resize_token_embeddings(len(tokenizer)), which then shrinks the table,
-or when new tokens land on padding rows that were never trained (unsloth-zoo#923, LlamaFactory#10547).
+or when new tokens land on padding rows that were never trained (unsloth-zoo#923, LlamaFactory#10547). Those rows have
+drifted by weight decay and by being the wrong answer at every step, so that they are long or short beside the others.
 What to do: nothing. tiewise never shrinks padded rows unless told to, and initialises rows that become tokens.""",
         ("unsloth-zoo#923", "LlamaFactory#10547"),
         _padding,
@@ -234,7 +235,8 @@ What to do: write the ids that the tokenizer has.""",
         "the head's bias is as long as the vocabulary",
         """A bias of the head has one entry for each row. Resizing a table without it leaves it short
 (transformers#35141, skeletoken#108). A bias on a tied causal head is noted for another reason: loaders that skip
-every tensor under a tied head's prefix drop the bias too, and the model speaks garbage (vllm#46835).
+every tensor under a tied head's prefix drop the bias too, and the model speaks garbage (vllm#46835). BERT and its kin
+store the bias under two names, which is healthy, and encoders are not meant by that note.
 What to do: take the bias from the source; `tiewise resize` changes tables and bias together.""",
         ("vllm#46835", "transformers#35141", "skeletoken#108"),
         _biases,
