@@ -77,14 +77,7 @@ def class_names() -> list[str]:
 
 def all_families() -> dict[str, Any]:
     """The whole file's content."""
-    families: dict[str, Any] = {}
-    for kind in sorted(CONFIG_MAPPING):
-        try:
-            entry = config_entry(CONFIG_MAPPING[kind])
-        except Exception:
-            entry = None
-        if entry is not None:
-            families[kind] = entry
+    families, tokenless = all_configs()
     left_out = {}
     for name in class_names():
         try:
@@ -99,15 +92,31 @@ def all_families() -> dict[str, Any]:
     return {
         "about": ABOUT,
         "transformers": transformers.__version__,
+        "tokenless": tokenless,
         "families": families,
         "not_built": left_out,
     }
 
 
+def all_configs() -> tuple[dict[str, Any], list[str]]:
+    """({family: entry}, families without tokens). A config that cannot be built by default is in neither."""
+    families, tokenless = {}, []
+    for kind in sorted(CONFIG_MAPPING):
+        try:
+            entry = config_entry(CONFIG_MAPPING[kind])
+        except Exception:  # it wants arguments
+            continue
+        if entry is None:
+            tokenless.append(kind)
+        else:
+            families[kind] = entry
+    return families, tokenless
+
+
 def written(data: dict[str, Any]) -> str:
     """JSON, one line a family."""
     lines = []
-    for key in ("about", "transformers"):
+    for key in ("about", "transformers", "tokenless"):
         lines.append(f"{json.dumps(key)}: {json.dumps(data[key])}")
     for key in ("families", "not_built"):
         rows = (f"{json.dumps(k)}: {_compact(v)}" for k, v in sorted(data[key].items()))
@@ -177,8 +186,7 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
 def _part_entry(model: Any) -> dict[str, Any] | None:
     """The entry of a class whose first part with two ends has them: Qwen2.5-Omni's thinker.
 
-    Raises:
-        ValueError: it has a table of tokens that no method leads to.
+    Where no part has, a table of tokens that no method leads to is an input without a head.
     """
     for part, child in model.named_children():
         if isinstance(child, transformers.PreTrainedModel) and _ask(child, "get_output_embeddings") is not None:
@@ -186,11 +194,10 @@ def _part_entry(model: Any) -> dict[str, Any] | None:
             inputs, output = _inputs(child, inner), _name(inner, child.get_output_embeddings(), matrix=True)
             entry = {"inputs": [f"{part}.{name}" for name in inputs], "output": f"{part}.{output}"}
             return entry | {"disk": _disk(model, [*entry["inputs"], entry["output"]], [])}
-    levels = [level.get("vocab_size") for _, level in model_levels(model.config.to_dict())]
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and module.num_embeddings in levels and not in_layer(name):
-            raise ValueError("its tables are not where a class says that it has them")
-    return None
+    sizes = [level.get("vocab_size") for _, level in model_levels(model.config.to_dict())]
+    tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
+    found = [name for name, module in tables.items() if module.num_embeddings in sizes and not in_layer(name)]
+    return {"inputs": found} if found else None
 
 
 def _small(model_class: Any) -> Any:

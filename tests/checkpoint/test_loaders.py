@@ -335,3 +335,8 @@ def test_the_matrix_in_the_documentation_is_the_one_in_use():
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
     text = (Path(__file__).parents[2] / "docs" / "loaders.md").read_text()
     assert text.split("<!-- matrix -->\n")[1].split("\n<!-- end -->")[0] == table
+
+
+def test_a_class_that_never_ties_does_so_nowhere(untied, tmp_path):
+    edited(untied, "NemotronHForCausalLM", tmp_path, lambda tensors, config: config.update({FLAG: True}))
+    assert {o.outcome for o in predict(Facts(open_folder(tmp_path)))} == {loaders.UNTIED}

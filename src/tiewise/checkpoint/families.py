@@ -112,6 +112,8 @@ def class_ends(model_type: str | None, architecture: str | None) -> Ends | None:
 
 def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
+    if model_type in _data()["tokenless"]:
+        return True
     known = family(model_type)
     if known is None or known.classes or architecture is None:
         return False

@@ -33,7 +33,7 @@ _PLAIN = {
     RANDOM_TABLE: "The input table is drawn at random.",
     ERROR: "It refuses to load.",
     NO_HEAD: "The class has no token head.",
-    NOT_SERVED: "It has no class for this kind of model.",
+    NOT_SERVED: "No class of it is known for this kind of model.",
 }
 
 
@@ -104,6 +104,7 @@ LLAMA_CPP_GEMMA = Loader(
     "llama.cpp#9065",
     LLAMA_CPP.column | {(flag, state): DROPPED for flag in (True, False) for state in (SAME, DIFFERENT)},
 )
+LLAMA_CPP_T5 = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#8055, llama.cpp#8141", LLAMA_CPP.column)
 MLX = Loader(
     "mlx-lm",
     "0.2x",
@@ -118,13 +119,12 @@ def predict(facts: Facts) -> tuple[Outcome, ...]:
     """Return what each loader makes of a checkpoint; nothing where there is no config, or no tensors, to load."""
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
-    gemma = facts.claims.levels[0].model_type in ("gemma", "gemma2")
     return (
         _transformers(facts, TRANSFORMERS_4, _flag_of_text(facts), predicted=True),
         _transformers(facts, TRANSFORMERS_5, facts.claims.tied, predicted=False),
         _server(facts, VLLM_BEFORE, _flag_of_any(facts)),
         _server(facts, VLLM_AFTER, _flag_of_any(facts)),
-        _server(facts, LLAMA_CPP_GEMMA if gemma else LLAMA_CPP, facts.claims.tied),
+        _server(facts, _llama_cpp(facts), facts.claims.tied),
         _server(facts, MLX, _flag_or_true(facts)),
     )
 
@@ -159,6 +159,8 @@ def _rounded(facts: Facts) -> str:
 
 def _flag_of_text(facts: Facts) -> bool | None:
     """What transformers 4 asks: the config of the text part, whose base default is true."""
+    if facts.claims.fixed is False:
+        return False
     below = [c for c in facts.claims.levels if c.level in TEXT_PARTS and c.written is not None]
     claim: Claim | None = below[0] if below else facts.claims.deciding
     if claim is None or claim.effective is None:
@@ -168,11 +170,14 @@ def _flag_of_text(facts: Facts) -> bool | None:
 
 def _flag_of_any(facts: Facts) -> bool | None:
     """What vLLM asks: a flag that is true at the root or in the text part."""
-    return True if any(claim.written for claim in facts.claims.levels) else facts.claims.tied
+    written = any(claim.written for claim in facts.claims.levels)
+    return True if written and facts.claims.fixed is not False else facts.claims.tied
 
 
 def _flag_or_true(facts: Facts) -> bool | None:
     """What mlx-lm asks: the flag as written at any level, true where absent."""
+    if facts.claims.fixed is False:
+        return False
     written = [claim.written for claim in facts.claims.levels if claim.written is not None]
     return any(written) if written else True
 
@@ -240,12 +245,19 @@ def _orphan(facts: Facts) -> str | None:
     return None
 
 
+def _llama_cpp(facts: Facts) -> Loader:
+    """Return its column for this family: it converts each by a class of its own, T5 the only encoder-decoder."""
+    kind = facts.claims.levels[0].model_type
+    special = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
+    return special.get(kind or "", LLAMA_CPP)
+
+
 def _server(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     if facts.config.get("model_type") == OWN_TYPE:
         return _outcome(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.", True)
     if facts.roles.headless:
         return _outcome(loader, NO_HEAD, _PLAIN[NO_HEAD], True)
-    if not _generates(facts):
+    if loader is not LLAMA_CPP_T5 and not _generates(facts):
         return _outcome(loader, NOT_SERVED, _PLAIN[NOT_SERVED], True)
     if _wrapped(facts):
         return _outcome(loader, ERROR, _WRAPPED, True)
