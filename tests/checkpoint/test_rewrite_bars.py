@@ -19,11 +19,12 @@ KILLS = 100
 @pytest.mark.slow
 def test_killed_at_any_moment(tmp_path):
     """After SIGKILL the source is as it was, and the destination is absent or complete; the next run clears up."""
-    rows, width = 6000, 1024
+    rows, width = 6016, 512
     source = llama(tmp_path / "a", rows=rows, width=width, shards=2)
     before = listing(source)
+    process = start("untie", source, tmp_path / "good")
     begun = time.monotonic()
-    child("untie", source, tmp_path / "good")
+    process.communicate("go\n")
     whole = time.monotonic() - begun
     good = untimed(tmp_path / "good")
     dice = random.Random(0)
@@ -34,11 +35,10 @@ def test_killed_at_any_moment(tmp_path):
         time.sleep(dice.uniform(0, whole))
         process.kill()
         process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        process.communicate()
         if (tmp_path / "b").exists():
             assert untimed(tmp_path / "b") == good
-            assert check(tmp_path / "b", scan=False).findings == check(tmp_path / "good", scan=False).findings
+            assert not check(tmp_path / "b").at_least("warning")
             for file in sorted((tmp_path / "b").iterdir()):
                 file.unlink()
             (tmp_path / "b").rmdir()

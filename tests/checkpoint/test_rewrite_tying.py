@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.header import read_header
 from tiewise.checkpoint.rewrite import dedupe, repair, tie, untie
 from tiewise.errors import CheckpointError
 
@@ -209,6 +210,38 @@ def test_t5_copies_of_its_input_table_go(tmp_path):
     assert receipt.dropped == ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight")
     assert stored(tmp_path / "c") == stored(tmp_path / "a")
     assert torch.equal(logits(load(tmp_path / "c", "t5")), before)
+
+
+def test_t5_with_a_head_of_its_own_keeps_it(tmp_path):
+    saved(tmp_path / "a", "t5_v11", tied=False)
+    made = {name: tensor.numpy() for name, tensor in tensors(tmp_path / "a").items()}
+    made["encoder.embed_tokens.weight"] = made["shared.weight"].copy()
+    config = config_of(tmp_path / "a") | {"tie_word_embeddings": False}
+    write_checkpoint(tmp_path / "b", config, made)
+    before = logits(load(tmp_path / "b", "t5_v11"))
+    assert dedupe(tmp_path / "b", tmp_path / "c").dropped == ("encoder.embed_tokens.weight",)
+    assert config_of(tmp_path / "c") == config
+    assert torch.equal(logits(load(tmp_path / "c", "t5_v11")), before)
+
+
+def test_names_and_configs_of_any_text(tmp_path):
+    path = llama(tmp_path / "a", config={"x.y_config": {"tie_word_embeddings": True}, "é\ud800": "\ud800"})
+    header = read_header(path / "model.safetensors")
+    entries = {"\ud800": ("U8", [1], 0, 1)}
+    entries |= {t.name: (t.dtype, list(t.shape), t.start, t.end) for t in header.tensors.values()}
+    shift = 1 - header.data_start
+    text = json.dumps(
+        {
+            name: {"dtype": kind, "shape": shape, "data_offsets": [i, j] if kind == "U8" else [i + shift, j + shift]}
+            for name, (kind, shape, i, j) in entries.items()
+        }
+    ).encode()
+    data = (path / "model.safetensors").read_bytes()[header.data_start :]
+    (path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + b"x" + data)
+    untie(path, tmp_path / "b")
+    assert config_of(tmp_path / "b") == config_of(path) | {"tie_word_embeddings": False}
+    made = read_header(tmp_path / "b" / "model.safetensors").tensors
+    assert set(made) == {*entries, "lm_head.weight"}
 
 
 def test_quantised_and_headless_and_foreign(tmp_path):

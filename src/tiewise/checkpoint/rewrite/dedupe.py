@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tiewise.checkpoint.facts import Progress, silent
+from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.rewrite.change import Change
 from tiewise.checkpoint.rewrite.ends import how_they_differ, opened, require_ends
+from tiewise.checkpoint.rewrite.measure import UNCHANGED
+from tiewise.checkpoint.rewrite.parting import joined
 from tiewise.checkpoint.rewrite.receipt import Receipt
 from tiewise.checkpoint.rewrite.tie import join
 from tiewise.checkpoint.rewrite.transaction import apply
@@ -39,12 +42,20 @@ def dedupe(
     """
     facts = opened(Path(source), progress)
     require_ends(facts, "dedupe")
+    change = _change(facts, force, progress)
+    if not change.drop & set(facts.folder.tensors):
+        raise CheckpointError(f"{facts.path}: no table is stored twice", "nothing to do")
+    return apply(facts.folder, change, Path(to), command="dedupe", dry_run=dry_run, force=force, progress=progress)
+
+
+def _change(facts: Facts, force: bool, progress: Progress) -> Change:
     table, head = facts.roles.input, facts.roles.output
+    deciding = facts.claims.deciding
+    if facts.claims.t5_like and head is not None and deciding is not None and deciding.effective is False:
+        moves = joined(facts, head)  # the head is trained apart; only the stacks share the table
+        return Change(UNCHANGED, moves.drop - {head.name}, moves.put)
     if table is not None and head is not None and not facts.same(table, head):
         how = how_they_differ(facts, table, head)
         what = f"{facts.path}: {short(table.name)} and {short(head.name)} differ: {how}"
         raise CheckpointError(what, "nothing is stored twice; tiewise tie --keep makes them one")
-    change = join(facts, force=force, progress=progress)
-    if not change.drop & set(facts.folder.tensors):
-        raise CheckpointError(f"{facts.path}: no table is stored twice", "nothing to do")
-    return apply(facts.folder, change, Path(to), command="dedupe", dry_run=dry_run, force=force, progress=progress)
+    return join(facts, force=force, progress=progress)

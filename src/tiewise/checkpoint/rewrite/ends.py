@@ -39,7 +39,7 @@ def require_ends(facts: Facts, verb: str) -> None:
     Raises:
         CheckpointError: with the reason and the way out.
     """
-    if facts.roles.input is not None or facts.roles.output is None:
+    if facts.roles.input is not None or facts.roles.output is None or facts.roles.quantised_output:
         readable(facts, verb)
     if is_own(facts):
         raise CheckpointError(f"{facts.path}: its boundary has maps of its own", "tiewise densify it first")

@@ -23,13 +23,15 @@ def destination(folder: Folder, to: Path) -> Path:
     Raises:
         CheckpointError: something is there, its parent is no folder, or it and the source lie one in the other.
     """
+    if "\0" in os.fspath(to):
+        raise CheckpointError(f"{os.fspath(to)!r}: no path", "leave out the null byte")
     real, source = Path(os.path.realpath(to)), Path(os.path.realpath(folder.path))
     if not folder.single and (real.is_relative_to(source) or source.is_relative_to(real)):
         raise CheckpointError(f"{to}: it and the source {folder.path} lie one in the other", "give a place of its own")
     if not real.parent.is_dir():
         raise CheckpointError(f"{to}: {real.parent} is no folder", "make it first, or give another place")
     try:
-        filled = any(os.scandir(real))
+        filled = bool(os.listdir(real))
     except FileNotFoundError:
         return real
     except NotADirectoryError:

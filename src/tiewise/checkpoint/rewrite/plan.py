@@ -111,9 +111,9 @@ def _config(folder: Folder, change: Change) -> bytes:
     text = read_whole(path, MOST_BYTES).decode()
     try:
         return edited(text, change.config).encode()
-    except KeyError as error:
-        what = f"{path}: it has no level {short(error.args[0])}"
-        raise CheckpointError(what, "it changed while it was read: run again") from None
+    except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+        what = f"{path}: the flag cannot be written into it ({short(error)})"
+        raise CheckpointError(what, "write it by hand at every level, then run again") from None
 
 
 def _others(folder: Folder, taken: set[str]) -> tuple[list[str], list[str]]:

@@ -12,10 +12,10 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tiewise.checkpoint.rewrite.place import cannot_write
+from tiewise.checkpoint.rewrite.place import cannot_write, sync_folder
 from tiewise.errors import CheckpointError
 
 
@@ -52,6 +52,8 @@ def become(path: Path, real: Path) -> None:
     except OSError as error:
         what = f"{real}: the finished result cannot get its name ({error.strerror})"
         raise CheckpointError(what, "something else was put there meanwhile: give another place") from None
+    with suppress(OSError):  # a parent that may be written but not read; the result is complete all the same
+        sync_folder(real.parent)
 
 
 def sweep(real: Path) -> None:

@@ -59,8 +59,8 @@ def apply(
     planned = plan(folder, change)
     seen = _seen(folder, planned)
     _require_unchanged_headers(folder)
-    linked = _expected_links(folder, planned, real)
-    require_space(to, real.parent, _need(folder, planned, linked))
+    linked = _expected_links(planned, seen, real)
+    require_space(to, real.parent, _need(planned, seen, linked))
     if not dry_run:
         text = provenance(folder, change, planned, command, force)
         with temporary(real) as made:
@@ -74,7 +74,6 @@ def apply(
             accept(made)
             _require_unchanged(folder, planned, seen)
             become(made, real)
-            sync_folder(real.parent)
     return _receipt(folder, change, planned, to, command, linked, dry_run)
 
 
@@ -142,16 +141,16 @@ def _require_unchanged_headers(folder: Folder) -> None:
             raise CheckpointError(f"{folder.path / file}: it changed since it was opened", "run again")
 
 
-def _expected_links(folder: Folder, planned: Plan, real: Path) -> tuple[str, ...]:
+def _expected_links(planned: Plan, seen: Seen, real: Path) -> tuple[str, ...]:
     """Files that a hard link will do for: those on the destination's file system."""
     device = os.stat(real.parent).st_dev
-    return tuple(file for file in planned.shared if os.stat(folder.path / file).st_dev == device)
+    return tuple(file for file in planned.shared if seen[file][0] == device)
 
 
-def _need(folder: Folder, planned: Plan, linked: tuple[str, ...]) -> int:
+def _need(planned: Plan, seen: Seen, linked: tuple[str, ...]) -> int:
     written = sum(t.nbytes for tensors in planned.shards.values() for t in tensors)
     others = {*planned.shared, *planned.copied} - set(linked)
-    return written + sum(os.stat(folder.path / f).st_size for f in others) + sum(map(len, planned.texts.values()))
+    return written + sum(seen[file][2] for file in others) + sum(map(len, planned.texts.values()))
 
 
 def _receipt(

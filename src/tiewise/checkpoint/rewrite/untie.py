@@ -57,7 +57,7 @@ def part(facts: Facts, force: bool = False) -> Change:
     """
     moves, config = apart(facts), flags(facts, False)
     notes = (*source_note(facts), *flag_note(facts, False))
-    if facts.claims.t5_like and (moves or config):
+    if (facts.claims.t5_like or facts.claims.fixed) and (moves or config):
         what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
         notes += refuse(what, "train it tied, or change its family", force)
     if facts.claims.tied is False and facts.roles.output is None:

@@ -73,6 +73,6 @@ def _header(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
         offsets = [at, at + tensor.nbytes]
         record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
         at += tensor.nbytes
-    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text
