@@ -53,6 +53,12 @@ def test_b010_names_a_table_of_the_right_size_under_another_name(tmp_path):
     assert not finding.safe
 
 
+def test_b010_fires_beside_a_head_too(tmp_path):
+    path = llama(tmp_path, False, tensors={TABLE: None, "model.words.w": table(), HEAD: table(seed=2)})
+    assert one("B010", path).evidence.endswith("one of these may be: model.words.w")
+    assert run("B016", path) == []
+
+
 def test_b011_an_untied_model_without_a_head(tmp_path):
     path = llama(tmp_path, False, tensors={HEAD: None})
     finding = one("B011", path)

@@ -32,9 +32,6 @@ def silent(what: str, done: int, total: int) -> None:
     """Hear of progress and do nothing."""
 
 
-_silent = silent
-
-
 def _sizes(level: Mapping[str, Any]) -> Iterator[int]:
     wanted = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
     sizes = [size for value in wanted if (size := count(value)) is not None]

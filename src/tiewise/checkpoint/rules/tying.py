@@ -28,15 +28,20 @@ def unknown_tables(facts: Facts) -> list[Stored]:
 
 def _no_input(facts: Facts) -> Iterator[Finding]:
     text, roles = facts.text, facts.roles
-    expected = text is not None and text.vocab_size is not None
-    if not expected or roles.headless or not facts.complete or (roles.input, roles.output) != (None, None):
+    if text is None or text.vocab_size is None or roles.headless or not facts.complete or roles.input is not None:
         return
-    assert text is not None
-    like = names([tensor.name for tensor in unknown_tables(facts)])
+    like = [tensor.name for tensor in unknown_tables(facts)]
+    if roles.output is not None and (not like or _is_canonical(facts, roles.output)):
+        return  # B016 says it, or there is nothing to say
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
-    what += f"; one of these may be: {like}" if like else ""
+    what += f"; one of these may be: {names(like)}" if like else ""
     fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
     yield Finding("B010", FATAL, roles.input_name or "input table", what, fix)
+
+
+def _is_canonical(facts: Facts, head: Stored) -> bool:
+    """Whether the class saves the shared table under the head's name."""
+    return facts.roles.ties.get(facts.roles.input_name or "") == head.name
 
 
 def _no_output(facts: Facts) -> Iterator[Finding]:
@@ -107,8 +112,8 @@ def _inverted(facts: Facts) -> Iterator[Finding]:
     roles = facts.roles
     if roles.output is None or roles.input is not None or not facts.complete or unknown_tables(facts):
         return
-    if roles.ties.get(roles.input_name or "") == roles.output.name:
-        return  # the head's name is the canonical one in this class
+    if _is_canonical(facts, roles.output):
+        return
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
     yield Finding(
