@@ -340,3 +340,12 @@ def test_the_matrix_in_the_documentation_is_the_one_in_use():
 def test_a_class_that_never_ties_does_so_nowhere(untied, tmp_path):
     edited(untied, "NemotronHForCausalLM", tmp_path, lambda tensors, config: config.update({FLAG: True}))
     assert {o.outcome for o in predict(Facts(open_folder(tmp_path)))} == {loaders.UNTIED}
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome"),
+    [("T5ForConditionalGeneration", loaders.TIED), ("BartForConditionalGeneration", loaders.NOT_SERVED)],
+)
+def test_of_encoder_decoders_llama_cpp_converts_t5(untied, tmp_path, name, outcome):
+    put(*untied(name), tmp_path, {"": True}, loaders.NONE)
+    assert column(tmp_path, "llama.cpp").outcome == outcome
