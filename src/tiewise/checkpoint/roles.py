@@ -19,6 +19,7 @@ from tiewise.checkpoint.names import POSITION, ends_with, in_layer, is_foreign, 
 from tiewise.checkpoint.scalars import read_scalars
 
 BY_DATA, BY_NAMES, BY_SHAPES = "architecture data", "usual names", "shapes"
+MOST_PREFIXES = 64
 _MAP_PARAMETERS = ("weight", "p", "q", "factor")  # of a linear map; of this package's low-rank and definite maps
 _HEADLESS = re.compile(r"(Model|Classification|Answering\w*|Choice|Prediction|Retrieval|Reward\w*|Encoder|Regression)$")
 _HEADED = re.compile(r"LMHead|LMModel|DoubleHeads|EncoderDecoderModel|MTModel")
@@ -168,8 +169,8 @@ def _hits(modules: Modules, ends: Ends) -> int:
 def _prefixes(modules: Modules, ends: Ends) -> list[str]:
     """What stands before the class's own names in this file: a model inside another."""
     names = [*ends.inputs, *([ends.output] if ends.output else [])]
-    found = {module.removesuffix(name) for module in modules.tables for name in names if module.endswith(f".{name}")}
-    return sorted((p for p in found if not is_foreign(p) and not in_layer(p)), key=lambda p: (len(p), p))
+    found = {m.removesuffix(name) for m in _called(modules, names) for name in names if m.endswith(f".{name}")}
+    return sorted((p for p in found if not is_foreign(p)), key=lambda p: (len(p), p))[:MOST_PREFIXES]
 
 
 def _partner(modules: Modules, ends: Ends, stored: tuple[str, ...]) -> str | None:
@@ -198,9 +199,7 @@ def _first(name: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
 
 def _by_names(modules: Modules) -> _Found:
     matches = []
-    for module in modules.tables:
-        if in_layer(module):
-            continue
+    for module in _called(modules, (path for path, _ in usual().pairs)):
         for rank, (path, output) in enumerate(usual().pairs):
             if ends_with(module, path):
                 prefix = module.removesuffix(path)
@@ -221,11 +220,17 @@ def _by_names(modules: Modules) -> _Found:
 def _stored_output(modules: Modules) -> str | None:
     found = [
         (module.count("."), module)
-        for module in modules.tables
+        for module in _called(modules, (*usual().outputs, *usual().whole_outputs))
         if module in usual().whole_outputs or any(ends_with(module, name) for name in usual().outputs)
-        if not in_layer(module) and not is_foreign(module)
+        if not is_foreign(module)
     ]
     return min(found)[1] if found else None
+
+
+def _called(modules: Modules, paths: Iterable[str]) -> list[str]:
+    """Stored tables outside layers whose last part is that of one of the paths: few of many."""
+    last = {path.rpartition(".")[2] for path in paths}
+    return [module for module in modules.tables if module.rpartition(".")[2] in last and not in_layer(module)]
 
 
 def _is_stack(module: str) -> bool:
