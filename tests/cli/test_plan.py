@@ -1,0 +1,161 @@
+"""`tiewise plan`: the table, its JSON, its page, and what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import tiewise as package
+
+
+@pytest.fixture
+def shown(tiewise, monkeypatch):
+    """Run the command on a terminal of 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *arguments: tiewise("plan", *arguments)
+
+
+def cells(said, label):
+    (line,) = [line for line in said.out.splitlines() if line.strip().startswith(label + " ")]
+    return line.strip().removeprefix(label).split()
+
+
+def test_a_model_of_the_catalogue_side_by_side(shown):
+    said = shown("--like", "GPT2", "--boundary", "tied,untied,factored:128")
+    assert (said.code, said.err) == (0, "")
+    assert max(map(len, said.out.splitlines())) <= 100
+    assert said.out.startswith("gpt2: V 50,257, D 768, L 12; as it is tied\n")
+    assert cells(said, "input table") == ["38,597,376", "38,597,376", "6,432,896"]
+    assert cells(said, "output table") == ["–", "38,597,376", "–"]
+    assert cells(said, "total") == ["124,439,808", "163,037,184", "92,471,936"]
+    assert cells(said, "saved") == ["38,597,376", "0", "70,565,248"]
+    assert cells(said, "float32") == ["498", "MB", "652", "MB", "370", "MB"]
+    assert "roberta-base" in said.out
+    assert "tying changes no FLOPs" in said.out
+
+
+def test_what_it_prints_is_what_python_gives(shown, tmp_path):
+    choices = [
+        "--boundary=tied,factored:64",
+        "--share=none,all:groups=2",
+        "--world=8",
+        "--tp=4",
+        "--batch=2",
+        "--length=256",
+    ]
+    record = json.loads(shown("--like=qwen3-0.6b", *choices, "--dtype=bfloat16", "--init=0.01", "--json").out)
+    from tiewise.analysis.memory import Tokens
+    from tiewise.analysis.plan import Setting
+    from tiewise.analysis.world import World
+
+    setting = Setting(Tokens(2, 256), "bfloat16", World(8, 4), 0.01)
+    made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
+    ours = json.loads(json.dumps(made.record()))
+    assert {key: record[key] for key in ours} == ours
+    assert [choice["share"] for choice in record["choices"]] == ["none", "all:groups=2"] * 2
+    assert [rank["layout"] for rank in record["choices"][0]["ranks"]] == [
+        "data parallel",
+        "fsdp",
+        "vocabulary parallel",
+    ]
+    assert "qwen3-0.6b" not in {row["name"] for row in record["neighbours"]}
+    assert len(record["neighbours"]) == 6
+
+
+def test_a_config_its_folder_and_the_same_sizes(shown, tmp_path):
+    config = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 64, "num_hidden_layers": 2}
+    config |= {
+        "intermediate_size": 128,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    by_file, by_folder = (json.loads(shown(path, "--json").out) for path in ("config.json", "."))
+    assert by_file["choices"] == by_folder["choices"]
+    options = ["--vocab=1000", "--width=64", "--layers=2", "--heads=4", "--kv-heads=2", "--ffn=128", "--gated"]
+    by_sizes = json.loads(shown(*options, "--json").out)
+    norms = 64 * 5  # which sizes do not tell
+    totals = [[c["parameters"]["total"] for c in found["choices"]] for found in (by_file, by_sizes)]
+    assert totals[0] == [total + norms for total in totals[1]]
+
+
+def test_many_choices_stand_below_each_other(shown):
+    said = shown("--like=gpt2", "--boundary=tied,untied,factored:64,spd", "--share=none,attention,ffn,all")
+    assert max(map(len, said.out.splitlines())) <= 100
+    totals = [line for line in said.out.splitlines() if line.strip().startswith("total")]
+    assert len(totals) > 1
+    assert sum(len(line.split()) - 1 for line in totals) == 16
+
+
+def test_what_is_estimated_is_said(shown):
+    assert "matrices alone are counted" in shown("--vocab=1000", "--width=64", "--layers=2").out
+
+
+def test_a_page(shown, tmp_path):
+    said = shown("--like=gpt2", "--plot=plan.html", "--json")
+    assert said.code == 0
+    assert said.err == "page: plan.html\n"
+    json.loads(said.out)
+    assert "tiewise plan --like=gpt2 --plot=plan.html --json" in (tmp_path / "plan.html").read_text()
+
+
+REFUSED = [
+    ([], "no model to plan; give a config.json or its folder"),
+    (["--like=llama3-8b"], "no model 'llama3-8b'; close: llama-3-8b"),
+    (["--like=gpt2", "--vocab=3"], "--like and sizes at once"),
+    (["--like=gpt2", "--gated"], "--like and sizes at once"),
+    ([".", "--like=gpt2"], "a config and --like at once"),
+    (["--vocab=10", "--width=4"], "--layers missing"),
+    (["--vocab=0", "--width=4", "--layers=1"], "vocab = 0"),
+    (["--vocab=-5", "--width=4", "--layers=1"], "vocab = -5"),
+    (["--vocab=10", "--width=10", "--layers=2", "--heads=3"], "not a multiple of 3 heads"),
+    (["--like=gpt2", "--boundary=factored:9999"], "k = 9999 exceeds the model width 768"),
+    (["--like=gpt2", "--boundary=residual:9999"], "rank 9999 exceeds"),
+    (["--like=gpt2", "--boundary=glued"], "unknown boundary 'glued'"),
+    (["--like=gpt2", "--share=half"], "unknown sharing 'half'"),
+    (["--like=gpt2", "--share=all:groups=99"], "99 groups of 12 layers"),
+    (["--like=gpt2", "--tp=3"], "tp 3 does not divide the world of 1"),
+    (["--like=gpt2", "--world=0"], "must be 1 or more"),
+    (["--like=gpt2", "--batch=0"], "must be 1 or more"),
+    (["--like=gpt2", "--dtype=int3"], "unknown dtype 'int3'"),
+    (["--like=gpt2", "--init=-1"], "std -1"),
+    (["--like=gpt2", "--init=nan"], "std nan"),
+    (["--like=granite-4.1-8b"], "nobody was seen to say its vocabulary"),
+    (["none.json"], "none.json"),
+    (["bad.json"], "bad.json"),
+    (["list.json"], "not a config"),
+    (["empty.json"], "the config of unknown has no"),
+    (["--like=gpt2", "--plot=no/such/plan.html"], "choose another place with --plot"),
+    (["--like=gpt2", "--vocab=many"], "--vocab"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), REFUSED, ids=lambda value: " ".join(value) if type(value) is list else ""
+)
+def test_what_it_refuses(shown, tree, tmp_path, arguments, says):
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "list.json").write_text("[1]")
+    (tmp_path / "empty.json").write_text("{}")
+    (tmp_path / "config.json").write_text("{}")
+    before = tree()
+    said = shown(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("tiewise: ")
+    assert said.err.count("\n") == 1
+    assert says in said.err
+    assert tree() == before
+
+
+@pytest.mark.parametrize("more", [[], ["--json"], ["--plot=plan.html"]])
+def test_no_torch(tmp_path, more):
+    arguments = ["plan", "--like=gpt2", *more]
+    code = (
+        f"import sys; sys.argv = ['tiewise', *{arguments}]; from tiewise.cli.main import app; "
+        f"app({arguments}, standalone_mode=False); "
+        "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
