@@ -13,12 +13,26 @@ from tiewise.analysis.config import Config
 from tiewise.analysis.read_config import READERS
 
 PATH = Path(tiewise.analysis.families.__file__).with_name("defaults.json")
-SKIPPED = ("dropout", "rope", "token_id", "summary", "classifier", "return_dict", "output_", "eps", "label", "chunk")
+SKIPPED = (
+    "dropout",
+    "rope_t",
+    "rope_s",
+    "rope_p",
+    "token_id",
+    "summary",
+    "classifier",
+    "return_dict",
+    "output_",
+    "eps",
+    "label",
+    "chunk",
+)
 # Names that the classes take but do not list: an older field, or their own for what others call otherwise.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},
     "falcon": {"hidden_size": "n_embed"},
     "gpt2": {"intermediate_size": "n_inner"},
+    "gpt_bigcode": {"intermediate_size": "n_inner"},
     "gptj": {"intermediate_size": "n_inner"},
     "opt": {"intermediate_size": "ffn_dim"},
 }

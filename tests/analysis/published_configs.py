@@ -164,6 +164,27 @@ PUBLISHED = {
         "marian", 512, 6, 2048, 8, 58101, decoder_vocab_size=60000, share_encoder_decoder_embeddings=False
     ),
     "pegasus-large": _bart("pegasus", 1024, 16, 4096, 16, 96103, max_position_embeddings=1024),
+    "olmo-3-7b": _like("olmo3", 4096, 32, 32, 32, 11008, 100278),
+    "ernie-4.5-0.3b": _like("ernie4_5", 1024, 18, 16, 2, 3072, 103424, True, head_dim=128),
+    "glm-4-9b": _like("glm", 4096, 40, 32, 2, 13696, 151552, attention_bias=True),
+    "starcoder": {"model_type": "gpt_bigcode", "n_embd": 6144, "n_layer": 40, "n_head": 48, "vocab_size": 49152},
+    "mpt-7b": {"model_type": "mpt", "d_model": 4096, "n_layers": 32, "n_heads": 32, "vocab_size": 50432},
+    "gpt-oss-20b": _like("gpt_oss", 2880, 24, 64, 8, 2880, 201088, num_local_experts=32, num_experts_per_tok=4),
+    "llama-4-scout": _like("llama4_text", 5120, 48, 40, 8, 8192, 202048, num_local_experts=16),
+    "deepseek-v2-lite": _like(
+        "deepseek_v2",
+        2048,
+        27,
+        16,
+        16,
+        10944,
+        102400,
+        q_lora_rank=None,
+        moe_intermediate_size=1408,
+        num_experts_per_tok=6,
+        first_k_dense_replace=1,
+    ),
+    "deepseek-v3": _like("deepseek_v3", 7168, 61, 128, 128, 18432, 129280),
     "mamba-130m": {"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50280},
 }
 QUICK = [

@@ -31,16 +31,16 @@ PATTERNS = [
     ("head_transform", r"generator_predictions|^head\."),
     ("other", r"seq_relationship|sop_classifier|discriminator_predictions|^model\.encoder\.embed_tokens"),
     ("pooler", r"pooler"),
+    ("shared_experts", r"shared_experts?\."),
     ("experts", r"experts\."),
-    ("router", r"mlp\.gate\.|shared_expert_gate"),
-    ("shared_experts", r"shared_expert\."),
-    ("attention", r"(q|k)_(norm|layernorm)"),
-    ("norms", r"norm|\.ln_|sa_layer_norm|LayerNorm|ln_(f|attn|mlp)"),
+    ("router", r"mlp\.gate\.|shared_expert_gate|router\."),
+    ("attention", r"(q|k)_(norm|layernorm)|(q|kv)_a_layernorm"),
+    ("norms", r"norm|\.ln_|sa_layer_norm|LayerNorm|ln_(f|attn|mlp)|norm_(1|2|f)"),
     ("mixer", r"mixer"),
     ("attention", r"attn|attention|SelfAttention"),
     ("output_table", r"lm_head\.weight|^cls\.predictions\.decoder"),
     ("input_table", r"wte|embed_tokens|embed_in|word_embeddings|tok_embeddings|shared\.weight|embeddings\.weight"),
-    ("ffn", r"mlp|fc1|fc2|ffn|DenseReluDense|intermediate|output\.dense"),
+    ("ffn", r"mlp|feed_forward|\.ffn\.|fc1|fc2|ffn|DenseReluDense|intermediate|output\.dense"),
 ]
 
 
@@ -96,7 +96,7 @@ def test_a_config_without_sizes_is_the_class_default(family):
 
 # Sizes that any class takes, none of them its default and none the usual multiple of another.
 ODD = {
-    "vocab_size": 130_007,
+    "vocab_size": 160_007,
     **dict.fromkeys(("intermediate_size", "n_inner", "ffn_dim", "hidden_dim", "d_ff", "ffn_hidden_size"), 1000),
     **dict.fromkeys(("encoder_ffn_dim", "moe_intermediate_size", "shared_expert_intermediate_size"), 1000),
     **dict.fromkeys(("decoder_ffn_dim", "max_position_embeddings", "n_positions", "word_embed_proj_dim"), 520),
@@ -108,7 +108,9 @@ ODD = {
     **dict.fromkeys(("embedding_size", "d_kv", "head_dim", "time_step_rank"), 96),
     **dict.fromkeys(("decoder_sparse_step", "num_hidden_groups", "expand"), 3),
     "mlp_only_layers": [1],
-    "decoder_vocab_size": 130_007,
+    "moe_layers": [1, 2],
+    "interleave_moe_layer_step": 2,
+    "decoder_vocab_size": 160_007,
 }
 SWITCHES = (
     "attention_bias",

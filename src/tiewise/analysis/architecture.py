@@ -36,12 +36,13 @@ class Cache:
     heads: int = 0
     head_dim: int = 0
     kv_heads: int = 0
+    latent: int = 0  # values kept per token in place of keys and values (DeepSeek)
     state: int = 0  # values of a recurrent state per layer, whatever the length (Mamba)
 
     @property
     def values_per_token(self) -> int:
-        """Keys and values kept for one token of one layer."""
-        return 2 * self.kv_heads * self.head_dim
+        """Values kept for one token of one layer."""
+        return self.latent or 2 * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tiewise.analysis.architecture import Architecture, Cache, Ends, Layer, Stack
 from tiewise.analysis.config import Config
-from tiewise.analysis.families import decoders, encoder_decoders, encoders
+from tiewise.analysis.families import decoders, encoder_decoders, encoders, mixtures
 from tiewise.analysis.families.recurrent import mamba
 from tiewise.analysis.families.shape import Attention, FeedForward, even
 from tiewise.analysis.parts import Part
@@ -21,6 +21,7 @@ from tiewise.errors import PlanError
 
 READERS = {
     **dict.fromkeys(decoders.READERS, decoders.read),
+    **dict.fromkeys(mixtures.READERS, mixtures.read),
     **encoders.READERS,
     **encoder_decoders.READERS,
     "mamba": mamba,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.config import Config
-from tiewise.analysis.families.shape import Attention, Decoder, Experts, FeedForward, even, heads_of
+from tiewise.analysis.families.shape import Attention, Decoder, FeedForward, even, heads_of
 from tiewise.analysis.signal import ACTIVATIONS, Signal
 
 
@@ -31,7 +32,7 @@ def _signal(c: Config, attention: Attention, ffn: FeedForward, **other: Any) -> 
     )
 
 
-def _classic(c: Config, bias: bool, out_bias: bool, mlp_bias: bool = True, **scales: Any) -> dict[str, Any]:
+def classic(c: Config, bias: bool, out_bias: bool, mlp_bias: bool = True, **scales: Any) -> dict[str, Any]:
     """Full attention heads, a plain ffn of 4 D unless said otherwise, LayerNorm."""
     d = c.size("hidden_size")
     heads = c.size("num_attention_heads")
@@ -44,28 +45,44 @@ def _classic(c: Config, bias: bool, out_bias: bool, mlp_bias: bool = True, **sca
 
 def _gpt2(c: Config) -> Decoder:
     std = c.number("initializer_range", 0.02)
-    return Decoder(**_classic(c, True, True, positions_std=std, depth_scaled=True), positions=c.size("n_positions"))
+    return Decoder(**classic(c, True, True, positions_std=std, depth_scaled=True), positions=c.size("n_positions"))
 
 
 def _gpt_neo(c: Config) -> Decoder:
     std = c.number("initializer_range", 0.02)
     scales: dict[str, Any] = {"positions_std": std, "attention_scale": 1.0}
-    return Decoder(**_classic(c, False, True, **scales), positions=c.size("max_position_embeddings"))
+    return Decoder(**classic(c, False, True, **scales), positions=c.size("max_position_embeddings"))
+
+
+def _gpt_bigcode(c: Config) -> Decoder:
+    d, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    kv_heads = 1 if c.flag("multi_query") else heads
+    attention = Attention(heads, kv_heads, even(d, heads), bias=True, out_bias=True)
+    shape = classic(c, True, True, positions_std=c.number("initializer_range", 0.02), depth_scaled=True)
+    if shape["signal"]:
+        shape["signal"] = replace(shape["signal"], kv_heads=kv_heads)
+    return Decoder(**{**shape, "attention": attention}, positions=c.size("n_positions"))
+
+
+def _mpt(c: Config) -> Decoder:
+    d, heads = c.size("hidden_size"), c.size("num_attention_heads")
+    attention, ffn = Attention(heads, heads, even(d, heads)), FeedForward(4 * d, gated=False)
+    return Decoder(c, d, c.size("num_hidden_layers"), attention, ffn, norm="layer without bias")
 
 
 def _gptj(c: Config) -> Decoder:
     one: dict[str, Any] = {"attention_norms": 0, "ffn_norms": 0, "own_norms": 1, "head_bias": True}
-    return Decoder(**_classic(c, False, False, arrangement="parallel"), **one)
+    return Decoder(**classic(c, False, False, arrangement="parallel"), **one)
 
 
 def _gpt_neox(c: Config) -> Decoder:
     bias = c.flag("attention_bias")
     arrangement = "parallel" if c.flag("use_parallel_residual") else "sequential"
-    return Decoder(**_classic(c, bias, bias, arrangement=arrangement))
+    return Decoder(**classic(c, bias, bias, arrangement=arrangement))
 
 
 def _bloom(c: Config) -> Decoder:
-    shape = _classic(c, True, True)
+    shape = classic(c, True, True)
     shape["signal"] = None  # its embedding norm has not been measured
     return Decoder(**shape, embedding_norm=True)
 
@@ -75,7 +92,7 @@ def _opt(c: Config) -> Decoder:
     before = c.flag("do_layer_norm_before")
     width = c.size("word_embed_proj_dim", c.size("hidden_size"))
     std = c.number("init_std", 0.02)
-    shape = _classic(c, bias, bias, bias, std=std, positions_std=std)
+    shape = classic(c, bias, bias, bias, std=std, positions_std=std)
     if not before or width != shape["width"]:
         shape["signal"] = None
     shape["norm"] = "layer" if c.flag("layer_norm_elementwise_affine") else "none"
@@ -87,7 +104,7 @@ def _opt(c: Config) -> Decoder:
     )
 
 
-def _modern(c: Config, **changed: Any) -> dict[str, Any]:
+def modern(c: Config, **changed: Any) -> dict[str, Any]:
     """Grouped key-value heads, a gated ffn, RMSNorm, no biases; `changed` overrides attention, ffn and scales."""
     d = c.size("hidden_size")
     heads, kv_heads, head_dim = heads_of(c, d)
@@ -100,7 +117,16 @@ def _modern(c: Config, **changed: Any) -> dict[str, Any]:
 
 def _llama(c: Config) -> Decoder:
     bias, mlp_bias = c.flag("attention_bias"), c.flag("mlp_bias")
-    return Decoder(**_modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"bias": mlp_bias}))
+    return Decoder(**modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"bias": mlp_bias}))
+
+
+def _glm(c: Config) -> Decoder:
+    return Decoder(**modern(c, attention={"bias": c.flag("attention_bias")}))
+
+
+def _ernie(c: Config) -> Decoder:
+    bias = c.flag("use_bias")
+    return Decoder(**modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"bias": bias}))
 
 
 def _granite(c: Config) -> Decoder:
@@ -111,43 +137,21 @@ def _granite(c: Config) -> Decoder:
         "residual_scale": c.number("residual_multiplier", 1.0),
         "attention_scale": c.number("attention_multiplier", 1.0),
     }
-    return Decoder(**_modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"bias": mlp_bias}, **scales))
+    return Decoder(**modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"bias": mlp_bias}, **scales))
 
 
 def _qwen2(c: Config) -> Decoder:
-    return Decoder(**_modern(c, attention={"bias": True}))
+    return Decoder(**modern(c, attention={"bias": True}))
 
 
-def _sparse(c: Config, shape: dict[str, Any], experts: Experts) -> Decoder:
-    """Experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
-    step, only = c.size("decoder_sparse_step"), c.get("mlp_only_layers") or []
-    dense = frozenset(i for i in range(shape["layers"]) if i in only or (i + 1) % step)
-    return Decoder(**{**shape, "signal": None}, experts=experts, dense_layers=dense)
-
-
-def _qwen2_moe(c: Config) -> Decoder:
-    width, shared = c.size("moe_intermediate_size"), c.size("shared_expert_intermediate_size")
-    experts = Experts(c.size("num_experts"), c.size("num_experts_per_tok"), width, shared)
-    return _sparse(c, _modern(c, attention={"bias": c.flag("qkv_bias")}), experts)
-
-
-def _qwen3_attention(c: Config) -> dict[str, Any]:
+def qwen3_attention(c: Config) -> dict[str, Any]:
+    """Biases and per-head norms of Qwen3's attention."""
     bias = c.flag("attention_bias")
     return {"bias": bias, "out_bias": bias, "norms": 2 * heads_of(c, c.size("hidden_size"))[2]}
 
 
 def _qwen3(c: Config) -> Decoder:
-    return Decoder(**_modern(c, attention=_qwen3_attention(c)))
-
-
-def _qwen3_moe(c: Config) -> Decoder:
-    experts = Experts(c.size("num_experts"), c.size("num_experts_per_tok"), c.size("moe_intermediate_size"))
-    return _sparse(c, _modern(c, attention=_qwen3_attention(c)), experts)
-
-
-def _mixtral(c: Config) -> Decoder:
-    experts = Experts(c.size("num_local_experts"), c.size("num_experts_per_tok"), c.size("intermediate_size"))
-    return Decoder(**{**_modern(c), "signal": None}, experts=experts)
+    return Decoder(**modern(c, attention=qwen3_attention(c)))
 
 
 def _gemma_scales(c: Config, cap: float | None = None) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def _gemma_scales(c: Config, cap: float | None = None) -> dict[str, Any]:
 
 
 def _gemma(c: Config) -> Decoder:
-    return Decoder(**_modern(c, **_gemma_scales(c)))
+    return Decoder(**modern(c, **_gemma_scales(c)))
 
 
 def _gemma2(c: Config) -> Decoder:
@@ -166,14 +170,14 @@ def _gemma2(c: Config) -> Decoder:
     scales["attention_scale"] = c.number("query_pre_attn_scalar") ** -0.5
     if c.family == "gemma3_text":
         scales["attention"]["norms"] = 2 * c.size("head_dim")
-    return Decoder(**_modern(c, **scales), attention_norms=2, ffn_norms=2)
+    return Decoder(**modern(c, **scales), attention_norms=2, ffn_norms=2)
 
 
 def _phi(c: Config) -> Decoder:
     d = c.size("hidden_size")
     norms = 4 * heads_of(c, d)[2] if c.flag("qk_layernorm") else 0
     attention = {"bias": True, "out_bias": True, "norms": norms}
-    shape = _modern(c, attention=attention, ffn={"gated": False, "bias": True}, arrangement="parallel")
+    shape = modern(c, attention=attention, ffn={"gated": False, "bias": True}, arrangement="parallel")
     return Decoder(**shape, norm="layer", attention_norms=0, ffn_norms=0, own_norms=1, head_bias=True)
 
 
@@ -196,20 +200,20 @@ def _cohere(c: Config) -> Decoder:
     heads, kv_heads, head_dim = heads_of(c, d)
     norms = (heads + kv_heads) * head_dim if c.flag("use_qk_norm") else 0
     attention = {"bias": bias, "out_bias": bias, "norms": norms}
-    shape = _modern(c, attention=attention, arrangement="parallel", output_scale=c.number("logit_scale"))
+    shape = modern(c, attention=attention, arrangement="parallel", output_scale=c.number("logit_scale"))
     return Decoder(**shape, norm="layer without bias", attention_norms=0, ffn_norms=0, own_norms=1)
 
 
 def _olmo(c: Config) -> Decoder:
     bias = c.flag("attention_bias")
-    return Decoder(**_modern(c, attention={"bias": bias, "out_bias": bias}), norm="none")
+    return Decoder(**modern(c, attention={"bias": bias, "out_bias": bias}), norm="none")
 
 
 def _olmo2(c: Config) -> Decoder:
     bias = c.flag("attention_bias")
     heads, kv_heads, head_dim = heads_of(c, c.size("hidden_size"))
     attention = {"bias": bias, "out_bias": bias, "norms": (heads + kv_heads) * head_dim}
-    return Decoder(**{**_modern(c, attention=attention), "signal": None})
+    return Decoder(**{**modern(c, attention=attention), "signal": None})
 
 
 def _stablelm(c: Config) -> Decoder:
@@ -217,31 +221,30 @@ def _stablelm(c: Config) -> Decoder:
     norms = (heads + kv_heads) * head_dim if c.flag("qk_layernorm") else 0
     parallel = c.flag("use_parallel_residual")
     arrangement = "parallel" if parallel else "sequential"
-    shape = _modern(c, attention={"bias": c.flag("use_qkv_bias"), "norms": norms}, arrangement=arrangement)
+    shape = modern(c, attention={"bias": c.flag("use_qkv_bias"), "norms": norms}, arrangement=arrangement)
     one: dict[str, Any] = {"attention_norms": 0, "ffn_norms": 0, "own_norms": 1} if parallel else {}
     return Decoder(**shape, norm="layer", **one)
 
 
 def _starcoder2(c: Config) -> Decoder:
     bias = c.flag("use_bias")
-    shape = _modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"gated": False, "bias": bias})
+    shape = modern(c, attention={"bias": bias, "out_bias": bias}, ffn={"gated": False, "bias": bias})
     return Decoder(**shape, norm="layer")
 
 
 READERS: dict[str, Callable[[Config], Decoder]] = {
     "gpt2": _gpt2,
+    "gpt_bigcode": _gpt_bigcode,
     "gpt_neo": _gpt_neo,
     "gptj": _gptj,
     "gpt_neox": _gpt_neox,
     "opt": _opt,
     "bloom": _bloom,
+    "mpt": _mpt,
     "llama": _llama,
     "mistral": _llama,
-    "mixtral": _mixtral,
     "qwen2": _qwen2,
-    "qwen2_moe": _qwen2_moe,
     "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma2,
@@ -253,6 +256,9 @@ READERS: dict[str, Callable[[Config], Decoder]] = {
     "granite": _granite,
     "olmo": _olmo,
     "olmo2": _olmo2,
+    "olmo3": _olmo2,
+    "glm": _glm,
+    "ernie4_5": _ernie,
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
     "smollm3": _llama,

@@ -13,7 +13,7 @@ from tiewise.errors import PlanError
 
 @dataclass(frozen=True)
 class Attention:
-    """Query, key, value and output maps; `norms` counts what norms of queries and keys hold."""
+    """Query, key, value and output maps; `norms` counts what norms of queries and keys hold, or sinks."""
 
     heads: int
     kv_heads: int
@@ -48,23 +48,69 @@ class FeedForward:
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Keys and values through a narrow latent state (DeepSeek); queries too, where `q_rank` is not 0.
+
+    A head's keys are `nope` wide and `rope` more that all heads share; its values `value` wide.
+    """
+
+    heads: int
+    q_rank: int
+    kv_rank: int
+    nope: int
+    rope: int
+    value: int
+    bias: bool = False
+
+    def part(self, width: int) -> Part:
+        """Parameters in a model of `width`."""
+        queries = self.heads * (self.nope + self.rope)
+        down = linear(width, self.kv_rank + self.rope, self.bias) + plain(self.kv_rank)
+        up = linear(self.kv_rank, self.heads * (self.nope + self.value))
+        out = linear(self.heads * self.value, width, self.bias)
+        if not self.q_rank:
+            return down + up + out + linear(width, queries)
+        narrowed = linear(width, self.q_rank, self.bias) + plain(self.q_rank) + linear(self.q_rank, queries)
+        return down + up + out + narrowed
+
+    @property
+    def kv_heads(self) -> int:
+        """Every head has keys and values of its own."""
+        return self.heads
+
+    @property
+    def head_dim(self) -> int:
+        """Mean width of keys and values, which is what scores and averages cost."""
+        return (self.nope + self.rope + self.value) // 2
+
+    @property
+    def cache(self) -> Cache:
+        """The latent state and the shared part of the keys."""
+        return Cache(self.heads, self.head_dim, self.heads, latent=self.kv_rank + self.rope)
+
+
+@dataclass(frozen=True)
 class Experts:
-    """A router and `count` experts, of which a token uses `chosen`; perhaps a shared expert behind a gate."""
+    """A router and `count` experts, of which a token uses `chosen`; perhaps a shared expert, perhaps behind a gate."""
 
     count: int
     chosen: int
     width: int
     shared_width: int = 0
+    shared_gate: bool = False
+    shared_bias: bool = False
+    bias: bool = False
 
     def parts(self, d: int) -> Parts:
         """Parameters in a model of width `d`."""
+        expert = FeedForward(self.width, bias=self.bias).part(d)
+        router = linear(d, self.count, self.bias)
         parts = {
-            "experts": FeedForward(self.width).part(d).times(self.count, min(self.chosen, self.count)),
-            "router": linear(d, self.count),
+            "experts": expert.times(self.count, min(self.chosen, self.count)),
+            "router": router + linear(d, 1) if self.shared_gate else router,
         }
         if self.shared_width:
-            parts["shared_experts"] = FeedForward(self.shared_width).part(d)
-            parts["router"] += linear(d, 1)  # the shared expert's own gate
+            parts["shared_experts"] = FeedForward(self.shared_width, bias=self.shared_bias).part(d)
         return parts
 
 
@@ -75,7 +121,7 @@ class Decoder:
     config: Config
     width: int
     layers: int
-    attention: Attention
+    attention: Attention | LatentAttention
     ffn: FeedForward
     norm: str = "rms"
     attention_norms: int = 1
@@ -126,8 +172,6 @@ class Decoder:
         )
         width = self.table_width or d
         maps = linear(width, d).times(2) if width != d else Part()
-        if c.head == "none" and width != d:
-            maps = linear(width, d).times(2)  # OPT's bare model keeps both
         has_head = c.head != "none"
         tied = has_head and c.flag("tie_word_embeddings")
         ends = Ends(c.size("vocab_size"), width, tied, has_head, maps=maps, head_biases=int(self.head_bias))
@@ -145,7 +189,8 @@ def heads_of(c: Config, width: int) -> tuple[int, int, int]:
     if heads % kv_heads:
         what = f"{heads} attention heads cannot be grouped over num_key_value_heads = {kv_heads}"
         raise PlanError(what, "the key-value heads must divide the heads")
-    return heads, kv_heads, c.size("head_dim", even(width, heads))
+    given = c.get("head_dim") is not None
+    return heads, kv_heads, c.size("head_dim") if given else even(width, heads)
 
 
 def even(width: int, heads: int) -> int:
