@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from tiewise.boundary.install import install as install
     from tiewise.boundary.vocabulary import Vocabularies as Vocabularies
     from tiewise.checkpoint.audit import check as check
-    from tiewise.checkpoint.rewrite import dedupe as dedupe
-    from tiewise.checkpoint.rewrite import densify as densify
-    from tiewise.checkpoint.rewrite import factor as factor
-    from tiewise.checkpoint.rewrite import repair as repair
-    from tiewise.checkpoint.rewrite import resize as resize
-    from tiewise.checkpoint.rewrite import tie as tie
-    from tiewise.checkpoint.rewrite import untie as untie
+    from tiewise.checkpoint.rewrite.dedupe import dedupe as dedupe
+    from tiewise.checkpoint.rewrite.densify import densify as densify
+    from tiewise.checkpoint.rewrite.factor import factor as factor
+    from tiewise.checkpoint.rewrite.repair import repair as repair
+    from tiewise.checkpoint.rewrite.resize import resize as resize
+    from tiewise.checkpoint.rewrite.tie import tie as tie
+    from tiewise.checkpoint.rewrite.untie import untie as untie
     from tiewise.hf import load as load
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.path_gradient import enter as enter

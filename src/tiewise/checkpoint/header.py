@@ -8,10 +8,11 @@ the file, so that nothing read later can fall outside.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from tiewise.checkpoint.dtypes import BITS
 from tiewise.checkpoint.open_file import open_regular
@@ -97,28 +98,32 @@ def _metadata(record: Any, path: Path) -> dict[str, str]:
 
 
 def _stored(name: str, entry: Any, path: Path, data_start: int) -> Stored:
-    what = f"{path}: tensor {short(name)}"
+    wrong = _wrong(entry)
+    if wrong is not None:
+        what, fix = wrong
+        raise CheckpointError(f"{path}: tensor {short(name)}: {what}", fix)
+    start, end = entry["data_offsets"]
+    return Stored(name, path, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
+
+
+def _wrong(entry: Any) -> tuple[str, str] | None:
+    """Return what is wrong with an entry and the way out; None where nothing is."""
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{what}: its entry is no JSON object", _AGAIN)
-    dtype: Any = entry.get("dtype")
-    shape: Any = entry.get("shape")
-    offsets: Any = entry.get("data_offsets")
+        return "its entry is no JSON object", _AGAIN
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in BITS:
-        raise CheckpointError(f"{what}: unknown dtype {short(dtype)}", "is it of a newer version of the format?")
+        return f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
     if not _sizes(shape) or len(shape) > MOST_AXES:
-        raise CheckpointError(f"{what}: its shape {short(shape)} is none", _AGAIN)
+        return f"its shape {short(shape)} is none", _AGAIN
     if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise CheckpointError(f"{what}: its data_offsets {short(offsets)} are none", _AGAIN)
-    bits = BITS[dtype]
-    for length in shape:
-        bits *= length
-    if bits != 8 * (offsets[1] - offsets[0]):
-        need = f"{dtype} {list(shape)}"
-        raise CheckpointError(f"{what}: {offsets[1] - offsets[0]:,} bytes do not hold {short(need)}", _AGAIN)
-    return Stored(name, path, dtype, tuple(shape), data_start + offsets[0], data_start + offsets[1])
+        return f"its data_offsets {short(offsets)} are none", _AGAIN
+    held = offsets[1] - offsets[0]
+    if BITS[dtype] * math.prod(shape) != 8 * held:
+        return f"{held:,} bytes do not hold {short(f'{dtype} {shape}')}", _AGAIN
+    return None
 
 
-def _sizes(values: Any) -> bool:
+def _sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
 
 

@@ -65,7 +65,7 @@ def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
     for claim in audit.claims.levels:
         family = f" ({claim.model_type})" if claim.model_type else ""
         decides = ", decides" if claim is audit.claims.deciding and len(audit.claims.levels) > 1 else ""
-        yield f"config {claim.level or 'root'}", f"{_said(claim)}{short(family)}{decides}"
+        yield f"config {short(claim.level) or 'root'}", f"{_said(claim)}{short(family)}{decides}"
     if not audit.claims.levels and audit.roles is not None:
         yield "config", "none: tying is known from the tensors alone"
 
