@@ -53,7 +53,7 @@ def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
         said = error if isinstance(error, TiewiseError) else disk_error(error, out, way) or _lost(error, resume)
         if said is None:
             raise
-        if not ranks.size() > 1:
+        if ranks.size() == 1:
             raise said from None
         tell(f"tiewise: {said}")
         ranks.leave(together=ranks.known(error))
