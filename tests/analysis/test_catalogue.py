@@ -177,6 +177,12 @@ def test_neighbours_are_nearest_by_factors_of_v_d_and_l():
     assert "gpt2" not in {m.name for m in neighbours(50_257, 768, 12, but=("gpt2",))}
 
 
+def test_neighbours_of_a_model_of_unknown_depth():
+    found = neighbours(50_257, 768, None, count=20)
+    assert {m.name for m in found[:1]} == {"gpt2"}
+    assert {m.layers for m in found if m.width == 768} >= {12, 22}
+
+
 def test_below_8b_they_tie_is_a_poor_rule():
     rule = tying_by_size(8e9)
     assert (rule.below_tied, rule.below_untied) == (42, 23)

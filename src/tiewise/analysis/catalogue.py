@@ -158,17 +158,17 @@ def find(name: str) -> Model:
     raise PlanError(f"the catalogue has no model {shown!r}", hint)
 
 
-def neighbours(vocab: int, width: int, layers: int, count: int = 6, but: Iterable[str] = ()) -> list[Model]:
+def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: Iterable[str] = ()) -> list[Model]:
     """Return the models nearest in size: the smallest √(ln²(V/V') + ln²(D/D') + ln²(L/L')), nearest first.
 
     A factor counts the same in each of the three, up or down: twice the vocabulary is as far as twice the depth. V, D
     and L decide what a table weighs against a body; the count of all parameters follows from them. Models named in
-    `but` and rows without a vocabulary are left out.
+    `but` and rows without a vocabulary are left out. Where L is not known (None), its term is.
     """
     skipped = set(but)
 
     def distance(model: Model) -> float:
-        pairs = ((model.vocab or 1, vocab), (model.width, width), (model.layers, layers))
+        pairs = ((model.vocab or 1, vocab), (model.width, width), (model.layers, layers or model.layers))
         return math.hypot(*(math.log(theirs / ours) for theirs, ours in pairs))
 
     others = [model for model in models() if model.vocab and model.name not in skipped]

@@ -175,15 +175,25 @@ def described(model: Described) -> tuple[str, Architecture]:
     if isinstance(model, Sizes):
         return "sizes", from_sizes(model)
     if isinstance(model, Path):
-        file = model / "config.json" if model.is_dir() else model
-        config = read_json(str(file), most=2**24)
-        if not isinstance(config, dict):
-            raise PlanError(f"{file}: not a config", "a config.json is one JSON object")
-        return str(model), read(config)
+        return str(model), read(config_of(model))
     if isinstance(model, Mapping):
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
     row = catalogue.find(model) if isinstance(model, str) else model
     return row.name, _of_row(row)
+
+
+def config_of(path: Path) -> dict[str, Any]:
+    """Read a config.json, or that of a folder.
+
+    Raises:
+        PlanError: it is no JSON object.
+        CheckpointError: it cannot be read.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    config = read_json(str(file), most=2**24)
+    if not isinstance(config, dict):
+        raise PlanError(f"{file}: not a config", "a config.json is one JSON object")
+    return config
 
 
 def _of_row(row: catalogue.Model) -> Architecture:

@@ -41,6 +41,9 @@ def plan(
     init: float = typer.Option(
         None, help="Standard deviation of all weights at the start.", show_default="the config's"
     ),
+    build: bool = typer.Option(
+        False, "--build", help="Count by building the model's class without memory (needs torch)."
+    ),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
     json_: bool = o.JSON,
 ) -> None:
@@ -64,7 +67,7 @@ def plan(
     sizes["gated"] = gated or None
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
     made = make(
-        model,
+        _built(model) if build else model,
         split_arms(boundary),
         None if share is None else [part.strip() for part in share.split(",")],
         Setting(Tokens(batch, length), dtype, World(world, tp), init),
@@ -92,6 +95,26 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Desc
     if missing:
         raise PlanError(f"{', '.join(missing)} missing", "sizes need --vocab, --width and --layers")
     return Sizes(**sizes)  # type: ignore[arg-type]
+
+
+def _built(model: Described) -> Described:
+    """The model's own class on the meta device: exact for families that no reader of tiewise knows.
+
+    Raises:
+        PlanError: there is no config to build, or it cannot be built.
+    """
+    o.need("torch", "transformers")
+    from tiewise.analysis.catalogue import find
+    from tiewise.analysis.plan import config_of
+
+    values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
+    if values is None:
+        raise PlanError(
+            "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"
+        )
+    from tiewise.analysis.meta import architecture_on_meta
+
+    return architecture_on_meta(values)
 
 
 def _show(made: Plan, plot: Path | None, json_: bool) -> None:

@@ -63,7 +63,9 @@ def memory(plan: Plan) -> dict[str, dict[str, float]]:
         row = choice.training["adamw" if plan.setting.dtype == "float32" else "adamw-bf16-master"]
         parts = {"weights": row.weights, "gradients": row.gradients, "optimizer state": row.state}
         logits = choice.logits.fused_cuda if choice.logits else 0
-        found[name] = {**parts, "fused loss": logits, "activations (estimate)": plan.activations.kept}
+        found[name] = {**parts, "fused loss": logits}
+        if plan.activations.kept:
+            found[name]["activations (estimate)"] = plan.activations.kept
     return found
 
 

@@ -109,6 +109,8 @@ def _growing(plan: Plan) -> Iterator[Panel]:
         f"Plain tables grow as V·D; a factored one as k·V + 2·k·D, k = {figures.RANK}, with maps at both ends. {here}",
         Table(*figures.steps(figures.tables_by_width(plan))),
     )
+    if not plan.architecture.layers:
+        return
     yield Panel(
         figures.growth_figure(plan),
         "Plain decoders of 12·D² per layer with this model's vocabulary and depth. With one shared layer the body "

@@ -52,7 +52,7 @@ def subject(plan: Plan) -> str:
     narrow = f", tables of width {a.ends.width:,}" if a.ends.width != a.width else ""
     shares = "" if sharing.kind == "none" else f", sharing {sharing}"
     name = plan.name if a.family in plan.name else f"{plan.name} ({a.family})"
-    return f"{name}: V {a.ends.vocab:,}, D {a.width:,}{narrow}, L {a.layers}; as it is {boundary}{shares}"
+    return f"{name}: V {a.ends.vocab:,}, D {a.width:,}{narrow}, L {a.layers or NONE}; as it is {boundary}{shares}"
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -93,7 +93,7 @@ def scale(plan: Plan) -> str:
 def near(plan: Plan, many: int = 6) -> list[Model]:
     """Models of the catalogue nearest in V, D and L, without the model itself."""
     a = plan.architecture
-    return neighbours(a.ends.vocab, a.width, a.layers, many, but=(plan.name,))
+    return neighbours(a.ends.vocab, a.width, a.layers or None, many, but=(plan.name,))
 
 
 def neighbour_cells(model: Model) -> list[str]:
@@ -137,6 +137,8 @@ def _bytes(plan: Plan) -> Iterator[Row]:
     yield Row("beside them")
     yield _row_of(plan, "logits, plain loss", lambda c: size(c.logits.plain) if c.logits else NONE)
     yield _row_of(plan, "logits, fused loss (GPU)", lambda c: size(c.logits.fused_cuda) if c.logits else NONE)
+    if not plan.architecture.layers:
+        return  # built without telling layers apart: nothing to estimate activations from
     yield _row_of(plan, "activations, an estimate", lambda c: f"≈ {size(plan.activations.kept)}")
     yield _row_of(plan, "with checkpointing", lambda c: f"≈ {size(plan.activations.checkpointed)}")
 

@@ -93,6 +93,24 @@ def test_what_is_estimated_is_said(shown):
     assert "matrices alone are counted" in shown("--vocab=1000", "--width=64", "--layers=2").out
 
 
+def test_a_family_that_no_reader_knows_can_be_built(shown, tmp_path):
+    """XGLM is estimated from its config, and exact once built."""
+    import torch
+    from transformers import AutoModelForCausalLM, XGLMConfig
+
+    config = XGLMConfig(vocab_size=300, d_model=32, ffn_dim=64, num_layers=2, attention_heads=4)
+    config.save_pretrained(tmp_path)
+    with torch.device("meta"):
+        exact = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+    built = json.loads(shown("config.json", "--build", "--json").out)
+    own = next(c for c in built["choices"] if c["boundary"] == built["model"]["boundary"])
+    assert own["parameters"]["total"] == exact
+    assert not built["model"]["estimated"]
+    said = shown("config.json", "--build", "--plot=plan.html")
+    assert said.code == 0
+    assert "built on the meta device" in said.out
+
+
 def test_a_page(shown, tmp_path):
     said = shown("--like=gpt2", "--plot=plan.html", "--json")
     assert said.code == 0
@@ -129,6 +147,9 @@ REFUSED = [
     (["empty.json"], "the config of unknown has no"),
     (["--like=gpt2", "--plot=no/such/plan.html"], "choose another place with --plot"),
     (["--like=gpt2", "--vocab=many"], "--vocab"),
+    (["--vocab=10", "--width=4", "--layers=1", "--build"], "--build has no config to build"),
+    (["--like=gemma-4-26b", "--build"], "--build has no config to build"),
+    (["empty.json", "--build"], "cannot build a config without model_type"),
 ]
 
 
