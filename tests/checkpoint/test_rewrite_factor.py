@@ -241,7 +241,19 @@ def broken(path, **change):
 
 NAN = table(40, 12)
 NAN[17, 3] = np.nan
+# every row points the same way, and is longer than the largest number of fp16
+LONG = np.full((40, 12), 60_000, np.float16)
 REFUSED = {
+    "too long": (
+        lambda p: broken(p, tensors={"model.embed_tokens.weight": LONG}),
+        3,
+        "too long for one of rank 3 in F16",
+    ),
+    "too large": (
+        lambda p: broken(p, tensors={"model.embed_tokens.weight": np.full((40, 12), 1e200)}),
+        3,
+        "too large",
+    ),
     "saves nothing": (lambda p: broken(p), 8, "the largest that does is 7"),
     "rank of zero": (lambda p: broken(p), 0, "saves nothing"),
     "factored already": (

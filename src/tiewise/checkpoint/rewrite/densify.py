@@ -5,18 +5,18 @@ Maps and scales are multiplied into the tables. The result is tied where both en
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import BASE_TYPE
-from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX
+from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.checkpoint.rewrite.dense import Dense
 from tiewise.checkpoint.rewrite.ends import opened
-from tiewise.checkpoint.rewrite.factor import PREFIX, SPEC
 from tiewise.checkpoint.rewrite.flags import flags
 from tiewise.checkpoint.rewrite.groups import groups
 from tiewise.checkpoint.rewrite.measure import measured
@@ -54,8 +54,12 @@ def densify(
     lookup, head = boundary.lookup, boundary.head
     tied = lookup.mark == head.mark
     outputs, inputs = ((end.exact(), end.rounded()) if end.changed else None for end in (head, lookup))
+    moved = measured(outputs, inputs, progress)
+    if not math.isfinite(moved.logits + moved.input_rows):
+        what = f"{facts.path}: a product of table and map is not finite in {lookup.table.dtype}"
+        raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
     change = Change(
-        measured(outputs, inputs, progress),
+        moved,
         drop=frozenset(tensor.name for tensor in (*boundary.maps, *lost)),
         put=tuple(_tensors(boundary, tied)) + (() if tied else tuple(_parted(facts, boundary))),
         config=_declared(facts) | ({} if tied or facts.claims.t5_like else flags(facts, False)),
@@ -108,7 +112,7 @@ def _declared(facts: Facts) -> dict[str, Any]:
         fix = f"write {BASE_TYPE}: llama, say, into it"
         raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
     names = names if isinstance(names, list) else []
-    plain = [name.removeprefix(PREFIX) if isinstance(name, str) else name for name in names]
+    plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in names]
     return {"model_type": base, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
 
 

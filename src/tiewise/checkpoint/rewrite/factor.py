@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_TYPE
-from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
+from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rewrite import memory
 from tiewise.checkpoint.rewrite.change import Change, Measured, NewTensor
@@ -34,8 +34,6 @@ from tiewise.checkpoint.rewrite.transaction import apply
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 from tiewise.spec import BoundarySpec
-
-SPEC, PREFIX = "tiewise_boundary", "Tiewise"
 
 
 def factor(
@@ -111,7 +109,7 @@ def _declared(facts: Facts, ends: PlainEnds, rank: int) -> dict[str, Any]:
         "model_type": OWN_TYPE,
         BASE_TYPE: family,
         SPEC: str(BoundarySpec(kind, width=rank)),
-        "architectures": [PREFIX + name for name in names],
+        "architectures": [OWN_PREFIX + name for name in names],
     }
 
 
@@ -124,6 +122,9 @@ def _fit(table: Stored, rank: int, progress: Progress) -> tuple[Factors, Fit]:
     what = f"decomposing {short(table.name)} (needs {need} of memory)"
     factors = Factors(table, low_rank(table, rank, lambda done: progress(what, done, table.nbytes)))
     fit = measure_fit(factors, lambda done: progress(f"measuring {short(table.name)}", done, table.nbytes))
+    if not np.isfinite(fit.errors).all():
+        what = f"{table.path}: a row of {short(table.name)} is too long for one of rank {rank} in {table.dtype}"
+        raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
     return factors, fit
 
 

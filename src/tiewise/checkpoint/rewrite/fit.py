@@ -80,7 +80,7 @@ def measure_fit(factors: Factors, tick: Tick = lambda done: None) -> Fit:
     errors, norms = np.zeros(table.rows), np.zeros(table.rows)
     probes = hidden(table.shape[1]).T
     logits = 0.0
-    with Reader(table) as reader:
+    with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the result
         for start, stop in factors.spans():
             rows = reader.rows(start, stop)
             error = factors.error(rows)

@@ -77,7 +77,7 @@ def _gram(table: Stored, tick: Tick) -> NDArray[np.float64]:
     width = table.shape[1]
     gram = np.zeros((width, width))
     stored_bytes = GRAM_BYTES * table.nbytes // max(1, 8 * table.rows * width)
-    with Reader(table) as reader:
+    with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
         for start, stop in reader.spans(max(1, stored_bytes)):
             rows = reader.rows(start, stop).astype(np.float64)
             if not np.isfinite(rows).all():
@@ -87,4 +87,6 @@ def _gram(table: Stored, tick: Tick) -> NDArray[np.float64]:
                 high = min(low + COLUMNS, width)
                 gram[low:high, :high] += rows[:, low:high].T @ rows[:, :high]
             tick(stop * reader.row_bytes)
+    if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit
+        raise CheckpointError(f"{table.path}: the values of {table.name} are too large", "scale the table down first")
     return gram

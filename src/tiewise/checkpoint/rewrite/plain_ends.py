@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tiewise.checkpoint.claims import OWN_TYPE
 from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of
 from tiewise.checkpoint.rewrite.groups import groups
@@ -84,7 +84,7 @@ def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
     roles, where = facts.roles, facts.path
     if is_own(facts):
         fix = "tiewise densify it first"
-        raise CheckpointError(f"{where}: its boundary is {short(facts.config.get('tiewise_boundary'))} already", fix)
+        raise CheckpointError(f"{where}: its boundary is {short(facts.config.get(SPEC))} already", fix)
     if roles.headless or roles.output_name is None:
         fix = "a model without a token head has one end only; give one with a head"
         raise CheckpointError(f"{where}: no output head was found, so there is nothing to {verb}", fix)

@@ -10,13 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of
 from tiewise.checkpoint.reader import Reader
 from tiewise.checkpoint.rewrite import memory
 from tiewise.checkpoint.rewrite.dense import Apply, Dense, correction, definite, product
-from tiewise.checkpoint.rewrite.factor import SPEC
 from tiewise.checkpoint.rewrite.low_rank import WORK_MATRICES
 from tiewise.checkpoint.rewrite.plain_ends import is_own, readable
 from tiewise.checkpoint.strict_json import short
