@@ -56,6 +56,48 @@ EXCEPTIONS = {
     "SeamlessM4Tv2ForTextToText": "untied, it keeps a shared table that nothing reads",
 }
 
+# too big when tiny, or not to be made tiny by names of settings; each must stay so, that nothing is left out silently
+NOT_BUILT = {
+    "ChameleonForConditionalGeneration",
+    "CohereCompassForCausalLM",
+    "CohereCompassForConditionalGeneration",
+    "ColQwen2ForRetrieval",
+    "Cosmos3EdgeForConditionalGeneration",
+    "DbrxForCausalLM",
+    "DeepseekOcr2ForConditionalGeneration",
+    "DiffusionGemmaForBlockDiffusion",
+    "Dots3NoteForCausalLM",
+    "Dots3NoteForConditionalGeneration",
+    "Emu3ForConditionalGeneration",
+    "Ernie4_5_VLMoeForConditionalGeneration",
+    "FastVlmForConditionalGeneration",
+    "Florence2ForConditionalGeneration",
+    "FunAsrNanoForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
+    "Gemma4AssistantForCausalLM",
+    "Gemma4UnifiedAssistantForCausalLM",
+    "Granite4VisionForConditionalGeneration",
+    "HieraForPreTraining",
+    "Inkling2ForConditionalGeneration",
+    "JanusForConditionalGeneration",
+    "Kosmos2ForConditionalGeneration",
+    "Kosmos2_5ForConditionalGeneration",
+    "KyutaiSpeechToTextForConditionalGeneration",
+    "Molmo2ForConditionalGeneration",
+    "MoonshineStreamingForConditionalGeneration",
+    "MuseSparkForConditionalGeneration",
+    "Nemotron3_5TranscribeForConditionalGeneration",
+    "NemotronH_Omni_Reasoning_V3",
+    "NeoMMEForMaskedLM",
+    "PerceptionLMForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5OmniForConditionalGeneration",
+    "Qwen3OmniMoeForConditionalGeneration",
+    "Qwen4ExpForCausalLM",
+    "Qwen4ExpForConditionalGeneration",
+    "ZambaForCausalLM",
+}
+
 
 def roles_of(folder):
     opened = open_folder(folder)
@@ -86,12 +128,13 @@ def test_ends_are_where_the_model_saved_them(name, flag, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in saved.classes() if name not in EXCEPTIONS])
 def test_every_class_that_can_be_built(name, tmp_path):
+    if name in NOT_BUILT:
+        with pytest.raises(Exception):  # noqa: B017 - any family fails in its own way
+            for flag in (None, True, False):
+                saved.tiny(name, flag)
+        return
     for flag in (None, True, False):
-        try:
-            model = saved.tiny(name, flag)
-        except Exception as error:  # any family fails in its own way
-            pytest.skip(f"not built tiny: {error}"[:80])
-        assert_as_saved(model, tmp_path / str(flag))
+        assert_as_saved(saved.tiny(name, flag), tmp_path / str(flag))
 
 
 def made(names, dtype="F32"):
