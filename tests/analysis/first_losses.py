@@ -41,12 +41,48 @@ SIZES = {
         "intermediate_size": 512,
     },
 }
+_COMMON = {
+    "hidden_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "intermediate_size": 512,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+_GPT = {"n_embd": 192, "n_layer": 3, "n_head": 6, "n_positions": T}
+_MULTIPLIERS = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22}
+OTHERS = {
+    **dict.fromkeys(("mistral", "qwen2", "phi", "phi3", "cohere", "cohere2", "olmo", "stablelm"), _COMMON),
+    **dict.fromkeys(("starcoder2", "smollm3"), _COMMON),
+    **{family: {**_COMMON, "head_dim": 32} for family in ("gemma", "glm", "ernie4_5")},
+    "gemma3_text": {**_COMMON, "head_dim": 32, "query_pre_attn_scalar": 32},
+    "granite": {**_COMMON, **_MULTIPLIERS, "attention_multiplier": 1 / 64},
+    "gptj": {**_GPT, "rotary_dim": 16},
+    "gpt_bigcode": _GPT,
+    "gpt_neo": {
+        "hidden_size": 192,
+        "num_layers": 4,
+        "num_heads": 6,
+        "attention_types": [[["global", "local"], 2]],
+        "max_position_embeddings": T,
+    },
+    "falcon": {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6},
+}
 STD_KEY = {"opt": "init_std"}
 
 
 def config(family: str, std: float, tied: bool, **more) -> dict:
     key = STD_KEY.get(family, "initializer_range")
-    return {"model_type": family, "vocab_size": VOCAB, "tie_word_embeddings": tied, key: std, **SIZES[family], **more}
+    return {
+        "model_type": family,
+        "vocab_size": VOCAB,
+        "tie_word_embeddings": tied,
+        key: std,
+        **(SIZES | OTHERS)[family],
+        **more,
+    }
 
 
 def measured(values: dict, table_std: float | None = None, seeds: int = 2, sequences: int = 8) -> float:

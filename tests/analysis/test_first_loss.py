@@ -3,10 +3,10 @@
 import warnings
 
 import pytest
-from first_losses import SIZES, config, measured
+from first_losses import OTHERS, SIZES, config, measured
 
 from tiewise.analysis.first_loss import first_loss
-from tiewise.analysis.read_config import read
+from tiewise.analysis.read_config import READERS, read
 from tiewise.spec import BoundarySpec
 
 # (std of every matrix, std of the tables): the usual start, a start far too wide, and tables of unit normals alone
@@ -19,11 +19,11 @@ def predicted(values, tied, table_std=None):
     return first_loss(read(values), spec, length=64)
 
 
-def check(family, tied, std, table_std, **more):
-    values = config(family, std, tied, **more)
+def check(family, tied, std, table_std, seeds=2):
+    values = config(family, std, tied)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        real = measured(values, table_std)
+        real = measured(values, table_std, seeds=seeds)
     assert predicted(values, tied, table_std).nll == pytest.approx(real, rel=BAR)
 
 
@@ -44,6 +44,18 @@ def test_first_loss_of_the_usual_start(family):
 @pytest.mark.parametrize("family", sorted(SIZES))
 def test_first_loss_of_every_family_and_start(family, tied, std, table_std):
     check(family, tied, std, table_std)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("std", "table_std"), STARTS)
+@pytest.mark.parametrize("family", sorted(OTHERS))
+def test_first_loss_of_the_other_families(family, std, table_std):
+    check(family, True, std, table_std, seeds=4)
+
+
+def test_no_family_is_followed_that_was_not_measured():
+    followed = {family for family in READERS if read({"model_type": family}).signal is not None}
+    assert followed == set(SIZES) | set(OTHERS)
 
 
 @pytest.mark.slow

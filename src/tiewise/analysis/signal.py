@@ -1,6 +1,6 @@
 """How a freshly drawn model carries its input to its head: what the step-0 loss depends on.
 
-Only families whose forward has been held against measured losses have one (see `first_loss.py`).
+Only families whose measured losses it predicts within 2 % have one (`tests/analysis/test_first_loss.py`).
 """
 
 from __future__ import annotations
