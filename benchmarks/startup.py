@@ -1,4 +1,4 @@
-"""Time to `import tiewise` and to `tiewise --help`, whole processes, beside an empty Python.
+"""Time to `import tiewise`, to `tiewise --help` and to a plan, whole processes, beside an empty Python.
 
 python -m benchmarks.startup
 """
@@ -20,6 +20,7 @@ def table(rounds: int = 9) -> str:
         "python -c 'import tiewise'": [sys.executable, "-c", "import tiewise"],
         "tiewise --help": [command, "--help"],
         "tiewise compare --help": [command, "compare", "--help"],
+        "tiewise plan --like gpt2": [command, "plan", "--like", "gpt2"],
     }
     times = alternate({name: (lambda run=run: _run(run)) for name, run in runs.items()}, rounds)
     lines = ["| process | ms, median (range) |", "|---|---|"]

@@ -1,4 +1,4 @@
-"""Every command of docs/errata.md prints what stands under it."""
+"""Every command of docs/errata.md and docs/plan.md that shows its output prints what stands under it."""
 
 import contextlib
 import io
@@ -11,7 +11,8 @@ import pytest
 
 from tiewise.cli.main import main
 
-PAGE = (Path(__file__).parents[2] / "docs" / "errata.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("errata.md", "plan.md"))
 
 
 def commands():

@@ -116,7 +116,8 @@ def test_a_page(shown, tmp_path):
     assert said.code == 0
     assert said.err == "page: plan.html\n"
     json.loads(said.out)
-    assert "tiewise plan --like=gpt2 --plot=plan.html --json" in (tmp_path / "plan.html").read_text()
+    assert shown("--like=gpt2", "--plot=plan.html", "--json", "--quiet").err == ""
+    assert "tiewise plan --like=gpt2 --plot=plan.html --json --quiet" in (tmp_path / "plan.html").read_text()
 
 
 REFUSED = [

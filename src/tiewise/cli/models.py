@@ -15,6 +15,7 @@ def models(
     max_size: float = typer.Option(None, help="Only models of fewer than this many billion parameters."),
     sort: str = typer.Option(None, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
     json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """List public models: vocabulary V, width D, layers L, what their tables weigh, and whether they tie.
 

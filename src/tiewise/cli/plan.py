@@ -46,6 +46,7 @@ def plan(
     ),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
     json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
 ) -> None:
     """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
 
@@ -72,7 +73,9 @@ def plan(
         None if share is None else [part.strip() for part in share.split(",")],
         Setting(Tokens(batch, length), dtype, World(world, tp), init),
     )
-    _show(made, plot, json_)
+    if plot is not None:
+        _draw(made, plot, quiet)
+    _show(made, json_)
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
@@ -117,12 +120,16 @@ def _built(model: Described) -> Described:
     return architecture_on_meta(values)
 
 
-def _show(made: Plan, plot: Path | None, json_: bool) -> None:
-    if plot is not None:
-        o.need("plotly")
-        from tiewise.report.plan_page import write_plan
+def _draw(made: Plan, plot: Path, quiet: bool) -> None:
+    o.need("plotly")
+    from tiewise.report.plan_page import write_plan
 
-        o.tell(f"page: {write_plan(made, plot, o.command_line())}")
+    page = write_plan(made, plot, o.command_line())
+    if not quiet:
+        o.tell(f"page: {page}")
+
+
+def _show(made: Plan, json_: bool) -> None:
     if json_:
         from tiewise.report.plan_rows import near, remarks
 
