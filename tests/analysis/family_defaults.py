@@ -10,7 +10,7 @@ from pathlib import Path
 
 import tiewise.analysis.families
 from tiewise.analysis.config import Config
-from tiewise.analysis.read_config import READERS
+from tiewise.analysis.read_config import READERS, fresh_table
 
 PATH = Path(tiewise.analysis.families.__file__).with_name("defaults.json")
 SKIPPED = (
@@ -89,6 +89,7 @@ def read_keys(family: str) -> set[str]:
             CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {}),
         )
         READERS[family](c)
+        fresh_table(c)
         asked |= recorder.asked
     return asked
 

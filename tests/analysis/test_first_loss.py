@@ -3,6 +3,8 @@
 import warnings
 
 import pytest
+import torch
+import transformers as tr
 from first_losses import OTHERS, SIZES, config, measured
 
 from tiewise.analysis.first_loss import first_loss
@@ -64,6 +66,23 @@ def test_first_loss_of_gpt2_at_its_real_size():
     values = config("gpt2", 0.02, True, **sizes)
     real = measured(values, seeds=1, sequences=2)
     assert predicted(values, True).nll == pytest.approx(real, rel=0.002)
+
+
+@pytest.mark.parametrize("family", ["bert", "albert", "bart"])
+def test_families_that_are_not_followed_start_from_their_own_std(family):
+    sizes = {"vocab_size": 2000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    values = {"bert": sizes, "albert": {**sizes, "intermediate_size": 256, "embedding_size": 64}}
+    sides = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in (("layers", 2), ("ffn_dim", 256))}
+    values["bart"] = {"vocab_size": 2000, "d_model": 128, **sides}
+    key = "init_std" if family == "bart" else "initializer_range"
+    config = tr.AutoConfig.for_model(family, **{**values[family], key: 0.1})
+    auto = tr.AutoModelForSeq2SeqLM if family == "bart" else tr.AutoModelForMaskedLM
+    torch.manual_seed(0)
+    with torch.no_grad():
+        logits = auto.from_config(config).eval()(torch.randint(10, 2000, (8, 64))).logits
+    measured = (logits.logsumexp(-1) - logits.mean(-1)).mean().item()
+    architecture = read({"model_type": family, **values[family], key: 0.1})
+    assert first_loss(architecture, BoundarySpec("tied")).nll == pytest.approx(measured, rel=BAR)
 
 
 def test_what_is_not_known_is_said():

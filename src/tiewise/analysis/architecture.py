@@ -105,6 +105,8 @@ class Architecture:
     stacks: tuple[Stack, ...]
     around: Parts = field(default_factory=dict)  # pooler, head transform, heads of other tasks
     signal: Signal | None = None
+    table_std: float = 0.02  # of a fresh table's entries
+    output_scale: float = 1.0  # what the class multiplies hidden states or logits by at its head
     frozen: int = 0  # parameters that are never trained: sinusoidal positions stored as tables
     estimated: bool = False
     notes: tuple[str, ...] = ()

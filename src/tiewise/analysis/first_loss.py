@@ -64,9 +64,9 @@ def first_loss(
     ends, signal = architecture.ends, architecture.signal
     if not ends.head:
         return None
-    body_std = std if std is not None else signal.std if signal else 0.02
+    body_std = std if std is not None else signal.std if signal else architecture.table_std
     table_std = spec.init if spec.init is not None else body_std
-    tau = (signal.output_scale if signal else 1.0) * logit_std(spec, ends.width, table_std)
+    tau = architecture.output_scale * logit_std(spec, ends.width, table_std)
     cap = spec.softcap or (signal.softcap if signal else None)
     if signal is None:
         assumed = "hidden states of norm √D that are independent of their tokens"

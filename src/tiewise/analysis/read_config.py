@@ -44,7 +44,21 @@ def read(config: Mapping[str, Any]) -> Architecture:
         return replace(found, notes=(*found.notes, note))
     family = str(config.get("model_type") or "unknown")[:60]
     c = Config(config, family)
-    return READERS[family](c) if family in READERS else _generic(c)
+    found = READERS[family](c) if family in READERS else _generic(c)
+    std, scale = fresh_table(c)
+    return replace(found, table_std=std, output_scale=found.signal.output_scale if found.signal else scale)
+
+
+def fresh_table(c: Config) -> tuple[float, float]:
+    """(std of a fresh table's entries, scale at the head) of families that are not followed through their layers.
+
+    T5 draws its table with unit entries and scales hidden states by d^-½, but for the files that say untied (v1.1).
+    """
+    if c.family in ("t5", "mt5", "umt5"):
+        scaled = c.family == "umt5" or (c.family == "t5" and c.values.get("tie_word_embeddings") is not False)
+        return c.number("initializer_factor", 1.0), c.size("d_model") ** -0.5 if scaled else 1.0
+    key = "initializer_range" if c.get("initializer_range") is not None else "init_std"
+    return c.number(key, 0.02), 1.0
 
 
 def _generic(c: Config) -> Architecture:
