@@ -128,8 +128,8 @@ def test_markup_in_names_is_printed_as_it_is(checkpoint):
 
 def test_imports_neither_torch_nor_transformers(checkpoint):
     script = (
-        "import sys; from tiewise.cli.main import app\n"
-        f"app(['check', {str(checkpoint)!r}], standalone_mode=False)\n"
+        "import sys; from tiewise.cli.main import command_line\n"
+        f"command_line(['check'])(['check', {str(checkpoint)!r}], standalone_mode=False)\n"
         "heavy = {'torch', 'transformers', 'safetensors.torch', 'datasets'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

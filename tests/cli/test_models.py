@@ -91,7 +91,8 @@ def test_what_it_refuses(shown, arguments, says):
 
 def test_no_torch():
     code = (
-        "import sys; from tiewise.cli.main import app; app(['models', '--json'], standalone_mode=False); "
+        "import sys; from tiewise.cli.main import command_line; "
+        "command_line(['models'])(['models', '--json'], standalone_mode=False); "
         "assert not {'torch', 'transformers', 'plotly', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

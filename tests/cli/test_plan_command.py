@@ -175,8 +175,8 @@ def test_what_it_refuses(shown, tree, tmp_path, arguments, says):
 def test_no_torch(tmp_path, more):
     arguments = ["plan", "--like=gpt2", *more]
     code = (
-        f"import sys; sys.argv = ['tiewise', *{arguments}]; from tiewise.cli.main import app; "
-        f"app({arguments}, standalone_mode=False); "
+        f"import sys; sys.argv = ['tiewise', *{arguments}]; from tiewise.cli.main import command_line; "
+        f"command_line({arguments})({arguments}, standalone_mode=False); "
         "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import typer
@@ -13,20 +14,42 @@ from tiewise.errors import TiewiseError
 
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
 
-app = typer.Typer(
-    name="tiewise",
-    help="Tie wisely: compare, train and inspect the two places where a language model touches its vocabulary.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command("compare")(compare.compare)
-app.command("train")(train.train)
-app.command("plan", rich_help_panel="Planning")(plan.plan)
-app.command("models", rich_help_panel="Planning")(models.models)
-app.command("check", rich_help_panel="Checkpoints")(check.check)
-rewrite.add_to(app, "Checkpoints")
+COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
+    "Training": {"compare": compare.compare, "train": train.train},
+    "Planning": {"plan": plan.plan, "models": models.models},
+    "Checkpoints": {"check": check.check, **rewrite.COMMANDS},
+}
+
+
+def command_line(arguments: Sequence[str]) -> typer.Typer:
+    """Return the command line for these arguments: of the commands only the one that is asked for is built.
+
+    To build a command is to make a reader of every option, which for all of them takes longer than most commands run.
+    """
+    app = typer.Typer(
+        name="tiewise",
+        help="Tie wisely: train, plan, check and repair the two places where a language model touches its vocabulary.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for panel, commands in COMMANDS.items():
+        for name, function in commands.items():
+            app.command(name, rich_help_panel=panel)(function if name == asked else _listed(function))
+    return app
+
+
+def _listed(function: Callable[..., None]) -> Callable[[], None]:
+    """Return a command that is only listed in the help."""
+
+    def listed() -> None:
+        pass
+
+    listed.__doc__ = function.__doc__
+    return listed
 
 
 def _version(asked: bool) -> None:
@@ -37,7 +60,6 @@ def _version(asked: bool) -> None:
         raise typer.Exit()
 
 
-@app.callback()
 def _root(version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Print it.")) -> None:
     """Answer `--version`; everything else is a command."""
 
@@ -45,7 +67,7 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
     try:
-        code = app(standalone_mode=False)
+        code = command_line(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
         sys.exit(code or 0)
     except TiewiseError as error:

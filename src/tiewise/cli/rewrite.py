@@ -20,13 +20,6 @@ PLAIN = {
 }
 
 
-def add_to(app: typer.Typer, panel: str) -> None:
-    """Add every verb to a command line, under one heading of its help."""
-    made = {name: _plain(name) for name in PLAIN} | {"tie": tie, "factor": factor, "resize": resize}
-    for name in ("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"):
-        app.command(name, rich_help_panel=panel)(made[name])
-
-
 def _plain(name: str) -> Callable[..., None]:
     def command(
         source: Path = r.SOURCE,
@@ -110,3 +103,7 @@ def _counts(source: Path, counts: Path | None, text: Path | None) -> Any:
     from tiewise.cli.counting import count_tokens
 
     return count_tokens(source, text)
+
+
+_MADE = {name: _plain(name) for name in PLAIN} | {"tie": tie, "factor": factor, "resize": resize}
+COMMANDS = {name: _MADE[name] for name in ("tie", "untie", "factor", "densify", "resize", "dedupe", "repair")}
