@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
+from tiewise.numerals import count
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.series import (
@@ -25,7 +26,6 @@ from tiewise.report.series import (
     train_nll,
 )
 from tiewise.training.results import Comparison, Difference
-from tiewise.training.wording import count
 
 NATS = "nats per token"
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from tiewise.numerals import plain
 from tiewise.report import panels, sheet
 from tiewise.report.rows import header, rows
 from tiewise.report.sheet import Section, Sheet, Table
 from tiewise.report.table import DEMO
 from tiewise.training.results import Comparison
-from tiewise.training.wording import plain
 
 NOTE = (
     '<p class="note">Losses are in nats per token: mean over seeds ± standard deviation. A difference is paired by '

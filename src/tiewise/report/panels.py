@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import plotly.graph_objects as go
 
+from tiewise.numerals import count, plain, signed
 from tiewise.report import figures
 from tiewise.report.heat_map import asymmetry, centred, direct_path
 from tiewise.report.labels import visible
@@ -25,7 +26,7 @@ from tiewise.report.series import (
 from tiewise.report.sheet import Panel, Table
 from tiewise.training.results import Comparison, DirectPath
 from tiewise.training.statistics import gaps
-from tiewise.training.wording import count, interval, plain, signed
+from tiewise.training.wording import interval
 
 THIN = "Thick lines are means over seeds, thin lines single seeds."
 EACH = "Each interval is 95 % on its own: of twenty that hold zero in truth, about one excludes it by chance."

@@ -12,12 +12,12 @@ from tiewise.analysis.ledger import ALBERT_AVERAGE, Result, results
 from tiewise.analysis.parts import COMPONENTS
 from tiewise.analysis.plan import Plan
 from tiewise.analysis.read_config import Sizes, from_sizes, read
+from tiewise.numerals import count, size
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.plan_rows import columns
 from tiewise.sharing_spec import SharingSpec
 from tiewise.spec import BoundarySpec
-from tiewise.training.wording import count, size
 
 Curve = Mapping[int, int]  # parameters by width
 WIDTHS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)

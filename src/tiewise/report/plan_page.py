@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tiewise.analysis.plan import Plan
+from tiewise.numerals import NONE, count, plain, size
 from tiewise.report import plan_figures as figures
 from tiewise.report import sheet
 from tiewise.report.models import BETTER
@@ -23,7 +24,6 @@ from tiewise.report.plan_rows import (
     thresholds,
 )
 from tiewise.report.sheet import Panel, Section, Sheet, Table
-from tiewise.training.wording import NONE, count, plain, size
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:

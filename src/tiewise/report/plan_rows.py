@@ -13,7 +13,7 @@ from tiewise.analysis.catalogue import Model, find, neighbours
 from tiewise.analysis.parts import COMPONENTS
 from tiewise.analysis.plan import Choice, Plan
 from tiewise.errors import PlanError
-from tiewise.training.wording import NONE, count, plain, signed, size
+from tiewise.numerals import NONE, count, plain, signed, size
 
 Cell = Callable[[Choice], str]
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")

@@ -9,8 +9,9 @@ import math
 import statistics
 from collections.abc import Iterable
 
+from tiewise.numerals import NONE, count, plain, signed, size
 from tiewise.training.results import Comparison, RunResult
-from tiewise.training.wording import NONE, count, interval, plain, signed, size
+from tiewise.training.wording import interval
 
 
 def header(comparison: Comparison) -> list[str]:
