@@ -58,6 +58,9 @@ def test_what_is_not_known_is_said():
     assert subject(plan("opt-350m")) == "opt-350m: V 50,272, D 1,024, tables of width 512, L 24; as it is tied"
     assert "sharing all" in subject(plan("albert-base-v2"))
     assert any("matrices alone are counted" in line for line in remarks(plan(Sizes(1000, 64, 2))))
+    assert any("about 31 billion parameters by its name" in line for line in remarks(plan("gemma-4-31b")))
+    assert any("nobody was seen to say whether" in line for line in remarks(plan("starcoder2-15b")))
+    assert not any("catalogue" in line or "nobody" in line for line in remarks(plan("gpt2")))
     other = replace(plan(Sizes(1000, 64, 2)), name="gpt2")
     assert any(
         "gpt2 has 124,439,808 parameters by the catalogue; 162,304 are counted here" in r for r in remarks(other)

@@ -60,10 +60,7 @@ def remarks(plan: Plan) -> list[str]:
     found = [*plan.notes]
     if plan.architecture.estimated and not found:
         found.append("planned from sizes: matrices alone are counted, 12·D² per layer where no size says otherwise")
-    row = _row(plan)
-    if row is not None and row.parameters not in (None, plan.architecture.total):
-        built = f"{row.name} has {row.parameters:,} parameters by the catalogue"
-        found.append(f"{built}; {plan.architecture.total:,} are counted here")
+    found += _beside_the_catalogue(plan)
     tokens = plan.setting.tokens
     found += [
         "saved: against the same model untied, nothing shared",
@@ -195,8 +192,15 @@ def _threshold(value: float) -> str:
     return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"
 
 
-def _row(plan: Plan) -> Model | None:
+def _beside_the_catalogue(plan: Plan) -> Iterator[str]:
     try:
-        return find(plan.name)
+        row = find(plan.name)
     except PlanError:
-        return None
+        return
+    counted = f"{plan.architecture.total:,} are counted here"
+    if row.tied is None:
+        yield f"nobody was seen to say whether {row.name} ties: its class's default is taken"
+    if row.parameters is not None and row.parameters != plan.architecture.total:
+        yield f"{row.name} has {row.parameters:,} parameters by the catalogue; {counted}"
+    elif row.parameters is None and row.size is not None and plan.architecture.estimated:
+        yield f"{row.name} has about {row.size / 1e9:g} billion parameters by its name; {counted}"
