@@ -19,7 +19,7 @@ SIZES = "From sizes: "
 
 def plan(
     config: Path = typer.Argument(
-        None, metavar="[CONFIG_OR_FOLDER]", help="A config.json, or the folder that holds one."
+        None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder that holds one."
     ),
     like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`)."),
     vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
@@ -50,7 +50,7 @@ def plan(
 ) -> None:
     """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
 
-    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is built or loaded.
+    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and nothing built but with --build.
     """
     from tiewise.analysis.memory import Tokens
     from tiewise.analysis.plan import Setting
