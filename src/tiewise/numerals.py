@@ -12,10 +12,11 @@ NONE = "–"
 
 
 def plain(value: float | None, digits: int = 4) -> str:
-    """5.2851, or a dash where no number was measured."""
+    """5.2851, or a dash where no number was measured; a zero has no sign."""
     if value is None or not math.isfinite(value):
         return NONE
-    return f"{value:,.{digits}f}".replace("-", MINUS)
+    text = f"{value:,.{digits}f}".replace("-", MINUS)
+    return text if text.strip("−0.,") else text.removeprefix(MINUS)
 
 
 def signed(value: float | None, digits: int = 4) -> str:
@@ -37,4 +38,4 @@ def size(bytes_: float) -> str:
         if bytes_ < 1000:
             return f"{bytes_:.0f} {unit}" if unit == "bytes" else f"{bytes_:.3g} {unit}"
         bytes_ /= 1000
-    return f"{bytes_:,.3g} TB"
+    return f"{bytes_:.3g} TB" if bytes_ < 1000 else f"{bytes_:,.0f} TB"

@@ -67,6 +67,13 @@ def test_what_is_not_known_is_said():
     )
 
 
+def test_a_schedule_is_counted_as_it_starts():
+    (tied,) = plan("gpt2", ["tied+untie_at=400"]).choices
+    assert tied.budget.total == 124_439_808
+    assert any("counted as it starts" in line for line in remarks(plan("gpt2", ["tied+untie_at=400"])))
+    assert not any("as it starts" in line for line in remarks(plan("gpt2")))
+
+
 def test_thresholds_come_with_what_they_stand_on():
     made = plan(Sizes(32_000, 1024, 12))
     assert scale(made).startswith("V/d = 31.25, c = B/d² = 144 ")

@@ -67,6 +67,8 @@ def remarks(plan: Plan) -> list[str]:
         f"a step: {tokens.batch} × {tokens.length:,} tokens of one rank; training: weights, gradients, optimizer state",
         "tying changes no FLOPs: the head multiplies by its table, whoever else reads it",
     ]
+    if any(spec.plainly() != spec for spec in (choice.budget.boundary for choice in plan.choices)):
+        found.append("a boundary that changes at a step is counted as it starts")
     if assumed := sorted({c.first_loss.assumed for c in plan.choices if c.first_loss and c.first_loss.assumed}):
         found.append(f"first loss assumes {'; '.join(assumed)}")
     return found
