@@ -14,6 +14,9 @@ from typing import Any
 
 from tiewise.errors import PlanError
 
+# Beyond these no model is meant; a plan of more layers would take minutes.
+MOST, MOST_LAYERS = 10**12, 10_000
+
 
 @cache
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:
@@ -56,23 +59,35 @@ class Config:
         if value is None:
             what = f"the config of {self.family} has no {key}"
             raise PlanError(what, f"add {key} to the config, or plan from sizes")
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        most = MOST_LAYERS if "layer" in key else MOST
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             what = f"{key} = {str(value)[:40]!r} in the config of {self.family}"
-            raise PlanError(what, f"{key} must be a whole number, {least} or more")
+            raise PlanError(what, f"{key} must be a whole number from {least} to {most:,}")
         return value
 
     def number(self, key: str, otherwise: float | None = None) -> float:
-        """Read a finite number; `otherwise` where the config says null.
+        """Read a number above zero; `otherwise` where the config says null.
 
         Raises:
-            PlanError: it is missing or not a number.
+            PlanError: it is missing or not such a number.
         """
         value = self.get(key)
         value = otherwise if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
             what = f"{key} = {str(value)[:40]!r} in the config of {self.family}"
-            raise PlanError(what, f"{key} must be a number")
+            raise PlanError(what, f"{key} must be a number above zero")
         return float(value)
+
+    def indices(self, key: str) -> list[int]:
+        """Read a list of layers; empty where the config says null.
+
+        Raises:
+            PlanError: it is no list.
+        """
+        value = self.get(key) or []
+        if not isinstance(value, list):
+            raise PlanError(f"{key} = {str(value)[:40]!r} in the config of {self.family}", f"{key} must be a list")
+        return [each for each in value if isinstance(each, int)]
 
     def text(self, key: str) -> str:
         """Read a string; an absent one is empty."""

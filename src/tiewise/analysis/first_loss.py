@@ -139,7 +139,7 @@ def _averaged(rho: Array, score_variance: float) -> Array:
     mean = np.diagonal(found)  # (1 + (t−1)·ρ̄) / t with ρ̄ the mean correlation among the t positions seen
     seen = np.arange(1, t + 1)
     between = np.where(seen > 1, (mean * seen - 1) / np.maximum(seen - 1, 1), 0.0).clip(0, 1)
-    spread = math.sqrt(score_variance * (1 - float(between.mean())))
+    spread = min(math.sqrt(score_variance * (1 - float(between.mean()))), 100.0)  # beyond it one position takes all
     weight = _concentration(t, round(spread, 2 if spread < 1 else 1))  # few distinct ones over many layers
     np.fill_diagonal(found, mean + (weight - 1 / seen) * (1 - between))
     return found

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiewise.analysis.architecture import Architecture, Cache, Ends, Layer, Stack
-from tiewise.analysis.config import Config
+from tiewise.analysis.config import MOST, MOST_LAYERS, Config
 from tiewise.analysis.families import decoders, encoder_decoders, encoders, mixtures
 from tiewise.analysis.families.recurrent import mamba
 from tiewise.analysis.families.shape import Attention, FeedForward, even
@@ -95,8 +95,9 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and (not isinstance(value, int) or value < 1) and name != "gated":
-                raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number, 1 or more")
+            most = MOST_LAYERS if name == "layers" else MOST
+            if name != "gated" and value is not None and not (isinstance(value, int) and 1 <= value <= most):
+                raise PlanError(f"{name} = {str(value)[:40]}", f"{name} must be a whole number from 1 to {most:,}")
         if self.kv_heads is not None and self.heads % self.kv_heads:
             what = f"{self.heads} heads cannot be grouped over {self.kv_heads} key-value heads"
             raise PlanError(what, "the key-value heads must divide the heads")

@@ -165,7 +165,7 @@ def _gemma(c: Config) -> Decoder:
 
 
 def _gemma2(c: Config) -> Decoder:
-    cap = c.get("final_logit_softcapping")
+    cap = None if c.get("final_logit_softcapping") is None else c.number("final_logit_softcapping")
     scales = {**_gemma_scales(c, cap), "arrangement": "sandwich"}
     scales["attention_scale"] = c.number("query_pre_attn_scalar") ** -0.5
     if c.family == "gemma3_text":

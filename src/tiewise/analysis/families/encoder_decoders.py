@@ -35,8 +35,8 @@ def _t5(c: Config) -> Architecture:
     bias = plain(c.size("relative_attention_num_buckets") * heads)
     everywhere = c.family == "umt5"
     counts = {"encoder": c.size("num_layers"), "decoder": c.size("num_decoder_layers", c.size("num_layers"))}
-    named = c.values.get("architectures") or [""]
-    if str(named[0]).endswith("EncoderModel"):
+    named = c.values.get("architectures")
+    if isinstance(named, list) and str(named[:1]).endswith("EncoderModel']"):
         del counts["decoder"]
     stacks = []
     for name, layers in counts.items():

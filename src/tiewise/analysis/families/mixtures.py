@@ -16,7 +16,7 @@ from tiewise.analysis.families.shape import Attention, Decoder, Experts, FeedFor
 
 def _stepped(c: Config, shape: dict[str, Any], experts: Experts) -> Decoder:
     """Experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
-    step, only = c.size("decoder_sparse_step"), c.get("mlp_only_layers") or []
+    step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
     dense = frozenset(i for i in range(shape["layers"]) if i in only or (i + 1) % step)
     return Decoder(**{**shape, "signal": None}, experts=experts, dense_layers=dense)
 
@@ -49,8 +49,8 @@ def _llama4(c: Config) -> Decoder:
     d, bias, width = c.size("hidden_size"), c.flag("attention_bias"), c.size("intermediate_size")
     layers, step = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step")
     attention = Attention(*heads_of(c, d), bias=bias, out_bias=bias)
-    listed = c.get("moe_layers")
-    sparse = range(step - 1, layers, step) if listed is None else listed
+    every = c.get("moe_layers") is None
+    sparse = range(step - 1, layers, step) if every else c.indices("moe_layers")
     experts = Experts(c.size("num_local_experts"), c.size("num_experts_per_tok"), width, shared_width=width)
     dense = frozenset(i for i in range(layers) if i not in sparse)
     ffn = FeedForward(c.size("intermediate_size_mlp"))
