@@ -33,6 +33,14 @@ def test_every_model_on_one_line_of_a_hundred_columns(shown):
     assert lines[-1] == BETTER
 
 
+def test_eighty_columns_cut_no_figure(tiewise, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = tiewise("models")
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert "…" not in said.out
+    assert " 262,144 " in said.out
+
+
 def test_a_row_says_what_it_should(shown):
     (line,) = [line for line in shown("--family", "pythia").out.splitlines() if line.startswith("pythia-70m")]
     assert line.split() == [

@@ -33,4 +33,5 @@ def models(
 
     from tiewise.report.models import models_table
 
-    Console().print(models_table(found))
+    console = Console()
+    console.print(models_table(found, console.width))

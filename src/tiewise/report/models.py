@@ -13,19 +13,22 @@ from tiewise.analysis.catalogue import Model
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
 UNKNOWN = "–"
 SOURCE = 19  # letters of a source
+WIDE = 100  # columns of a terminal that has room for everything
+HEADER = ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "source")
 LEFT = ("model", "tied", "status", "source")
 
 
-def models_table(found: Sequence[Model]) -> Table:
-    """Return one row per model, 100 columns wide at most, and under it how to know better."""
+def models_table(found: Sequence[Model], width: int) -> Table:
+    """Return one row per model and under it how to know better; sources are left out below `WIDE` columns."""
     many = f"{len(found)} model{'' if len(found) == 1 else 's'}"
     caption = f"\n{many}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.caption, table.caption_justify = Text(caption), "left"
-    for name in ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "source"):
+    shown = HEADER if width >= WIDE else HEADER[:-1]
+    for name in shown:
         table.add_column(name, justify="left" if name in LEFT else "right", no_wrap=True)
     for model in found:
-        table.add_row(*map(Text, _cells(model)))
+        table.add_row(*map(Text, _cells(model)[: len(shown)]))
     return table
 
 
