@@ -50,7 +50,8 @@ def plan(
 ) -> None:
     """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
 
-    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and nothing built but with --build.
+    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and
+    nothing built but with --build.
     """
     from tiewise.analysis.memory import Tokens
     from tiewise.analysis.plan import Setting
