@@ -113,6 +113,8 @@ class Warnings:
         self.handler = tr.logging.logging.Handler()
         self.handler.emit = self._keep
         self.logger.addHandler(self.handler)
+        self.level = self.logger.level  # an earlier test may have silenced the library
+        self.logger.setLevel(tr.logging.WARNING)
         return self
 
     def _keep(self, record):
@@ -120,6 +122,7 @@ class Warnings:
 
     def __exit__(self, *error):
         self.logger.removeHandler(self.handler)
+        self.logger.setLevel(self.level)
 
 
 def predicted(folder, *, scan=True):

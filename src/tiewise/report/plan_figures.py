@@ -160,8 +160,8 @@ def published_figure() -> go.Figure:
             name=html.escape(kind),
             mode="markers+text",
             marker={"color": look.colour, "size": 11, "symbol": look.marker},
-            text=[r.model.removeprefix("ALBERT-").removeprefix("base, ") for r in points],
-            textposition=["bottom center" if "768" in r.model else "top center" for r in points],
+            text=[_size_name(r.model) for r in points],
+            textposition="top center",
             textfont={"size": 11},
             cliponaxis=False,
             customdata=[[html.escape(r.model), f"{r.per_million:.3g}", r.source] for r in points],
@@ -170,6 +170,11 @@ def published_figure() -> go.Figure:
     figure.update_xaxes(type="log", title="parameters, as printed", tickformat="~s", dtick="D2", range=[6.9, 8.6])
     figure.update_yaxes(range=[78.5, 89.8])
     return finish(figure, "Quality and parameters in the ALBERT paper", "score")
+
+
+def _size_name(model: str) -> str:
+    """Name a published size; the paper's variations of the base size lie too close for names, and have the hover's."""
+    return "" if "," in model else model.removeprefix("ALBERT-")
 
 
 def _by_width(curves: Mapping[str, Curve], title: str, unit: str, here: int) -> go.Figure:
