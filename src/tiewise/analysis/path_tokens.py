@@ -1,0 +1,255 @@
+"""Single tokens on the direct path: logits and probabilities of pairs both ways, own tokens, asymmetric pairs.
+
+Logits here are the model's: norm with gain and shift, scales, bias and soft-cap are applied as it applies them. The
+softmax runs over every row of the output table, which is read once for all tokens that are asked for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tiewise.analysis.direct_path import DirectPath, Grams, Tick, asymmetry, silent
+from tiewise.analysis.tables import Array
+from tiewise.errors import DataError
+
+CONFIDENCE_95 = 1.959963984540054
+MOST_PAIRS = 4096  # held against one block of output rows
+ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
+BLOCK = 1024
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What the direct path says of `after` behind `before`.
+
+    Args:
+        before: id of the token that is read.
+        after: id of the token that may follow.
+        logit: as the model's head gives it, with bias and soft-cap.
+        probability: softmax over the whole vocabulary.
+        log_probability: its logarithm, in nats.
+        rank: tokens with a larger logit; 0 for the likeliest.
+    """
+
+    before: int
+    after: int
+    logit: float
+    probability: float
+    log_probability: float
+    rank: int
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class OwnToken:
+    """How far the path predicts the token that it has just read.
+
+    Args:
+        diagonal: mean of M's diagonal, over all tokens (without bias, soft-cap and the norm's shift).
+        elsewhere: mean of M off the diagonal, exactly.
+        excess: diagonal − elsewhere, in standard deviations of M's entries.
+        sampled: tokens whose whole row of logits was looked at.
+        first: share of these whose own logit no other exceeds.
+        low: lower end of its 95 % interval (Wilson).
+        high: upper end.
+        chance: 1 / V'.
+    """
+
+    diagonal: float
+    elsewhere: float
+    excess: float
+    sampled: int
+    first: float
+    low: float
+    high: float
+    chance: float
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class AsymmetricPairs:
+    """The pairs with the largest |M[i, j] − M[j, i]|.
+
+    Args:
+        pairs: (i, j, M[i, j], M[j, i]) with M[i, j] the larger, most asymmetric first.
+        searched: unordered pairs that were compared.
+        tokens: tokens among which they were.
+        all: whether these are all tokens of the table.
+    """
+
+    pairs: tuple[tuple[int, int, float, float], ...]
+    searched: int
+    tokens: int
+    all: bool
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def logits(path: DirectPath, left: Array, start: int, stop: int) -> Array:
+    """Return logits [n, stop − start] of the output rows [start, stop) for rows `left` [n, E] of A."""
+    output = path.output.read(start, stop)
+    found: Array = left @ output.T + path.constant(output)
+    if path.bias is not None:
+        found += path.bias[start:stop]
+    if path.softcap is not None:
+        found = path.softcap * np.tanh(found / path.softcap)
+    return found
+
+
+def transitions(path: DirectPath, pairs: Iterable[tuple[int, int]], tick: Tick = silent) -> tuple[Transition, ...]:
+    """Return what the path says of every pair (before, after), in the given order.
+
+    Raises:
+        DataError: an id outside its table.
+    """
+    wanted = np.array(list(pairs), np.int64).reshape(-1, 2)
+    found: list[Transition] = []
+    for start in range(0, len(wanted), MOST_PAIRS):
+        found += _transitions(path, wanted[start : start + MOST_PAIRS], tick)
+    return tuple(found)
+
+
+def both_ways(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[Transition, Transition], ...]:
+    """Return for every pair (a, b) what the path says of a → b and of b → a.
+
+    Raises:
+        DataError: an id outside either table.
+    """
+    asked = [way for a, b in pairs for way in ((a, b), (b, a))]
+    found = transitions(path, asked)
+    return tuple(zip(found[::2], found[1::2], strict=True))
+
+
+def _transitions(path: DirectPath, pairs: NDArray[np.int64], tick: Tick) -> list[Transition]:
+    before, place = np.unique(pairs[:, 0], return_inverse=True)
+    left = path.left(path.input.take(before))
+    own = _logits_of(path, left[place], pairs[:, 1])
+    highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
+    slack = ROUNDING * np.maximum(1.0, np.abs(own))
+    above = np.zeros(len(pairs), np.int64)
+    for start, stop in path.output.spans(beside=len(pairs)):
+        block = logits(path, left, start, stop)
+        above += (block[place] > (own + slack)[:, None]).sum(1)
+        larger = np.maximum(highest, block.max(1))
+        total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
+        highest = larger
+        tick(stop)
+    normaliser = highest + np.log(total)
+    logs = own - normaliser[place]
+    rows = zip(pairs.tolist(), own.tolist(), logs.tolist(), above.tolist(), strict=True)
+    return [Transition(i, j, logit, math.exp(log), log, rank) for (i, j), logit, log, rank in rows]
+
+
+def _logits_of(path: DirectPath, left: Array, ids: NDArray[np.int64]) -> Array:
+    """Logit of one output token each [n] for rows of A [n, E]."""
+    output = path.output.take(ids)
+    found: Array = np.einsum("ne,ne->n", left, output) + path.constant(output)
+    if path.bias is not None:
+        found += path.bias[ids]
+    return found if path.softcap is None else path.softcap * np.tanh(found / path.softcap)
+
+
+def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0, tick: Tick = silent) -> OwnToken:
+    """Measure the bias towards the token itself; rows of logits are looked at for `sample` tokens drawn by `seed`.
+
+    `g` are the path's `grams`.
+
+    Raises:
+        DataError: fewer than two tokens.
+    """
+    if path.rows < 2:
+        raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
+    diagonal, elsewhere, spread = _diagonal(g)
+    ids = sampled(path.rows, sample, seed)
+    left = path.left(path.input.take(ids))
+    own = _logits_of(path, left, ids)
+    slack = ROUNDING * np.maximum(1.0, np.abs(own))
+    first = np.ones(len(ids), bool)
+    for start, stop in path.output.spans(beside=len(ids)):
+        block = logits(path, left, start, stop)
+        here = np.nonzero((ids >= start) & (ids < stop))[0]
+        block[here, ids[here] - start] = -np.inf
+        first &= block.max(1) <= own + slack
+        tick(stop)
+    share = float(first.mean())
+    low, high = wilson(share, len(ids))
+    excess = (diagonal - elsewhere) / spread if spread > 0 else 0.0
+    return OwnToken(diagonal, elsewhere, excess, len(ids), share, low, high, 1 / path.output.rows)
+
+
+def _diagonal(g: Grams) -> tuple[float, float, float]:
+    """(mean on the diagonal, mean off it, standard deviation of all entries) of M."""
+    all_sum = float(g.left_sum * g.weights @ g.right_sum)
+    mean = all_sum / g.rows**2
+    variance = asymmetry(g).energy / g.rows**2 - mean**2
+    elsewhere = (all_sum - g.diagonal) / (g.rows * (g.rows - 1))
+    return g.diagonal / g.rows, elsewhere, math.sqrt(max(0.0, variance))
+
+
+def asymmetric_pairs(path: DirectPath, ids: ArrayLike | None = None, top: int = 20) -> AsymmetricPairs:
+    """Search all pairs among `ids` (default: every token), block by block; n tokens cost n²·E.
+
+    Raises:
+        DataError: an id outside either table.
+    """
+    chosen = np.arange(path.rows) if ids is None else np.unique(np.asarray(ids, np.int64))
+    best: list[tuple[float, int, int, float, float]] = []
+    for one in range(0, len(chosen), BLOCK):
+        first = chosen[one : one + BLOCK]
+        a, b = path.left(path.input.take(first)), path.output.take(first)
+        for other in range(one, len(chosen), BLOCK):
+            second = chosen[other : other + BLOCK]
+            forward = a @ path.output.take(second).T
+            backward = b @ path.left(path.input.take(second)).T
+            best = _best(best, first, second, forward, backward, top)
+    pairs = tuple((i, j, there, back) for _, i, j, there, back in best)
+    return AsymmetricPairs(pairs, len(chosen) * (len(chosen) - 1) // 2, len(chosen), len(chosen) == path.rows)
+
+
+def _best(
+    best: list[tuple[float, int, int, float, float]],
+    first: NDArray[np.int64],
+    second: NDArray[np.int64],
+    forward: Array,
+    backward: Array,
+    top: int,
+) -> list[tuple[float, int, int, float, float]]:
+    """The `top` pairs of those so far and of one block, largest difference first."""
+    difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
+    places = np.argpartition(difference, -top)[-top:] if 0 < top < len(difference) else np.arange(len(difference))
+    found = list(best)
+    for place in places[difference[places] >= 0].tolist():
+        row, column = divmod(place, len(second))
+        i, j = int(first[row]), int(second[column])
+        there, back = float(forward[row, column]), float(backward[row, column])
+        found.append((abs(there - back), i, j, there, back) if there >= back else (back - there, j, i, back, there))
+    return sorted(found, key=lambda entry: (-entry[0], entry[1:3]))[:top]
+
+
+def sampled(rows: int, count: int, seed: int) -> NDArray[np.int64]:
+    """Ids of `count` different tokens, ascending; all where there are no more."""
+    if count >= rows:
+        return np.arange(rows, dtype=np.int64)
+    return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False)).astype(np.int64)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share seen in `count` independent draws (Wilson's score interval)."""
+    z = CONFIDENCE_95
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)

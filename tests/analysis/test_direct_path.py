@@ -1,0 +1,272 @@
+"""Factored figures of the direct path against the dense matrix, in fp64, and planted examples."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax
+
+from tiewise.analysis import tables
+from tiewise.analysis.direct_path import DirectPath, Norm, asymmetry, definiteness, grams
+from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions, wilson
+from tiewise.analysis.tables import HeldTable
+from tiewise.errors import DataError
+
+NEW, YORK, CITY = 0, 1, 2
+
+
+def dense(path):
+    """M [V, V] by its definition, from the tables' values alone."""
+    rows = path.input.values.astype(np.float64) * path.input_scale
+    if path.norm.kind == "layer":
+        rows = rows - rows.mean(1, keepdims=True)
+        rows = rows / np.sqrt(rows.var(1, keepdims=True) + path.norm.eps)
+    elif path.norm.kind == "rms":
+        rows = rows / np.sqrt((rows**2).mean(1, keepdims=True) + path.norm.eps)
+    gain = np.ones(rows.shape[1]) if path.norm.gain is None else path.norm.gain
+    return path.output_scale * np.einsum("ie,e,je->ij", rows, gain, path.output.values.astype(np.float64))
+
+
+def dense_logits(path):
+    """Logits [V, V'] as the head gives them."""
+    found = dense(path)
+    if path.norm.shift is not None:
+        found = found + path.output_scale * path.output.values @ path.norm.shift
+    if path.bias is not None:
+        found = found + path.bias
+    return found if path.softcap is None else path.softcap * np.tanh(found / path.softcap)
+
+
+@st.composite
+def paths(draw, rows=(2, 14), width=(1, 5)):
+    """Any small path: tied or not, every norm, gains of both signs, scales, bias, soft-cap."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    v, e = draw(st.integers(*rows)), draw(st.integers(*width))
+    table = HeldTable(generator.normal(size=(v, e)) + draw(st.sampled_from([0.0, 3.0])))
+    other = table if draw(st.booleans()) else HeldTable(generator.normal(size=(v, e)))
+    kind = draw(st.sampled_from(["none", "rms", "layer"])) if e > 1 else "none"
+    gain = generator.normal(size=e) if draw(st.booleans()) else None
+    shift = generator.normal(size=e) if draw(st.booleans()) else None
+    return DirectPath(
+        table,
+        other,
+        Norm(kind, 1e-5, gain, shift),
+        draw(st.sampled_from([1.0, 8.0])),
+        draw(st.sampled_from([1.0, 0.25, -1.0])),
+        generator.normal(size=v) if draw(st.booleans()) else None,
+        draw(st.sampled_from([None, 2.0])),
+    )
+
+
+def check_energy(found, matrix, whole=0.0):
+    """Hold against M; of a centred M, rounding is relative to the energy before its means were taken away."""
+    scale = max(1.0, whole, (matrix**2).sum())
+    symmetric, antisymmetric = (matrix + matrix.T) / 2, (matrix - matrix.T) / 2
+    assert abs(found.energy - (matrix**2).sum()) < 1e-10 * scale
+    assert abs(found.symmetric - (symmetric**2).sum()) < 1e-10 * scale
+    assert abs(found.antisymmetric - (antisymmetric**2).sum()) < 1e-10 * scale
+    if (matrix**2).sum() > 1e-4 * scale:
+        assert found.ratio == pytest.approx(4 * (antisymmetric**2).sum() / (matrix**2).sum(), abs=1e-10)
+
+
+def check_eigenvalues(found, matrix):
+    values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+    size = np.abs(values).max()
+    assert min(found.smallest, 0.0) == pytest.approx(min(values.min(), 0.0), abs=1e-10 * size)
+    assert max(found.largest, 0.0) == pytest.approx(max(values.max(), 0.0), abs=1e-10 * size)
+    share = (values[values < 0] ** 2).sum() / (values**2).sum()
+    assert found.negative_energy == pytest.approx(share, abs=1e-10)
+    assert (found.positive, found.negative) == ((values > 1e-9 * size).sum(), (values < -1e-9 * size).sum())
+
+
+@settings(max_examples=150, deadline=None)
+@given(paths())
+def test_factored_equals_dense(path):
+    matrix = dense(path)
+    found = grams(path)
+    check_energy(asymmetry(found), matrix)
+    v = len(matrix)
+    middle = np.eye(v) - 1 / v
+    check_energy(asymmetry(found.centred), middle @ matrix @ middle, (matrix**2).sum())
+    own = own_token(path, found)
+    assert own.diagonal == pytest.approx(matrix.diagonal().mean(), abs=1e-10 * max(1, np.abs(matrix).max()))
+    off = matrix[~np.eye(v, dtype=bool)]
+    assert own.elsewhere == pytest.approx(off.mean(), abs=1e-10 * max(1, np.abs(matrix).max()))
+
+
+@settings(max_examples=100, deadline=None)
+@given(paths(rows=(8, 16), width=(2, 3)))
+def test_eigenvalues_equal_dense(path):
+    matrix = dense(path)
+    if np.abs(matrix).max() > 1e-6:
+        check_eigenvalues(definiteness(grams(path)), matrix)
+        middle = np.eye(len(matrix)) - 1 / len(matrix)
+        centred = middle @ matrix @ middle
+        if np.abs(centred).max() > 1e-3 * np.abs(matrix).max():
+            check_eigenvalues(definiteness(grams(path).centred), centred)
+
+
+def test_same_sums_in_many_small_chunks(monkeypatch):
+    generator = np.random.default_rng(3)
+    path = DirectPath(HeldTable(generator.normal(size=(50, 4))), HeldTable(generator.normal(size=(53, 4))))
+    whole, rows = grams(path), transitions(path, [(1, 2), (49, 52), (1, 52)])
+    own = own_token(path, whole)
+    monkeypatch.setattr(tables, "CHUNK_VALUES", 12)
+    heard = []
+    parts = grams(path, heard.append)
+    assert heard[-1] == whole.rows == 50
+    assert len(heard) == 17
+    for name in ("left", "right", "cross", "left_sum", "right_sum", "diagonal"):
+        np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
+    assert own_token(path, whole).first == own.first
+    for before, after in zip(rows, transitions(path, [(1, 2), (49, 52), (1, 52)]), strict=True):
+        assert after.rank == before.rank
+        assert after.log_probability == pytest.approx(before.log_probability, abs=1e-12)
+
+
+@pytest.mark.parametrize("gain", [None, [0.5, -2.0, 1.5]])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
+    table = HeldTable(np.random.default_rng(0).normal(size=(900, 3)).astype(dtype))
+    path = DirectPath(table, table, Norm("rms", 1e-6, None if gain is None else np.array(gain)), 3.0)
+    found = asymmetry(grams(path.linear))
+    assert (found.antisymmetric, found.ratio) == (0.0, 0.0)
+    assert asymmetry(grams(path.linear).centred).antisymmetric == 0.0
+    assert asymmetry(grams(path)).ratio > 1e-3  # rows of unequal length: the norm alone makes it asymmetric
+    definite = definiteness(grams(path.linear))
+    assert (definite.negative > 0) == (gain is not None)  # one gain is below zero
+    assert definite.positive + definite.negative == 3
+
+
+def test_two_equal_tables_have_no_negative_eigenvalue():
+    values = np.random.default_rng(1).normal(size=(60, 20))
+    found = definiteness(grams(DirectPath(HeldTable(values), HeldTable(values.copy()))))
+    assert (found.positive, found.negative, found.negative_energy) == (20, 0, 0.0)
+
+
+def test_an_antisymmetric_path():
+    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    table = np.random.default_rng(2).normal(size=(9, 2))
+    found = grams(DirectPath(HeldTable(table), HeldTable(table @ turn)))
+    assert asymmetry(found).ratio == pytest.approx(4)
+    assert definiteness(found).negative == 0 == definiteness(found).positive
+
+
+def test_independent_tables_have_ratio_two():
+    generator = np.random.default_rng(5)
+    e, u = generator.normal(size=(2, 4000, 16))
+    assert asymmetry(grams(DirectPath(HeldTable(e), HeldTable(u)))).ratio == pytest.approx(2, abs=0.05)
+
+
+def test_new_york_city_by_hand():
+    table = HeldTable([[1, 0.5], [0.8, 0.9], [0.3, 1.2]])
+    path = DirectPath(table, table)
+    expected = np.array([[1.25, 1.25, 0.9], [1.25, 1.45, 1.32], [0.9, 1.32, 1.53]])
+    np.testing.assert_allclose(dense(path), expected, atol=1e-15)
+    (there, back), (far, near) = both_ways(path, [(NEW, YORK), (NEW, CITY)])
+    assert (there.before, there.after, back.before, back.after) == (NEW, YORK, YORK, NEW)
+    assert there.logit == back.logit == pytest.approx(1.25)
+    assert far.logit == near.logit == pytest.approx(0.9)
+    # one logit, two probabilities: the normaliser tells the two directions apart
+    assert there.probability == pytest.approx(math.exp(1.25) / (2 * math.exp(1.25) + math.exp(0.9)))
+    assert back.probability == pytest.approx(math.exp(1.25) / sum(map(math.exp, (1.25, 1.45, 1.32))))
+    assert there.probability > back.probability
+    assert (there.rank, back.rank) == (0, 2)
+    own = own_token(path, grams(path))
+    assert (own.first, own.sampled, own.chance) == (1.0, 3, 1 / 3)  # New and York share New's first place
+    assert own.diagonal == pytest.approx((1.25 + 1.45 + 1.53) / 3)
+    assert own.elsewhere == pytest.approx((1.25 + 0.9 + 1.32) / 3)
+    assert asymmetric_pairs(path).pairs[0][2:] == pytest.approx((1.25, 1.25))
+
+
+@settings(max_examples=100, deadline=None)
+@given(paths())
+def test_probabilities_equal_a_dense_softmax(path):
+    expected = log_softmax(dense_logits(path), axis=1)
+    pairs = [(i, j) for i in range(path.input.rows) for j in range(path.output.rows)]
+    for found, (i, j) in zip(transitions(path, pairs), pairs, strict=True):
+        assert found.log_probability == pytest.approx(expected[i, j], abs=1e-10)
+        assert found.probability == pytest.approx(math.exp(expected[i, j]), rel=1e-9)
+        assert found.logit == pytest.approx(dense_logits(path)[i, j], abs=1e-10)
+        above = dense_logits(path)[i] - dense_logits(path)[i, j]  # a soft-cap can bring logits close to each other
+        assert (above > 1e-10).sum() <= found.rank <= (above > 1e-13).sum()
+    own = own_token(path, grams(path))
+    behind = dense_logits(path).max(1)[: path.rows] - dense_logits(path).diagonal()
+    assert (behind <= 1e-13).mean() - 1e-12 <= own.first <= (behind <= 1e-10).mean() + 1e-12
+
+
+def test_large_logits_do_not_overflow():
+    path = DirectPath(HeldTable([[1e4], [-1e4]]), HeldTable([[1.0], [-1.0]]))
+    there, back = transitions(path, [(0, 0), (0, 1)])
+    assert (there.probability, back.probability, back.log_probability) == (1.0, 0.0, -2e4)
+
+
+@pytest.mark.parametrize("top", [1, 5, 10_000])
+def test_pairs_equal_a_dense_search(top, monkeypatch):
+    monkeypatch.setattr("tiewise.analysis.path_tokens.BLOCK", 7)
+    generator = np.random.default_rng(top)
+    path = DirectPath(HeldTable(generator.normal(size=(40, 4))), HeldTable(generator.normal(size=(40, 4))))
+    for ids in (None, sampled(40, 25, seed=1)):
+        found = asymmetric_pairs(path, ids, top)
+        chosen = np.arange(40) if ids is None else ids
+        assert (found.searched, found.tokens, found.all) == (
+            len(chosen) * (len(chosen) - 1) // 2,
+            len(chosen),
+            ids is None,
+        )
+        matrix = dense(path)
+        difference = matrix - matrix.T
+        wanted = sorted((difference[i, j] for i in chosen for j in chosen if difference[i, j] > 0), reverse=True)
+        assert [there - back for _, _, there, back in found.pairs] == pytest.approx(wanted[:top])
+        for i, j, there, back in found.pairs:
+            assert (there, back) == pytest.approx((matrix[i, j], matrix[j, i]))
+
+
+def test_tables_of_different_length_use_common_rows_and_the_whole_softmax():
+    generator = np.random.default_rng(0)
+    e, u = generator.normal(size=(6, 2)), generator.normal(size=(4, 2))
+    path = DirectPath(HeldTable(e), HeldTable(u))
+    assert grams(path).rows == path.rows == 4
+    check_energy(asymmetry(grams(path)), e[:4] @ u.T)
+    (found,) = transitions(path, [(5, 1)])
+    assert found.log_probability == pytest.approx(log_softmax(e[5] @ u.T)[1])
+
+
+def test_wilson_covers():
+    generator = np.random.default_rng(0)
+    for true in (0.01, 0.3, 0.9):
+        draws = generator.binomial(200, true, 4000) / 200
+        covered = np.mean([low <= true <= high for low, high in (wilson(share, 200) for share in draws)])
+        assert 0.93 < covered < 0.98
+    assert wilson(0.0, 100)[0] == pytest.approx(0.0)
+    assert wilson(1.0, 100)[1] == pytest.approx(1.0)
+
+
+def test_what_cannot_be_measured_is_refused():
+    table = HeldTable(np.ones((3, 2)))
+    with pytest.raises(DataError, match="2 wide, the output table 3"):
+        DirectPath(table, HeldTable(np.ones((3, 3))))
+    with pytest.raises(DataError, match="a bias of shape"):
+        DirectPath(table, table, bias=np.ones(2))
+    with pytest.raises(DataError, match="a norm of shape"):
+        DirectPath(table, table, Norm(gain=np.ones(3)))
+    with pytest.raises(DataError, match="token 3 is outside"):
+        transitions(DirectPath(table, table), [(0, 3)])
+    with pytest.raises(DataError, match="token -1 is outside"):
+        both_ways(DirectPath(table, table), [(-1, 0)])
+    broken = HeldTable([[np.nan, 1.0], [0.0, 1.0]])
+    with pytest.raises(DataError, match="no numbers"):
+        grams(DirectPath(broken, broken))
+    with pytest.raises(DataError, match="needs another"):
+        own_token(DirectPath(HeldTable([[1.0]]), HeldTable([[1.0]])), grams(DirectPath(table, table)))
+
+
+def test_records_are_json():
+    path = DirectPath(*[HeldTable(np.random.default_rng(0).normal(size=(5, 2)))] * 2)
+    found = grams(path)
+    results = [asymmetry(found), definiteness(found), own_token(path, found), asymmetric_pairs(path)]
+    for result in [*results, *transitions(path, [(0, 1)])]:
+        assert json.loads(json.dumps(result.record())) == json.loads(json.dumps(result.record(), allow_nan=False))
