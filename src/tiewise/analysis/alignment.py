@@ -1,0 +1,268 @@
+"""Align any two tables, each measure with its interval and with what chance would give.
+
+    with map       identity, orthogonal, linear, reduced rank: mean cosine of mapped rows with their partners, on rows
+                   that the map was fitted on and on rows held out, beside the analytic chance level and a null of
+                   permuted rows to which the maps are fitted again
+    without map    nearest neighbours, CKA, shared subspaces, spectra, norms
+
+Tables are read in pieces; memory holds a few d×d matrices and one piece, or the sampled rows of one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.alignment_maps import (
+    CENTRED,
+    IDENTITY,
+    LINEAR,
+    ORTHOGONAL,
+    Fitted,
+    Fitter,
+    Order,
+    Paired,
+    chance,
+    choose,
+    permuted_cross,
+    score,
+    split,
+    sums,
+)
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.analysis.neighbours_overlap import Overlap, nearest, overlap
+from tiewise.analysis.nulls import held_out_deviation
+from tiewise.analysis.paired_rows import Progress, Rows, Table, quiet
+from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
+from tiewise.analysis.token_match import Pairs
+
+FITTED, HELD_OUT = "fitted", "held out"
+FP64_WORK = 2e11  # multiplications up to which fp64 costs seconds at most
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and on how many rows.
+
+    Args:
+        maps: of identity, orthogonal and linear.
+        ranks: ranks of reduced-rank maps.
+        raw: fit maps to the rows as they are as well, not only to centred rows.
+        held_out: share of the pairs that no map is fitted on.
+        scored: at most so many pairs are held out, and so many of the fitting ones scored.
+        permutations: refits of the null.
+        neighbours: k; 0 leaves neighbours out.
+        sampled: at most so many rows for neighbours.
+        subspaces: numbers of leading directions to compare.
+        precision: fp32 or fp64 products; auto takes fp64 where it costs seconds.
+        seed: of the split, the samples and the permutations.
+    """
+
+    maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)
+    ranks: tuple[int, ...] = ()
+    raw: bool = False
+    held_out: float = 0.2
+    scored: int = 8192
+    permutations: int = 3
+    neighbours: int = 10
+    sampled: int = 20_000
+    subspaces: tuple[int, ...] = (16, 64)
+    precision: str = "auto"
+    seed: int = 0
+
+    def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
+        """Type in which rows are multiplied."""
+        d1, d2 = widths
+        wide = self.precision == "fp64" or (self.precision == "auto" and pairs * (d1 + d2) ** 2 <= FP64_WORK)
+        return np.float64 if wide else np.float32
+
+
+@dataclass(frozen=True)
+class Null:
+    """The same score with the rows of B permuted and the maps fitted again.
+
+    Args:
+        values: one for each permutation.
+        p: (1 + number of them that reach the score) / (1 + their number); small values need many permutations.
+    """
+
+    values: tuple[float, ...]
+    p: float
+
+
+@dataclass(frozen=True)
+class Score:
+    """Mean cosine of mapped rows with their partners.
+
+    Args:
+        map: identity, orthogonal, linear or `rank r`.
+        view: `centred` (rows less the mean of the fitting rows) or `raw`.
+        rows: `fitted` or `held out`.
+        estimate: the mean over scored rows, with a normal interval over rows for the map as it was fitted.
+        chance: the mean for independent Gaussian tables.
+        chance_deviation: its deviation over draws of as many scored rows.
+        null: of the tables themselves, permuted; None where no permutation was asked for.
+    """
+
+    map: str
+    view: str
+    rows: str
+    estimate: Estimate
+    chance: float
+    chance_deviation: float
+    null: Null | None
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """Two tables held side by side.
+
+    Args:
+        pairs: tokens in both tables; `matched` says how they were matched.
+        widths: (d1, d2).
+        fitted_rows: pairs that maps were fitted on.
+        zero_rows: pairs whose row is zero in either table; their cosine counts as 0.
+        precision: fp32 or fp64, in which rows were multiplied; sums are in fp64.
+        error: relative error of a product of 1024 rows against fp64, measured; 0 in fp64.
+        scores: by map, view and rows.
+        left_out: (map, why) of maps that do not apply.
+        neighbours: None where they were not asked for.
+        similarity: CKA, subspaces and spectra over all pairs.
+        norms: correlation of the rows' norms over all pairs.
+        seed: of the split, samples and permutations.
+    """
+
+    pairs: int
+    matched: str
+    widths: tuple[int, int]
+    fitted_rows: int
+    zero_rows: int
+    precision: str
+    error: float
+    scores: tuple[Score, ...]
+    left_out: tuple[tuple[str, str], ...]
+    neighbours: Overlap | None
+    similarity: Similarity
+    norms: NormCorrelation
+    seed: int
+
+    def score(self, name: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
+        """Return one score by its map, rows and view; KeyError where there is none."""
+        for found in self.scores:
+            if (found.map, found.rows, found.view) == (name, rows, view):
+                return found
+        raise KeyError((name, rows, view))
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as plain values for JSON."""
+        return asdict(self)
+
+
+def align(a: Table, b: Table, pairs: Pairs, settings: Settings | None = None, progress: Progress = quiet) -> Alignment:
+    """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
+
+    Args:
+        a: a stored tensor, or an array.
+        b: the other.
+        pairs: rows that belong together (`token_match`).
+        settings: what to measure.
+        progress: hears (what, done, total).
+
+    Raises:
+        CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.
+    """
+    settings = settings or Settings()
+    with Rows(a) as rows_a, Rows(b) as rows_b:
+        dtype = settings.dtype(len(pairs), (rows_a.shape[1], rows_b.shape[1]))
+        paired = Paired(rows_a, rows_b, pairs, dtype)
+        fit, held = split(len(pairs), settings.held_out, settings.scored, settings.seed)
+        names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
+        products, *norms, error = sums(paired, fit, progress)
+        rest, *rest_norms, _ = sums(paired, held, progress)
+        scores = _scores(paired, Fitter(products, names, settings.raw), (fit, held), settings, progress)
+        rest.join(products)
+        norms_a, norms_b = (np.concatenate(both) for both in zip(norms, rest_norms, strict=True))
+        return Alignment(
+            pairs=len(pairs),
+            matched=pairs.how,
+            widths=paired.widths,
+            fitted_rows=len(fit),
+            zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
+            precision="fp64" if dtype == np.float64 else "fp32",
+            error=error,
+            scores=tuple(scores),
+            left_out=tuple(left_out),
+            similarity=similarity(rest, settings.subspaces),
+            norms=norm_correlation(norms_a, norms_b),
+            neighbours=_neighbours(paired, settings, progress) if settings.neighbours else None,
+            seed=settings.seed,
+        )
+
+
+def _scores(
+    paired: Paired, fitter: Fitter, parts: tuple[Order, Order], settings: Settings, progress: Progress
+) -> list[Score]:
+    fit, held = parts
+    generator = np.random.default_rng([settings.seed, 1])
+    place = np.sort(generator.choice(len(fit), min(settings.scored, len(fit)), replace=False))
+    maps = fitter.fit(fitter.cross, progress)
+    seen = {
+        FITTED: score(paired, maps, fit[place], fit[place], progress),
+        HELD_OUT: score(paired, maps, held, held, progress),
+    }
+    nulls: dict[str, list[list[float]]] = {FITTED: [], HELD_OUT: []}
+    for _ in range(settings.permutations):
+        order, held_order = generator.permutation(fit), generator.permutation(held)
+        cross = fitter.cross if set(fitter.names) == {IDENTITY} else permuted_cross(paired, fit, order, progress)
+        refitted = fitter.fit(cross, progress)
+        nulls[FITTED].append(_means(score(paired, refitted, fit[place], order[place], progress)))
+        nulls[HELD_OUT].append(_means(score(paired, refitted, held, held_order, progress)))
+    return [
+        _score(fitted, rows, values[at], [found[at] for found in nulls[rows]], (len(fit), paired.widths))
+        for rows, values in seen.items()
+        for at, fitted in enumerate(maps)
+    ]
+
+
+def _means(scores: Sequence[NDArray]) -> list[float]:
+    return [float(values.mean()) for values in scores]
+
+
+def _score(fitted: Fitted, rows: str, cosines: NDArray, null: list[float], size: tuple[int, tuple[int, int]]) -> Score:
+    estimate = mean_interval(cosines)
+    reached = sum(value >= estimate.value for value in null)
+    return Score(
+        map=fitted.name,
+        view=fitted.view,
+        rows=rows,
+        estimate=estimate,
+        chance=chance(fitted.name, *size) if rows == FITTED else 0.0,
+        chance_deviation=held_out_deviation(len(cosines), size[1][1]),
+        null=Null(tuple(null), (1 + reached) / (1 + len(null))) if null else None,
+    )
+
+
+def sample(count: int, most: int, seed: int) -> Order:
+    """At most `most` of `count` pairs, at random and sorted."""
+    return np.sort(np.random.default_rng([seed, 2]).choice(count, min(most, count), replace=False))
+
+
+def _neighbours(paired: Paired, settings: Settings, progress: Progress) -> Overlap:
+    which = sample(len(paired.pairs), settings.sampled, settings.seed)
+    k = min(settings.neighbours, len(which) - 1)
+    ids_a = neighbours_of(paired.a, paired.pairs.a[which], k, paired.dtype, progress)
+    ids_b = neighbours_of(paired.b, paired.pairs.b[which], k, paired.dtype, progress)
+    return overlap(ids_a, ids_b, max(1, settings.permutations), settings.seed)
+
+
+def neighbours_of(
+    table: Rows, which: Order, k: int, dtype: type[np.floating], progress: Progress = quiet
+) -> NDArray[np.int64]:
+    """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
+    rows = table.take(which, dtype)
+    rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
+    return nearest(rows, k, lambda done, total: progress("neighbours", done, total))

@@ -1,0 +1,46 @@
+"""Means over sampled rows with their 95 % intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95 % interval [low, high], from `rows` rows."""
+
+    value: float
+    low: float
+    high: float
+    rows: int
+
+
+def mean_interval(values: NDArray) -> Estimate:
+    """Mean of independent values and its normal interval, mean ± 1.96·s/√n."""
+    n = len(values)
+    mean = float(np.mean(values, dtype=np.float64))
+    half = Z * float(np.std(values, ddof=1, dtype=np.float64)) / math.sqrt(n) if n > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def paired_bootstrap(first: NDArray, second: NDArray, seed: int = 0, resamples: int = 1000) -> Estimate:
+    """Mean of second − first over the same rows; interval: percentiles of the bootstrap over rows (Efron 1979)."""
+    difference = np.asarray(second, np.float64) - np.asarray(first, np.float64)
+    generator, n = np.random.default_rng(seed), len(difference)
+    means = [float(difference[generator.integers(0, n, n)].mean()) for _ in range(resamples)]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(difference.mean()), float(low), float(high), n)
+
+
+def correlation_interval(value: float, rows: int) -> Estimate:
+    """A correlation of n rows with its interval by Fisher's z, tanh(artanh r ± 1.96/√(n−3)); n > 3."""
+    if not -1 < value < 1:
+        return Estimate(value, value, value, rows)
+    half = Z / math.sqrt(rows - 3)
+    return Estimate(value, math.tanh(math.atanh(value) - half), math.tanh(math.atanh(value) + half), rows)

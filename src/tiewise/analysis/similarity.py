@@ -1,0 +1,142 @@
+"""How alike two tables' spaces are without any map: CKA, shared subspaces, spectra, norms; from d×d products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.cross_products import Products
+from tiewise.analysis.estimates import Estimate, correlation_interval
+from tiewise.analysis.nulls import cka_chance
+
+
+@dataclass(frozen=True)
+class Cka:
+    """Linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows (Kornblith et al. 2019); `chance`: its permutations' mean."""
+
+    value: float
+    chance: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles.
+
+    Args:
+        side: `left` (over tokens, [n, k]; any widths) or `right` (over the d coordinates; one width only).
+        k: directions of each.
+        value: Σ cos² / k, from 0 to 1.
+        chance: its mean for two random subspaces, k/(n−1) left and k/d right.
+        cosines: of the principal angles, falling.
+    """
+
+    side: str
+    k: int
+    value: float
+    chance: float
+    cosines: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Singular values of a table's centred paired rows, falling.
+
+    Args:
+        values: s_1 ≥ s_2 ≥ …, from the Gram matrix: accurate to about √ε·s_1 in absolute terms.
+        participation: (Σ s²)² / Σ s⁴, the number of directions that the table fills evenly.
+        mean_share: share of Σ‖row‖² that is the mean row's: 0 centred, 1 all rows alike.
+    """
+
+    values: tuple[float, ...]
+    participation: float
+    mean_share: float
+
+
+@dataclass(frozen=True)
+class NormCorrelation:
+    """Correlation over tokens of the rows' norms in the two tables; `chance` is one deviation around 0, 1/√(n−1)."""
+
+    pearson: Estimate
+    spearman: Estimate
+    chance: float
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """Everything of this file, of all paired rows."""
+
+    cka: Cka
+    subspaces: tuple[Subspace, ...]
+    spectrum_a: Spectrum
+    spectrum_b: Spectrum
+
+
+def similarity(products: Products, ks: tuple[int, ...]) -> Similarity:
+    """Compare two tables by the products of all their paired rows, as they are stored (not centred)."""
+    centred = products.centre()
+    values_a, axes_a = _axes(centred.gram_a)
+    values_b, axes_b = _axes(centred.gram_b)
+    rank = min(_rank(values_a), _rank(values_b))
+    between = axes_a.T @ centred.cross @ axes_b
+    found = []
+    for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
+        left = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
+        found.append(_subspace("left", left, k / (products.rows - 1)))
+        if axes_a.shape == axes_b.shape:
+            found.append(_subspace("right", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
+    return Similarity(
+        _cka(centred),
+        tuple(found),
+        _spectrum(values_a, products.gram_a, products.mean_a, products.rows),
+        _spectrum(values_b, products.gram_b, products.mean_b, products.rows),
+    )
+
+
+def norm_correlation(norms_a: NDArray, norms_b: NDArray) -> NormCorrelation:
+    """Correlate the norms of paired rows, by value (Pearson) and by rank (Spearman, ties by their mean rank)."""
+    n = len(norms_a)
+    pearson, spearman = _correlation(norms_a, norms_b), _correlation(_ranks(norms_a), _ranks(norms_b))
+    return NormCorrelation(correlation_interval(pearson, n), correlation_interval(spearman, n), (n - 1) ** -0.5)
+
+
+def _cka(centred: Products) -> Cka:
+    scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
+    value = float(np.square(centred.cross).sum()) / scale if scale else 0.0
+    return Cka(value, cka_chance(centred.rows, centred.gram_a, centred.gram_b), centred.rows)
+
+
+def _axes(gram: NDArray) -> tuple[NDArray, NDArray]:
+    values, vectors = np.linalg.eigh(gram)
+    return np.maximum(values[::-1], 0), vectors[:, ::-1]
+
+
+def _rank(values: NDArray) -> int:
+    return int((values > len(values) * np.finfo(np.float64).eps * values[0]).sum())
+
+
+def _subspace(side: str, between: NDArray, chance: float) -> Subspace:
+    cosines = np.minimum(np.linalg.svd(between, compute_uv=False), 1.0)
+    k = len(cosines)
+    return Subspace(side, k, float(np.square(cosines).mean()), min(1.0, chance), tuple(map(float, cosines)))
+
+
+def _spectrum(values: NDArray, gram: NDArray, mean: NDArray, rows: int) -> Spectrum:
+    total, raw = float(values.sum()), float(np.trace(gram))
+    participation = total**2 / float(np.square(values).sum()) if total else 0.0
+    share = rows * float(mean @ mean) / raw if raw else 0.0
+    return Spectrum(tuple(map(float, np.sqrt(values))), participation, share)
+
+
+def _correlation(x: NDArray, y: NDArray) -> float:
+    x, y = x - x.mean(), y - y.mean()
+    scale = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / scale if scale else 0.0
+
+
+def _ranks(values: NDArray) -> NDArray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]

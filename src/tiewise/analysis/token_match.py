@@ -1,0 +1,105 @@
+"""Which row of one table belongs to which row of another: by the token's text, never by its place.
+
+Two tokenizers give one text two ids, and one id two texts. Rows are paired by index only where both tables belong to
+one vocabulary: the two ends of one model, or two vocabularies that are the same text for text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows that belong together: row a[i] of one table and row b[i] of the other, sorted by a.
+
+    Args:
+        a: rows of the first table, int64 [n].
+        b: rows of the second, int64 [n].
+        how: `one vocabulary` or `by token text`.
+    """
+
+    a: NDArray[np.int64]
+    b: NDArray[np.int64]
+    how: str
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def without(self, mask_a: NDArray[np.bool_] | None = None, mask_b: NDArray[np.bool_] | None = None) -> Pairs:
+        """Leave out pairs whose row is marked: rows that are zero, repeated or never used.
+
+        Args:
+            mask_a: bool [V], true for a row of the first table to leave out.
+            mask_b: bool [V'], the same for the second.
+        """
+        keep = np.ones(len(self), bool)
+        for mask, rows in ((mask_a, self.a), (mask_b, self.b)):
+            if mask is not None:
+                keep &= ~mask[rows]
+        return Pairs(self.a[keep], self.b[keep], self.how)
+
+
+def one_vocabulary(rows_a: int, rows_b: int) -> Pairs:
+    """Pair rows by index: two tables of one model. A longer table's further rows (padding) are left out."""
+    rows = np.arange(min(rows_a, rows_b), dtype=np.int64)
+    return Pairs(rows, rows, "one vocabulary")
+
+
+def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pairs:
+    """Pair rows whose tokens have the same text; where a text stands twice in a vocabulary, its first row counts.
+
+    Args:
+        texts_a: text of each row of the first table; None for a row without a token.
+        texts_b: the same for the second.
+
+    Raises:
+        CheckpointError: the two have no token in common.
+    """
+    of_b: dict[str, int] = {}
+    for row, text in enumerate(texts_b):
+        if text is not None:
+            of_b.setdefault(text, row)
+    seen: set[str] = set()
+    rows_a, rows_b = [], []
+    for row, text in enumerate(texts_a):
+        if text is not None and text in of_b and text not in seen:
+            seen.add(text)
+            rows_a.append(row)
+            rows_b.append(of_b[text])
+    if not rows_a:
+        raise CheckpointError(
+            f"the two vocabularies ({len(texts_a):,} and {len(texts_b):,} rows) have no token in common",
+            "give the tokenizer of each table; byte-level and SentencePiece vocabularies spell tokens differently",
+        )
+    return Pairs(np.array(rows_a, np.int64), np.array(rows_b, np.int64), "by token text")
+
+
+def texts_of(folder: str | Path, rows: int) -> list[str | None]:
+    """Return the text of each of `rows` rows as a checkpoint's tokenizer files give it; None where none has the id.
+
+    Raises:
+        CheckpointError: no folder, no tokenizer file in it that holds texts, or one that cannot be read.
+    """
+    found = read_tokenizer(open_folder(folder))
+    if found is None:
+        raise CheckpointError(f"{folder}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
+    if found.faults:
+        raise CheckpointError(f"{folder}: {found.faults[0].what}", found.faults[0].fix)
+    if any(name.endswith((".model", ".spm")) for name in found.files):
+        raise CheckpointError(f"{folder}: a SentencePiece model, whose texts are not read", "add its tokenizer.json")
+    texts: list[Any] = [None] * rows
+    for text, number in [*found.base.items(), *((text, number) for number, text in found.added.items())]:
+        if number < rows:
+            texts[number] = text
+    return texts

@@ -1,0 +1,227 @@
+"""Alignment against dense fp64 computations, planted maps, simulation and the library that wrote the file."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from tiewise.analysis.alignment import Settings, align
+from tiewise.analysis.closer import closer
+from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
+from tiewise.checkpoint.header import read_header
+from tiewise.errors import CheckpointError
+
+QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}
+
+
+def tables(rows=400, d1=12, d2=12, seed=0, noise=0.5):
+    """A with a mean and an uneven spectrum, and B a noisy linear image of it."""
+    draw = np.random.default_rng(seed)
+    a = draw.normal(size=(rows, d1)) * np.linspace(2, 0.3, d1) + draw.normal(size=d1)
+    return a, a @ draw.normal(size=(d1, d2)) + noise * draw.normal(size=(rows, d2)) + draw.normal(size=d2)
+
+
+def rows_of(result_seed, count, held_out=0.2):
+    """The documented split, drawn again: (fitting rows, held-out rows)."""
+    order = np.random.default_rng(result_seed).permutation(count)
+    held = int(held_out * count)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def cosines(x, y):
+    return (x * y).sum(1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+
+
+def dense_maps(x, y, rank):
+    """Orthogonal, linear and reduced-rank maps of fp64 rows by scipy and by definition."""
+    linear = np.linalg.lstsq(x, y, rcond=None)[0]
+    _, _, right = np.linalg.svd(x @ linear, full_matrices=False)
+    left, _, other = np.linalg.svd(x.T @ y, full_matrices=False)
+    return {"orthogonal": left @ other, "linear": linear, f"rank {rank}": linear @ right[:rank].T @ right[:rank]}
+
+
+@pytest.mark.parametrize("widths", [(12, 12), (12, 9), (9, 12)])
+@pytest.mark.parametrize("view", ["centred", "raw"])
+def test_scores_equal_the_dense_computation(widths, view):
+    a, b = tables(d1=widths[0], d2=widths[1])
+    found = align(a, b, one_vocabulary(400, 400), Settings(ranks=(3,), raw=True, **QUICK))
+    fit, held = rows_of(0, 400)
+    mean_a, mean_b = (t[fit].mean(0) if view == "centred" else 0 for t in (a, b))
+    x, y = a - mean_a, b - mean_b
+    for name, matrix in dense_maps(x[fit], y[fit], 3).items():
+        for rows, which in (("fitted", fit), ("held out", held)):
+            got = found.score(name, rows, view).estimate
+            assert got.value == pytest.approx(cosines(x[which] @ matrix, y[which]).mean(), abs=1e-10)
+            assert got.rows == len(which)
+    if widths[0] == widths[1]:
+        assert found.score("identity", view=view).estimate.value == pytest.approx(cosines(x, y)[held].mean(), abs=1e-10)
+        left, *_ = scipy.linalg.orthogonal_procrustes(x[fit], y[fit])
+        assert np.abs(left - dense_maps(x[fit], y[fit], 3)["orthogonal"]).max() < 1e-10
+    else:
+        assert found.left_out == (("identity", f"widths {widths[0]} and {widths[1]} differ"),)
+
+
+def test_measures_without_a_map_equal_the_dense_computation():
+    a, b = tables(d2=12, noise=3.0)
+    found = align(a, b, one_vocabulary(400, 400), Settings(**QUICK))
+    x, y = a - a.mean(0), b - b.mean(0)
+    kx, ky = x @ x.T, y @ y.T
+    assert found.similarity.cka.value == pytest.approx(
+        (kx * ky).sum() / np.linalg.norm(kx) / np.linalg.norm(ky), abs=1e-10
+    )
+    (ux, sx, vx), (uy, sy, vy) = (np.linalg.svd(t, full_matrices=False) for t in (x, y))
+    np.testing.assert_allclose(found.similarity.spectrum_a.values, sx, rtol=1e-10)
+    np.testing.assert_allclose(found.similarity.spectrum_b.values, sy, rtol=1e-10)
+    for space, one, other in zip(found.similarity.subspaces, (ux[:, :4], vx[:4].T), (uy[:, :4], vy[:4].T), strict=True):
+        angles = scipy.linalg.subspace_angles(one, other)
+        np.testing.assert_allclose(space.cosines, np.sort(np.cos(angles))[::-1], atol=1e-10)
+        assert space.value == pytest.approx(np.mean(np.cos(angles) ** 2), abs=1e-10)
+    na, nb = np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1)
+    assert found.norms.pearson.value == pytest.approx(scipy.stats.pearsonr(na, nb)[0], abs=1e-10)
+    assert found.norms.spearman.value == pytest.approx(scipy.stats.spearmanr(na, nb)[0], abs=1e-10)
+    interval = scipy.stats.pearsonr(na, nb).confidence_interval()
+    assert (found.norms.pearson.low, found.norms.pearson.high) == pytest.approx(
+        (interval.low, interval.high), abs=1e-10
+    )
+
+
+def test_neighbours_equal_those_of_all_cosines(monkeypatch):
+    monkeypatch.setattr("tiewise.analysis.neighbours_overlap.BLOCK", 37)
+    a, b = tables(rows=200, noise=4.0)
+    found = align(a, b, one_vocabulary(200, 200), Settings(neighbours=5, permutations=2))
+
+    def near(t):
+        unit = (t - t.mean(0)) / np.linalg.norm(t - t.mean(0), axis=1, keepdims=True)
+        similar = unit @ unit.T
+        np.fill_diagonal(similar, -2)
+        return [set(np.argsort(row)[-5:]) for row in similar]
+
+    shares = np.array([len(one & other) / 5 for one, other in zip(near(a), near(b), strict=True)])
+    assert found.neighbours.estimate.value == pytest.approx(shares.mean(), abs=1e-12)
+    half = 1.959964 * scipy.stats.sem(shares)
+    assert found.neighbours.estimate.high - found.neighbours.estimate.value == pytest.approx(half, rel=1e-6)
+    assert found.neighbours.chance == 5 / 199
+    assert found.neighbours.estimate.low > max(found.neighbours.permuted)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 24), noise=st.sampled_from([0.0, 1e-3]))
+def test_procrustes_recovers_a_planted_rotation(seed, d, noise):
+    draw = np.random.default_rng(seed)
+    a = draw.normal(size=(200, d))
+    turn = scipy.stats.ortho_group.rvs(d, random_state=seed % 2**31) if d > 1 else np.array([[-1.0]])
+    b = a @ turn + 0.7 + noise * draw.normal(size=a.shape)
+    found = align(a, b, one_vocabulary(200, 200), Settings(maps=("orthogonal",), permutations=0, neighbours=0))
+    held = found.score("orthogonal").estimate
+    assert held.value > 1 - (1e-12 if noise == 0 else 0.05 if d == 1 else 1e-3)
+
+
+def test_unrelated_tables_stand_at_chance_and_their_null_does_too():
+    draw = np.random.default_rng(5)
+    a, b = draw.normal(size=(2, 2000, 64))
+    found = align(a, b, one_vocabulary(2000, 2000), Settings(ranks=(8,), permutations=4, neighbours=5))
+    for score in found.scores:
+        wide = 5 * score.chance_deviation + 0.015 * score.chance  # the law's own error at n/d = 25
+        assert abs(score.estimate.value - score.chance) < wide, score
+        assert all(abs(value - score.chance) < wide for value in score.null.values), score
+        assert score.null.p == (1 + sum(v >= score.estimate.value for v in score.null.values)) / 5
+    assert {s.map for s in found.scores if s.rows == "fitted" and s.chance > 0.08} == {"orthogonal", "linear", "rank 8"}
+
+
+def test_null_of_related_tables_is_far_below_the_score():
+    found = align(*tables(), one_vocabulary(400, 400), Settings(permutations=9, neighbours=0))
+    for name in ("orthogonal", "linear"):
+        score = found.score(name)
+        assert score.null.p == 0.1
+        assert score.estimate.low > max(score.null.values) + 0.1
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_files_give_what_their_arrays_give(tmp_path, dtype):
+    a, b = (t.astype(dtype) for t in tables(rows=500))
+    save_file({"a": a, "b": b[::-1].copy()}, tmp_path / "t.safetensors")
+    stored = read_header(tmp_path / "t.safetensors").tensors
+    rows = np.arange(0, 500, 7)
+    pairs = Pairs(rows, 499 - rows, "by token text")
+    options = Settings(permutations=2, neighbours=3, subspaces=(4,))
+    heard = []
+    streamed = align(stored["a"], stored["b"], pairs, options, lambda *said: heard.append(said))
+    wide = [t.astype(np.float64)[rows] for t in (a, b)]
+    assert streamed.record()["scores"] == align(*wide, one_vocabulary(len(rows), len(rows)), options).record()["scores"]
+    assert {what for what, *_ in heard} >= {"products", "permuted products", "scoring", "neighbours"}
+    assert all(0 < done <= total for _, done, total in heard)
+    json.dumps(streamed.record(), allow_nan=False)
+
+
+def test_fp32_is_as_close_as_its_stated_error_lets_expect():
+    a, b = tables(rows=3000, d1=40, d2=40)
+    one, other = (
+        align(a.astype(np.float32), b.astype(np.float32), one_vocabulary(3000, 3000), Settings(precision=p, **QUICK))
+        for p in ("fp64", "fp32")
+    )
+    assert (one.precision, one.error) == ("fp64", 0.0)
+    assert other.precision == "fp32"
+    assert 1e-9 < other.error < 1e-6
+    for exact, rough in zip(one.scores, other.scores, strict=True):
+        assert rough.estimate.value == pytest.approx(exact.estimate.value, abs=1e-5)
+
+
+def test_closer_names_the_table_that_it_was_made_from():
+    draw = np.random.default_rng(3)
+    first, second = draw.normal(size=(2, 800, 20))
+    turn = np.linalg.qr(draw.normal(size=(20, 20)))[0]
+    table = np.concatenate([draw.normal(size=(5, 20)), second @ turn + 0.5 * draw.normal(size=(800, 20))])
+    pairs = by_text([None] * 5 + [str(i) for i in range(800)], [str(i) for i in range(800)])
+    found = closer(table, first, second, pairs, Settings(neighbours=5))
+    leans = {(lean.measure, lean.view): lean for lean in found.leans}
+    for name in ("orthogonal", "linear", "neighbours"):
+        lean = leans[name, "centred"]
+        assert lean.toward == "output"
+        assert lean.difference.value == pytest.approx(lean.output.value - lean.input.value, abs=1e-12)
+        assert lean.difference.low < lean.difference.value < lean.difference.high
+    swapped = closer(table, second, first, pairs, Settings(neighbours=5))
+    assert {lean.toward for lean in swapped.leans if lean.measure != "identity"} == {"input"}
+    same = closer(table, second, second, pairs, Settings(neighbours=5))
+    assert {lean.toward for lean in same.leans} == {"neither"}
+    json.dumps(found.record(), allow_nan=False)
+
+
+def test_zero_rows_are_counted_and_can_be_left_out():
+    a, b = tables()
+    a[:3] = 0
+    pairs = one_vocabulary(400, 400)
+    assert align(a, b, pairs, Settings(**QUICK)).zero_rows == 3
+    left = pairs.without(mask_a=~a.any(axis=1))
+    found = align(a, b, left, Settings(**QUICK))
+    assert (found.zero_rows, found.pairs) == (0, 397)
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "said"),
+    [
+        (lambda a, b: (a, b[:10]), {}, "10 paired rows are too few"),
+        (lambda a, b: (a, b[:, :5]), {"maps": ("identity",)}, "widths 12 and 5 differ; orthogonal, linear"),
+        (lambda a, b: (a, b), {"maps": ("affine",)}, "no map is called affine"),
+        (lambda a, b: (a, np.where(b == b.max(), np.nan, b)), {}, "NaN"),
+        (lambda a, b: (np.tile(a[:16], 2), b[:16]), {"maps": ("linear",)}, "13 rows to fit on, and more than 24"),
+        (lambda a, b: (a.astype(int), b), {}, "no table of floating values"),
+    ],
+)
+def test_bad_input_is_one_line(change, options, said):
+    a, b = change(*tables())
+    with pytest.raises(CheckpointError, match=said) as caught:
+        align(a, b, one_vocabulary(len(a), len(b)), Settings(**options))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_row_beyond_the_table_is_refused():
+    a, b = tables()
+    rows = np.arange(400)
+    with pytest.raises(CheckpointError, match="has 400 rows and its vocabulary names row 400"):
+        align(a, b, Pairs(rows, rows + 1, "by token text"))
