@@ -1,0 +1,131 @@
+"""The direct path of a checkpoint's folder: its two tables, and what its class does between them.
+
+Tables are opened, not read; only vectors (a norm's weight, a bias) are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tiewise.analysis.direct_path import DirectPath, Norm
+from tiewise.analysis.final_norms import FAMILIES, Ending, plain_norm
+from tiewise.analysis.tables import Array, StoredTable
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.names import module_of
+from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import CheckpointError
+
+
+def open_path(folder: Folder) -> DirectPath:
+    """Open the direct path; `notes` say what of the model it applies and what it leaves out.
+
+    Raises:
+        CheckpointError: a table is missing, quantised or mapped to another width, or the final norm is not stored.
+    """
+    facts = Facts(folder)
+    roles = facts.roles
+    table, head = _ends(facts)
+    if roles.maps:
+        what = f"{facts.path}: {short(roles.maps[0].name)} stands between a table and the body"
+        raise CheckpointError(what, "run `tiewise densify` first, where it can make the tables dense")
+    source = StoredTable(table)
+    target = source if head is None else StoredTable(head)
+    acts = _acts(facts, table, source.width)
+    bias, notes = _bias(facts, target.rows)
+    if roles.positions:
+        notes.append("position rows are left out")
+    return DirectPath(
+        source, target, acts.norm, acts.input_scale, acts.output_scale, bias, acts.softcap, (*acts.notes, *notes)
+    )
+
+
+def _ends(facts: Facts) -> tuple[Stored, Stored | None]:
+    """(input table, output table or None where the model is tied)."""
+    roles, path = facts.roles, facts.path
+    if roles.input is None:
+        raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
+    if roles.quantised_input or roles.quantised_output:
+        raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
+    if roles.output is not None:
+        same = facts.ends is not None and facts.ends.equal
+        return roles.input, None if same else roles.output
+    if roles.headless:
+        raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
+    if facts.tied is False:
+        raise CheckpointError(f"{path}: it says untied and stores no head", "`tiewise check` says how to repair it")
+    return roles.input, None
+
+
+@dataclass(frozen=True)
+class _Acts:
+    """What the class does between its tables."""
+
+    norm: Norm
+    input_scale: float
+    output_scale: float
+    softcap: float | None
+    notes: tuple[str, ...]
+
+
+def _acts(facts: Facts, table: Stored, width: int) -> _Acts:
+    level: Mapping[str, Any] = facts.config if facts.text is None else facts.levels.get(facts.text.level, facts.config)
+    family = level.get("model_type")
+    scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
+    ending = FAMILIES.get(family) if isinstance(family, str) else None
+    if ending is None:
+        named = short(family) if isinstance(family, str) else "of no stated type"
+        left_out = [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items()]
+        note = f"the final norm of a model {named} is not known: none is applied"
+        return _Acts(Norm(), 1.0, 1.0, None, (note, *left_out))
+    norm = _norm(facts, ending, level, table, width)
+    input_scale = math.sqrt(width) if ending.root_width else 1.0
+    known = {key: value for key, value in scalars.items() if key in ending.scalars}
+    input_scale *= known.get("embedding_multiplier", 1.0)
+    output_scale = known.get("logit_scale", 1.0) / (known.get("logits_scaling") or 1.0)
+    softcap = known.get("final_logit_softcapping")
+    notes = [f"{norm.kind} norm applied, eps {norm.eps:g}"]
+    notes += [f"input rows times {input_scale:g}"] if input_scale != 1 else []
+    notes += [f"logits times {output_scale:g}"] if output_scale != 1 else []
+    notes += [f"soft-cap {softcap:g} applied"] if softcap else []
+    notes += [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items() if key not in known]
+    return _Acts(norm, input_scale, output_scale, softcap or None, tuple(notes))
+
+
+def _norm(facts: Facts, ending: Ending, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
+    norm = plain_norm(ending, level)
+    if not ending.stored:
+        return norm
+    if level.get("do_layer_norm_before") is False:  # OPT-350M normalises inside its layers only
+        return Norm()
+    prefix = module_of(module_of(table.name)[0])[0]
+    name = f"{prefix}.{ending.norm}" if prefix else ending.norm
+    weight = facts.folder.tensors.get(f"{name}.weight")
+    if weight is None:
+        what = f"{facts.path}: the final norm {short(name)}.weight is not stored"
+        raise CheckpointError(what, "`tiewise check` says what is missing")
+    shift = facts.folder.tensors.get(f"{name}.bias")
+    gain = _vector(weight, width) + (1.0 if ending.plus_one else 0.0)
+    return replace(norm, gain=gain, shift=None if shift is None else _vector(shift, width))
+
+
+def _bias(facts: Facts, rows: int) -> tuple[Array | None, list[str]]:
+    fitting = [bias for bias in facts.roles.biases if bias.shape in ((rows,), (1, rows))]
+    if not fitting:
+        return None, []
+    own = module_of(facts.roles.output_name or "")[0]
+    chosen = next((bias for bias in fitting if bias.name == f"{own}.bias"), fitting[0])
+    return _vector(chosen, rows), [f"bias {short(chosen.name)} applied"]
+
+
+def _vector(tensor: Stored, size: int) -> Array:
+    if tensor.shape not in ((size,), (1, size)):
+        what = f"{tensor.path}: {short(tensor.name)} has shape {list(tensor.shape)}, not [{size}]"
+        raise CheckpointError(what, "`tiewise check` says what does not fit")
+    with Reader(tensor) as reader:
+        return reader.wide().astype("float64").reshape(size)

@@ -1,0 +1,127 @@
+"""A checkpoint's direct path is what transformers' own class says when it has no layers."""
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors.numpy import load_file, save_file
+from transformers import AutoConfig
+
+from tiewise.analysis.direct_path import asymmetry, grams
+from tiewise.analysis.final_norms import FAMILIES
+from tiewise.analysis.open_path import open_path
+from tiewise.analysis.path_tokens import transitions
+from tiewise.checkpoint.folder import open_folder
+from tiewise.errors import CheckpointError
+
+V, E = 40, 16
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": E,
+    "num_hidden_layers": 0,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "float64",
+}
+CLASSES = {
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gptj": "GPTJForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "opt": "OPTForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+}
+SETTINGS = {
+    "opt": {"word_embed_proj_dim": E, "ffn_dim": 32},
+    "gpt_neo": {"attention_types": [], "attention_layers": []},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0},
+    "cohere": {"logit_scale": 0.25},
+    "gemma2": {"final_logit_softcapping": 2.0},
+    "gemma3_text": {"final_logit_softcapping": 3.0},
+    "mistral": {"rms_norm_eps": 0.5},
+    "gpt_neox": {"layer_norm_eps": 0.5},
+}
+
+
+def without_layers(family, tied):
+    """transformers' class of a family with no layer, its vectors random, its positions zero."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family)
+    settings = SIZES | SETTINGS.get(family, {}) | {"tie_word_embeddings": tied}
+    for key, value in settings.items():
+        setattr(config, key, value)
+    if hasattr(config, "layer_types"):
+        config.layer_types = []
+    name = CLASSES.get(family, f"{family.capitalize()}ForCausalLM")
+    model = getattr(transformers, name)(config).to(torch.float64).eval()
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.zeros_like(value) if "wpe" in name or "positions" in name else torch.randn_like(value))
+    if tied:
+        model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
+    model = without_layers(family, tied)
+    model.save_pretrained(tmp_path)
+    path = open_path(open_folder(tmp_path))
+    assert path.tied == tied
+    assert not any("not applied" in note or "not known" in note for note in path.notes)
+    with torch.no_grad():
+        expected = model(torch.arange(V)[:, None]).logits[:, 0].double()
+    wanted = [(0, 0), (3, 7), (7, 3), (39, 39), (20, 1)]
+    chances = torch.log_softmax(expected, -1)
+    for (before, after), found in zip(wanted, transitions(path, wanted), strict=True):
+        # some classes compute their norm in fp32, whatever the model's type
+        assert found.logit == pytest.approx(expected[before, after].item(), rel=2e-6, abs=2e-6)
+        assert found.log_probability == pytest.approx(chances[before, after].item(), abs=1e-5)
+    assert (asymmetry(grams(path.linear)).ratio == 0) == tied
+
+
+def rewritten(folder, **changes):
+    """Replace tensors of a saved model; None takes one away."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors = {name: changes.get(name, value) for name, value in tensors.items()}
+    save_file({name: value for name, value in tensors.items() if value is not None}, folder / "model.safetensors")
+    return open_folder(folder)
+
+
+def test_a_copied_head_is_tied_and_another_is_not(tmp_path):
+    without_layers("llama", False).save_pretrained(tmp_path)
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    assert open_path(rewritten(tmp_path, **{"lm_head.weight": table})).tied
+    assert not open_path(rewritten(tmp_path, **{"lm_head.weight": table + np.eye(V, E)})).tied
+
+
+def test_missing_parts_are_named(tmp_path):
+    without_layers("llama", False).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"final norm model\.norm\.weight is not stored"):
+        open_path(rewritten(tmp_path, **{"model.norm.weight": None}))
+    with pytest.raises(CheckpointError, match="untied and stores no head"):
+        open_path(rewritten(tmp_path, **{"lm_head.weight": None}))
+    with pytest.raises(CheckpointError, match="no input table"):
+        open_path(rewritten(tmp_path, **{"model.embed_tokens.weight": None}))
+
+
+def test_a_body_has_no_direct_path(tmp_path):
+    without_layers("llama", True).model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="without an output head"):
+        open_path(open_folder(tmp_path))
+
+
+def test_an_unknown_family_is_multiplied_as_stored_and_says_so(tmp_path):
+    model = without_layers("mpt" if "mpt" not in FAMILIES else "llama", True)
+    model.save_pretrained(tmp_path)
+    path = open_path(open_folder(tmp_path))
+    assert path.norm.kind == "none"
+    assert "is not known: none is applied" in path.notes[0]
