@@ -1,0 +1,177 @@
+"""Counts of pairs against a plain loop; the irreversibility against an independent optimiser and known chains."""
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.optimize import minimize
+from scipy.special import logsumexp
+
+from tiewise.analysis import bigrams
+from tiewise.analysis.bigrams import Chain, irreversibility
+from tiewise.errors import DataError
+
+
+def ring(text):
+    """Pairs of a text closed into a ring, by a plain loop."""
+    return Counter((text[i - 1], text[i]) for i in range(len(text)))
+
+
+def counted(chain):
+    return dict(zip(zip(chain.before.tolist(), chain.after.tolist(), strict=True), chain.counts.tolist(), strict=True))
+
+
+def entropy_and_irreversibility(q):
+    """By their definitions, from a dense Q."""
+    pi = q.sum(1)
+    h = sum(-q[i, j] * math.log(q[i, j] / pi[i]) for i, j in np.argwhere(q))
+    return h, sum(q[i, j] * math.log(2 * q[i, j] / (q[i, j] + q[j, i])) for i, j in np.argwhere(q))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=2, max_size=60), st.integers(1, 60), st.sampled_from(["u2", "i8", "u4"]))
+def test_counts_equal_a_loop_however_the_text_comes(text, step, kind):
+    pieces = [np.array(text[i : i + step], kind) for i in range(0, len(text), step)]
+    chain = Chain.of([*pieces, np.empty(0, kind)], 7)
+    assert counted(chain) == ring(text)
+    assert chain.pairs == len(text)
+    q = np.zeros((7, 7))
+    for pair, count in ring(text).items():
+        q[pair] = count / len(text)
+    np.testing.assert_allclose(chain.dense(), q, atol=1e-15)
+    np.testing.assert_allclose(q.sum(0), q.sum(1), atol=1e-15)
+    assert (chain.tokens == np.bincount(text, minlength=7)).all()
+    h, i = entropy_and_irreversibility(q)
+    assert chain.entropy == pytest.approx(h, abs=1e-12)
+    assert chain.irreversibility == pytest.approx(i, abs=1e-12)
+    assert -1e-12 <= chain.irreversibility <= math.log(2) + 1e-12
+
+
+def test_counts_are_merged_now_and_then(monkeypatch):
+    text = np.random.default_rng(0).integers(0, 50, 5000)
+    whole = Chain.of([text], 50)
+    monkeypatch.setattr(bigrams, "MERGED_AT", 100)
+    parts = Chain.of(np.array_split(text, 77), 50)
+    assert (parts.keys == whole.keys).all()
+    assert (parts.counts == whole.counts).all()
+
+
+def test_a_large_vocabulary_does_not_overflow():
+    top = 300_000
+    chain = Chain.of([np.array([top - 1, top - 2, top - 1], np.uint32)], top)
+    assert counted(chain) == {(top - 1, top - 2): 1, (top - 2, top - 1): 1, (top - 1, top - 1): 1}
+
+
+def random_chain(states, seed):
+    """A dense Q with equal row and column sums, and the transition matrix."""
+    generator = np.random.default_rng(seed)
+    p = generator.dirichlet(np.full(states, 0.5), states) * 0.98 + 0.02 / states
+    pi = np.linalg.matrix_power(p, 4096)[0]
+    return pi[:, None] * p / (pi[:, None] * p).sum(), p
+
+
+def exact(q, scale=10**15):
+    """A `Chain` whose counts are Q but for rounding to 1e-15."""
+    counts = np.rint(q * scale).astype(np.int64)
+    places = np.flatnonzero(counts)
+    return Chain(places, counts.ravel()[places], len(q))
+
+
+def fitted_symmetric(q):
+    """Lowest nll of any symmetric logits with a bias, by scipy; the same formula written down once more."""
+    v = len(q)
+    upper = np.triu_indices(v)
+
+    def loss(x):
+        s = np.zeros((v, v))
+        s[upper] = x[: len(upper[0])]
+        logits = s + np.triu(s, 1).T + x[len(upper[0]) :]
+        normaliser = logsumexp(logits, axis=1, keepdims=True)
+        error = q.sum(1, keepdims=True) * np.exp(logits - normaliser) - q
+        both = error + error.T - np.diag(error.diagonal())
+        return -(q * (logits - normaliser)).sum(), np.concatenate([both[upper], error.sum(0)])
+
+    options = {"maxiter": 20_000, "maxfun": 40_000, "maxcor": 50, "ftol": 0, "gtol": 1e-11}
+    return minimize(loss, np.zeros(len(upper[0]) + v), jac=True, method="L-BFGS-B", options=options).fun
+
+
+@pytest.mark.parametrize(("states", "seed"), [(3, 0), (6, 1), (6, 2), (12, 3), (20, 4)])
+def test_irreversibility_is_the_optimum_of_symmetric_paths(states, seed):
+    q, _ = random_chain(states, seed)
+    chain = exact(q)
+    assert chain.irreversibility > 0.01
+    assert fitted_symmetric(q) - chain.entropy == pytest.approx(chain.irreversibility, abs=1e-8)
+
+
+def test_reversible_and_turning_chains():
+    q, _ = random_chain(8, 0)
+    assert exact((q + q.T) / 2).irreversibility == pytest.approx(0, abs=1e-12)
+    assert Chain.of([np.arange(60) % 6], 6).irreversibility == pytest.approx(math.log(2))
+    assert Chain.of([np.zeros(9, int)], 1).irreversibility == 0
+
+
+def drawn(p, length, seed):
+    generator = np.random.default_rng(seed)
+    edges, points = p.cumsum(1), generator.random(length)
+    text = np.zeros(length, np.int64)
+    for t in range(1, length):
+        text[t] = min(np.searchsorted(edges[text[t - 1]], points[t]), len(p) - 1)
+    return text
+
+
+def test_estimates_err_in_opposite_directions_around_the_truth():
+    q, p = random_chain(30, 7)
+    truth = exact(q).irreversibility
+    found = [irreversibility(drawn(p, 4000, seed), 30, seed=seed) for seed in range(12)]
+    assert np.mean([f.held_out for f in found]) < truth < np.mean([f.plug_in for f in found])
+    bias = np.mean([f.plug_in for f in found]) - truth
+    longer = [irreversibility(drawn(p, 16000, seed), 30, seed=seed) for seed in range(3)]
+    assert np.mean([f.plug_in for f in longer]) - truth < bias / 2
+    # the interval is that of an estimate that is a little too low; it must not lie above the truth
+    assert sum(f.low > truth for f in found) <= 2
+    for f in longer:
+        assert f.low < f.held_out < f.high
+        assert f.plug_in > f.coin + 5 * f.coin_spread
+
+
+def test_a_reversible_text_looks_like_its_coin():
+    q, _ = random_chain(40, 3)
+    symmetric = (q + q.T) / 2
+    p = symmetric / symmetric.sum(1, keepdims=True)
+    found = [irreversibility(drawn(p, 3000, seed), 40, tosses=20, seed=seed) for seed in range(8)]
+    assert np.mean([f.held_out for f in found]) <= 0.002
+    assert min(f.plug_in for f in found) > 0.03  # counts alone would claim irreversibility
+    away = [(f.plug_in - f.coin) / f.coin_spread for f in found]
+    assert abs(np.mean(away)) < 1.5
+    assert max(map(abs, away)) < 4
+
+
+def test_parts_together_are_the_ring():
+    text = np.random.default_rng(0).integers(0, 9, 103)
+    total = Counter()
+    for part in bigrams._parts(text, 9, 7):
+        total.update(counted(part))
+    assert total == ring(text.tolist())
+
+
+def test_the_same_seed_gives_the_same_record():
+    text = np.random.default_rng(0).integers(0, 9, 300).astype(np.uint16)
+    first, again = (irreversibility(text, 9, seed=4).record() for _ in range(2))
+    assert first == again == json.loads(json.dumps(first))
+
+
+def test_what_cannot_be_counted_is_refused():
+    with pytest.raises(DataError, match="token 9 is outside a vocabulary of 9"):
+        Chain.of([np.array([1, 9])], 9)
+    with pytest.raises(DataError, match="a text of 1 tokens has no pairs"):
+        Chain.of([np.array([1])], 9)
+    with pytest.raises(DataError, match="a text of 0 tokens"):
+        Chain.of([], 9)
+    with pytest.raises(DataError, match="99 tokens in 10 parts"):
+        irreversibility(np.zeros(99, int), 9)
+    with pytest.raises(DataError, match="not made dense"):
+        Chain.of([np.arange(3)], 5000).dense()
