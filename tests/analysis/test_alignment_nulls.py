@@ -14,7 +14,7 @@ from tiewise.analysis.nulls import (
     orthogonal_chance,
     reduced_chance,
 )
-from tiewise.analysis.procrustes import orthogonal
+from tiewise.analysis.procrustes import orthogonal, pseudo_inverse
 from tiewise.analysis.similarity import similarity
 
 
@@ -90,3 +90,9 @@ def test_large_procrustes_equals_the_small_one(monkeypatch):
     made = orthogonal(cross)
     np.testing.assert_allclose(made.T @ made, np.eye(30), atol=1e-12)
     assert np.trace(made.T @ cross) == pytest.approx(np.linalg.norm(cross, "nuc"))
+
+
+def test_directions_within_the_products_error_are_left_out():
+    gram = np.diag([1.0, 0.5, 1e-8])
+    np.testing.assert_allclose(pseudo_inverse(gram), np.diag([1.0, 2.0, 1e8]))
+    np.testing.assert_allclose(pseudo_inverse(gram, error=1e-7), np.diag([1.0, 2.0, 0.0]))

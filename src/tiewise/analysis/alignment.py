@@ -41,7 +41,7 @@ from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correl
 from tiewise.analysis.token_match import Pairs
 
 FITTED, HELD_OUT = "fitted", "held out"
-FP64_WORK = 2e11  # multiplications up to which fp64 costs seconds at most
+FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def align(a: Table, b: Table, pairs: Pairs, settings: Settings | None = None, pr
         names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
         products, *norms, error = sums(paired, fit, progress)
         rest, *rest_norms, _ = sums(paired, held, progress)
-        scores = _scores(paired, Fitter(products, names, settings.raw), (fit, held), settings, progress)
+        scores = _scores(paired, Fitter(products, names, settings.raw, error), (fit, held), settings, progress)
         rest.join(products)
         norms_a, norms_b = (np.concatenate(both) for both in zip(norms, rest_norms, strict=True))
         return Alignment(

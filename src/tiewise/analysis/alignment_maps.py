@@ -109,9 +109,10 @@ class Fitter:
         products: sums over the fitting rows, not centred.
         names: maps that apply, of `choose`.
         raw: also fit without centring. Identity is always given both ways.
+        error: relative error of the products, of `sums`.
     """
 
-    def __init__(self, products: Products, names: Sequence[str], raw: bool) -> None:
+    def __init__(self, products: Products, names: Sequence[str], raw: bool, error: float) -> None:
         self.names, self.rows = names, products.rows
         self.mean_a, self.mean_b = products.mean_a, products.mean_b
         self.views = (CENTRED, RAW) if raw else (CENTRED,)
@@ -120,7 +121,8 @@ class Fitter:
         if any(name == LINEAR or name.startswith("rank ") for name in names):
             less = products.rows * np.outer(self.mean_a, self.mean_a)
             for view in self.views:
-                self._inverse[view] = pseudo_inverse(products.gram_a - less if view == CENTRED else products.gram_a)
+                gram = products.gram_a - less if view == CENTRED else products.gram_a
+                self._inverse[view] = pseudo_inverse(gram, error)
 
     def fit(self, cross: Matrix, progress: Progress) -> list[Fitted]:
         """Return every map, fitted to AᵀB [d1, d2] of the fitting rows in some order."""

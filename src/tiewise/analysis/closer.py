@@ -115,7 +115,8 @@ def _cosines(
 ) -> tuple[dict[tuple[str, str], NDArray], list[tuple[str, str]], int]:
     fit, held = split(len(paired.pairs), settings.held_out, settings.scored, settings.seed)
     names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
-    fitter = Fitter(sums(paired, fit, progress)[0], names, settings.raw)
+    products, _, _, error = sums(paired, fit, progress)
+    fitter = Fitter(products, names, settings.raw, error)
     maps = fitter.fit(fitter.cross, progress)
     values = score(paired, maps, held, held, progress)
     return {(m.name, m.view): v for m, v in zip(maps, values, strict=True)}, left_out, len(fit)

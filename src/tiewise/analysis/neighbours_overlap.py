@@ -60,17 +60,31 @@ def nearest(rows: NDArray, k: int, tick: Callable[[int, int], None] = lambda don
 
 def _merge(best: NDArray, ids: NDArray, start: int, tile: NDArray, first: int) -> None:
     """Keep the k best of each row's best so far and one tile, whose columns are rows `first` on."""
-    stop, k = start + len(tile), best.shape[1]
-    better = np.nonzero((tile > best[start:stop].min(axis=1, keepdims=True)).any(axis=1))[0]
-    if not len(better):
-        return
-    tile = np.ascontiguousarray(tile[better])
+    rows = slice(start, start + len(tile))
+    values, names = _whole(tile, best.shape[1]) if best[start, 0] == -np.inf else _better(tile, best[rows].min(axis=1))
+    values = np.concatenate([best[rows], values], axis=1)
+    names = np.concatenate([ids[rows], names + first], axis=1)
+    kept = np.argpartition(values, -best.shape[1], axis=1)[:, -best.shape[1] :]
+    best[rows] = np.take_along_axis(values, kept, axis=1)
+    ids[rows] = np.take_along_axis(names, kept, axis=1)
+
+
+def _whole(tile: NDArray, k: int) -> tuple[NDArray, NDArray]:
+    """(values, columns) of the k largest of each row."""
+    tile = np.ascontiguousarray(tile)
     columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
-    values = np.concatenate([best[start + better], np.take_along_axis(tile, columns, axis=1)], axis=1)
-    names = np.concatenate([ids[start + better], columns + first], axis=1)
-    kept = np.argpartition(values, -k, axis=1)[:, -k:]
-    best[start + better] = np.take_along_axis(values, kept, axis=1)
-    ids[start + better] = np.take_along_axis(names, kept, axis=1)
+    return np.take_along_axis(tile, columns, axis=1), columns
+
+
+def _better(tile: NDArray, least: NDArray) -> tuple[NDArray, NDArray]:
+    """(values, columns) of what exceeds `least` in each row, padded with -inf: few, once some tiles have been met."""
+    rows, columns = np.nonzero(np.ascontiguousarray(tile > least[:, None]))
+    counts = np.bincount(rows, minlength=len(tile))
+    at = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+    values = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
+    names = np.zeros(values.shape, np.int64)
+    values[rows, at], names[rows, at] = tile[rows, columns], columns
+    return values, names
 
 
 def shared(ids_a: NDArray[np.int64], ids_b: NDArray[np.int64]) -> NDArray[np.float64]:

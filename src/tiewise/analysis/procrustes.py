@@ -36,10 +36,13 @@ def orthogonal(cross: Matrix) -> Matrix:
     return left @ right
 
 
-def pseudo_inverse(gram: Matrix) -> Matrix:
-    """Return (AᵀA)⁺ [d1, d1]; directions below d1·ε of the largest are taken as empty."""
+def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
+    """Return (AᵀA)⁺ [d1, d1] of a Gram matrix whose entries are off by `error` of its trace, as by fp32 products.
+
+    Eigenvalues within that error, or below d1·ε of the largest, are taken as empty: their directions are noise.
+    """
     values, vectors = np.linalg.eigh(gram)
-    keep = values > len(values) * np.finfo(np.float64).eps * max(values[-1], 0.0)
+    keep = values > max(error * float(np.trace(gram)), len(values) * np.finfo(np.float64).eps * values[-1], 0.0)
     kept = vectors[:, keep]
     return (kept / values[keep]) @ kept.T
 
