@@ -1,0 +1,65 @@
+"""Which token a word is, by the folder's own tokenizer.json. Needs the `tokenizers` library, unlike its neighbours."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.open_file import inside
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import DataError
+
+
+@dataclass(frozen=True)
+class Token:
+    """One token of a vocabulary.
+
+    Args:
+        text: as it was asked for.
+        id: its row in the table.
+        piece: as the vocabulary writes it ("ĠYork").
+    """
+
+    text: str
+    id: int
+    piece: str
+
+
+def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
+    """Find the single token of each text: as a word after a space, else as it stands, else as the vocabulary's piece.
+
+    Raises:
+        DataError: the folder has no readable tokenizer.json, or a text is not one token.
+    """
+    if not folder.has("tokenizer.json"):
+        raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
+    try:
+        tokenizer = Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
+    except Exception as error:  # the library raises plain Exception, whatever is wrong
+        what = f"{folder.path}: tokenizer.json cannot be read ({short(str(error))})"
+        raise DataError(what, "take it from its source again") from None
+    return tuple(_find(tokenizer, text) for text in texts)
+
+
+def _find(tokenizer: Tokenizer, text: str) -> Token:
+    unknown = tokenizer.token_to_id(_unknown(tokenizer))
+    for spelled in (f" {text}", text):
+        found = tokenizer.encode(spelled, add_special_tokens=False)
+        # some vocabularies drop what they do not know: the one token must stand for all of the text
+        if len(found.ids) == 1 and found.ids[0] != unknown and found.offsets[0][1] - found.offsets[0][0] >= len(text):
+            return Token(text, found.ids[0], found.tokens[0])
+    piece = tokenizer.token_to_id(text)
+    if piece is not None:
+        return Token(text, piece, text)
+    pieces = tokenizer.encode(text, add_special_tokens=False).tokens
+    shown = " + ".join(short(piece) for piece in pieces[:6]) or "nothing"
+    raise DataError(f"{short(text)} is not one token of this vocabulary: {shown}", "choose a word that is one token")
+
+
+def _unknown(tokenizer: Tokenizer) -> str:
+    """The unknown token's text; "" where the model has none."""
+    return getattr(tokenizer.model, "unk_token", None) or ""

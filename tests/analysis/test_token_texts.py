@@ -1,0 +1,52 @@
+"""Words to ids, by tokenizers made here."""
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from tiewise.analysis.token_texts import find_tokens
+from tiewise.checkpoint.folder import open_folder
+from tiewise.errors import DataError
+
+
+def byte_level(path):
+    vocabulary = {c: i for i, c in enumerate(["N", "e", "w", "Ġ", "k", "Ne", "New", "ĠNew", "ĠN", "ĠNe"])}
+    merges = [("N", "e"), ("Ne", "w"), ("Ġ", "New")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return open_folder(path)
+
+
+def test_a_word_is_taken_as_it_stands_in_a_text(tmp_path):
+    folder = byte_level(tmp_path)
+    (new, piece) = find_tokens(folder, ["New", "ĠN"])
+    assert (new.text, new.id, new.piece) == ("New", 7, "ĠNew")
+    assert (piece.id, piece.piece) == (8, "ĠN")
+    (only,) = find_tokens(folder, ["k"])  # there is no " k"
+    assert (only.id, only.piece) == (4, "k")
+    assert find_tokens(folder, [" New"])[0].id == 7
+
+
+def test_a_word_of_several_tokens_is_refused_with_its_pieces(tmp_path):
+    with pytest.raises(DataError, match=r"not one token .* 'New' \+ 'k'|not one token .*New.* \+ .*k"):
+        find_tokens(byte_level(tmp_path), ["Newk"])
+
+
+def test_an_unknown_word_is_not_the_unknown_token(tmp_path):
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "new": 1, "york": 2}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    folder = open_folder(tmp_path)
+    assert [token.id for token in find_tokens(folder, ["New", "York"])] == [1, 2]
+    with pytest.raises(DataError, match="not one token"):
+        find_tokens(folder, ["city"])
+
+
+def test_folders_without_a_tokenizer(tmp_path):
+    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+        find_tokens(open_folder(tmp_path), ["New"])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match="cannot be read"):
+        find_tokens(open_folder(tmp_path), ["New"])
