@@ -211,6 +211,8 @@ def test_zero_rows_are_counted_and_can_be_left_out():
         (lambda a, b: (a, np.where(b == b.max(), np.nan, b)), {}, "NaN"),
         (lambda a, b: (np.tile(a[:16], 2), b[:16]), {"maps": ("linear",)}, "13 rows to fit on, and more than 24"),
         (lambda a, b: (a.astype(int), b), {}, "no table of floating values"),
+        (lambda a, b: (a, b), {"precision": "fp8"}, "no precision is called fp8"),
+        (lambda a, b: (a, b), {"maps": (), "ranks": (13,)}, "ranks go from 1 to 12"),
     ],
 )
 def test_bad_input_is_one_line(change, options, said):

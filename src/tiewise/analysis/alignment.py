@@ -39,6 +39,7 @@ from tiewise.analysis.nulls import held_out_deviation
 from tiewise.analysis.paired_rows import Progress, Rows, Table, quiet
 from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
 from tiewise.analysis.token_match import Pairs
+from tiewise.errors import CheckpointError
 
 FITTED, HELD_OUT = "fitted", "held out"
 FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
@@ -52,7 +53,7 @@ class Settings:
         maps: of identity, orthogonal and linear.
         ranks: ranks of reduced-rank maps.
         raw: fit maps to the rows as they are as well, not only to centred rows.
-        held_out: share of the pairs that no map is fitted on.
+        held_out: share of the pairs that no map is fitted on; at most half.
         scored: at most so many pairs are held out, and so many of the fitting ones scored.
         permutations: refits of the null.
         neighbours: k; 0 leaves neighbours out.
@@ -75,7 +76,13 @@ class Settings:
     seed: int = 0
 
     def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
-        """Type in which rows are multiplied."""
+        """Type in which rows are multiplied.
+
+        Raises:
+            CheckpointError: no such precision.
+        """
+        if self.precision not in ("auto", "fp32", "fp64"):
+            raise CheckpointError(f"no precision is called {self.precision}", "choose of auto, fp32 and fp64")
         d1, d2 = widths
         wide = self.precision == "fp64" or (self.precision == "auto" and pairs * (d1 + d2) ** 2 <= FP64_WORK)
         return np.float64 if wide else np.float32

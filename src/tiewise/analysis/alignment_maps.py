@@ -157,9 +157,9 @@ def chance(name: str, rows: int, widths: tuple[int, int]) -> float:
 
 
 def split(count: int, held_out: float, most: int, seed: int) -> tuple[Order, Order]:
-    """(pairs to fit on, pairs held out), both sorted; at most `most` are held out."""
+    """(pairs to fit on, pairs held out), both sorted; at least one is held out, at most `most` and half of all."""
     order = np.random.default_rng(seed).permutation(count)
-    held = max(1, min(most, int(held_out * count)))
+    held = max(1, min(most, int(held_out * count), count // 2))
     return np.sort(order[held:]), np.sort(order[:held])
 
 

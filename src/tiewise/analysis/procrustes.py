@@ -20,8 +20,8 @@ WELL = 1e-10  # of squared singular values, smallest to largest, above which the
 def orthogonal(cross: Matrix) -> Matrix:
     """Return the orthogonal (semi-orthogonal where d1 ≠ d2) map nearest to AᵀB [d1, d2].
 
-    Large well-conditioned products go by the eigenvectors of CᵀC, eight times faster than singular vectors, and two
-    Newton-Schulz steps that make the result orthogonal to rounding.
+    Large well-conditioned products go by the eigenvectors of CᵀC, eight times faster than singular vectors, and one
+    Newton-Schulz step, which takes the result's distance from orthogonal from at most ε/WELL, 2e-6, to its square.
     """
     if cross.shape[0] < cross.shape[1]:
         return orthogonal(cross.T).T
@@ -29,9 +29,7 @@ def orthogonal(cross: Matrix) -> Matrix:
         values, vectors = np.linalg.eigh(cross.T @ cross)
         if values[0] > WELL * values[-1]:
             made = cross @ ((vectors / np.sqrt(values)) @ vectors.T)
-            for _ in range(2):
-                made = 1.5 * made - 0.5 * made @ (made.T @ made)
-            return made
+            return 1.5 * made - 0.5 * made @ (made.T @ made)
     left, _, right = np.linalg.svd(cross, full_matrices=False)
     return left @ right
 
