@@ -3,6 +3,7 @@
 import json
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -156,6 +157,25 @@ def test_parts_together_are_the_ring():
     for part in bigrams._parts(text, 9, 7):
         total.update(counted(part))
     assert total == ring(text.tolist())
+
+
+def test_a_part_is_guessed_from_the_others_alone():
+    text = (np.random.default_rng(1).integers(0, 6, 200) ** 2 // 6).tolist()
+    cuts = [0, 50, 100, 150, 200]
+    parts = [Counter((text[t], text[(t + 1) % 200]) for t in range(a, b)) for a, b in pairwise(cuts)]
+    expected = []
+    for part in parts:
+        rest = Counter(ring(text))
+        rest.subtract(part)
+        losses = [
+            count * math.log(2 * (rest[i, j] + 0.5) / (rest[i, j] + rest[j, i] + 1)) if i != j else 0.0
+            for (i, j), count in part.items()
+        ]
+        expected.append(sum(losses) / 50)
+    found = irreversibility(np.array(text), 6, parts=4)
+    assert found.held_out == pytest.approx(np.mean(expected), abs=1e-12)
+    half = 3.182446305 * np.std(expected, ddof=1) / 2  # Student's t of three degrees of freedom
+    assert (found.low, found.high) == pytest.approx((found.held_out - half, found.held_out + half), abs=1e-4)
 
 
 def test_the_same_seed_gives_the_same_record():
