@@ -88,6 +88,17 @@ def test_a_model_without_layers_is_its_direct_path(family, tied, tmp_path):
     assert (asymmetry(grams(path.linear)).ratio == 0) == tied
 
 
+def test_an_opt_that_normalises_inside_its_layers(tmp_path, monkeypatch):
+    monkeypatch.setitem(SETTINGS, "opt", SETTINGS["opt"] | {"do_layer_norm_before": False})
+    model = without_layers("opt", False)
+    model.save_pretrained(tmp_path)
+    path = open_path(open_folder(tmp_path))
+    assert path.notes[0] == "no final norm"
+    (found,) = transitions(path, [(5, 9)])
+    with torch.no_grad():
+        assert found.logit == pytest.approx(model(torch.tensor([[5]])).logits[0, 0, 9].item(), rel=1e-9)
+
+
 def rewritten(folder, **changes):
     """Replace tensors of a saved model; None takes one away."""
     tensors = load_file(folder / "model.safetensors")

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.analysis.direct_path import DirectPath, Norm
+from tiewise.analysis.direct_path import NONE, DirectPath, Norm
 from tiewise.analysis.final_norms import FAMILIES, Ending, plain_norm
 from tiewise.analysis.tables import Array, StoredTable
 from tiewise.checkpoint.facts import Facts
@@ -89,7 +89,7 @@ def _acts(facts: Facts, table: Stored, width: int) -> _Acts:
     input_scale *= known.get("embedding_multiplier", 1.0)
     output_scale = known.get("logit_scale", 1.0) / (known.get("logits_scaling") or 1.0)
     softcap = known.get("final_logit_softcapping")
-    notes = [f"{norm.kind} norm applied, eps {norm.eps:g}"]
+    notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
     notes += [f"input rows times {input_scale:g}"] if input_scale != 1 else []
     notes += [f"logits times {output_scale:g}"] if output_scale != 1 else []
     notes += [f"soft-cap {softcap:g} applied"] if softcap else []
