@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import Any
 
 import typer
 
-from tiewise.cli import check, compare, models, plan, rewrite, train
 from tiewise.errors import TiewiseError
 
+gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
 
-COMMANDS: dict[str, dict[str, Callable[..., None]]] = {
-    "Training": {"compare": compare.compare, "train": train.train},
-    "Planning": {"plan": plan.plan, "models": models.models},
-    "Checkpoints": {"check": check.check, **rewrite.COMMANDS},
+# name of each command → the module beside this one that has it, under the headings of the help
+COMMANDS = {
+    "Training": {"compare": "compare", "train": "train"},
+    "Planning": {"plan": "plan", "models": "models"},
+    "Checkpoints": {
+        "check": "check",
+        **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
+    },
 }
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:
-    """Return the command line for these arguments: of the commands only the one that is asked for is built.
+    """Return the command line for these arguments: the command that is asked for, or the list of all.
 
     To build a command is to make a reader of every option, which for all of them takes longer than most commands run.
     """
@@ -36,9 +42,12 @@ def command_line(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     asked = next((argument for argument in arguments if not argument.startswith("-")), None)
+    known = any(asked in commands for commands in COMMANDS.values())
     for panel, commands in COMMANDS.items():
-        for name, function in commands.items():
-            app.command(name, rich_help_panel=panel)(function if name == asked else _listed(function))
+        for name, module in commands.items():
+            if name == asked or not known:
+                function = getattr(import_module(f"tiewise.cli.{module}"), name)
+                app.command(name, rich_help_panel=panel)(function if known else _listed(function))
     return app
 
 

@@ -105,5 +105,4 @@ def _counts(source: Path, counts: Path | None, text: Path | None) -> Any:
     return count_tokens(source, text)
 
 
-_MADE = {name: _plain(name) for name in PLAIN} | {"tie": tie, "factor": factor, "resize": resize}
-COMMANDS = {name: _MADE[name] for name in ("tie", "untie", "factor", "densify", "resize", "dedupe", "repair")}
+untie, dedupe, repair, densify = (_plain(name) for name in PLAIN)
