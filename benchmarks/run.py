@@ -1,6 +1,6 @@
 """`make bench`: every table, printed and written under `benchmarks/results/`.
 
-python -m benchmarks.run [loss|step|startup|check …]
+python -m benchmarks.run [loss|step|startup|check|alignment …]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from benchmarks.measure import in_fresh_process
 from tiewise.training.environment import environment
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("startup", "check", "step", "loss")
+NAMES = ("startup", "check", "alignment", "step", "loss")
 
 
 def main() -> None:
