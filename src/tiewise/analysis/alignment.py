@@ -36,9 +36,10 @@ from tiewise.analysis.alignment_maps import (
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.neighbours_overlap import Overlap, nearest, overlap
 from tiewise.analysis.nulls import held_out_deviation
-from tiewise.analysis.paired_rows import Progress, Rows, Table, quiet
+from tiewise.analysis.paired_rows import Rows, Table
 from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
 from tiewise.analysis.token_match import Pairs
+from tiewise.checkpoint.facts import Progress, silent
 from tiewise.errors import CheckpointError
 
 FITTED, HELD_OUT = "fitted", "held out"
@@ -169,7 +170,7 @@ class Alignment:
         return asdict(self)
 
 
-def align(a: Table, b: Table, pairs: Pairs, settings: Settings | None = None, progress: Progress = quiet) -> Alignment:
+def align(a: Table, b: Table, pairs: Pairs, settings: Settings | None = None, progress: Progress = silent) -> Alignment:
     """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
 
     Args:
@@ -267,7 +268,7 @@ def _neighbours(paired: Paired, settings: Settings, progress: Progress) -> Overl
 
 
 def neighbours_of(
-    table: Rows, which: Order, k: int, dtype: type[np.floating], progress: Progress = quiet
+    table: Rows, which: Order, k: int, dtype: type[np.floating], progress: Progress = silent
 ) -> NDArray[np.int64]:
     """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
     rows = table.take(which, dtype)

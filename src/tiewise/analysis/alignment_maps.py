@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.cross_products import Matrix, Products, measured_error
 from tiewise.analysis.nulls import linear_chance, orthogonal_chance, reduced_chance
-from tiewise.analysis.paired_rows import Progress, Rows, chunks
+from tiewise.analysis.paired_rows import Rows, chunks
 from tiewise.analysis.procrustes import linear, orthogonal, pseudo_inverse, reduced_rank
 from tiewise.analysis.token_match import Pairs
+from tiewise.checkpoint.facts import Progress
 from tiewise.errors import CheckpointError
 
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"

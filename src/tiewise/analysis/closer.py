@@ -12,8 +12,9 @@ from tiewise.analysis.alignment import Settings, neighbours_of, sample
 from tiewise.analysis.alignment_maps import CENTRED, Fitter, Paired, choose, score, split, sums
 from tiewise.analysis.estimates import Estimate, mean_interval, paired_bootstrap
 from tiewise.analysis.neighbours_overlap import shared
-from tiewise.analysis.paired_rows import Progress, Rows, Table, quiet
+from tiewise.analysis.paired_rows import Rows, Table
 from tiewise.analysis.token_match import Pairs
+from tiewise.checkpoint.facts import Progress, silent
 
 NEITHER = "neither"
 
@@ -70,7 +71,7 @@ def closer(
     output_other: Table,
     pairs: Pairs,
     settings: Settings | None = None,
-    progress: Progress = quiet,
+    progress: Progress = silent,
 ) -> Closer:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
 

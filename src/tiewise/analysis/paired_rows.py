@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 
 import numpy as np
@@ -15,13 +15,8 @@ from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 
 Table = Stored | NDArray
-Progress = Callable[[str, int, int], None]
 CHUNK_BYTES = 40 * 2**20  # of rows held in fp32: large enough that products of them run at full speed
 _DENSE = 3  # read a whole span of a file where at least one row in three of it is wanted
-
-
-def quiet(what: str, done: int, total: int) -> None:
-    """Hear of progress and say nothing."""
 
 
 class Rows:
