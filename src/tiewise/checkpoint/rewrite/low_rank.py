@@ -9,7 +9,8 @@ no singular value, so a table of lower rank than k is no special case; the colum
 map enlarges no rounding error of the table; and a row of the narrow table is as long as what it stands for, so norms,
 weight decay and step sizes keep their meaning in further training.
 
-Squaring loses singular values below 1e-8 σ₁. They could only add 1e-8 ‖W‖ to the error, less than one rounding to fp32.
+Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096. They could only add as much of ‖W‖ to the error, which
+is what rounding the factors to fp32 costs, and far less than what rounding them to bf16 does.
 """
 
 from __future__ import annotations
