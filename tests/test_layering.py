@@ -20,9 +20,11 @@ FLOORS = {
     "data": 3,
     "training": 4,
     "analysis": 4,
-    "report": 5,
-    "cli": 6,
-    "__main__": 7,
+    "internals": 5,
+    "inspection": 6,
+    "report": 7,
+    "cli": 8,
+    "__main__": 9,
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -39,15 +39,23 @@ def load(path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
         InstallError: config.json does not say which model class to build, or the model has no boundary.
     """
     config = AutoConfig.from_pretrained(path)
+    model = model_class(config, path).from_pretrained(path, config=config, **options)
+    reinstall(model, getattr(config, ENTRY, None))
+    return model
+
+
+def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
+    """Return transformers' class of a config read from `path`, or ours where the config names a boundary.
+
+    Raises:
+        InstallError: it does not say which class that is.
+    """
     names = config.architectures or ["(none)"]
     plain = getattr(transformers, names[0].removeprefix(PREFIX), None)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
         fix = "load it with the class that you know it has, then call tiewise.install(model)"
         raise InstallError(f"{path}: its config.json names the architecture {names[0]}, not one of transformers", fix)
-    made: Any = family_model(plain) if is_family(config) else plain
-    model = made.from_pretrained(path, config=config, **options)
-    reinstall(model, getattr(config, ENTRY, None))
-    return model
+    return family_model(plain) if is_family(config) else plain
 
 
 def densify(model: Any) -> PreTrainedModel:

@@ -48,7 +48,7 @@ def write_tokens(path: Path, texts: Iterable[str], encoder: Encoder, progress: C
     """
     count = 0
     with path.open("wb") as file:
-        for batch in _batches(_pieces(texts)):
+        for batch in batches(pieces(texts)):
             tokens = encoder.encode(batch)
             file.write(tokens.tobytes())
             count += len(tokens)
@@ -58,8 +58,8 @@ def write_tokens(path: Path, texts: Iterable[str], encoder: Encoder, progress: C
     return count
 
 
-def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """(text, whether a document ends with it)."""
+def pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yield (text, whether a document ends with it), no text longer than a batch."""
     for text in texts:
         start = 0
         while len(text) - start > _BATCH:
@@ -69,7 +69,8 @@ def _pieces(texts: Iterable[str]) -> Iterator[tuple[str, bool]]:
         yield text[start:], True
 
 
-def _batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
+    """Gather pieces until they are enough for the tokenizer."""
     batch: list[tuple[str, bool]] = []
     size = 0
     for piece in pieces:

@@ -13,8 +13,9 @@ from typing import Any
 
 from tiewise.numerals import plain
 from tiewise.report import panels, sheet
+from tiewise.report.grid import Table
 from tiewise.report.rows import header, rows
-from tiewise.report.sheet import Section, Sheet, Table
+from tiewise.report.sheet import Section, Sheet
 from tiewise.report.table import DEMO
 from tiewise.training.results import Comparison
 

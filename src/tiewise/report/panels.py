@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from tiewise.numerals import count, plain, signed
 from tiewise.report import figures
+from tiewise.report.grid import Table
 from tiewise.report.heat_map import asymmetry, centred, direct_path
 from tiewise.report.labels import visible
 from tiewise.report.series import (
@@ -23,7 +24,7 @@ from tiewise.report.series import (
     series,
     train_nll,
 )
-from tiewise.report.sheet import Panel, Table
+from tiewise.report.sheet import Panel
 from tiewise.training.results import Comparison, DirectPath
 from tiewise.training.statistics import gaps
 from tiewise.training.wording import interval

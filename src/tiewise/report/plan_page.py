@@ -11,6 +11,7 @@ from tiewise.analysis.plan import Plan
 from tiewise.numerals import NONE, count, plain, size
 from tiewise.report import plan_figures as figures
 from tiewise.report import sheet
+from tiewise.report.grid import Table
 from tiewise.report.models import BETTER
 from tiewise.report.plan_rows import (
     NEIGHBOUR_HEADER,
@@ -23,7 +24,7 @@ from tiewise.report.plan_rows import (
     subject,
     thresholds,
 )
-from tiewise.report.sheet import Panel, Section, Sheet, Table
+from tiewise.report.sheet import Panel, Section, Sheet
 
 
 def write_plan(plan: Plan, path: str | os.PathLike[str], command: str) -> Path:

@@ -25,14 +25,7 @@ from plotly.offline import get_plotlyjs
 
 from tiewise.errors import RunError
 from tiewise.report import theme
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a header; the first column names the row."""
-
-    header: list[str]
-    rows: list[list[str]]
+from tiewise.report.grid import Table
 
 
 @dataclass(frozen=True)

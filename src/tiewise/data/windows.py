@@ -1,0 +1,63 @@
+"""A text as a checkpoint's own tokens: one stream of ids, and windows of it that a model can be run on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.data.sources import open_sources
+from tiewise.data.token_file import Encoder, batches, pieces
+from tiewise.data.tokenizer import make_tokenizer
+from tiewise.errors import DataError
+
+Ids = NDArray[np.int64]
+
+
+def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None = None) -> Ids:
+    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder; documents end in its eos.
+
+    Args:
+        folder: where the tokenizer lies.
+        texts: what to read, in order.
+        vocab: rows of the model's table.
+        most: stop after so many tokens; None reads all.
+
+    Returns:
+        ids [N].
+
+    Raises:
+        DataError: no text, no tokenizer in the folder, or one that knows more tokens than the table has rows.
+    """
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
+    encoder = Encoder(make_tokenizer(str(folder), lambda: iter(())), np.dtype(np.int64))
+    parts: list[Any] = []
+    count = 0
+    for batch in batches(pieces(document.text for document in open_sources(texts))):
+        parts.append(encoder.encode(batch))
+        count += len(parts[-1])
+        if most is not None and count >= most:
+            break
+    ids = np.concatenate(parts)[:most]
+    if ids.max(initial=0) >= vocab:
+        what = f"the tokenizer in {folder} gives token {int(ids.max())}, the table has {vocab:,} rows"
+        raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
+    return ids
+
+
+def windows(ids: Ids, length: int, count: int) -> Ids:
+    """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping.
+
+    Raises:
+        DataError: the text is shorter than that.
+    """
+    whole = len(ids) // length
+    if whole < count:
+        what = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"
+        raise DataError(what, "give a longer text")
+    starts = np.arange(count) * whole // max(count, 1)
+    return ids[: whole * length].reshape(whole, length)[starts]

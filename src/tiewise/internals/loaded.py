@@ -1,0 +1,71 @@
+"""Open a checkpoint to run it: weights in fp32, evaluation mode, both ends found. Nothing is unpickled or executed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PreTrainedModel
+
+from tiewise.boundary.locate import Ends, locate
+from tiewise.checkpoint.folder import Folder, open_folder
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import CheckpointError, TiewiseError
+from tiewise.hf import model_class
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A checkpoint that can be run.
+
+    Args:
+        folder: what lies on disk.
+        model: in evaluation mode (no dropout), on the CPU, in fp32.
+        ends: its lookups and its head.
+    """
+
+    folder: Folder
+    model: PreTrainedModel
+    ends: Ends
+
+    @property
+    def vocab(self) -> int:
+        """V: rows of the table that is looked up."""
+        return int(self.ends.source.weight.shape[0])
+
+    @property
+    def longest(self) -> int | None:
+        """Positions that the model has, where its config limits them."""
+        found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
+        return found if isinstance(found, int) and found > 0 else None
+
+
+def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Opened:
+    """Load a Hugging Face folder with transformers' own class, or a boundary's where it was saved with one.
+
+    Raises:
+        CheckpointError: not a folder with config.json and safetensors, or transformers cannot load it.
+        InstallError: its config names no class of transformers, or the model has no token head.
+    """
+    folder = open_folder(path)
+    if folder.config is None:
+        raise CheckpointError(f"{folder.path}: no config.json that can be read", "give a Hugging Face folder")
+    if not folder.tensors:
+        fix = "convert the weights to safetensors first; pickled files are never opened"
+        raise CheckpointError(f"{folder.path}: no safetensors in it", fix)
+    try:
+        config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
+        made = model_class(config, folder.path)
+        model = made.from_pretrained(
+            folder.path, config=config, dtype=dtype, use_safetensors=True, local_files_only=True
+        )
+    except TiewiseError:
+        raise
+    except Exception as error:  # transformers raises whatever its hundreds of config classes do
+        reason = short(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        what = f"{folder.path}: transformers cannot load it ({reason})"
+        raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
+    model.eval()
+    return Opened(folder, model, locate(model))
