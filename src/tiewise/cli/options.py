@@ -31,7 +31,7 @@ TOKENIZER = typer.Option(
     show_default="bpe:4096",
 )
 MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
-STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="800")
+STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
 OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
 CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
 SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")

@@ -30,7 +30,7 @@ class Settings:
     length: int = 64
     batch: int = 8
     accumulate: int = 1
-    steps: int = 800
+    steps: int = 600
     minutes: float | None = None
     learning_rate: float = 4e-3
     measured: int = 262_144  # tokens of a split that the final losses are taken over, at most
