@@ -24,8 +24,6 @@ from tiewise.analysis.alignment_maps import (
     ORTHOGONAL,
     Fitted,
     Fitter,
-    Order,
-    Paired,
     chance,
     choose,
     permuted_cross,
@@ -36,13 +34,16 @@ from tiewise.analysis.alignment_maps import (
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.neighbours_overlap import Overlap, nearest, overlap
 from tiewise.analysis.nulls import held_out_deviation
-from tiewise.analysis.paired_rows import Rows, Table
+from tiewise.analysis.paired_rows import Order, Paired
 from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
+from tiewise.analysis.tables import Table, as_table
 from tiewise.analysis.token_match import Pairs
 from tiewise.checkpoint.facts import Progress, silent
+from tiewise.checkpoint.header import Stored
 from tiewise.errors import CheckpointError
 
 FITTED, HELD_OUT = "fitted", "held out"
+AnyTable = Table | Stored | NDArray
 FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 
 
@@ -170,11 +171,13 @@ class Alignment:
         return asdict(self)
 
 
-def align(a: Table, b: Table, pairs: Pairs, settings: Settings | None = None, progress: Progress = silent) -> Alignment:
+def align(
+    a: AnyTable, b: AnyTable, pairs: Pairs, settings: Settings | None = None, progress: Progress = silent
+) -> Alignment:
     """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
 
     Args:
-        a: a stored tensor, or an array.
+        a: a table, a stored tensor, or an array.
         b: the other.
         pairs: rows that belong together (`token_match`).
         settings: what to measure.
@@ -184,31 +187,31 @@ def align(a: Table, b: Table, pairs: Pairs, settings: Settings | None = None, pr
         CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.
     """
     settings = settings or Settings()
-    with Rows(a) as rows_a, Rows(b) as rows_b:
-        dtype = settings.dtype(len(pairs), (rows_a.shape[1], rows_b.shape[1]))
-        paired = Paired(rows_a, rows_b, pairs, dtype)
-        fit, held = split(len(pairs), settings.held_out, settings.scored, settings.seed)
-        names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
-        products, *norms, error = sums(paired, fit, progress)
-        rest, *rest_norms, _ = sums(paired, held, progress)
-        scores = _scores(paired, Fitter(products, names, settings.raw, error), (fit, held), settings, progress)
-        rest.join(products)
-        norms_a, norms_b = (np.concatenate(both) for both in zip(norms, rest_norms, strict=True))
-        return Alignment(
-            pairs=len(pairs),
-            matched=pairs.how,
-            widths=paired.widths,
-            fitted_rows=len(fit),
-            zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
-            precision="fp64" if dtype == np.float64 else "fp32",
-            error=error,
-            scores=tuple(scores),
-            left_out=tuple(left_out),
-            similarity=similarity(rest, settings.subspaces),
-            norms=norm_correlation(norms_a, norms_b),
-            neighbours=_neighbours(paired, settings, progress) if settings.neighbours else None,
-            seed=settings.seed,
-        )
+    table_a, table_b = as_table(a), as_table(b)
+    dtype = settings.dtype(len(pairs), (table_a.width, table_b.width))
+    paired = Paired(table_a, table_b, pairs, dtype)
+    fit, held = split(len(pairs), settings.held_out, settings.scored, settings.seed)
+    names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
+    products, *norms, error = sums(paired, fit, progress)
+    rest, *rest_norms, _ = sums(paired, held, progress)
+    scores = _scores(paired, Fitter(products, names, settings.raw, error), (fit, held), settings, progress)
+    rest.join(products)
+    norms_a, norms_b = (np.concatenate(both) for both in zip(norms, rest_norms, strict=True))
+    return Alignment(
+        pairs=len(pairs),
+        matched=pairs.how,
+        widths=paired.widths,
+        fitted_rows=len(fit),
+        zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
+        precision="fp64" if dtype == np.float64 else "fp32",
+        error=error,
+        scores=tuple(scores),
+        left_out=tuple(left_out),
+        similarity=similarity(rest, settings.subspaces),
+        norms=norm_correlation(norms_a, norms_b),
+        neighbours=_neighbours(paired, settings, progress) if settings.neighbours else None,
+        seed=settings.seed,
+    )
 
 
 def _scores(
@@ -268,7 +271,7 @@ def _neighbours(paired: Paired, settings: Settings, progress: Progress) -> Overl
 
 
 def neighbours_of(
-    table: Rows, which: Order, k: int, dtype: type[np.floating], progress: Progress = silent
+    table: Table, which: Order, k: int, dtype: type[np.floating], progress: Progress = silent
 ) -> NDArray[np.int64]:
     """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
     rows = table.take(which, dtype)

@@ -10,51 +10,13 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.cross_products import Matrix, Products, measured_error
 from tiewise.analysis.nulls import linear_chance, orthogonal_chance, reduced_chance
-from tiewise.analysis.paired_rows import Rows, chunks
+from tiewise.analysis.paired_rows import Order, Paired
 from tiewise.analysis.procrustes import linear, orthogonal, pseudo_inverse, reduced_rank
-from tiewise.analysis.token_match import Pairs
 from tiewise.checkpoint.facts import Progress
 from tiewise.errors import CheckpointError
 
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
 CENTRED, RAW = "centred", "raw"
-FEWEST = 16  # paired rows below which nothing is said
-Order = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Two open tables, the pairs of their rows, and the type in which rows are multiplied."""
-
-    a: Rows
-    b: Rows
-    pairs: Pairs
-    dtype: type[np.floating]
-
-    def __post_init__(self) -> None:
-        for rows, wanted in ((self.a, self.pairs.a), (self.b, self.pairs.b)):
-            if len(wanted) and int(wanted.max()) >= rows.shape[0]:
-                raise CheckpointError(
-                    f"{rows.name} has {rows.shape[0]:,} rows and its vocabulary names row {int(wanted.max()):,}",
-                    "give the tokenizer that belongs to the table",
-                )
-        if len(self.pairs) < FEWEST:
-            raise CheckpointError(
-                f"{len(self.pairs)} paired rows are too few to align", f"at least {FEWEST} tokens must be in both"
-            )
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """(d1, d2)."""
-        return self.a.shape[1], self.b.shape[1]
-
-    def take(self, first: Order, second: Order) -> tuple[NDArray, NDArray]:
-        """Rows of A at pairs `first` and of B at pairs `second`, [n, d1] and [n, d2]."""
-        return self.a.take(self.pairs.a[first], self.dtype), self.b.take(self.pairs.b[second], self.dtype)
-
-    def slices(self, count: int) -> list[slice]:
-        """Pieces of `count` pairs."""
-        return list(chunks(count, max(self.widths)))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.alignment import Settings, neighbours_of, sample
-from tiewise.analysis.alignment_maps import CENTRED, Fitter, Paired, choose, score, split, sums
+from tiewise.analysis.alignment import AnyTable, Settings, neighbours_of, sample
+from tiewise.analysis.alignment_maps import CENTRED, Fitter, choose, score, split, sums
 from tiewise.analysis.estimates import Estimate, mean_interval, paired_bootstrap
 from tiewise.analysis.neighbours_overlap import shared
-from tiewise.analysis.paired_rows import Rows, Table
+from tiewise.analysis.paired_rows import Paired
+from tiewise.analysis.tables import as_table
 from tiewise.analysis.token_match import Pairs
 from tiewise.checkpoint.facts import Progress, silent
 
@@ -66,9 +67,9 @@ class Closer:
 
 
 def closer(
-    table: Table,
-    input_other: Table,
-    output_other: Table,
+    table: AnyTable,
+    input_other: AnyTable,
+    output_other: AnyTable,
     pairs: Pairs,
     settings: Settings | None = None,
     progress: Progress = silent,
@@ -88,26 +89,26 @@ def closer(
     """
     settings = settings or Settings()
     turned = Pairs(pairs.b, pairs.a, pairs.how)
-    with Rows(table) as tied, Rows(input_other) as first, Rows(output_other) as second:
-        found, left_out, fitted_rows = {}, [], 0
-        for end, other in (("input", first), ("output", second)):
-            dtype = settings.dtype(len(pairs), (other.shape[1], tied.shape[1]))
-            paired = Paired(other, tied, turned, dtype)
-            found[end], why, fitted_rows = _cosines(paired, settings, progress)
-            left_out += [entry for entry in why if entry not in left_out]
-        leans = [
-            _lean(measure, view, found["input"][measure, view], output, settings.seed)
-            for (measure, view), output in found["output"].items()
-            if (measure, view) in found["input"]
-        ]
-        which = sample(len(pairs), settings.sampled, settings.seed)
-        k = min(settings.neighbours, len(which) - 1)
-        if k:
-            ids = neighbours_of(tied, pairs.a[which], k, np.float32, progress)
-            with_input, with_output = (
-                shared(ids, neighbours_of(other, pairs.b[which], k, np.float32, progress)) for other in (first, second)
-            )
-            leans.append(_lean("neighbours", CENTRED, with_input, with_output, settings.seed))
+    tied, first, second = as_table(table), as_table(input_other), as_table(output_other)
+    found, left_out, fitted_rows = {}, [], 0
+    for end, other in (("input", first), ("output", second)):
+        dtype = settings.dtype(len(pairs), (other.width, tied.width))
+        paired = Paired(other, tied, turned, dtype)
+        found[end], why, fitted_rows = _cosines(paired, settings, progress)
+        left_out += [entry for entry in why if entry not in left_out]
+    leans = [
+        _lean(measure, view, found["input"][measure, view], output, settings.seed)
+        for (measure, view), output in found["output"].items()
+        if (measure, view) in found["input"]
+    ]
+    which = sample(len(pairs), settings.sampled, settings.seed)
+    k = min(settings.neighbours, len(which) - 1)
+    if k:
+        ids = neighbours_of(tied, pairs.a[which], k, np.float32, progress)
+        with_input, with_output = (
+            shared(ids, neighbours_of(other, pairs.b[which], k, np.float32, progress)) for other in (first, second)
+        )
+        leans.append(_lean("neighbours", CENTRED, with_input, with_output, settings.seed))
     return Closer(len(pairs), fitted_rows, tuple(leans), tuple(left_out), k / (len(which) - 1), settings.seed)
 
 

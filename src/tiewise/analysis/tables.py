@@ -8,25 +8,28 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING
+from tiewise.checkpoint.dtypes import FLOATING, NUMPY, widened
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import Reader
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError, DataError
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
+_DENSE = 3  # read a whole span of a file where at least one row in three of it is wanted
 Array = NDArray[np.float64]
+Ids = NDArray[np.int64]
 
 
 class Table(ABC):
-    """Rows of a table in fp64, whatever they are stored in."""
+    """Rows of a table as floating numbers, whatever they are stored in; `name` is for messages."""
 
+    name: str
     rows: int
     width: int
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop)."""
+        """Return rows [start, stop) in fp64."""
 
     def spans(self, rows: int | None = None, beside: int = 0) -> Iterator[tuple[int, int]]:
         """Row ranges of a few MB each, in order; of the first `rows` rows only, where given.
@@ -38,8 +41,8 @@ class Table(ABC):
         for start in range(0, end, step):
             yield start, min(start + step, end)
 
-    def take(self, ids: ArrayLike) -> Array:
-        """Return the rows of some tokens [n, E].
+    def take(self, ids: ArrayLike, dtype: type[np.floating] = np.float64) -> NDArray:
+        """Return the rows of some tokens [n, E], in any order, as a fresh array of `dtype`.
 
         Raises:
             DataError: an id outside the table.
@@ -48,15 +51,17 @@ class Table(ABC):
         outside = chosen[(chosen < 0) | (chosen >= self.rows)]
         if len(outside):
             raise DataError(f"token {int(outside[0])} is outside the table's {self.rows:,} rows", "check the tokens")
-        return self._take(chosen)
+        return self._take(chosen, dtype) if len(chosen) else np.empty((0, self.width), dtype)
 
-    def _take(self, ids: NDArray[np.int64]) -> Array:
-        parts = [self.read(int(row), int(row) + 1) for row in ids]
-        return np.concatenate(parts) if parts else np.empty((0, self.width))
+    @abstractmethod
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        """Return rows that exist, at least one."""
 
 
 class HeldTable(Table):
     """A table in memory."""
+
+    name = "table"
 
     def __init__(self, values: ArrayLike) -> None:
         self.values = np.asarray(values)
@@ -68,8 +73,8 @@ class HeldTable(Table):
         """Return rows [start, stop)."""
         return self.values[start:stop].astype(np.float64)
 
-    def _take(self, ids: NDArray[np.int64]) -> Array:
-        return self.values[ids].astype(np.float64)
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        return self.values[ids].astype(dtype, copy=False)
 
 
 class StoredTable(Table):
@@ -84,6 +89,7 @@ class StoredTable(Table):
             what = f"{tensor.path}: {short(tensor.name)} is {tensor.dtype} of shape {list(tensor.shape)}"
             raise CheckpointError(what, "give a checkpoint whose tables are stored as plain floating numbers")
         self.tensor = tensor
+        self.name = short(tensor.name)
         self.rows, self.width = tensor.shape
 
     def read(self, start: int, stop: int) -> Array:
@@ -94,3 +100,37 @@ class StoredTable(Table):
         """
         with Reader(self.tensor) as reader:
             return reader.wide(start, stop).astype(np.float64)
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        low, high = int(ids.min()), int(ids.max()) + 1
+        with Reader(self.tensor) as reader:
+            if high - low <= _DENSE * len(ids):
+                found = reader.rows(low, high)
+                found = found if high - low == len(ids) and (np.diff(ids) == 1).all() else found[ids - low]
+            else:
+                found = self._scattered(reader, ids)
+        return widened(found).astype(dtype, copy=False)
+
+    def _scattered(self, reader: Reader, ids: Ids) -> NDArray:
+        raw = bytearray(len(ids) * reader.row_bytes)
+        view = memoryview(raw)
+        for place in np.argsort(ids, kind="stable"):  # in the file's order: a disk reads forward
+            start = int(place) * reader.row_bytes
+            reader.into(view[start : start + reader.row_bytes], int(ids[place]) * reader.row_bytes)
+        return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), self.width)
+
+
+def as_table(given: Table | Stored | NDArray) -> Table:
+    """Open a stored tensor, or take an array; a table stays what it is.
+
+    Raises:
+        CheckpointError: not a table of floating values.
+    """
+    if isinstance(given, Table):
+        return given
+    if isinstance(given, Stored):
+        return StoredTable(given)
+    if len(given.shape) != 2 or not np.issubdtype(given.dtype, np.floating):
+        what = f"an array of {given.dtype} and shape {list(given.shape)} is no table of floating values"
+        raise CheckpointError(what, "give one row per token: [V, E]")
+    return HeldTable(given)
