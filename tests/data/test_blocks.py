@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tiewise.data import blocks
-from tiewise.data.blocks import Blocks, asymmetric_bigrams, bin_of, frequency_bins, token_counts
+from tiewise.data.blocks import Blocks, asymmetric_bigrams, token_counts
+from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.errors import DataError
 
 

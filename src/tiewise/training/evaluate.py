@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.install import Installed
-from tiewise.data.blocks import bin_of, frequency_bins
+from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.training.results import BinNll
 
 
