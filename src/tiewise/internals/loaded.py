@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 from tiewise.boundary.locate import Ends, locate
 from tiewise.checkpoint.folder import Folder, open_folder
+from tiewise.checkpoint.rewrite.memory import require
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError, TiewiseError
 from tiewise.hf import model_class
@@ -46,7 +48,8 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     """Load a Hugging Face folder with transformers' own class, or a boundary's where it was saved with one.
 
     Raises:
-        CheckpointError: not a folder with config.json and safetensors, or transformers cannot load it.
+        CheckpointError: not a folder with config.json and safetensors, too large for the memory that is free, or
+            transformers cannot load it.
         InstallError: its config names no class of transformers, or the model has no token head.
     """
     folder = open_folder(path)
@@ -55,6 +58,7 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     if not folder.tensors:
         fix = "convert the weights to safetensors first; pickled files are never opened"
         raise CheckpointError(f"{folder.path}: no safetensors in it", fix)
+    require(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         made = model_class(config, folder.path)
