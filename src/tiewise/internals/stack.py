@@ -1,0 +1,218 @@
+"""A model as a stack: its layers in the order of application, and what it makes of the last one's output.
+
+    stack = find_stack(opened)
+    states = stack.states(ids)           # residual stream before each layer, and after the last
+    stack.to_logits(states[-1])          # the model's own logits
+
+No family is known by name. Layers are observed: modules of one list, each reading what the one before it wrote. What
+follows the last layer (norm, maps, scale, bias, soft-cap) is not rebuilt: the model's own forward is run with every
+layer replaced by one that returns the given states. That its logits depend on nothing else is checked on a random
+batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.lazy import computed
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import UnsupportedError
+from tiewise.internals.loaded import Opened
+from tiewise.internals.observed import Call, chain, recorded
+
+TOLERANCE = 1e-5  # of the largest logit, in fp32
+_SEED, _ROWS, _LENGTH = 20240229, 2, 7
+_FIX = "this measure needs one stack of layers between a table of tokens and a token head"
+
+
+@dataclass(frozen=True)
+class Application:
+    """One application of a layer.
+
+    Args:
+        name: of the module in its model.
+        module: the layer; the same object in every application where layers are shared.
+        returns: length of the tuple that it returns, 0 for a bare tensor.
+    """
+
+    name: str
+    module: nn.Module
+    returns: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Layers as they are applied, and the model's own way from the last one's output to logits.
+
+    Args:
+        opened: the model that runs.
+        applications: L of them in order; a layer that is applied repeatedly stands once for each application.
+        after: names of the modules without children that run after the last layer, in order.
+        causal: whether the logits of a position do not depend on what stands after it.
+        width: D, of the residual stream.
+        token: an id without a special meaning: stands in the input where only shapes matter.
+    """
+
+    opened: Opened
+    applications: tuple[Application, ...]
+    after: tuple[str, ...]
+    causal: bool
+    width: int
+    token: int
+
+    @property
+    def repeats(self) -> bool:
+        """Whether a layer is applied more than once."""
+        return len({id(one.module) for one in self.applications}) < len(self.applications)
+
+    def states(self, ids: Tensor) -> list[Tensor]:
+        """Residual stream of ids [B, T]: L + 1 tensors [B, T, D], before each application and after the last."""
+        return self.run(ids)[0]
+
+    @torch.no_grad()
+    def run(self, ids: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Residual stream as `states` gives it, and the model's logits [B, T, V], of one forward of ids [B, T]."""
+        named = {one.name: one.module for one in self.applications}
+        with recorded(named) as calls:
+            logits = _logits(self.opened.model, ids)
+        return [calls[0].read, *(call.wrote for call in calls)], logits
+
+    def to_logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of the model if its last layer had written `hidden` [..., D]; differentiable in `hidden`."""
+        flat = hidden.reshape(-1, 1, hidden.shape[-1])  # one position each: no limit on how many
+        ids = torch.full((len(flat), 1), self.token, device=hidden.device)
+        with ExitStack() as held:
+            for one in {id(one.module): one for one in self.applications}.values():
+                held.enter_context(_returning(one, flat))
+            logits = _logits(self.opened.model, ids)
+        return logits.reshape(*hidden.shape[:-1], -1)
+
+
+def find_stack(opened: Opened) -> Stack:
+    """Find the layers of a model and its way from the last of them to the logits, by running it.
+
+    Raises:
+        UnsupportedError: no single chain of layers, or logits that depend on more than the last layer's output.
+    """
+    model = opened.model
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise UnsupportedError(f"{kind} has an encoder and a decoder, which read different texts", _FIX)
+    ids = _ordinary(opened)
+    listed = {
+        f"{name}.{i}" if name else str(i): member
+        for name, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+        for i, member in enumerate(module)
+    }
+    with torch.no_grad(), recorded(listed) as calls, _ended(model) as ended:
+        logits = _run(model, ids)
+    layers = chain(calls, (_ROWS, _LENGTH))
+    if isinstance(layers, str):
+        raise UnsupportedError(f"{kind}: {layers}", _FIX)
+    applications = tuple(Application(call.name, call.module, call.returns) for call in layers)
+    stack = Stack(
+        opened,
+        applications,
+        after=_after(ended, applications[-1].module),
+        causal=_causal(model, ids, logits),
+        width=layers[-1].wrote.shape[-1],
+        token=int(ids[0, 0]),
+    )
+    _verify(stack, layers, logits)
+    return stack
+
+
+def _verify(stack: Stack, layers: list[Call], logits: Tensor) -> None:
+    """Hold `to_logits` of the last layer's output against the model's logits."""
+    kind = type(stack.opened.model).__name__
+    try:
+        with torch.no_grad():
+            again = stack.to_logits(layers[-1].wrote)
+    except Exception as error:  # whatever a family's forward does without its layers
+        what = f"{kind} does not run without its layers ({short(_reason(error))})"
+        raise UnsupportedError(what, _FIX) from None
+    if again.shape != logits.shape:
+        raise UnsupportedError(f"{kind}: logits {list(logits.shape)} become {list(again.shape)} on other shapes", _FIX)
+    apart = float((again - logits).abs().max() / logits.abs().max().clamp_min(torch.finfo(logits.dtype).tiny))
+    if not apart <= TOLERANCE:
+        what = f"{kind}: logits depend on more than the last layer's output (relative difference {apart:.1e})"
+        raise UnsupportedError(what, _FIX)
+
+
+def _ordinary(opened: Opened) -> Tensor:
+    """Random ids [2, 7] without a special meaning."""
+    config = opened.model.config.get_text_config().to_dict()
+    special = {value for key, value in config.items() if key.endswith("token_id") and isinstance(value, int)}
+    ordinary = torch.tensor([i for i in range(min(opened.vocab, 4096)) if i not in special] or [0])
+    source = torch.Generator().manual_seed(_SEED)
+    drawn = ordinary[torch.randint(len(ordinary), (_ROWS, _LENGTH), generator=source)]
+    return drawn.to(opened.ends.source.weight.device)
+
+
+def _run(model: Any, ids: Tensor) -> Tensor:
+    """Logits of a model that may refuse ids alone."""
+    try:
+        return _logits(model, ids)
+    except Exception as error:  # a family that wants more than ids raises anything
+        what = f"{type(model).__name__} does not run on token ids alone ({short(_reason(error))})"
+        raise UnsupportedError(what, _FIX) from None
+
+
+def _logits(model: Any, ids: Tensor) -> Tensor:
+    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
+    output = model(input_ids=ids, **options)
+    return computed(next(value for key, value in output.items() if "logits" in key))
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _causal(model: Any, ids: Tensor, logits: Tensor) -> bool:
+    """Whether another last token leaves all earlier logits where they are."""
+    other = ids.clone()
+    other[:, -1] = ids[:, 0]
+    other[ids[:, 0] == ids[:, -1], -1] = ids.max()
+    with torch.no_grad():
+        moved = (_logits(model, other) - logits)[:, :-1].abs().max()
+    return bool(moved <= TOLERANCE * logits.abs().max())
+
+
+def _after(ended: list[tuple[str, nn.Module]], last: nn.Module) -> tuple[str, ...]:
+    """Modules without children that ended after the last application of the last layer."""
+    place = max(i for i, (_, module) in enumerate(ended) if module is last)
+    return tuple(name for name, module in ended[place + 1 :] if not any(True for _ in module.children()))
+
+
+@contextmanager
+def _ended(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
+    """Names and modules in the order in which their calls end."""
+    ended: list[tuple[str, nn.Module]] = []
+    with ExitStack() as held:
+        for name, module in model.named_modules():
+            hook = module.register_forward_hook(lambda module, *_, name=name: ended.append((name, module)))
+            held.callback(hook.remove)
+        yield ended
+
+
+@contextmanager
+def _returning(layer: Application, states: Tensor) -> Iterator[None]:
+    """Let a layer return `states` without computing anything."""
+    made = (states, *([None] * (layer.returns - 1))) if layer.returns else states
+    own = vars(layer.module).get("forward")
+    layer.module.forward = lambda *_, **__: made
+    try:
+        yield
+    finally:
+        del layer.module.forward
+        if own is not None:
+            layer.module.forward = own
