@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiewise.analysis.direct_path import NONE, DirectPath, Norm
+from tiewise.analysis.ends import stored_ends
 from tiewise.analysis.final_norms import FAMILIES, Ending, plain_norm
 from tiewise.analysis.tables import Array, StoredTable
 from tiewise.checkpoint.facts import Facts
@@ -30,7 +31,7 @@ def open_path(folder: Folder) -> DirectPath:
     """
     facts = Facts(folder)
     roles = facts.roles
-    table, head = _ends(facts)
+    table, head = stored_ends(facts)
     if roles.maps:
         what = f"{facts.path}: {short(roles.maps[0].name)} stands between a table and the body"
         raise CheckpointError(what, "run `tiewise densify` first, where it can make the tables dense")
@@ -43,23 +44,6 @@ def open_path(folder: Folder) -> DirectPath:
     return DirectPath(
         source, target, acts.norm, acts.input_scale, acts.output_scale, bias, acts.softcap, (*acts.notes, *notes)
     )
-
-
-def _ends(facts: Facts) -> tuple[Stored, Stored | None]:
-    """(input table, output table or None where the model is tied)."""
-    roles, path = facts.roles, facts.path
-    if roles.input is None:
-        raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
-    if roles.quantised_input or roles.quantised_output:
-        raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
-    if roles.output is not None:
-        same = facts.ends is not None and facts.ends.equal
-        return roles.input, None if same else roles.output
-    if roles.headless:
-        raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
-    if facts.tied is False:
-        raise CheckpointError(f"{path}: it says untied and stores no head", "`tiewise check` says how to repair it")
-    return roles.input, None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Ids = NDArray[np.int64]
 class Table(ABC):
     """Rows of a table as floating numbers, whatever they are stored in; `name` is for messages."""
 
-    name: str
+    name: str = "table"
     rows: int
     width: int
 
@@ -55,13 +55,11 @@ class Table(ABC):
 
     @abstractmethod
     def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
-        """Return rows that exist, at least one."""
+        """Return at least one row, all of them in the table, as a fresh array of `dtype`."""
 
 
 class HeldTable(Table):
     """A table in memory."""
-
-    name = "table"
 
     def __init__(self, values: ArrayLike) -> None:
         self.values = np.asarray(values)

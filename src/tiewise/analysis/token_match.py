@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.tokenizer import read_tokenizer
 from tiewise.errors import CheckpointError
 
@@ -85,19 +85,20 @@ def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pai
     return Pairs(np.array(rows_a, np.int64), np.array(rows_b, np.int64), "by token text")
 
 
-def texts_of(folder: str | Path, rows: int) -> list[str | None]:
+def texts_of(folder: str | Path | Folder, rows: int) -> list[str | None]:
     """Return the text of each of `rows` rows as a checkpoint's tokenizer files give it; None where none has the id.
 
     Raises:
         CheckpointError: no folder, no tokenizer file in it that holds texts, or one that cannot be read.
     """
-    found = read_tokenizer(open_folder(folder))
+    opened = folder if isinstance(folder, Folder) else open_folder(folder)
+    where, found = opened.path, None if opened.single else read_tokenizer(opened)
     if found is None:
-        raise CheckpointError(f"{folder}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
+        raise CheckpointError(f"{where}: no tokenizer.json, vocab.json or vocab.txt", "copy it from its source")
     if found.faults:
-        raise CheckpointError(f"{folder}: {found.faults[0].what}", found.faults[0].fix)
+        raise CheckpointError(f"{where}: {found.faults[0].what}", found.faults[0].fix)
     if any(name.endswith((".model", ".spm")) for name in found.files):
-        raise CheckpointError(f"{folder}: a SentencePiece model, whose texts are not read", "add its tokenizer.json")
+        raise CheckpointError(f"{where}: a SentencePiece model, whose texts are not read", "add its tokenizer.json")
     texts: list[Any] = [None] * rows
     for text, number in [*found.base.items(), *((text, number) for number, text in found.added.items())]:
         if number < rows:

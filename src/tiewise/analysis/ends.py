@@ -1,0 +1,163 @@
+"""The two tables of a checkpoint as its model meets them, or the reason why it does not have two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.tables import Array, Ids, StoredTable, Table
+from tiewise.analysis.token_match import texts_of
+from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
+from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.rewrite.dense import Dense
+from tiewise.checkpoint.rewrite.plain_ends import is_own
+from tiewise.checkpoint.rewrite.stored_boundary import read_boundary
+from tiewise.checkpoint.rows import scan_rows
+from tiewise.checkpoint.strict_json import short
+from tiewise.errors import CheckpointError
+
+
+class MappedTable(Table):
+    """A stored table [V, E] behind its map and scale, [V, D]; rows are made in fp64 as they are read."""
+
+    def __init__(self, dense: Dense) -> None:
+        self.stored = StoredTable(dense.table)
+        self.dense = dense
+        self.name = self.stored.name
+        self.rows, self.width = self.stored.rows, dense.width
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) in fp64."""
+        return self._mapped(self.stored.read(start, stop))
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        return self._mapped(self.stored.take(ids)).astype(dtype, copy=False)
+
+    def _mapped(self, rows: Array) -> Array:
+        return (rows if self.dense.map is None else self.dense.map(rows)) * self.dense.scale
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Both ends of one model.
+
+    Args:
+        folder: where they lie.
+        input: the input table [V, D].
+        output: the output table [V', D']; the same object as `input` where the model is tied.
+        shared: the one stored table [V, E] that both ends read, directly or through maps; None where there are two.
+        stored: the stored tensors behind them, one or two, the input's first.
+        notes: what a reader must know of these tables.
+    """
+
+    folder: Folder
+    input: Table
+    output: Table
+    shared: Table | None
+    stored: tuple[Stored, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends meet the same rows."""
+        return self.input is self.output
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """Names of the stored tensors of the input and of the output."""
+        return short(self.stored[0].name), short(self.stored[-1].name)
+
+    @property
+    def tables(self) -> tuple[tuple[str, Table], ...]:
+        """(which end, table): `input` and `output`, or the one `table` of a tied model."""
+        return (("table", self.input),) if self.tied else (("input", self.input), ("output", self.output))
+
+    def texts(self) -> list[str | None]:
+        """Text of each row's token, as its vocabulary spells it.
+
+        Raises:
+            CheckpointError: the folder has no tokenizer file that holds texts.
+        """
+        return texts_of(self.folder, max(self.input.rows, self.output.rows))
+
+    def unusable(self, progress: Progress = silent) -> NDArray[np.bool_]:
+        """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table. Reads both."""
+        mask = np.zeros(max(self.input.rows, self.output.rows), bool)
+        for tensor in self.stored:
+            found = scan_rows(tensor, _tick(progress, tensor))
+            for rows in (found.not_finite, found.zero, *found.repeated):
+                mask[list(rows)] = True
+        return mask
+
+
+def ends_of(folder: Folder, progress: Progress = silent) -> Ends:
+    """Find the two ends of a checkpoint. A boundary that this package stored is met through its maps and scales.
+
+    Raises:
+        CheckpointError: no input table, no output head, or a table that is quantised.
+    """
+    facts = Facts(folder, progress=progress)
+    return _own_ends(facts) if is_own(facts) else _plain_ends(facts)
+
+
+def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
+    """(input table, output table or None where the model is tied), as they are stored.
+
+    Raises:
+        CheckpointError: no input table, no output head, or a table that is quantised.
+    """
+    roles, path = facts.roles, facts.path
+    if roles.input is None:
+        raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
+    if roles.quantised_input or roles.quantised_output:
+        raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
+    if roles.output is not None:
+        same = facts.ends is not None and facts.ends.equal
+        return roles.input, None if same else roles.output
+    if roles.headless:
+        raise CheckpointError(f"{path}: a model without an output head", "give one with a token head")
+    if facts.tied is False:
+        raise CheckpointError(f"{path}: it says untied and stores no head", "`tiewise check` says how to repair it")
+    return roles.input, None
+
+
+def _plain_ends(facts: Facts) -> Ends:
+    table, head = stored_ends(facts)
+    roles, notes = facts.roles, []
+    if roles.maps:
+        notes.append(f"{short(roles.maps[0].name)} stands between a table and the body: tables are taken as stored")
+    if head is not None and facts.tied:
+        notes.append("the config says tied, and two different tables are stored: both are taken as stored")
+    source = StoredTable(table)
+    target = source if head is None else StoredTable(head)
+    stored = (table,) if head is None else (table, head)
+    return Ends(facts.folder, source, target, source if head is None else None, stored, tuple(notes))
+
+
+def _own_ends(facts: Facts) -> Ends:
+    boundary = read_boundary(facts)
+    lookup, head = boundary.lookup, boundary.head
+    one = lookup.table.name == head.table.name
+    source = _table(lookup)
+    # the last part of a mark is the scale, which no angle between rows sees
+    target = source if one and lookup.mark[:-1] == head.mark[:-1] else _table(head)
+    notes = []
+    if lookup.map is not None or head.map is not None:
+        how = "one stored table" if one else "two stored tables"
+        written = short(facts.config.get(SPEC))
+        notes.append(f"{written}: {how} {lookup.table.shape[1]} wide; each end is taken behind its map")
+    shared = StoredTable(lookup.table) if one else None
+    stored = (lookup.table,) if one else (lookup.table, head.table)
+    return Ends(facts.folder, source, target, source if source is target else shared, stored, tuple(notes))
+
+
+def _tick(progress: Progress, tensor: Stored) -> Callable[[int], None]:
+    return lambda done: progress(f"rows of {short(tensor.name)}", done, tensor.nbytes)
+
+
+def _table(dense: Dense) -> Table:
+    return MappedTable(dense) if dense.changed else StoredTable(dense.table)
