@@ -104,7 +104,7 @@ class Chain:
     @property
     def reversed_counts(self) -> Ids:
         """How often each pair was seen the other way round [n]."""
-        return _counted(self, self.after * self.vocabulary + self.before)
+        return counted(self, self.after * self.vocabulary + self.before)
 
     @property
     def entropy(self) -> float:
@@ -150,8 +150,8 @@ class _Tally:
         self.keys, self.counts, self.waiting = keys, summed, []
 
 
-def _counted(chain: Chain, keys: Ids) -> Ids:
-    """How often each of some keys was counted."""
+def counted(chain: Chain, keys: Ids) -> Ids:
+    """Return how often each of some keys was counted."""
     place = np.searchsorted(chain.keys, keys)
     place[place == len(chain.keys)] = 0
     return np.where(chain.keys[place] == keys, chain.counts[place], 0)
@@ -230,9 +230,9 @@ def _parts(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
 
 def _held_out(whole: Chain, part: Chain) -> float:
     """I of a part, its directions guessed from the rest: a pair's share one way, with half a pair added each way."""
-    there = _counted(whole, part.keys) - part.counts
+    there = counted(whole, part.keys) - part.counts
     turned = part.after * part.vocabulary + part.before
-    back = _counted(whole, turned) - _counted(part, turned)
+    back = counted(whole, turned) - counted(part, turned)
     guessed = (there + 0.5) / (there + back + 1.0)
     guessed[part.before == part.after] = 0.5
     return float((part.counts * np.log(2 * guessed)).sum() / part.pairs)

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 _STEPS = 20_000
 
 
-def _law(d1: int, d2: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(x, weight): the Marchenko-Pastur law of s²/max(d1, d2), falling, over x = 1 + β + 2√β·cos θ."""
+def law(d1: int, d2: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (x, weight): the Marchenko-Pastur law of s²/max(d1, d2), falling, over x = 1 + β + 2√β·cos θ."""
     beta = min(d1, d2) / max(d1, d2)
     theta = (np.arange(_STEPS) + 0.5) * (math.pi / _STEPS)
     x = 1 + beta + 2 * math.sqrt(beta) * np.cos(theta)
@@ -31,7 +31,7 @@ def _law(d1: int, d2: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def nuclear(d1: int, d2: int) -> float:
     """Expected nuclear norm of a Gaussian d1 × d2 matrix; (8/3π)·d^1.5 for a large square one."""
-    x, weight = _law(d1, d2)
+    x, weight = law(d1, d2)
     return min(d1, d2) * math.sqrt(max(d1, d2)) * float((np.sqrt(x) * weight).sum())
 
 
@@ -47,7 +47,7 @@ def linear_chance(n: int, d1: int) -> float:
 
 def reduced_chance(n: int, d1: int, d2: int, rank: int) -> float:
     """Mean cosine of n rows after the best map of the given rank, fitted on them, by chance."""
-    x, weight = _law(d1, d2)
+    x, weight = law(d1, d2)
     small = min(d1, d2)
     before = np.concatenate([[0.0], np.cumsum(weight)[:-1]])
     taken = np.clip(rank / small - before, 0, weight)
