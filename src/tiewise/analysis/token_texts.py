@@ -1,4 +1,7 @@
-"""Which token a word is, by the folder's own tokenizer.json. Needs the `tokenizers` library, unlike its neighbours."""
+"""Which token a word is, and what a token reads as, by the folder's own tokenizer.json.
+
+Needs the `tokenizers` library, unlike its neighbours.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,55 @@ class Token:
     piece: str
 
 
+def open_tokenizer(folder: Folder) -> Tokenizer:
+    """Open the folder's tokenizer.json.
+
+    Raises:
+        DataError: there is none, or it cannot be read.
+    """
+    if not folder.has("tokenizer.json"):
+        raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
+    return _open(folder)
+
+
 def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
     """Find the single token of each text: as a word after a space, else as it stands, else as the vocabulary's piece.
 
     Raises:
         DataError: the folder has no readable tokenizer.json, or a text is not one token.
     """
+    tokenizer = open_tokenizer(folder)
+    return tuple(_find(tokenizer, text) for text in texts)
+
+
+def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
+    """Return what each token reads as, with the space before it: " York"; "#1234" where the folder cannot say.
+
+    Raises:
+        DataError: tokenizer.json cannot be read.
+    """
     if not folder.has("tokenizer.json"):
-        raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
+        return tuple(f"#{number}" for number in ids)
+    tokenizer = _open(folder)
+    return tuple(_text(tokenizer, number) for number in ids)
+
+
+def _text(tokenizer: Tokenizer, number: int) -> str:
+    piece = tokenizer.id_to_token(number)
+    if piece is None:
+        return f"#{number}"
+    if piece.startswith("▁"):  # SentencePiece's space, which its decoder drops at the start of a text
+        return piece.replace("▁", " ")
+    text = tokenizer.decode([number], skip_special_tokens=False)
+    return text if text and "\ufffd" not in text else piece
+
+
+def _open(folder: Folder) -> Tokenizer:
     try:
-        tokenizer = Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
+        return Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
     except Exception as error:  # the library raises plain Exception, whatever is wrong
         what = f"{folder.path}: tokenizer.json cannot be read ({short(str(error))})"
         raise DataError(what, "take it from its source again") from None
-    return tuple(_find(tokenizer, text) for text in texts)
 
 
 def _find(tokenizer: Tokenizer, text: str) -> Token:

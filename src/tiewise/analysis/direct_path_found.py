@@ -1,0 +1,133 @@
+"""All that is measured of a checkpoint's direct path, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tiewise.analysis.direct_path import NONE, Asymmetry, Definiteness, DirectPath, asymmetry, definiteness, grams
+from tiewise.analysis.open_path import open_path
+from tiewise.analysis.path_tokens import OwnToken, asymmetric_pairs, own_token, sampled
+from tiewise.analysis.token_texts import read_as
+from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
+from tiewise.checkpoint.facts import Progress, silent
+from tiewise.checkpoint.folder import Folder
+from tiewise.errors import CheckpointError
+
+OWN_TOKENS = 2000  # whose whole row of logits is looked at
+
+
+@dataclass(frozen=True)
+class AsymmetricPair:
+    """Two tokens that the path treats most differently by their order.
+
+    Args:
+        first: text of the one.
+        second: text of the other.
+        ids: of both.
+        there: M[first, second], the larger.
+        back: M[second, first].
+    """
+
+    first: str
+    second: str
+    ids: tuple[int, int]
+    there: float
+    back: float
+
+
+@dataclass(frozen=True)
+class DirectPathFound:
+    """A checkpoint's direct path M = A Bᵀ [V, V].
+
+    Args:
+        tied: whether both ends hold one table.
+        rows: V.
+        width: E.
+        normed: whether a final norm is known and applied.
+        asymmetry: of M as the model applies it, over all tokens.
+        linear: of gain and scales alone, without the division by each row's size.
+        centred: of M less its row means and column means.
+        definiteness: of M.
+        definiteness_centred: of M less its means.
+        own_token: whether a token predicts itself.
+        asymmetric: the most asymmetric pairs among `searched` sampled tokens.
+        searched: how many tokens were compared, each with each.
+        pairs: requested words, both ways.
+        notes: what is applied, what is left out.
+    """
+
+    tied: bool
+    rows: int
+    width: int
+    normed: bool
+    asymmetry: Asymmetry
+    linear: Asymmetry
+    centred: Asymmetry
+    definiteness: Definiteness
+    definiteness_centred: Definiteness
+    own_token: OwnToken
+    asymmetric: tuple[AsymmetricPair, ...]
+    searched: int
+    pairs: tuple[WordPair, ...]
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def direct_path_of(
+    folder: Folder,
+    tokens: Sequence[tuple[str, str]] = (),
+    samples: int = 4000,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> DirectPathFound:
+    """Measure the direct path of a checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        tokens: pairs of words to ask of both ways; each word must be one token.
+        samples: tokens among which the most asymmetric pairs are searched; all where there are fewer.
+        seed: of the samples.
+        progress: hears of the rows read.
+
+    Raises:
+        CheckpointError: no head, quantised tables, or maps between a table and the body.
+        DataError: words that are no tokens, a tokenizer that cannot be read, values that are no numbers.
+    """
+    path = open_path(folder)
+    ids = find_pairs(folder, tokens, path.rows)
+    if path.rows < 2:
+        raise CheckpointError(f"{folder.path}: a vocabulary of {path.rows}", "give a model of two tokens or more")
+    whole = grams(path, lambda done: progress("direct path", done, path.rows))
+    linear = whole if path.norm.kind == NONE else grams(path.linear, lambda done: progress("linear", done, path.rows))
+    own = own_token(path, whole, OWN_TOKENS, seed, lambda done: progress("own tokens", done, path.output.rows))
+    centred = whole.centred
+    return DirectPathFound(
+        tied=path.tied,
+        rows=path.rows,
+        width=path.input.width,
+        normed=path.norm.kind != NONE,
+        asymmetry=asymmetry(whole),
+        linear=asymmetry(linear),
+        centred=asymmetry(centred),
+        definiteness=definiteness(whole),
+        definiteness_centred=definiteness(centred),
+        own_token=own,
+        **_pairs(folder, path, samples, seed, progress),
+        pairs=word_pairs(path, tokens, ids),
+        notes=path.notes,
+    )
+
+
+def _pairs(folder: Folder, path: DirectPath, samples: int, seed: int, progress: Progress) -> dict[str, Any]:
+    """The most asymmetric pairs with their texts, and among how many tokens."""
+    found = asymmetric_pairs(path, sampled(path.rows, samples, seed), top=20)
+    progress("asymmetric pairs", found.tokens, found.tokens)
+    texts = read_as(folder, [number for pair in found.pairs for number in pair[:2]])
+    named = zip(texts[::2], texts[1::2], found.pairs, strict=True)
+    pairs = tuple(AsymmetricPair(a, b, (i, j), there, back) for a, b, (i, j, there, back) in named)
+    return {"asymmetric": pairs, "searched": found.tokens}

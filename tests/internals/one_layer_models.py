@@ -1,0 +1,66 @@
+"""transformers' own class of a family with one layer whose attention gives nothing: the oracle of the first MLP."""
+
+import torch
+import transformers
+from transformers import AutoConfig
+
+V, E = 40, 16
+SIZES = {
+    "vocab_size": V,
+    "hidden_size": E,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "dtype": "float64",
+}
+CLASSES = {
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neo": "GPTNeoForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "gptj": "GPTJForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "opt": "OPTForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+}
+SETTINGS = {
+    "opt": {"word_embed_proj_dim": E, "ffn_dim": 24},
+    "gpt_neo": {"attention_types": [[["global"], 1]], "attention_layers": ["global"]},
+    "granite": {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.3},
+    "gptj": {"rotary_dim": 4},
+    "cohere": {"logit_scale": 0.25},
+    "gemma2": {"final_logit_softcapping": 2.0},
+    "gemma3_text": {"final_logit_softcapping": 3.0},
+}
+OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
+
+
+def one_layer(family, tied=False, **settings):
+    """Build it in fp64; every parameter random, positions and the attention's output projection zero."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(family)
+    for key, value in (SIZES | SETTINGS.get(family, {}) | {"tie_word_embeddings": tied} | settings).items():
+        setattr(config, key, value)
+    if hasattr(config, "layer_types"):
+        config.layer_types = ["full_attention"]
+    name = CLASSES.get(family, f"{family.capitalize()}ForCausalLM")
+    model = getattr(transformers, name)(config).to(torch.float64).eval()
+    silenced = 0
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.randn_like(value))
+            parts = name.split(".")
+            attention = any("attn" in part or "attention" in part for part in parts[:-2])
+            if "wpe" in name or "positions" in name:
+                value.zero_()
+            elif attention and parts[-2] in OUTPUT_PROJECTIONS:
+                value.zero_()
+                silenced += 1
+    assert silenced, [name for name, _ in model.named_parameters()]
+    if tied:
+        model.tie_weights()
+    return model
