@@ -88,7 +88,7 @@ def linear_cross_entropy(
         UnsupportedError: probability targets, `torch.func` transforms, second derivatives.
     """
     options = replace(options, **overrides) if overrides else options
-    _check(features, weight, targets, bias, options)
+    check_problem(features, weight, targets, bias, options)
     head = Head(options.scale, options.softcap)
     loss = TokenLoss(options.ignore_index, options.label_smoothing, options.z_loss, options.chunk)
     flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
@@ -97,7 +97,7 @@ def linear_cross_entropy(
         if options.reduction == "none":
             return traced_tokens(tensors, head, loss).view(targets.shape)
         return traced_scalar(tensors, head, loss, mean=options.reduction == "mean")
-    _check_range(t, weight.shape[0], options.ignore_index)
+    check_range(t, weight.shape[0], options.ignore_index)
     if options.reduction == "none":
         return fused_tokens(tensors, head, loss).view(targets.shape)
     return fused_scalar(tensors, head, loss, mean=options.reduction == "mean")
@@ -138,7 +138,8 @@ def plain(
     return F.cross_entropy(F.linear(features, weight, bias), targets, ignore_index=ignore_index)
 
 
-def _check(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, o: LossOptions) -> None:
+def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, o: LossOptions) -> None:
+    """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
@@ -159,7 +160,8 @@ def _check(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | Non
         raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)
 
 
-def _check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
+def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
+    """Refuse targets outside [0, vocab) with an IndexError; looked at on a CPU only."""
     if targets.device.type != "cpu" or not targets.numel():
         return
     low, high = (int(v) for v in targets.aminmax())

@@ -1,0 +1,197 @@
+"""The augmented loss against its formula in fp64: value, gradients, chunks, and what the paper says of it."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tiewise.errors import UnsupportedError
+from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy, oracle
+
+N, V, E, WIDE = 19, 31, 6, 9
+
+
+def problem(seed=0, dtype=torch.float64, spread=1.0):
+    g = torch.Generator().manual_seed(seed)
+    h, w, table, b = (
+        (spread * torch.randn(*shape, generator=g, dtype=torch.float64)).to(dtype)
+        for shape in ((N, E), (V, E), (V, WIDE), (V,))
+    )
+    t = torch.randint(0, V, (N,), generator=g)
+    t[::4] = -100
+    t[1] = t[2]  # a word twice
+    return h, w, table, b, t
+
+
+def gradients(function, h, w, table, b, t, upstream=None, **options):
+    leaves = [None if x is None else x.detach().clone().requires_grad_() for x in (h, w, table, b)]
+    loss = function(leaves[0], leaves[1], t, leaves[2], leaves[3], **options)
+    loss.backward(upstream)
+    return loss.detach(), [torch.zeros_like(x) if x.grad is None else x.grad for x in leaves if x is not None]
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("through", [False, True])
+@pytest.mark.parametrize("one_table", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("chosen", [{"alpha": 0.7, "temperature": 3.0}, {"hard": 0.0, "alpha": 40.0, "chunk": 4}])
+def test_equals_the_formula(reduction, through, one_table, with_bias, chosen):
+    h, w, table, b, t = problem()
+    case = (h, w, None if one_table else table, b if with_bias else None, t)
+    options = chosen | {"reduction": reduction, "through_targets": through}
+    upstream = torch.linspace(-1, 2, N, dtype=torch.float64) if reduction == "none" else torch.tensor(1.7).double()
+    loss, got = gradients(augmented_cross_entropy, *case, upstream, **options)
+    truth, wanted = gradients(oracle, *case, upstream, **options)
+    torch.testing.assert_close(loss, truth, rtol=1e-12, atol=1e-12)
+    for a, c in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_gradcheck_with_gradient_through_the_targets(reduction):
+    h, w, table, b, t = problem(3)
+    leaves = [x.clone().requires_grad_() for x in (h, w, table, b)]
+
+    def loss(h, w, table, b):
+        return augmented_cross_entropy(
+            h, w, t, table, b, alpha=0.6, temperature=2.0, through_targets=True, reduction=reduction
+        )
+
+    assert torch.autograd.gradcheck(loss, leaves)
+
+
+@given(seed=st.integers(0, 10**6), chunk=st.integers(1, N + 3), tau=st.floats(0.5, 50), alpha=st.floats(0, 10))
+def test_chunks_change_nothing(seed, chunk, tau, alpha):
+    h, w, table, b, t = problem(seed)
+    loss, got = gradients(
+        augmented_cross_entropy, h, w, table, b, t, alpha=alpha, temperature=tau, chunk=chunk, through_targets=True
+    )
+    truth, wanted = gradients(oracle, h, w, table, b, t, alpha=alpha, temperature=tau, through_targets=True)
+    torch.testing.assert_close(loss, truth, rtol=1e-10, atol=1e-10)
+    for a, c in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, c, rtol=1e-8, atol=1e-10)
+
+
+def test_without_divergence_it_is_cross_entropy():
+    h, w, table, b, t = problem()
+    loss = augmented_cross_entropy(h, w, t, table, b, alpha=0.0)
+    torch.testing.assert_close(loss, F.cross_entropy(h @ w.T + b, t))
+
+
+def test_equal_distributions_leave_no_divergence():
+    """Features that are the targets' own vectors, tied and without bias: ŷ = ỹ."""
+    _, w, *_, t = problem()
+    h = w[t.where(t >= 0, 0)]
+    loss = augmented_cross_entropy(h, w, t, hard=0.0, temperature=4.0)
+    assert abs(float(loss)) < 1e-14
+
+
+def test_hot_targets_pull_the_logits_to_inner_products_of_the_table():
+    """§4: as τ grows, τ²V times the gradient by z tends to the centred difference of z and table @ u."""
+    h, w, table, _, t = problem()
+    t = t.where(t >= 0, 0)
+    z = (h @ w.T).requires_grad_()
+    tau = 1e5
+    loss = augmented_cross_entropy(z, torch.eye(V, dtype=z.dtype), t, table, hard=0.0, temperature=tau, reduction="sum")
+    loss.backward()
+    apart = z.detach() - table[t] @ table.T
+    torch.testing.assert_close(z.grad * tau**2 * V, apart - apart.mean(1, keepdim=True), rtol=1e-3, atol=1e-3)
+
+
+def test_fp32_is_as_near_to_the_truth_as_the_plain_computation():
+    h, w, table, b, t = problem(1, torch.float32, 3.0)
+    options = {"alpha": 2.0, "temperature": 5.0}
+    loss, got = gradients(augmented_cross_entropy, h, w, table, b, t, **options)
+    truth, wanted = gradients(oracle, *(x.double() for x in (h, w, table, b)), t, **options)
+    assert abs(float(loss) - float(truth)) < 1e-5 * abs(float(truth))
+    for a, c in zip(got, wanted, strict=True):
+        assert float((a - c).norm()) <= 2e-6 * float(c.norm())
+    assert got[0].dtype == torch.float32
+
+
+def test_bf16_multiplies_in_its_own_type_and_stays_near():
+    h, w, table, b, t = problem(1, torch.bfloat16)
+    loss, got = gradients(augmented_cross_entropy, h, w, table, b, t, alpha=2.0, temperature=5.0)
+    truth, _ = gradients(oracle, h, w, table, b, t, alpha=2.0, temperature=5.0)
+    assert loss.dtype == torch.float32
+    assert got[1].dtype == torch.bfloat16
+    assert abs(float(loss) - float(truth)) < 2e-2 * float(truth)
+
+
+def test_nothing_counts_where_all_is_ignored():
+    h, w, table, b, t = problem()
+    loss, got = gradients(augmented_cross_entropy, h, w, table, b, torch.full_like(t, -100), alpha=1.0)
+    assert float(loss) == 0
+    assert all(float(g.abs().sum()) == 0 for g in got)
+
+
+def test_a_frozen_table_and_no_gradient_at_all():
+    h, w, table, b, t = problem()
+    w.requires_grad_()
+    augmented_cross_entropy(h, w, t, table, b, through_targets=True).backward()
+    assert w.grad is not None
+    assert table.grad is None
+    with torch.no_grad():
+        assert not augmented_cross_entropy(h, w, t, table, b).requires_grad
+
+
+def test_a_second_backward_is_exact():
+    h, w, table, b, t = problem()
+    h.requires_grad_()
+    loss = augmented_cross_entropy(h, w, t, table, b)
+    loss.backward(retain_graph=True)
+    once = h.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(h.grad, 2 * once)
+
+
+class Largest(TorchDispatchMode):
+    """Sees the size of every tensor that an operation makes."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for x in made if isinstance(made, tuple | list) else (made,):
+            if torch.is_tensor(x):
+                self.elements = max(self.elements, x.numel())
+        return made
+
+
+def test_no_matrix_is_larger_than_a_chunk_of_logits():
+    h, w, table, b, t = problem()
+    with Largest() as largest:
+        gradients(augmented_cross_entropy, h, w, table, b, t, chunk=5, through_targets=True)
+    assert largest.elements <= V * max(5, WIDE)
+    with Largest() as largest:
+        gradients(oracle, h, w, table, b, t)
+    assert largest.elements >= N * V
+
+
+def test_leading_dimensions_are_free():
+    h, w, table, b, t = problem()
+    flat = augmented_cross_entropy(h[:18], w, t[:18], table, b, reduction="none")
+    shaped = augmented_cross_entropy(h[:18].view(3, 6, E), w, t[:18].view(3, 6), table, b, reduction="none")
+    torch.testing.assert_close(shaped, flat.view(3, 6))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"temperature": 0.0}, "temperature"), ({"alpha": -1.0}, "alpha"), ({"reduction": "max"}, "reduction")],
+)
+def test_options_out_of_range(change, said):
+    h, w, table, b, t = problem()
+    with pytest.raises(ValueError, match=said):
+        augmented_cross_entropy(h, w, t, table, b, AugmentedOptions(**change))
+
+
+def test_what_does_not_meet_is_refused():
+    h, w, table, b, t = problem()
+    with pytest.raises(ValueError, match="table has shape"):
+        augmented_cross_entropy(h, w, t, table[:-1], b)
+    with pytest.raises(IndexError, match="outside the vocabulary"):
+        augmented_cross_entropy(h, w, t + V, table, b)
+    with pytest.raises(UnsupportedError, match="probability"):
+        augmented_cross_entropy(h, w, t.double(), table, b)
