@@ -7,7 +7,9 @@ import torch
 import transformers as tr
 from first_losses import OTHERS, SIZES, config, measured
 
-from tiewise.analysis.first_loss import first_loss
+from tiewise.analysis.catalogue import models
+from tiewise.analysis.first_loss import first_loss, kept, start_of
+from tiewise.analysis.plan import described
 from tiewise.analysis.read_config import READERS, read
 from tiewise.spec import BoundarySpec
 
@@ -99,3 +101,36 @@ def test_random_maps_hide_a_row_from_itself():
     assert tied.own > 0.5
     assert factored.own is None
     assert factored.nll < tied.nll / 2
+
+
+def catalogued():
+    """(start, as what it is drawn) of every model of the catalogue that can be planned and has a head."""
+    for row in models():
+        if row.vocab is None and row.config is None:
+            continue
+        _, architecture = described(row)
+        for kind in ("tied", "untied"):
+            if architecture.ends.head:
+                yield start_of(architecture, BoundarySpec(kind)), f"{row.name} {kind}"
+
+
+def check_kept(start):
+    (nll, own), (nll_kept, own_kept) = start.computed(), kept()[repr(start)]
+    assert nll_kept == pytest.approx(nll, rel=1e-9), start
+    assert own_kept is own is None or own_kept == pytest.approx(own, rel=1e-9), start
+
+
+def test_losses_are_kept_for_every_model_of_the_catalogue_and_nothing_else():
+    wanted = {repr(start) for start, _ in catalogued()}
+    assert wanted == set(kept()), "run tools/make_first_losses.py"
+
+
+@pytest.mark.parametrize("name", ["gpt2 tied", "gpt2 untied", "gemma-2-2b tied"])
+def test_a_loss_that_is_kept_is_the_loss(name):
+    check_kept(next(start for start, what in catalogued() if what == name))
+
+
+@pytest.mark.slow
+def test_every_loss_that_is_kept_is_the_loss():
+    for start, _ in catalogued():
+        check_kept(start)

@@ -14,10 +14,15 @@ from __future__ import annotations
 
 import math
 from functools import cache
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from tiewise.ops.late import Late
 from tiewise.spec import BoundarySpec
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = Late("numpy")
 
 # Steps of the two integrals. Their integrands are smooth and vanish at both ends, so equal steps converge faster than
 # any power. In g the integrand changes over a width of 1/τ, in u of one at least.

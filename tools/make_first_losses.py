@@ -1,0 +1,44 @@
+"""Make src/tiewise/catalogue/first_losses.json: the first losses of the catalogue's models, tied and untied.
+
+    .venv/bin/python tools/make_first_losses.py
+
+A loss depends on the numbers it is kept under and on `first_loss`, `mean_field` and `random_logits`: run this after a
+change of any of these or of the catalogue (a test computes every loss again and asks for every model).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tiewise.analysis.catalogue import models
+from tiewise.analysis.first_loss import Start, start_of
+from tiewise.analysis.plan import described
+from tiewise.errors import PlanError
+from tiewise.spec import BoundarySpec
+
+TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "catalogue" / "first_losses.json"
+
+
+def starts() -> list[Start]:
+    """Every start that a plan of a model of the catalogue asks for when nothing else is said, each once."""
+    found: dict[Start, None] = {}
+    for row in models():
+        try:
+            _, architecture = described(row)
+        except PlanError:
+            continue  # a row without a vocabulary cannot be planned
+        if architecture.ends.head:
+            found.update((start_of(architecture, BoundarySpec(kind)), None) for kind in ("tied", "untied"))
+    return list(found)
+
+
+def main() -> None:
+    """Write the file, one loss a line."""
+    lines = [json.dumps([repr(start), *start.computed()]) for start in starts()]
+    TARGET.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    print(f"{len(lines)} losses in {TARGET}")
+
+
+if __name__ == "__main__":
+    main()
