@@ -44,12 +44,18 @@ class Panel:
 
 @dataclass(frozen=True)
 class Section:
-    """Panels under a heading; `extra` is HTML after them, `kind` classes of their grid."""
+    """Panels under a heading; `lead` is HTML before them and `extra` after them, `kind` classes of their grid."""
 
     title: str
     panels: Sequence[Panel]
     extra: str = ""
     kind: str = "panels"
+    lead: str = ""
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to show under the heading."""
+        return not (self.panels or self.lead or self.extra)
 
 
 @dataclass(frozen=True)
@@ -89,7 +95,7 @@ class Sheet:
             lead=self.lead,
             results=self.results,
             note=self.note,
-            sections="\n".join(_section(section, index) for section in self.sections if section.panels),
+            sections="\n".join(_section(section, index) for section in self.sections if not section.empty),
             command=html.escape(self.command),
             made=self.made,
         )
@@ -149,7 +155,8 @@ def _json(value: Any) -> str:
 
 def _section(section: Section, index: Iterator[int]) -> str:
     body = "".join(_panel(panel, next(index)) for panel in section.panels)
-    return f'<section><h2>{section.title}</h2><div class="{section.kind}">{body}</div>{section.extra}</section>'
+    grid = f'<div class="{section.kind}">{body}</div>' if body else ""
+    return f"<section><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>"
 
 
 def _panel(panel: Panel, index: int) -> str:

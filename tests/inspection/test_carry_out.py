@@ -1,0 +1,136 @@
+"""The frame of an inspection: what is measured, what is left out and why, what ends it."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tests.inspection.tiny_folders import write_model
+
+from tiewise.errors import CheckpointError, DataError, RunError
+from tiewise.inspection.inspect import Measure, NotHere, carry_out, chosen
+from tiewise.inspection.request import Effort, Request, pairs_of
+from tiewise.inspection.subject import labels, subjects_of
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A result for tests: how many tensors a folder has."""
+
+    count: int
+
+    def record(self):
+        return {"count": self.count}
+
+
+def counted(subject, request, progress):
+    progress("rows", 1, 1)
+    return Rows(len(subject.folder.tensors))
+
+
+def refused(subject, request, progress):
+    raise CheckpointError(f"{subject.label} is refused", "take another")
+
+
+def absent(subjects, request, progress):
+    raise NotHere("needs two models", "give a second one")
+
+
+MEASURES = (
+    Measure("rows", each=counted),
+    Measure("refused", each=refused),
+    Measure("two", together=absent),
+    Measure("read", each=counted, text=True),
+)
+
+
+@pytest.fixture
+def subjects(tmp_path):
+    return subjects_of([write_model(tmp_path / "a"), write_model(tmp_path / "b", tied=False)])
+
+
+def test_every_measure_of_every_subject_or_the_reason(subjects):
+    heard = []
+    found = carry_out(subjects, MEASURES, Request(), lambda *tick: heard.append(tick))
+    assert {label: rows.count for label, rows in found.found("rows").items()} == {"a": 1, "b": 2}
+    assert heard == [("a: rows", 1, 1), ("b: rows", 1, 1)]
+    assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
+    assert found.section("two").left_out == {"": "needs two models; give a second one"}
+    assert found.section("read").left_out == dict.fromkeys(("a", "b"), "needs a text; give --text")
+    record = json.loads(json.dumps(found.record(), allow_nan=False))
+    assert record["sections"]["rows"] == {"found": {"a": {"count": 1}, "b": {"count": 2}}, "left_out": {}}
+    assert list(record["subjects"]) == ["a", "b"]
+
+
+def test_a_text_lets_the_measures_of_text_run(subjects):
+    assert set(carry_out(subjects, MEASURES, Request(texts=("builtin",)), print).found("read")) == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("only", "said"),
+    [(("refused",), "a is refused; take another"), (("two",), "needs two models; give a second one")],
+)
+def test_what_was_asked_for_and_cannot_be_had_ends_it(subjects, only, said):
+    with pytest.raises((CheckpointError, NotHere), match=said):
+        carry_out(subjects, MEASURES, Request(only=only), print)
+
+
+def test_nothing_to_measure_ends_it(subjects):
+    with pytest.raises(RunError, match="nothing to measure; give --text, or a second model"):
+        carry_out(subjects, MEASURES[2:], Request(), print)
+
+
+def test_sections_are_chosen_by_name_and_keep_their_order():
+    assert [measure.name for measure in chosen(MEASURES, ("two", "rows"))] == ["rows", "two"]
+    with pytest.raises(DataError, match="there is no section 'row'; sections are rows, refused, two, read"):
+        chosen(MEASURES, ("row",))
+
+
+@pytest.mark.parametrize(
+    ("places", "named"),
+    [
+        (["/m/a", "/m/b"], ["a", "b"]),
+        (["/m/x/a", "/m/y/a"], ["x/a", "y/a"]),
+        (["/r/tied/final", "/r/untied/final"], ["tied/final", "untied/final"]),
+        (["/r/tied/seed-1/final"], ["seed-1/final"]),
+        (["/m/a", "/m/a"], ["/m/a (1)", "/m/a (2)"]),
+    ],
+)
+def test_folders_are_named_by_what_tells_them_apart(places, named):
+    assert labels([Path(place) for place in places]) == named
+
+
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [("New, York", (("New", "York"),)), ("New,York; San , Diego", (("New", "York"), ("San", "Diego")))],
+)
+def test_pairs_are_read(text, pairs):
+    assert pairs_of(text) == pairs
+
+
+@pytest.mark.parametrize("text", ["New", "New, York, City", "New, ; a, b", ""])
+def test_what_is_no_pair_is_refused(text):
+    with pytest.raises(DataError, match='is no pair; write two tokens: "New, York"'):
+        pairs_of(text)
+
+
+@pytest.mark.parametrize(("name", "value"), [("windows", 7), ("length", 1), ("samples", 1), ("lens_steps", 0)])
+def test_too_little_effort_is_refused(name, value):
+    option = name.replace("_", "-")
+    with pytest.raises(DataError, match=f"--{option} {value}; use {value + 1} or more"):
+        Effort(**{name: value}).checked()
+
+
+def test_a_folder_without_tensors_is_no_subject(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="no safetensors that can be read"):
+        subjects_of([tmp_path])
+
+
+def test_a_run_without_finished_models(tmp_path):
+    (tmp_path / "run.yaml").write_text("{}")
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(RunError, match=r"results\.json has schema None"):
+        subjects_of([tmp_path])
+    with pytest.raises(RunError, match="is a comparison of several models; inspect it alone"):
+        subjects_of([tmp_path, tmp_path])
