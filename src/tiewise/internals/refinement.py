@@ -1,0 +1,325 @@
+"""How each application of a layer changes the representation, and whether repeating a layer comes to rest.
+
+    found = refinement(open_model("checkpoint"), windows(ids, 128, 32))
+    found.trained.applications[3].change        # ‖h_{l+1} − h_l‖ / ‖h_l‖, with its interval over windows
+    found.trained.repeats[0].converged          # windows that reached a fixed point within `further` applications
+    found.untrained                             # the same of the same architecture with fresh weights
+
+The quantities of Lan et al. 2020 (ALBERT, §3.1 and figure 1: distance and cosine between a layer's input and output),
+with what they need to be read: a null, an interval, and the question of a fixed point put to the model itself.
+Dropout is off. See docs/refinement.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.boundary.locate import locate
+from tiewise.checkpoint.facts import Progress, silent
+from tiewise.data.windows import Ids
+from tiewise.errors import DataError
+from tiewise.internals.applications import Call, Repeat, applied, keys, repeats, shared_fractions
+from tiewise.internals.iteration import iterate, relative
+from tiewise.internals.loaded import Opened
+from tiewise.internals.stack import Stack, find_stack
+
+Parts = dict[str, list[NDArray]]  # quantity → its values per window, batch by batch
+
+FURTHER = 64
+RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
+TOKENS_AT_ONCE = 2048
+LOGITS_AT_ONCE = 2**26
+
+
+@dataclass(frozen=True)
+class Application:
+    """One application of a layer; every estimate is a mean over tokens, its interval one over windows.
+
+    Args:
+        layer: name of the module in the model.
+        change: ‖h_{l+1} − h_l‖ / ‖h_l‖.
+        distance: ‖h_{l+1} − h_l‖, as ALBERT's figure 1 has it.
+        cosine: of h_{l+1} and h_l.
+        turn: cosine between this application's change and the one before it; None for the first.
+        norm: ‖h_{l+1}‖.
+        again: relative change if the same layer is applied once more to its own output.
+        again_cosine: cosine of that output and the layer's own.
+        shared: fraction of the layer's parameters that an earlier application has used, by Parameter identity.
+        same_as: the earliest application (from 0) with exactly the same parameters, or None.
+    """
+
+    layer: str
+    change: Estimate | None
+    distance: Estimate | None
+    cosine: Estimate | None
+    turn: Estimate | None
+    norm: Estimate | None
+    again: Estimate | None
+    again_cosine: Estimate | None
+    shared: float
+    same_as: int | None
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A block that the model repeats, applied further from where the model left it.
+
+    Args:
+        first, period, times: the block's first application (from 0), its length, how often the model applies it.
+        residual: ‖f(h) − h‖ / ‖h‖ at each application of the block, the model's own `times` first; None once a window
+            is no longer finite.
+        two_steps: ‖f(f(h)) − h‖ / ‖h‖ at each further application but the first.
+        ratio: geometric mean over the further applications of ‖f(f(h)) − f(h)‖ / ‖f(h) − h‖, as far as the changes are
+            more than rounding error; None where none is.
+        growth: geometric mean over the second half of the further applications of how a small random difference grows:
+            below 1 near-by states come together, whatever the states themselves do.
+        windows: windows that were followed.
+        converged: those whose residual at the end is below 1e-5.
+        alternating: those that have not, but return after two applications (two_steps below 1e-5).
+        from_end: ‖h_model − h_end‖ / ‖h_end‖ over the converged windows; None where there are none.
+    """
+
+    first: int
+    period: int
+    times: int
+    residual: tuple[Estimate | None, ...]
+    two_steps: tuple[Estimate | None, ...]
+    ratio: Estimate | None
+    growth: Estimate | None
+    windows: int
+    converged: int
+    alternating: int
+    from_end: Estimate | None
+
+
+@dataclass(frozen=True)
+class Course:
+    """All applications of one model's stack, and every block that it repeats."""
+
+    applications: tuple[Application, ...]
+    repeats: tuple[Rest, ...]
+
+    @property
+    def shared(self) -> bool:
+        """Whether any application uses parameters of an earlier one."""
+        return any(one.shared > 0 for one in self.applications)
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What a model does from layer to layer, beside the same architecture untrained.
+
+    Args:
+        tokens: tokens that were run.
+        windows: windows they came in.
+        further: applications of a repeated block beyond the model's own.
+        trained: the model as it is.
+        untrained: with fresh weights, shared where the model's are; None where its class does not build it again.
+    """
+
+    tokens: int
+    windows: int
+    further: int
+    trained: Course
+    untrained: Course | None
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        made: dict[str, Any] = _plain(asdict(self))
+        return made
+
+
+def refinement(
+    opened: Opened, windows: Ids, seed: int = 0, progress: Progress = silent, further: int = FURTHER
+) -> Refinement:
+    """Measure every application of a model's layers on windows of ids [n, T].
+
+    Args:
+        opened: the model.
+        windows: ids [n, T]; one window gives no intervals.
+        seed: of the fresh weights and of the small differences that are followed.
+        progress: told of windows done.
+        further: applications of a repeated block beyond the model's own, 2 or more.
+
+    Raises:
+        DataError: no windows, or longer ones than the model has positions.
+        UnsupportedError: the model has not one stack of layers.
+    """
+    _check(opened, windows)
+    stack, fresh = find_stack(opened), _fresh(opened, seed)
+    watch = _Watch(progress, len(windows) * (1 if fresh is None else 2))
+    trained = _course(stack, windows, seed, further, watch)
+    untrained = None if fresh is None else _course(find_stack(fresh), windows, seed, further, watch)
+    return Refinement(windows.size, len(windows), further, trained, untrained)
+
+
+class _Watch:
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, windows: int) -> None:
+        self._done += windows
+        self._progress("refinement", self._done, self._total)
+
+
+def _check(opened: Opened, windows: Ids) -> None:
+    if windows.ndim != 2 or not windows.size:
+        raise DataError("refinement was given no windows of text", "give a text of at least one window")
+    longest = opened.longest
+    if longest is not None and windows.shape[1] > longest:
+        what = f"windows of {windows.shape[1]} tokens, and the model has {longest} positions"
+        raise DataError(what, f"choose windows of at most {longest}")
+
+
+def _course(stack: Stack, windows: Ids, seed: int, further: int, watch: Callable[[int], None]) -> Course:
+    sums: list[Parts] = [{} for _ in stack.applications]
+    iterated: dict[Repeat, Parts] = {}
+    for number, batch in enumerate(_batches(windows, stack.opened.vocab)):
+        states, calls = applied(stack, batch)
+        found = keys(calls)
+        _add_applications(states, calls, sums)
+        for block in repeats(found):
+            _add_repeat(states, calls, block, iterated.setdefault(block, {}), further, seed + number)
+        watch(len(batch))
+    applications = tuple(
+        Application(
+            call.name,
+            **{name: _estimate(parts.get(name)) for name in _PER_APPLICATION},
+            shared=fraction,
+            same_as=found.index(key) if found.index(key) != index else None,
+        )
+        for index, (call, parts, key, fraction) in enumerate(
+            zip(calls, sums, found, shared_fractions(calls), strict=True)
+        )
+    )
+    return Course(applications, tuple(_rest(block, parts) for block, parts in iterated.items()))
+
+
+_PER_APPLICATION = ("change", "distance", "cosine", "turn", "norm", "again", "again_cosine")
+
+
+def _batches(windows: Ids, vocab: int) -> Iterator[Tensor]:
+    """Yield a few windows at a time: states and logits [b, T, V] of one batch are all that is held at once."""
+    tokens = min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // vocab)
+    step = max(1, tokens // windows.shape[1])
+    for start in range(0, len(windows), step):
+        yield torch.from_numpy(np.ascontiguousarray(windows[start : start + step]))
+
+
+@torch.no_grad()
+def _add_applications(states: list[Tensor], calls: list[Call], into: list[Parts]) -> None:
+    last_step = None
+    for call, old, new, parts in zip(calls, states, states[1:], into, strict=False):
+        step, once_more = new - old, call.again(new)
+        found = {
+            "change": relative(new, old),
+            "distance": torch.linalg.vector_norm(step, dim=-1).mean(-1),
+            "cosine": _cosine(new, old),
+            "norm": torch.linalg.vector_norm(new, dim=-1).mean(-1),
+            "again": relative(once_more, new),
+            "again_cosine": _cosine(once_more, new),
+        }
+        if last_step is not None:
+            found["turn"] = _cosine(step, last_step)
+        _put(found, parts)
+        last_step = step
+
+
+@torch.no_grad()
+def _add_repeat(states: list[Tensor], calls: list[Call], block: Repeat, into: Parts, further: int, seed: int) -> None:
+    ends = states[block.first : block.end + 1 : block.period]
+    members = calls[block.end - block.period : block.end]
+
+    def apply(state: Tensor) -> Tensor:
+        for call in members:
+            state = call.again(state)
+        return state
+
+    walked, half = iterate(apply, ends[-1], further, seed), further // 2
+    found = {
+        "residual": torch.cat([torch.stack(list(map(relative, ends[1:], ends))), walked.residual]),
+        "two_steps": walked.two_steps,
+        "ratio": _geometric(walked.ratio),
+        "growth": _geometric(walked.growth[half:]),
+        "from_end": relative(ends[-1], walked.last),
+    }
+    _put(found, into)
+
+
+def _put(found: Mapping[str, Tensor], into: Parts) -> None:
+    for name, values in found.items():
+        into.setdefault(name, []).append(values.numpy(force=True))
+
+
+def _rest(block: Repeat, parts: Parts) -> Rest:
+    joined = {name: np.concatenate(values, axis=-1) for name, values in parts.items()}
+    residual, two_steps = joined["residual"], joined["two_steps"]
+    resting = residual[-1] < RESTED
+    return Rest(
+        block.first,
+        block.period,
+        block.times,
+        tuple(_estimate([row]) for row in residual),
+        tuple(_estimate([row]) for row in two_steps),
+        _estimate(parts["ratio"]),
+        _estimate(parts["growth"]),
+        len(resting),
+        int(resting.sum()),
+        int((~resting & (two_steps[-1] < RESTED)).sum()),
+        _estimate([joined["from_end"][resting]]),
+    )
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Mean over tokens [B] of two states' cosine [B, T, D]; two zero vectors have none and count as 0."""
+    sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    products = (a * b).sum(-1)
+    return torch.where(sizes > 0, products / sizes, 0.0).mean(-1)
+
+
+def _geometric(values: Tensor) -> Tensor:
+    """Geometric mean over the rows of [n, B] that are numbers: [B], NaN where none is."""
+    logs = torch.where(values > 0, values, torch.finfo(values.dtype).tiny).log()
+    return torch.where(values.isnan(), values, logs).nanmean(0).exp()
+
+
+def _estimate(parts: list[NDArray] | None) -> Estimate | None:
+    """Mean over windows with its interval; None where nothing finite was measured in each of them."""
+    if not parts:
+        return None
+    values = np.concatenate(parts).astype(np.float64)
+    return mean_interval(values) if values.size and np.isfinite(values).all() else None
+
+
+def _fresh(opened: Opened, seed: int) -> Opened | None:
+    """Build the model again from its config with new weights, one Parameter where the model has one."""
+    model: Any = opened.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = type(model)(model.config)
+    own, new = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, made))
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in new.items()}:
+        return None
+    first: dict[int, nn.Parameter] = {}
+    for name, value in own.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(made.get_submodule(owner), leaf, first.setdefault(id(value), new[name]))
+    made.to(dtype=model.dtype).eval()
+    return Opened(opened.folder, made, locate(made))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
