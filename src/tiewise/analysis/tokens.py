@@ -1,0 +1,238 @@
+"""A checkpoint's tokens: norms and frequency, anisotropy, untrained rows, contexts, and views in two dimensions."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.anisotropy import Anisotropy, Moments, anisotropy, moments
+from tiewise.analysis.contexts import ContextGroup, Contexts, contexts, furthest, grouped
+from tiewise.analysis.path_tokens import sampled
+from tiewise.analysis.plane import Plane, plane
+from tiewise.analysis.token_groups import Groups, Texts, by_frequency, by_script, read_texts, shown
+from tiewise.analysis.token_norms import Norms, norms_of
+from tiewise.analysis.token_views import View, views_of
+from tiewise.analysis.untrained_rows import RowState, row_state
+from tiewise.checkpoint.facts import Progress, silent
+from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.errors import DataError
+
+FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
+NOTABLE = 10
+NOTABLE_FROM = 100  # occurrences of a token that is named for its contexts
+
+
+@dataclass(frozen=True)
+class TableTokens:
+    """One table: stored, or behind its map.
+
+    Args:
+        name: "both ends", "input" or "output", with "after its map" where a map is applied.
+        mapped: whether one is.
+        rows: V.
+        width: E or D.
+        norms: of its rows.
+        anisotropy: of its rows.
+        plane: its sampled rows in two dimensions.
+        state: of its rows, of stored tables only.
+    """
+
+    name: str
+    mapped: bool
+    rows: int
+    width: int
+    norms: Norms
+    anisotropy: Anisotropy
+    plane: Plane
+    state: RowState | None
+
+
+@dataclass(frozen=True)
+class Notable:
+    """A token whose left and right contexts differ far beyond the coin: JS and coin in nats."""
+
+    token: int
+    text: str
+    count: int
+    plug_in: float
+    coin: float
+
+
+@dataclass(frozen=True)
+class ContextsFound:
+    """What precedes tokens against what follows them.
+
+    Args:
+        plug_in: JS in nats, mean over occurrences: the irreversibility of the text's pairs; too high.
+        coin: what tossed directions would give.
+        held_out: lower estimate; too low.
+        bins: by frequency.
+        scripts: by script; empty where the tokens' texts are not known.
+        notable: tokens of 100 occurrences or more with the largest excess over the coin.
+    """
+
+    plug_in: float
+    coin: float
+    held_out: float
+    bins: tuple[ContextGroup, ...]
+    scripts: tuple[ContextGroup, ...]
+    notable: tuple[Notable, ...]
+
+
+@dataclass(frozen=True)
+class TokensFound:
+    """A checkpoint's tokens.
+
+    Args:
+        tables: stored ones first; then those behind maps.
+        text: tokens of the text; 0 without one.
+        seen: different tokens among these.
+        contexts: None without a text.
+        sample: tokens of the two-dimensional views.
+        labels: their texts.
+        counts: theirs in the text; empty without one.
+        unused: rows that no text can produce, as the tokenizer's files say; None where there are none.
+        seed: of every draw.
+        notes: what is left out.
+    """
+
+    tables: tuple[TableTokens, ...]
+    text: int
+    seen: int
+    contexts: ContextsFound | None
+    sample: tuple[int, ...]
+    labels: tuple[str, ...]
+    counts: tuple[int, ...]
+    unused: int | None
+    seed: int
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the tokens, whatever table they stand in."""
+
+    texts: Texts | None
+    scripts: Groups | None
+    around: Contexts | None
+    bins: Groups | None
+    unused: NDArray[np.int64] | None
+    sample: NDArray[np.int64]
+
+    @property
+    def counts(self) -> NDArray[np.int64] | None:
+        return None if self.around is None else self.around.counts
+
+
+def tokens_of(
+    folder: Folder,
+    ids: NDArray[np.int64] | None = None,
+    samples: int = 2000,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> TokensFound:
+    """Measure the tables of a checkpoint token by token.
+
+    Args:
+        folder: the checkpoint; only its tables and its tokenizer's files are read.
+        ids: a text in the model's own tokens [N]; without one, what needs a text is left out.
+        samples: tokens of the two-dimensional views.
+        seed: of every draw.
+        progress: hears (what, done, total).
+
+    Raises:
+        CheckpointError: no table that can be read.
+        DataError: a text of fewer than 100 tokens, or of tokens that the table does not have.
+    """
+    views, notes = views_of(folder, progress)
+    rows = min(view.table.rows for view in views)
+    known, missing = _known(folder, rows, ids, samples, seed)
+    tables: list[TableTokens] = []
+    for view in views:
+        tables.append(_table(view, known, tables[0].plane if tables else None, seed, progress))
+    counts = known.counts
+    return TokensFound(
+        tables=tuple(tables),
+        text=0 if ids is None else len(ids),
+        seen=0 if counts is None else int((counts > 0).sum()),
+        contexts=_contexts(known),
+        sample=tuple(map(int, known.sample)),
+        labels=shown(known.texts, known.sample.tolist()),
+        counts=() if counts is None else tuple(map(int, counts[known.sample])),
+        unused=None if known.unused is None else len(known.unused),
+        seed=seed,
+        notes=(*notes, *missing),
+    )
+
+
+def _known(
+    folder: Folder, rows: int, ids: NDArray[np.int64] | None, samples: int, seed: int
+) -> tuple[_Known, list[str]]:
+    missing = []
+    try:
+        texts = read_texts(folder, rows)
+    except DataError as error:  # the tables can be measured without their texts
+        texts, missing = None, [f"{error.what}: tokens have no texts and no scripts"]
+    around = None if ids is None else contexts(ids, rows)
+    bins = None if around is None else by_frequency(around.counts)
+    chosen = _sample(None if around is None else around.counts, rows, samples, seed)
+    scripts = None if texts is None else by_script(texts)
+    return _Known(texts, scripts, around, bins, _unused(folder, rows), chosen), missing
+
+
+def _unused(folder: Folder, rows: int) -> NDArray[np.int64] | None:
+    """Rows that no text can produce; None where no file says which tokens there are."""
+    tokenizer = None if folder.single else read_tokenizer(folder)
+    if tokenizer is None or not tokenizer.count:
+        return None
+    return np.array([row for row in range(rows) if row not in tokenizer.used], np.int64)
+
+
+def _sample(counts: NDArray[np.int64] | None, rows: int, samples: int, seed: int) -> NDArray[np.int64]:
+    drawn = sampled(rows, samples, seed)
+    if counts is None or samples >= rows:
+        return drawn
+    ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * samples)]
+    rest = np.setdiff1d(np.arange(rows), ranked)
+    return np.sort(np.concatenate([ranked, rest[sampled(len(rest), samples - len(ranked), seed)]]))
+
+
+def _table(view: View, known: _Known, beside: Plane | None, seed: int, progress: Progress) -> TableTokens:
+    table = view.table
+    found: Moments = moments(table, lambda done: progress(f"products of {view.name}", done, table.rows))
+    state = None
+    if view.stored is not None:
+        unused = np.empty(0, np.int64) if known.unused is None else known.unused
+        state = row_state(view.stored, table, unused, known.counts, progress)
+    rows = len(known.scripts.of) if known.scripts is not None else found.rows
+    norms = norms_of(found.norms[:rows], known.counts, known.bins, known.scripts)
+    shown_in = plane(table, found, known.sample, beside)
+    measured = anisotropy(table, found, seed)
+    return TableTokens(view.name, view.stored is None, table.rows, table.width, norms, measured, shown_in, state)
+
+
+def _contexts(known: _Known) -> ContextsFound | None:
+    around, bins = known.around, known.bins
+    if around is None or bins is None:
+        return None
+    furthest_ids = furthest(around, NOTABLE_FROM, NOTABLE).tolist()
+    named = zip(furthest_ids, shown(known.texts, furthest_ids), strict=True)
+    return ContextsFound(
+        around.weighted(around.plug_in),
+        around.weighted(around.coin),
+        around.weighted(around.held_out),
+        grouped(around, bins),
+        () if known.scripts is None else grouped(around, known.scripts),
+        tuple(
+            Notable(row, text, int(around.counts[row]), float(around.plug_in[row]), float(around.coin[row]))
+            for row, text in named
+        ),
+    )
