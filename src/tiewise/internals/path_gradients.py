@@ -4,8 +4,8 @@
                                                                           ├ norms of each: what training sees
                                                                           └ AdamPaths: the optimizer's step by path
 
-The norm of a mean gradient falls as the batch grows, and by different factors for the two paths, so a share belongs to a
-batch size. Both are given: one batch (mean and interval over batches) and the whole text, and `by_batch` between them.
+The norm of a mean gradient falls as the batch grows, and by different factors for the two paths, so a share belongs to
+a batch size. Both are given: one batch (mean and interval over batches) and the whole text, and `by_batch` between.
 """
 
 from __future__ import annotations

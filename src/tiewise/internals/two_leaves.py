@@ -79,8 +79,8 @@ def parted(ends: Ends) -> Iterator[TwoLeaves]:
     """Within this context lookups and head have separate leaves; then the model is as it was."""
     table = ends.source.weight
     lookups = [module for _, module in ends.lookups if module.weight is table]
-    kept = [(module, module.weight) for module in (*lookups, ends.head)]
-    a, b = nn.Parameter(table.detach()), nn.Parameter(ends.head.weight.detach())
+    output = ends.head.weight
+    a, b = nn.Parameter(table.detach()), nn.Parameter(output.detach())
     for module in lookups:
         module.weight = a
     ends.head.weight = b
@@ -89,5 +89,6 @@ def parted(ends: Ends) -> Iterator[TwoLeaves]:
         yield leaves
     finally:
         leaves.close()
-        for module, parameter in kept:
-            module.weight = parameter
+        for module in lookups:
+            module.weight = table
+        ends.head.weight = output
