@@ -61,7 +61,7 @@ def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], leng
             "request": request,
         }
         facts["tokenizer"]["kind"] = kind
-        _move(work, folder, facts)
+        move(work, folder, facts)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -120,7 +120,8 @@ def _write(
     return facts | {"splits": splits}
 
 
-def _move(work: Path, folder: Path, facts: dict[str, Any]) -> None:
+def move(work: Path, folder: Path, facts: dict[str, Any]) -> None:
+    """Put the token files and the tokenizer of `work` in place in `folder`, and `facts` last."""
     (folder / FACTS).unlink(missing_ok=True)
     for name in SPLITS:
         (work / f"{name}.bin").replace(folder / f"{name}.bin")

@@ -1,0 +1,160 @@
+"""Word-level corpora as papers count them: a folder of `train.txt`, `valid.txt`, `test.txt`, one token per word.
+
+A line is cut at whitespace and ended by `<eos>`, blank lines too; the vocabulary is that of the training file, most
+frequent word first, and every other word is `<unk>`. So counted, the training file of the Penn Treebank has 929,589
+tokens and 10,000 words, and that of WikiText-2 2,088,628 and 33,278.
+
+What is left is a prepared folder like any other, its splits called train, tune (valid) and heldout (test).
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tiewise.data.build import Progress, move
+from tiewise.data.plain_text import decode, opened
+from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, token_type
+from tiewise.data.split import SPLITS
+from tiewise.data.tokenizer import EOS
+from tiewise.data.word_files import WordFile, word_files
+from tiewise.errors import DataError, RunError
+
+UNKNOWN = "<unk>"
+KIND = "words"
+_LINES = 20_000  # turned into tokens at once
+
+
+def prepare_words(
+    corpus: str, folder: Path, files: Sequence[str] = (), *, progress: Progress | None = None
+) -> PreparedText:
+    """Turn a word-level corpus into tokens in `folder`.
+
+    Args:
+        corpus: the folder of the corpus.
+        folder: where the tokens go; what it held is replaced.
+        files: of training, validation and test; empty: train.txt, valid.txt, test.txt. `valid.txt[:90%]` is the first
+            nine tenths of a file's lines, `valid.txt[90%:]` the rest.
+        progress: called with "words" and the part of the corpus that is done.
+
+    Raises:
+        DataError: a file that is missing, empty or no text.
+        RunError: `folder` cannot be written.
+    """
+    splits = word_files(corpus, files)
+    folder = Path(folder)
+    work = folder / ".building"
+    say = progress or (lambda stage, part: None)
+    try:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        say(KIND, 0.0)
+        words = _vocabulary(splits[0])
+        facts = _write(work, splits, words, say)
+        _tokenizer(words).save_pretrained(work / TOKENIZER)
+        move(work, folder, facts | {"texts": [corpus], "demo": False, "files": [str(split) for split in splits]})
+    except OSError as error:
+        what = f"cannot prepare the words in {str(folder)!r}: {error.strerror or error}"
+        raise RunError(what, "choose another folder, or make room") from None
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return load_prepared(folder)
+
+
+def unknown_share(facts: dict[str, Any], split: str) -> float:
+    """Share of a split's tokens that became `<unk>` because training does not know them."""
+    found = facts["splits"][split]
+    return found["unknown"] / found["tokens"] if found["tokens"] else 0.0
+
+
+def lines(file: WordFile) -> Iterator[list[str]]:
+    """Yield the words of each line, `<eos>` last.
+
+    Raises:
+        DataError: a file that cannot be read or is no text.
+    """
+    with opened(file.path) as opened_file:
+        rest, number = "", 0
+        for piece in decode(opened_file, str(file.path)):
+            *whole, rest = (rest + piece).split("\n")
+            for line in whole:
+                if file.holds(number):
+                    yield [*line.split(), EOS]
+                number += 1
+        if rest and file.holds(number):  # a last line without its end
+            yield [*rest.split(), EOS]
+
+
+def _vocabulary(train: WordFile) -> dict[str, int]:
+    """Word → id, most frequent first, ties by first appearance; `<unk>` last where training does not have it."""
+    counts: Counter[str] = Counter()
+    for line in lines(train):
+        counts.update(line)
+    if len(counts) < 2:
+        raise DataError(f"{train} has no words", "give a training file with text in it")
+    words = {word: index for index, (word, _) in enumerate(counts.most_common())}
+    words.setdefault(UNKNOWN, len(words))
+    return words
+
+
+def _write(work: Path, splits: Sequence[WordFile], words: dict[str, int], progress: Progress) -> dict[str, Any]:
+    dtype = token_type(len(words))
+    found: dict[str, Any] = {}
+    for index, (name, file) in enumerate(zip(SPLITS, splits, strict=True)):
+        found[name] = _write_split(work / f"{name}.bin", file, words, dtype)
+        if found[name]["tokens"] < 2:
+            raise DataError(f"{file} has no words", "give a file with text in it")
+        progress(KIND, (index + 1) / len(SPLITS))
+    total = {key: sum(part[key] for part in found.values()) for key in ("tokens", "characters", "bytes", "documents")}
+    tokenizer = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
+    return {**total, "tokenizer": tokenizer, "splits": found}
+
+
+def _write_split(path: Path, file: WordFile, words: dict[str, int], dtype: np.dtype) -> dict[str, Any]:
+    """Write one split's ids; count tokens, lines (as documents), characters, bytes and words unknown to training."""
+    unknown = words[UNKNOWN]
+    found = dict.fromkeys(("tokens", "documents", "characters", "bytes", "unknown"), 0)
+    lost: Counter[str] = Counter()
+    with path.open("wb") as out:
+        for batch in _batches(lines(file)):
+            flat = [word for line in batch for word in line]
+            ids = np.fromiter((words.get(word, -1) for word in flat), np.int64, len(flat))
+            lost.update(flat[i] for i in np.flatnonzero(ids < 0))
+            ids[ids < 0] = unknown
+            out.write(ids.astype(dtype).tobytes())
+            found["tokens"] += len(ids)
+            found["documents"] += len(batch)
+            breaks = sum(max(len(line) - 1, 1) for line in batch)  # the spaces and the line end that cut its words
+            marks = len(batch) * len(EOS)
+            found["characters"] += sum(len(word) for word in flat) - marks + breaks
+            found["bytes"] += sum(len(word.encode()) for word in flat) - marks + breaks
+    found["unknown"] = lost.total()
+    return {**found, "unknown_words": len(lost)}
+
+
+def _batches(rows: Iterator[list[str]]) -> Iterator[list[list[str]]]:
+    batch: list[list[str]] = []
+    for row in rows:
+        batch.append(row)
+        if len(batch) == _LINES:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
+    """Return the tokenizer that gives a text these ids: whitespace cuts, a line end is `<eos>`, the rest `<unk>`."""
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizers.Replace("\n", f" {EOS} ")
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+    )
