@@ -1,0 +1,103 @@
+"""What `of_run` finds: how the tables of a comparison's models align, over seeds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tiewise.training.results import to_record
+
+NEIGHBOURS, NOT_KNOWN = "neighbours", "not known"
+OTHER_SEED, SAME_SEED = "other seed", "same seed"
+AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """Mean over n pairs of models with Student's 95 % interval; None where one pair gives none."""
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """One measure of an arm's one table against both tables of the untied arm.
+
+    Args:
+        arm: the arm with one table.
+        measure: a map (centred, held-out rows), or `neighbours`.
+        seeds: `other seed` or `same seed`: which untied model each tied one stands beside.
+        input: score against the input table.
+        output: score against the output table.
+        difference: output − input, paired.
+        toward: `output` or `input` where the interval of the difference leaves out 0, `neither` where it does not,
+            `not known` with one pair.
+        corrected_input: `input` corrected for attenuation; of the orthogonal map between different seeds only, and only
+            where training again gives more than 0. None elsewhere.
+        corrected_output: the same of `output`.
+        pairs: (seed of the arm, seed of the untied model, input score, output score).
+    """
+
+    arm: str
+    measure: str
+    seeds: str
+    input: OverSeeds
+    output: OverSeeds
+    difference: OverSeeds
+    toward: str
+    corrected_input: OverSeeds | None
+    corrected_output: OverSeeds | None
+    pairs: tuple[tuple[int, int, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Again:
+    """How well tables of one arm align: the same table of two seeds, or both ends of one model.
+
+    Args:
+        what: AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm.
+        measure: as of `Leaning`.
+        score: over pairs of models. Pairs of seeds share models, so that the interval is a little narrow.
+        values: of each pair.
+    """
+
+    what: str
+    measure: str
+    score: OverSeeds
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class RunAlignment:
+    """What a comparison says of the question.
+
+    Args:
+        untied: the arm with two tables that others are held against.
+        arms: arms with one table.
+        seeds: finished seeds of the untied arm.
+        tokens: rows that were compared.
+        chance: measure → score of unrelated tables.
+        leanings: by arm, measure and kind of pair.
+        again: the same thing trained again.
+        left_out: what could not be compared, and why.
+    """
+
+    untied: str
+    arms: tuple[str, ...]
+    seeds: tuple[int, ...]
+    tokens: int
+    chance: dict[str, float]
+    leanings: tuple[Leaning, ...]
+    again: tuple[Again, ...]
+    left_out: tuple[str, ...]
+
+    def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
+        """Return one of them; None where it was not measured."""
+        return next((x for x in self.leanings if (x.arm, x.measure, x.seeds) == (arm, measure, seeds)), None)
+
+    def record(self) -> dict[str, Any]:
+        """Return everything as plain values for JSON."""
+        return to_record(self)
