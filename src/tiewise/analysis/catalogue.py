@@ -10,16 +10,15 @@ A catalogue repeats what others wrote: `tiewise check` on the files themselves i
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from tiewise.analysis.packaged import packaged_json
 from tiewise.errors import PlanError
 
 NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
@@ -97,7 +96,7 @@ SORTS: dict[str, Callable[[Model], Any]] = {
 @cache
 def models() -> tuple[Model, ...]:
     """All rows, in the catalogue's order."""
-    rows = json.loads(files("tiewise").joinpath("catalogue/models.json").read_text(encoding="utf-8"))
+    rows = packaged_json("catalogue/models.json")
     return tuple(Model(**{**row, "class_default": tuple(row.get("class_default", ()))}) for row in rows)
 
 

@@ -6,12 +6,11 @@ here, and the class's other names for them (`n_embd` is GPT-2's `hidden_size`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
+from tiewise.analysis.packaged import packaged_json
 from tiewise.errors import PlanError
 
 # Beyond these no model is meant; a plan of more layers would take minutes.
@@ -21,8 +20,7 @@ MOST, MOST_LAYERS = 10**12, 10_000
 @cache
 def recorded() -> dict[str, dict[str, dict[str, Any]]]:
     """Per model type: `defaults` (key -> value) and `names` (usual name -> the class's own)."""
-    text = files("tiewise.analysis.families").joinpath("defaults.json").read_text(encoding="utf-8")
-    found: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
+    found: dict[str, dict[str, dict[str, Any]]] = packaged_json("analysis/families/defaults.json")
     return found
 
 

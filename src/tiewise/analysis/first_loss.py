@@ -11,15 +11,14 @@ kept in `catalogue/first_losses.json` under all that they depend on, so that any
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import TYPE_CHECKING
 
 from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.mean_field import own_cosines
+from tiewise.analysis.packaged import packaged_json
 from tiewise.analysis.signal import Signal
 from tiewise.ops.late import Late
 from tiewise.ops.random_logits import logit_std, predicted_nll
@@ -75,7 +74,7 @@ class Start:
 @cache
 def kept() -> dict[str, Computed]:
     """Losses that were computed before, by the written form of their start."""
-    rows = json.loads(files("tiewise").joinpath("catalogue/first_losses.json").read_text(encoding="utf-8"))
+    rows = packaged_json("catalogue/first_losses.json")
     return {start: (nll, own) for start, nll, own in rows}
 
 

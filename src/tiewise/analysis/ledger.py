@@ -6,10 +6,10 @@ count other things than tiewise does.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
+
+from tiewise.analysis.packaged import packaged_json
 
 ALBERT_AVERAGE = "Avg"  # over SQuAD 1.1 and 2.0, MNLI, SST-2 and RACE: not a GLUE average
 
@@ -37,5 +37,5 @@ class Result:
 @cache
 def results(metric: str | None = None) -> tuple[Result, ...]:
     """All results of one metric, or all, in the ledger's order."""
-    rows = json.loads(files("tiewise").joinpath("catalogue/ledger.json").read_text(encoding="utf-8"))
+    rows = packaged_json("catalogue/ledger.json")
     return tuple(Result(**row) for row in rows if metric in (None, row["metric"]))
