@@ -32,7 +32,7 @@ class PathFit:
         tied: whether both ends are one table.
         nll: nats per token, on the chain that it was fitted to.
         gradient: largest element of the gradient there.
-        starts: starts tried.
+        starts: starts tried; 0 where none was needed.
         spread: worst less best of their losses.
     """
 
@@ -80,13 +80,17 @@ class Split:
 def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: int = 0) -> Split:
     """Fit and divide. Parts that need a fit are upper bounds as far as `gradient` and `spread` say.
 
+    A width of V or more is full: the tied fit is the full one, and an untied path reaches H without a fit.
+
     Raises:
         DataError: more than 2,048 tokens, or a width below 1.
     """
-    full = fit_path(chain, chain.vocabulary, True, 1, steps, seed)
-    tied = fit_path(chain, width, True, starts, steps, seed)
-    untied = fit_path(chain, width, False, starts, steps, seed)
     h, i = chain.entropy, chain.irreversibility
+    tied = full = fit_path(chain, chain.vocabulary, True, 1, steps, seed)
+    untied = PathFit(width, False, h, 0.0, 0, 0.0)
+    if width < chain.vocabulary:
+        tied = fit_path(chain, width, True, starts, steps, seed)
+        untied = fit_path(chain, width, False, starts, steps, seed)
     return Split(h, i, full.nll - h - i, tied.nll - full.nll, untied.nll - h, full, tied, untied)
 
 

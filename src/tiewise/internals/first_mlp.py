@@ -20,9 +20,11 @@ from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.heat import SHOWN, HeatMap, Likeness, frequent, likeness, path_map, text_map
 from tiewise.analysis.open_path import open_path
+from tiewise.analysis.path_loss import PathLoss, path_loss
 from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.sampled_asymmetry import SampledAsymmetry, sampled_asymmetry
 from tiewise.analysis.tables import Array, Ids, Table
+from tiewise.analysis.text_pairs import TextPair, text_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
 from tiewise.checkpoint.facts import Progress, silent
@@ -66,14 +68,16 @@ class PathView:
     Args:
         asymmetry: on the sampled tokens.
         pairs: requested words, both ways.
-        heat: the shown tokens; None without a text.
-        likeness: of `heat` to the text's; None without a text.
+        heat: the shown tokens; None without a text, as all below.
+        likeness: of `heat` to the text's.
+        loss: on the text's pairs, over the whole vocabulary.
     """
 
     asymmetry: SampledAsymmetry
     pairs: tuple[WordPair, ...]
-    heat: HeatMap | None
-    likeness: Likeness | None
+    heat: HeatMap | None = None
+    likeness: Likeness | None = None
+    loss: PathLoss | None = None
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,7 @@ class FirstMlp:
         within: the same with the first MLP in it.
         change: asymmetry within less without, on the same tokens and resamples.
         target: what the text has, for the shown tokens; None without a text.
+        text: requested words in the text, both ways; empty without one.
         notes: what else is applied, what is left out.
     """
 
@@ -108,6 +113,7 @@ class FirstMlp:
     within: PathView
     change: SampledAsymmetry
     target: HeatMap | None
+    text: tuple[TextPair, ...]
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
@@ -151,12 +157,14 @@ def first_mlp_of(
     paths = path, through_first_mlp(path, block)
     ids = find_pairs(opened.folder, pairs, path.rows)
     chosen = sampled(path.rows, samples, seed)
-    (without, within), change = _asymmetries(paths, chosen, seed, progress)
-    target, heats = _heats(opened, paths, chain, shown, ids)
-    views = [
-        PathView(found, word_pairs(one, pairs, ids), heat, None if target is None else likeness(target, heat, seed=seed))
-        for one, found, heat in zip(paths, (without, within), heats, strict=True)
-    ]
+    found, change = _asymmetries(paths, chosen, seed, progress)
+    asked = [word_pairs(path, pairs, ids) for path in paths]
+    views = [PathView(*view) for view in zip(found, asked, strict=True)]
+    target = None
+    if chain is not None:
+        words = [word for pair in ids for word in pair]
+        target = _target(opened, chain, frequent(chain, shown, words))
+        views = [_on_text(view, path, chain, target, seed, progress) for view, path in zip(views, paths, strict=True)]
     return FirstMlp(
         family=block.family,
         composition=block.composition,
@@ -170,6 +178,7 @@ def first_mlp_of(
         within=views[1],
         change=change,
         target=target,
+        text=() if chain is None else text_pairs(chain, ids, pairs),
         notes=(*path.notes, "attention is left out"),
     )
 
@@ -183,15 +192,18 @@ def _asymmetries(
     return sampled_asymmetry(lefts, right, seed, tick=lambda done: progress("asymmetry", done, total))
 
 
-def _heats(
-    opened: Opened, paths: Sequence[DirectPath], chain: Chain | None, shown: int, pairs: Sequence[tuple[int, int]]
-) -> tuple[HeatMap | None, Sequence[Any]]:
-    """The text's map and each path's; None where there is no text."""
-    if chain is None:
-        return None, [None] * len(paths)
-    ids = frequent(chain, shown, [word for pair in pairs for word in pair])
-    if max(ids) >= paths[0].rows:
-        what = f"token {max(ids)} of the text is outside the tables' {paths[0].rows:,} rows"
+def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
+    """What the text has."""
+    if chain.vocabulary > opened.vocab:
+        what = f"a text of {chain.vocabulary:,} different ids, the table has {opened.vocab:,} rows"
         raise DataError(what, "use the tokenizer that belongs to the model")
-    texts = read_as(opened.folder, ids)
-    return text_map(chain, ids, texts), [path_map(path, chain, ids, texts) for path in paths]
+    return text_map(chain, ids, read_as(opened.folder, ids))
+
+
+def _on_text(
+    view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int, progress: Progress
+) -> PathView:
+    """The view with what a text says of it."""
+    heat = path_map(path, chain, target.ids, target.texts)
+    loss = path_loss(path, chain, seed=seed, tick=lambda done: progress("loss on the text", done, path.output.rows))
+    return replace(view, heat=heat, likeness=likeness(target, heat, seed=seed), loss=loss)
