@@ -119,7 +119,7 @@ def moments(table: Table, tick: Tick = lambda done: None) -> Moments:
     Raises:
         DataError: fewer than three rows that are not zero, or values that are no numbers.
     """
-    dtype = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
+    dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
     norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
     gram = np.zeros((table.width, table.width))
     for start, stop in _pieces(table):
@@ -127,7 +127,7 @@ def moments(table: Table, tick: Tick = lambda done: None) -> Moments:
         norms[start:stop] = np.linalg.norm(rows, axis=1)
         total += rows.sum(0)
         units += _unit(rows, norms[start:stop]).sum(0)
-        narrow = rows.astype(dtype, copy=False)
+        narrow: NDArray = rows.astype(dtype, copy=False)
         gram += narrow.T @ narrow
         tick(stop)
     if not np.isfinite(gram).all():

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.bigrams import Chain, Ids, counted
+from tiewise.analysis.bigrams import T_975, Chain, Ids, counted
 from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.tables import Array
 from tiewise.analysis.token_groups import Groups
@@ -43,6 +43,7 @@ class Contexts:
         coin: its expectation where directions are tossed.
         coin_deviation: standard deviation of the same.
         held_out: sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead.
+        by_part: mean of the same over the occurrences of each part [parts].
     """
 
     counts: Ids
@@ -50,6 +51,7 @@ class Contexts:
     coin: Array
     coin_deviation: Array
     held_out: Array
+    by_part: Array
 
     @property
     def excess(self) -> Array:
@@ -62,6 +64,13 @@ class Contexts:
         enough = (self.counts >= ENOUGH) & (self.coin_deviation > 0)
         spread = np.where(enough, self.coin_deviation, np.nan)
         return self.excess / spread
+
+    @property
+    def guessed(self) -> Estimate:
+        """`held_out` per occurrence, with the 95 % interval over the parts (Student's t)."""
+        n = len(self.by_part)
+        mean, half = float(self.by_part.mean()), T_975[n - 2] * float(self.by_part.std(ddof=1)) / math.sqrt(n)
+        return Estimate(mean, mean - half, mean + half, n)
 
     def weighted(self, values: Array) -> float:
         """Mean over occurrences."""
@@ -106,8 +115,8 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
         DataError: fewer than 10 tokens per part, or an id outside the vocabulary.
     """
     text = np.asarray(ids)
-    if parts < 2 or len(text) < 10 * parts:
-        raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 parts or more")
+    if not 2 <= parts <= 10 or len(text) < 10 * parts:
+        raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
     chain = Chain.of([text], vocabulary)
     back = chain.reversed_counts
     other = chain.before != chain.after
@@ -118,14 +127,21 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     once = other & ((chain.before < chain.after) | (back == 0))
     mean, variance = _tossed((chain.counts + back)[once])
     coin, noise = _scattered(chain, once, mean), _scattered(chain, once, variance)
-    held_out = sum(_spread(part, _guessed(chain, part)) for part in _parts(text, vocabulary, parts))
-    return Contexts(counts, plug_in * scale, coin * scale, np.sqrt(noise) * scale, held_out * scale)
+    held_out, by_part = np.zeros(vocabulary), []
+    for part in _parts(text, vocabulary, parts):
+        nats = _guessed(chain, part)
+        held_out += _spread(part, nats)
+        by_part.append(nats.sum() / part.pairs)
+    coin_deviation = np.sqrt(noise) * scale
+    return Contexts(counts, plug_in * scale, coin * scale, coin_deviation, held_out * scale, np.array(by_part))
 
 
 def _spread(chain: Chain, values: Array) -> Array:
     """Sum a value of each pair seen into both of its tokens [V]."""
-    first = np.bincount(chain.before, values, chain.vocabulary)
-    return first + np.bincount(chain.after, values, chain.vocabulary)
+    made = np.zeros(chain.vocabulary)
+    for tokens in (chain.before, chain.after):
+        made += np.bincount(tokens, values, chain.vocabulary)
+    return made
 
 
 def _scattered(chain: Chain, chosen: NDArray[np.bool_], values: Array) -> Array:

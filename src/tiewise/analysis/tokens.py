@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.anisotropy import Anisotropy, Moments, anisotropy, moments
 from tiewise.analysis.contexts import ContextGroup, Contexts, contexts, furthest, grouped
+from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.plane import Plane, plane
 from tiewise.analysis.token_groups import Groups, Texts, by_frequency, by_script, read_texts, shown
@@ -69,7 +70,8 @@ class ContextsFound:
     Args:
         plug_in: JS in nats, mean over occurrences: the irreversibility of the text's pairs; too high.
         coin: what tossed directions would give.
-        held_out: lower estimate; too low.
+        held_out: sides guessed from other parts of the text, with its interval over the parts; too low. Its interval
+            lies above 0 where a difference is shown.
         bins: by frequency.
         scripts: by script; empty where the tokens' texts are not known.
         notable: tokens of 100 occurrences or more with the largest excess over the coin.
@@ -77,7 +79,7 @@ class ContextsFound:
 
     plug_in: float
     coin: float
-    held_out: float
+    held_out: Estimate
     bins: tuple[ContextGroup, ...]
     scripts: tuple[ContextGroup, ...]
     notable: tuple[Notable, ...]
@@ -228,7 +230,7 @@ def _contexts(known: _Known) -> ContextsFound | None:
     return ContextsFound(
         around.weighted(around.plug_in),
         around.weighted(around.coin),
-        around.weighted(around.held_out),
+        around.guessed,
         grouped(around, bins),
         () if known.scripts is None else grouped(around, known.scripts),
         tuple(
