@@ -4,9 +4,11 @@ Arms of one seed start from the same input table (`tiewise.training.model`), so 
 own seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
 beside the untied model of the next seed, every model once. Pairs of one seed are given as well, under their name.
 
-A table that training hardly moved is mostly its own random start, and aligns with nothing. So each score is also given
-corrected for attenuation (Spearman 1904): divided by the geometric mean of what the two tables score against themselves
-trained again. It is 1 where two tables hold the same and differ by noise only.
+A table that training hardly moved is mostly its own random start, and aligns with nothing. CKA less its chance level is
+therefore also given corrected for attenuation (Spearman 1904): divided by the geometric mean of what the two tables
+score against themselves trained again. Noise that is independent of seed to seed cancels in it, and it is 1 where two
+tables hold the same and differ by such noise and a rotation only. Scores of fitted maps cannot be corrected so: the map
+itself is found less well where there is more noise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from tiewise.analysis.alignment import HELD_OUT, Alignment, Settings, align
-from tiewise.analysis.alignment_maps import CENTRED, ORTHOGONAL
+from tiewise.analysis.alignment_maps import CENTRED
 from tiewise.analysis.closer import NEITHER
 from tiewise.analysis.ends import Ends, ends_of
 from tiewise.analysis.tables import Table
@@ -29,6 +31,7 @@ from tiewise.checkpoint.folder import open_folder
 from tiewise.errors import RunError
 from tiewise.inspection.run_alignment import (
     AGAIN,
+    CKA,
     NEIGHBOURS,
     NOT_KNOWN,
     ONE_MODEL,
@@ -93,7 +96,7 @@ class _Bench:
     chance: Scores = field(default_factory=dict)
 
     def scores(self, first: Table, second: Table) -> Scores:
-        """Held-out score of each map from `first` to `second`, and the overlap of their neighbours."""
+        """Held-out score of each map from `first` to `second`, overlap of neighbours, and CKA less its chance."""
         found = align(first, second, self.pairs, self.settings)
         self.done += 1
         self.progress("alignment over seeds", self.done, max(self.total, self.done))
@@ -102,6 +105,8 @@ class _Bench:
         if found.neighbours is not None:
             scores[NEIGHBOURS] = found.neighbours.estimate.value
             self.chance[NEIGHBOURS] = found.neighbours.chance
+        scores[CKA] = found.similarity.cka.value - found.similarity.cka.chance
+        self.chance[CKA] = 0.0
         return scores
 
 
@@ -171,18 +176,16 @@ def _again(bench: _Bench, arm: str, found: Models) -> Iterator[Again]:
     """The same table of two seeds, for each table that is stored; both ends of one model where these are two tables."""
     beside = _next(list(found))
     beside = beside[:1] if len(found) == 2 else beside  # the two ways round are one pair
-    shared = [ends.shared for ends in found.values()]
-    if all(table is None for table in shared):
-        for end in ("input", "output"):
-            both = [(dict(found[a].tables)[end], dict(found[b].tables)[end]) for a, b in beside]
-            yield from _rows(AGAIN.format(arm, end), [bench.scores(*tables) for tables in both])
-        one_model = [bench.scores(ends.input, ends.output) for ends in found.values()]
-        yield from _rows(ONE_MODEL.format(arm), one_model)
-    else:
-        tables = dict(zip(found, shared, strict=True))
-        both = [(tables[a], tables[b]) for a, b in beside]
-        scored = [bench.scores(a, b) for a, b in both if a is not None and b is not None]
-        yield from _rows(AGAIN.format(arm, "table"), scored)
+    tables = {seed: _stored(ends) for seed, ends in found.items()}
+    for end in next(iter(tables.values())):
+        scored = [bench.scores(tables[a][end], tables[b][end]) for a, b in beside]
+        yield from _rows(AGAIN.format(arm, end), scored)
+    if all(ends.shared is None for ends in found.values()):
+        yield from _rows(ONE_MODEL.format(arm), [bench.scores(ends.input, ends.output) for ends in found.values()])
+
+
+def _stored(ends: Ends) -> dict[str, Table]:
+    return {"input": ends.input, "output": ends.output} if ends.shared is None else {"table": ends.shared}
 
 
 def _rows(what: str, scored: list[Scores]) -> Iterator[Again]:
@@ -192,9 +195,9 @@ def _rows(what: str, scored: list[Scores]) -> Iterator[Again]:
 
 
 def _corrected(leaning: Leaning, untied: str, again: Sequence[Again]) -> Leaning:
-    if (leaning.measure, leaning.seeds) != (ORTHOGONAL, OTHER_SEED):
+    if (leaning.measure, leaning.seeds) != (CKA, OTHER_SEED):
         return leaning
-    values = {entry.what: entry.values for entry in again if entry.measure == ORTHOGONAL}
+    values = {entry.what: entry.values for entry in again if entry.measure == CKA}
     own = values.get(AGAIN.format(leaning.arm, "table"), ())
     made = [
         _less_attenuated(scores, own, values.get(AGAIN.format(untied, end), ()))

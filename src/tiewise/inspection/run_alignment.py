@@ -7,7 +7,7 @@ from typing import Any
 
 from tiewise.training.results import to_record
 
-NEIGHBOURS, NOT_KNOWN = "neighbours", "not known"
+NEIGHBOURS, CKA, NOT_KNOWN = "neighbours", "CKA", "not known"
 OTHER_SEED, SAME_SEED = "other seed", "same seed"
 AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
 
@@ -28,15 +28,15 @@ class Leaning:
 
     Args:
         arm: the arm with one table.
-        measure: a map (centred, held-out rows), or `neighbours`.
+        measure: a map (centred, held-out rows), `neighbours`, or `CKA` (less its chance level).
         seeds: `other seed` or `same seed`: which untied model each tied one stands beside.
         input: score against the input table.
         output: score against the output table.
         difference: output − input, paired.
         toward: `output` or `input` where the interval of the difference leaves out 0, `neither` where it does not,
             `not known` with one pair.
-        corrected_input: `input` corrected for attenuation; of the orthogonal map between different seeds only, and only
-            where training again gives more than 0. None elsewhere.
+        corrected_input: `input` corrected for attenuation; of CKA between different seeds only, and only where
+            training again gives more than 0. None elsewhere.
         corrected_output: the same of `output`.
         pairs: (seed of the arm, seed of the untied model, input score, output score).
     """
