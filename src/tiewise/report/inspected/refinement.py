@@ -35,10 +35,11 @@ def courses(label: str, found: Refinement) -> list[tuple[str, Course]]:
     return [(label, found.trained), *control]
 
 
-def shown(value: Estimate | None, digits: int = 3) -> str:
+def shown(value: Estimate | None) -> str:
     """0.123 [0.110, 0.136], without an interval where one window gives none, a dash where nothing was measured."""
     if value is None:
         return NONE
+    digits = 3 if abs(value.value) >= 0.1 else 8 if 0 < abs(value.value) < 1e-4 else 5
     text = plain(value.value, digits)
     if value.rows < 2:
         return text
@@ -66,7 +67,7 @@ def _lines(label: str, found: Refinement) -> Iterator[str]:
 
 
 def _rest_lines(label: str, rest: Rest, control: Rest | None, further: int) -> Iterator[str]:
-    where = f"{label} applies {_block(rest)} {rest.times} times"
+    where = f"{label} applies {_block(rest)} {rest.times} times (applications {rest.first + 1} to {_last(rest)})"
     if rest.converged:
         yield (
             f"{where}; applied {further} times more it comes to rest in {rest.converged} of {rest.windows} windows, "
@@ -80,14 +81,14 @@ def _rest_lines(label: str, rest: Rest, control: Rest | None, further: int) -> I
     else:
         yield (
             f"{where}, and no fixed point is reached within {further} further applications: each still changes the "
-            f"state by {shown(rest.residual[-1], 4)} of its norm."
+            f"state by {shown(rest.residual[-1])} of its norm."
         )
     if rest.growth is not None:
         side = "above 1, so near-by states are driven apart" if rest.growth.low > 1 else "not clearly on one side of 1"
         side = "below 1, so near-by states come together" if rest.growth.high < 1 else side
         beside = "" if control is None else f"; with fresh weights {shown(control.growth)}"
         yield (
-            f"One more application of {_block(rest)} of {label} multiplies a small difference between two states by "
+            f"One more application of {label}'s repeated {_noun(rest)} multiplies a small difference of two states by "
             f"{shown(rest.growth)}, {side}{beside}."
         )
 
@@ -105,7 +106,7 @@ def _course_lines(label: str, course: Course, null: Course | None) -> Iterator[s
             f"{len(parts)} by {shown(last)}{beside}."
         )
     turns = [one.turn.value for one in parts if one.turn is not None]
-    if turns:
+    if len(turns) > 1:
         against = sum(turn < 0 for turn in turns)
         yield (
             f"Successive changes in {label} have a cosine between {plain(min(turns), 2)} and {plain(max(turns), 2)}; "
@@ -116,15 +117,21 @@ def _course_lines(label: str, course: Course, null: Course | None) -> Iterator[s
     if again and not course.shared:
         less = sum(second < once for second, once in again)
         yield (
-            f"Applied a second time to its own output, {less} of {len(again)} layers of {label} after the first change "
-            "it less than their first application did."
+            f"Applied a second time to their own output, {less} of {len(again)} layers of {label} after the first "
+            "change it less than their own first application changed the representation."
         )
 
 
 def _block(rest: Rest) -> str:
-    if rest.period == 1:
-        return f"layer {rest.first}"
-    return f"the block of layers {rest.first} to {rest.first + rest.period - 1}"
+    return "one layer" if rest.period == 1 else f"one block of {rest.period} layers"
+
+
+def _noun(rest: Rest) -> str:
+    return "layer" if rest.period == 1 else "block"
+
+
+def _last(rest: Rest) -> int:
+    return rest.first + rest.period * rest.times
 
 
 def _applications(found: Refinement) -> Table:
@@ -134,13 +141,13 @@ def _applications(found: Refinement) -> Table:
     for index, one in enumerate(found.trained.applications):
         fresh = None if null is None else null.applications[index].change
         measured = [shown(value) for value in (one.change, one.cosine, one.turn, one.norm, one.again)]
-        rows.append([f"{index} · {one.layer}", *measured, _shared(one), shown(fresh)])
+        rows.append([f"{index + 1} · {one.layer}", *measured, _shared(one), shown(fresh)])
     return Table(header, rows)
 
 
 def _shared(one: Application) -> str:
     if one.same_as is not None:
-        return f"all, as {one.same_as}"
+        return f"all, as {one.same_as + 1}"
     return f"{one.shared:.0%}" if one.shared else "no"
 
 
@@ -148,7 +155,7 @@ def _rests(label: str, found: Refinement) -> Iterator[list[str]]:
     for name, course in courses(label, found):
         for rest in course.repeats:
             yield [
-                f"{name}: {_block(rest)}",
+                f"{name}: applications {rest.first + 1} to {_last(rest)}, {_block(rest)}",
                 str(rest.times),
                 f"{rest.converged} of {rest.windows}",
                 f"{rest.alternating} of {rest.windows}",

@@ -87,7 +87,7 @@ def _lines(found: Mapping[str, Refinement], title: str, unit: str, value: Measur
     figure = finish(figure, title, unit)
     figure.update_xaxes(title="application", tick0=1, dtick=_step(found))
     if log:
-        figure.update_yaxes(type="log", dtick=1, exponentformat="power")
+        figure.update_yaxes(type="log", dtick=1, tickformat="~g")
     return figure
 
 
@@ -115,7 +115,7 @@ def _step(found: Mapping[str, Refinement]) -> int:
 def _rests(found: Mapping[str, Refinement]) -> Iterator[tuple[int, bool, str, Rest]]:
     for position, control, name, course in _all(found):
         for rest in course.repeats:
-            several = f", layers from {rest.first}" if len(course.repeats) > 1 else ""
+            several = f", from application {rest.first + 1}" if len(course.repeats) > 1 else ""
             yield position, control, f"{name}{several}", rest
 
 
@@ -127,8 +127,8 @@ def _residuals(rests: Sequence[tuple[int, bool, str, Rest]]) -> go.Figure:
     for times in {rest.times for *_, rest in rests}:
         figure.add_vline(x=times, line={"width": 1, "color": "#8a8f99"})
     figure = finish(figure, "Does the repeated block come to rest?", "relative change")
-    figure.update_yaxes(type="log", dtick=1, exponentformat="power")
-    return figure.update_xaxes(title="application of the block")
+    figure.update_yaxes(type="log", dtick=1, tickformat="~g")
+    return figure.update_xaxes(title="application of the block", range=[0, max(len(r.residual) for *_, r in rests) + 1])
 
 
 def _table(found: Mapping[str, Refinement], value: Measured) -> Table:
@@ -144,7 +144,7 @@ def _table(found: Mapping[str, Refinement], value: Measured) -> Table:
 def _residual_table(rests: Sequence[tuple[int, bool, str, Rest]]) -> Table:
     depth = max(len(rest.residual) for *_, rest in rests)
     rows = [
-        [str(k + 1), *(shown(rest.residual[k], 6) if k < len(rest.residual) else shown(None) for *_, rest in rests)]
+        [str(k + 1), *(shown(rest.residual[k]) if k < len(rest.residual) else shown(None) for *_, rest in rests)]
         for k in range(depth)
     ]
     return Table(["application", *(name for _, _, name, _ in rests)], rows)
