@@ -52,9 +52,9 @@ class Likeness:
 
     Args:
         all: Pearson correlation of the values.
-        all_p: share of permutations of the tokens that reach it (Mantel 1967), from (1 + reached) / (1 + permutations).
-        direction: correlation of value(i, j) − value(j, i), over pairs seen both ways; no symmetric path can follow these
-            beyond what its rows' normalisers give. None for fewer than 3 such pairs.
+        all_p: share of permutations of the tokens that reach it (Mantel 1967): (1 + reached) / (1 + permutations).
+        direction: correlation of value(i, j) − value(j, i), over pairs seen both ways; a symmetric path can follow
+            these only by its rows' normalisers. None for fewer than 3 such pairs.
         direction_p: as `all_p`.
         pairs: pairs compared, in order.
         both: pairs seen both ways.

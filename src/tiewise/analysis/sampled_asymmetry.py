@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,14 @@ def sampled_asymmetry(
         raise DataError(f"{n} tokens, {resamples} resamples", "sample 8 tokens or more, 40 times or more")
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
-    ratios = [_ratios(left, right, weights, lambda done, i=i: tick(i * n + done)) for i, left in enumerate(lefts)]
+    ratios = []
+    for place, left in enumerate(lefts):
+        ratios.append(_ratios(left, right, weights, partial(_later, tick, place * n)))
     return tuple(_estimates(found, n) for found in ratios), _estimates(ratios[-1] - ratios[0], n)
+
+
+def _later(tick: Tick, before: int, done: int) -> None:
+    tick(before + done)
 
 
 def _estimates(found: Array, rows: int) -> SampledAsymmetry:

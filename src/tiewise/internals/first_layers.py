@@ -1,4 +1,4 @@
-"""Where each family keeps its first feed-forward block, and what that block adds to a residual stream without attention.
+"""Where each family keeps its first feed-forward block, and what it adds to a residual stream without attention.
 
 Every entry is held against transformers' own class (`tests/internals/test_first_mlp.py`): with one layer, whose
 attention gives nothing, its logits are those of the path through this block. No other family is guessed at.

@@ -2,8 +2,8 @@
 
     h = x + MLP₀(norm(x))        x the input row as the body receives it, attention and positions left out
 
-What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is exchanged
-for another, whose rows are computed a few at a time, so every measure of `tiewise.analysis` applies to both.
+What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is
+exchanged for another, whose rows are computed a few at a time, so every measure of `tiewise.analysis` applies to both.
 """
 
 from __future__ import annotations

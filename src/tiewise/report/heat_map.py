@@ -43,7 +43,9 @@ def direct_path(comparison: Comparison) -> list[go.Figure]:
     """One heat map per arm, all on one colour scale that reaches to the largest value off any diagonal."""
     maps = [(path, centred(path.logits)) for path in comparison.direct_path if path.tokens]
     limit = max((_off_diagonal(values) for _, values in maps), default=0.0) or 1.0
-    return [_map(path, values, limit) for path, values in maps]
+    return [
+        heat_map(path.tokens, values.round(4).tolist(), limit, f"Direct path of {path.arm}") for path, values in maps
+    ]
 
 
 def asymmetry(path: DirectPath, left: str, right: str) -> float | None:
@@ -58,15 +60,23 @@ def _off_diagonal(values: np.ndarray) -> float:
     return float(np.abs(values - np.diag(np.diag(values))).max())
 
 
-def _map(path: DirectPath, values: np.ndarray, limit: float) -> go.Figure:
-    labels = [token_label(token) for token in path.tokens]
+def heat_map(tokens: Sequence[str], values: Sequence[Sequence[float | None]], limit: float, title: str) -> go.Figure:
+    """Draw what follows what: rows are current tokens, columns next ones.
+
+    Args:
+        tokens: texts, as a user wrote them [n].
+        values: [n][n]; None leaves a cell empty.
+        limit: where the colours end, either side of 0.
+        title: of the figure, plain text.
+    """
+    labels = [token_label(token) for token in tokens]
     places = list(range(len(labels)))
     # positions, not labels, are the coordinates: two tokens may look alike, and "2024" must not become a date
     figure = go.Figure(
         go.Heatmap(
             x=places,
             y=places,
-            z=values.round(4).tolist(),
+            z=values,
             customdata=[[[row, column] for column in labels] for row in labels],
             coloraxis="coloraxis",
             hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:+.3f}<extra></extra>",
@@ -77,7 +87,7 @@ def _map(path: DirectPath, values: np.ndarray, limit: float) -> go.Figure:
     ticks = {"tickvals": places, "ticktext": labels, "showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
     figure.update_layout(
         template=LIGHT,
-        title=f"Direct path of {html.escape(path.arm)}",
+        title=html.escape(title),
         height=430,
         margin=MARGIN,
         xaxis={**ticks, "title": "next token", "tickangle": -60},

@@ -1,0 +1,149 @@
+"""Requested pairs both ways: logits as bars, probabilities as points, for every model and path."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import plotly.graph_objects as go
+
+from tiewise.analysis.text_pairs import TextPair
+from tiewise.analysis.word_pairs import WordPair
+from tiewise.numerals import count, plain
+from tiewise.report import theme
+from tiewise.report.bars import finish
+from tiewise.report.grid import Table
+from tiewise.report.labels import token_label, visible
+from tiewise.report.sheet import Panel
+
+GREY = "#8a8f99"
+FLOOR = 1e-12  # where a probability is drawn that is smaller still
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one path says of the requested pairs.
+
+    Args:
+        name: of the path.
+        position: of its model, for the colour.
+        filled: whether its marks are: the first MLP in the path fills them.
+        pairs: what it says.
+    """
+
+    name: str
+    position: int
+    filled: bool
+    pairs: Sequence[WordPair]
+
+
+def pair_panels(asked: Sequence[Asked], text: Sequence[TextPair] = ()) -> list[Panel]:
+    """Return logits and probabilities of the requested pairs; nothing where none was requested."""
+    if not asked or not asked[0].pairs:
+        return []
+    logits = (
+        "Logit of the second token behind the first, as the model's head gives it. Two orders with equal bars are what "
+        "a symmetric path gives; their probabilities still differ, because each row has its own normaliser."
+    )
+    chances = "Softmax over the whole vocabulary, on a logarithmic axis."
+    chances += " Grey: the share in the text; an order that it never has is not drawn." if text else ""
+    return [
+        Panel(_logits(asked), logits, logit_table(asked)),
+        Panel(_probabilities(asked, text), chances, probability_table(asked, text)),
+    ]
+
+
+def logit_table(asked: Sequence[Asked]) -> Table:
+    """Logits by direction, one column per path."""
+    rows = [[way, *(plain(ways(one.pairs)[way][0], 3) for one in asked)] for way in ways(asked[0].pairs)]
+    return Table(["order", *(one.name for one in asked)], rows)
+
+
+def probability_table(asked: Sequence[Asked], text: Sequence[TextPair] = ()) -> Table:
+    """Probabilities and ranks by direction, one column per path, and what the text has."""
+    seen = in_text(text)
+    rows = []
+    for way in ways(asked[0].pairs):
+        found = [ways(one.pairs)[way] for one in asked]
+        said = [f"{chance:.3g} (rank {count(rank + 1)})" for _, chance, rank in found]
+        rows.append([way, *said, *([_share(seen.get(way))] if text else [])])
+    return Table(["order", *(one.name for one in asked), *(["text"] if text else [])], rows)
+
+
+def ways(pairs: Sequence[WordPair]) -> dict[str, tuple[float, float, int]]:
+    """{"New → York": (logit, probability, rank)}, both orders of every pair."""
+    found = {}
+    for pair in pairs:
+        for a, b, said in ((pair.first, pair.second, pair.there), (pair.second, pair.first, pair.back)):
+            found[f"{visible(a)} → {visible(b)}"] = (said.logit, said.probability, said.rank)
+    return found
+
+
+def in_text(pairs: Sequence[TextPair]) -> dict[str, float | None]:
+    """{"New → York": share in the text}, both orders."""
+    found: dict[str, float | None] = {}
+    for pair in pairs:
+        found[f"{visible(pair.first)} → {visible(pair.second)}"] = pair.probability_there
+        found[f"{visible(pair.second)} → {visible(pair.first)}"] = pair.probability_back
+    return found
+
+
+def _share(value: float | None) -> str:
+    return plain(None) if value is None else f"{value:.3g}"
+
+
+def _logits(asked: Sequence[Asked]) -> go.Figure:
+    figure = go.Figure()
+    for one in asked:
+        found = ways(one.pairs)
+        look = theme.style(one.position)
+        figure.add_bar(
+            name=html.escape(one.name),
+            orientation="h",
+            y=[token_label(way) for way in found],
+            x=[logit for logit, _, _ in found.values()],
+            marker={
+                "color": look.colour,
+                "opacity": 1.0 if one.filled else 0.55,
+                "pattern": {"shape": "" if one.filled else "/", "size": 6, "solidity": 0.25},
+                "line": {"width": 0},
+            },
+            hovertemplate="%{y}: %{x:.3f}<extra>%{fullData.name}</extra>",
+        )
+    figure.update_layout(barmode="group", bargap=0.3)
+    return _rows(figure, "Requested pairs: logits", "logit", asked)
+
+
+def _probabilities(asked: Sequence[Asked], text: Sequence[TextPair]) -> go.Figure:
+    figure = go.Figure()
+    for one in asked:
+        look = theme.style(one.position)
+        found = {way: chance for way, (_, chance, _) in ways(one.pairs).items()}
+        symbol = look.marker if one.filled else f"{look.marker}-open"
+        figure.add_trace(_points(one.name, found, {"color": look.colour, "symbol": symbol, "size": 11}))
+    seen = {way: share for way, share in in_text(text).items() if share}
+    if seen:
+        figure.add_trace(_points("text", seen, {"color": GREY, "symbol": "line-ns-open", "size": 16}))
+    figure.update_xaxes(type="log", tickformat=".0e", exponentformat="power")
+    return _rows(figure, "Requested pairs: probabilities", "probability", asked)
+
+
+def _points(name: str, found: Mapping[str, float], marker: Mapping[str, object]) -> go.Scatter:
+    return go.Scatter(
+        name=html.escape(name),
+        mode="markers",
+        y=[token_label(way) for way in found],
+        x=[max(chance, FLOOR) for chance in found.values()],
+        customdata=list(found.values()),
+        marker={**marker, "line": {"width": 2}},
+        hovertemplate="%{y}: %{customdata:.3g}<extra>%{fullData.name}</extra>",
+    )
+
+
+def _rows(figure: go.Figure, title: str, unit: str, asked: Sequence[Asked]) -> go.Figure:
+    finish(figure, title, None)
+    figure.update_xaxes(title=unit)
+    labels = [token_label(way) for way in ways(asked[0].pairs)]
+    figure.update_yaxes(type="category", categoryorder="array", categoryarray=labels, autorange="reversed")
+    return figure.update_layout(height=150 + (26 + 11 * len(asked)) * len(labels))
