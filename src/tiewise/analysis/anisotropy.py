@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,11 @@ from numpy.typing import NDArray
 from tiewise.analysis.estimates import Estimate, Z
 from tiewise.analysis.nulls import law
 from tiewise.analysis.path_tokens import sampled
-from tiewise.analysis.tables import Array, Table
+from tiewise.analysis.tables import CHUNK_VALUES, Array, Table
 from tiewise.errors import DataError
 
 Tick = Callable[[int], None]
-PIECE_VALUES = 2**22  # 32 MB in fp64: products of smaller pieces spend their time adding E × E matrices
+LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
 EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32
 LEADING = (1, 10, 100)
 MOST_ROWS = 20_000  # of which the partition function is summed
@@ -54,6 +55,12 @@ class Moments:
     def covariance(self) -> Array:
         """Σ (w_i − mean)(w_i − mean)ᵀ [E, E]."""
         return self.gram - np.outer(self.sum, self.sum) / self.rows
+
+    @cached_property
+    def principal(self) -> tuple[Array, Array]:
+        """(eigenvalues of `covariance`, falling [E]; their directions as columns [E, E])."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
 
 
 @dataclass(frozen=True)
@@ -141,7 +148,7 @@ def moments(table: Table, tick: Tick = lambda done: None) -> Moments:
 
 
 def _pieces(table: Table) -> Iterator[tuple[int, int]]:
-    step = max(1, PIECE_VALUES // max(1, table.width))
+    step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
     for start in range(0, table.rows, step):
         yield start, min(start + step, table.rows)
 
@@ -152,7 +159,7 @@ def _unit(rows: Array, norms: Array) -> Array:
 
 def anisotropy(table: Table, found: Moments, seed: int = 0) -> Anisotropy:
     """Measure a table whose `moments` are `found`; `seed` draws the rows of the partition function and its chance."""
-    values = np.maximum(np.linalg.eigvalsh(found.covariance)[::-1], 0.0)
+    values, _ = found.principal
     total, energy = float(values.sum()), float(np.trace(found.gram))
     shares = values / total if total > 0 else values
     expected = gaussian_shares(found.rows, table.width)
@@ -209,7 +216,7 @@ def isotropy(table: Table, found: Moments, seed: int = 0) -> Isotropy:
     ids = sampled(table.rows, MOST_ROWS, seed)
     _, axes = np.linalg.eigh(found.gram)
     scale = math.sqrt(table.width * table.rows / float(np.trace(found.gram)))
-    step = max(1, PIECE_VALUES // table.width)
+    step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
     projected = np.empty((len(ids), table.width), np.float32)
     for start in range(0, len(ids), step):
         projected[start : start + step] = table.take(ids[start : start + step]) @ axes
@@ -220,8 +227,9 @@ def isotropy(table: Table, found: Moments, seed: int = 0) -> Isotropy:
 def _ratio(projected: NDArray[np.float32], scale: float) -> float:
     """min / max over ±c of the sum of exp(scale · c·w), computed by logarithms."""
     logs = []
-    for column in projected.T.astype(np.float64):
-        for signed in (scale * column, -scale * column):
+    for direction in range(projected.shape[1]):
+        column = scale * projected[:, direction].astype(np.float64)
+        for signed in (column, -column):
             top = float(signed.max())
             logs.append(top + math.log(float(np.exp(signed - top).sum())))
     return math.exp(min(logs) - max(logs))

@@ -156,7 +156,7 @@ def _tossed(both: Ids) -> tuple[Array, Array]:
     Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
     """
     sizes, place = np.unique(both, return_inverse=True)
-    found = [_toss(int(m)) if m <= EXACT_UP_TO else (0.5 + 1 / (4 * int(m)), 0.5) for m in sizes]
+    found = [_toss(int(m)) if m <= EXACT_UP_TO else (0.5 + 1 / (4 * int(m)), 0.5 + 1 / (2 * int(m))) for m in sizes]
     table = np.array(found).reshape(-1, 2)[place]
     return table[:, 0], table[:, 1]
 

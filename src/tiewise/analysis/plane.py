@@ -37,13 +37,12 @@ def plane(table: Table, found: Moments, ids: NDArray[np.int64], beside: Plane | 
     The direction of an axis has no meaning. It is turned so that it runs along with the same axis of `beside`, else so
     that the sampled points' largest coordinate on it is positive.
     """
-    covariance = found.covariance
-    _, axes = np.linalg.eigh(covariance)
-    axes = axes[:, ::-1][:, :2] if table.width > 1 else np.pad(axes, ((0, 0), (0, 1)))
-    total = float(np.trace(covariance))
-    along = np.einsum("ek,ef,fk->k", axes, covariance, axes)
-    shares = along / total if total > 0 else np.zeros(2)
-    points: Array = (table.take(ids) - found.sum / found.rows) @ axes
+    values, axes = found.principal
+    if table.width == 1:
+        values, axes = np.pad(values, (0, 1)), np.pad(axes, ((0, 0), (0, 1)))
+    total = float(values.sum())
+    shares = values[:2] / total if total > 0 else np.zeros(2)
+    points: Array = (table.take(ids) - found.sum / found.rows) @ axes[:, :2]
     points *= _signs(points, beside)
     coordinates = tuple((float(x), float(y)) for x, y in points)
     return Plane((float(shares[0]), float(shares[1])), coordinates, total / found.rows)

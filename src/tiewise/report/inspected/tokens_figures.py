@@ -32,7 +32,7 @@ from tiewise.report.sheet import Panel
 GREY = "#8a8f99"
 ENTRY = 19  # height of a legend's entry
 RARE_TO_FREQUENT = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")
-NAMED = 9  # tokens of a view that carry their text
+NAMED = 6  # tokens of a view that carry their text
 CONTEXT_MARKS = (("counts", 0, "circle"), ("tossed directions", 2, "diamond-open"), ("guessed", 1, "square"))
 
 
@@ -130,7 +130,7 @@ def plane_figure(label: str, found: TokensFound) -> go.Figure:
     columns = min(2, len(found.tables))
     rows = math.ceil(len(found.tables) / columns)
     titles = [html.escape(f"{t.name}, {t.rows:,} × {t.width:,}") for t in found.tables]
-    figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.12, vertical_spacing=0.2)
+    figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.2, vertical_spacing=0.2)
     where = bin_of(np.array(found.counts, np.int64)) if found.counts else np.zeros(len(found.sample), np.int64)
     for number, table in enumerate(found.tables):
         place = {"row": number // columns + 1, "col": number % columns + 1}
@@ -241,7 +241,7 @@ def _worth_naming(found: TokensFound, points: np.ndarray) -> Iterator[int]:
     taken: list[int] = []
     for index in order.tolist():
         text = found.labels[index].strip()
-        apart = all((np.abs(points[index] - points[other]) > (0.22, 0.07) * reach).any() for other in taken)
+        apart = all((np.abs(points[index] - points[other]) > (0.3, 0.1) * reach).any() for other in taken)
         if len(text) > 1 and text.isalpha() and apart:
             taken.append(index)
             yield index
