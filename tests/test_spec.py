@@ -30,6 +30,7 @@ def _kinds() -> st.SearchStrategy[dict]:
                 "out_map": maps,
                 "two_tables": st.booleans(),
                 "penalty": numbers,
+                "decay": numbers,
             }
         ),
     )

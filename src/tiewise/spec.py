@@ -46,7 +46,8 @@ class BoundarySpec:
     in_map: bool | None = None  # projected: a linear map behind the lookup; None = where the widths need one
     out_map: bool | None = None  # projected: a linear map before the head
     two_tables: bool = False  # projected: untied
-    penalty: float = 0.0  # projected: λ of the penalty λ‖P_out‖₂ (Press & Wolf 2017, §3)
+    penalty: float = 0.0  # projected: λ of the penalty λ‖P_out‖₂, as printed (Press & Wolf 2017, §3)
+    decay: float = 0.0  # projected: c of c/2 ‖P_out‖²_F, which is what their code adds
     # options of every kind, each written after a plus
     bias: bool = False
     input_scale: str | None = None
@@ -160,6 +161,7 @@ _ARGUMENTS: dict[str, _Table] = {
         "out": ("out_map", map_kind),
         "untied": ("two_tables", None),
         "penalty": ("penalty", not_negative),
+        "decay": ("decay", not_negative),
     },
     "residual": {"r": ("rank", count), "s": ("strength", positive)},
 }

@@ -202,6 +202,17 @@ def test_the_projection_penalty_as_printed():
     assert build("tied").penalty() == 0
 
 
+def test_the_projection_penalty_as_its_authors_code_has_it():
+    boundary = build("projected:decay=0.0076923")
+    weight = boundary.out_map.weight
+    boundary.penalty().backward()
+    assert boundary.penalty().item() == pytest.approx(0.0076923 / 2 * weight.detach().square().sum().item())
+    torch.testing.assert_close(weight.grad, 0.0076923 * weight.detach())
+    both = build("projected:decay=0.5,penalty=0.25")
+    norm = both.out_map.weight.detach().norm().item()
+    assert both.penalty().item() == pytest.approx(0.25 * norm + 0.25 * norm**2)
+
+
 # --- starting values
 
 

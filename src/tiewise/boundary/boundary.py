@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.initial import draw, sound_std, starting_nll
-from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps
+from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.boundary.vocabulary import Vocabularies
 from tiewise.errors import SpecError
@@ -130,10 +130,9 @@ class Boundary(nn.Module):
         return self._loss(body(rows), after if self.tied else self._entered(), targets, options)
 
     def penalty(self) -> Tensor:
-        """λ‖P_out‖₂ of a `projected` spec, to be added to the loss; 0 elsewhere (Press & Wolf 2017, §3)."""
-        if not self.spec.penalty or self.out_map is None:
-            return self.table_out.new_zeros(())
-        return self.spec.penalty * torch.linalg.vector_norm(self.out_map.weight)
+        """Penalty of a `projected` spec, to be added to the loss (`tiewise.boundary.maps.penalty_of`); 0 elsewhere."""
+        found = penalty_of(self.spec, self.out_map)
+        return self.table_out.new_zeros(()) if found is None else found
 
     def dense(self) -> tuple[Tensor, Tensor]:
         """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.

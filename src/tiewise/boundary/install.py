@@ -25,6 +25,7 @@ from tiewise.boundary.deferred import Counts
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.locate import locate
+from tiewise.boundary.maps import penalty_of
 from tiewise.boundary.plain import plainly
 from tiewise.boundary.probe import Batch, on_meta, random_batch
 from tiewise.boundary.saved import declare_boundary
@@ -68,11 +69,8 @@ class Installed:
         return self._link.ends.source.weight, self._link.head.weight
 
     def penalty(self) -> Tensor | None:
-        """Return λ‖P_out‖₂ of a `projected` spec with a penalty, to be added to the loss (Press & Wolf 2017, §3)."""
-        out_map = getattr(self._link.head, "out_map", None)
-        if not self.spec.penalty or out_map is None:
-            return None
-        return self.spec.penalty * torch.linalg.vector_norm(out_map.weight)
+        """Return the penalty of a `projected` spec, to be added to the loss (`tiewise.boundary.maps.penalty_of`)."""
+        return penalty_of(self.spec, getattr(self._link.head, "out_map", None))
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:
         """Return what to set as `trainer.label_smoother` to keep label smoothing fused."""

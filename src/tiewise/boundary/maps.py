@@ -119,6 +119,18 @@ class Inverse(nn.Module):
         return solved.T.reshape(x.shape).to(x.dtype)
 
 
+def penalty_of(spec: BoundarySpec, out_map: nn.Module | None) -> Tensor | None:
+    """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; None where the spec has neither.
+
+    Press & Wolf 2017, §3, prints the first with λ = 0.15. Their code adds ½‖P‖²_F / 130 to a loss summed over 20 steps.
+    """
+    if not (spec.penalty or spec.decay) or out_map is None:
+        return None
+    norm = torch.linalg.vector_norm(out_map.weight)
+    printed = spec.penalty * norm if spec.penalty else 0.0  # its gradient is none at P = 0
+    return printed + spec.decay / 2 * norm.square()
+
+
 ParametricMap = LinearMap | LowRankCorrection | PositiveDefinite
 
 

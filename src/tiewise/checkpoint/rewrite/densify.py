@@ -124,6 +124,7 @@ def _notes(facts: Facts, boundary: Boundary, tied: bool) -> Iterator[str]:
     dropped = [f"pad={spec.pad}"] if spec.pad is not None else []
     dropped += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []
     dropped += [f"penalty={spec.penalty:g}"] if spec.penalty else []
+    dropped += [f"decay={spec.decay:g}"] if spec.decay else []
     if spec.softcap is not None:
         yield f"softcap={spec.softcap:g} is lost, which changes the logits"
     if spec.bias:
