@@ -2,6 +2,9 @@
 
 Both are log p(j | i) − log π_j in nats: how much likelier token j is behind token i than anywhere. For the text that is
 log(Q_ij / (π_i π_j)); a path's own softmax over the whole vocabulary is set against the same π.
+
+What a whole row or a whole column has in common says how frequent a token is, not what follows what. `interaction` is a
+map less its best fit m + a_i + b_j, and maps are compared by it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath
@@ -41,6 +45,16 @@ class HeatMap:
         """Values [K, K], NaN for unseen pairs."""
         return np.array([[np.nan if value is None else value for value in row] for row in self.values])
 
+    @property
+    def interaction(self) -> Array:
+        """Values [K, K] less m + a_i + b_j, fitted by least squares to those off the diagonal; NaN for unseen pairs."""
+        values = self.matrix
+        off = ~np.isnan(values) & ~np.eye(len(values), dtype=bool)
+        design = _design(np.ones_like(off))
+        fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
+        found: Array = values - (design @ fitted).reshape(values.shape)
+        return found
+
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
         return asdict(self)
@@ -51,7 +65,7 @@ class Likeness:
     """How far a path's map follows the text's, over pairs off the diagonal that the text has.
 
     Args:
-        all: Pearson correlation of the values.
+        all: Pearson correlation of both interactions, each fitted on these pairs.
         all_p: share of permutations of the tokens that reach it (Mantel 1967): (1 + reached) / (1 + permutations).
         direction: correlation of value(i, j) − value(j, i), over pairs seen both ways; a symmetric path can follow
             these only by its rows' normalisers. None for fewer than 3 such pairs.
@@ -119,14 +133,40 @@ def likeness(text: HeatMap, path: HeatMap, permutations: int = PERMUTATIONS, see
     """Correlate two maps of the same tokens; the null permutes the path's tokens, rows and columns alike."""
     wanted, said = text.matrix, path.matrix
     off = ~np.isnan(wanted) & ~np.eye(len(wanted), dtype=bool)
-    both = np.triu(off & off.T)
+    rest = _Rest(off)
     generator = np.random.default_rng(seed)
-    orders = [generator.permutation(len(wanted)) for _ in range(permutations)]
-    shuffled = [said[np.ix_(order, order)] for order in orders]
-    all_, all_p = _tested(wanted[off], said[off], [one[off] for one in shuffled])
-    turned = [(one - one.T)[both] for one in (said, *shuffled)]
-    direction, direction_p = _tested((wanted - wanted.T)[both], turned[0], turned[1:])
-    return Likeness(all_, all_p, direction, direction_p, int(off.sum()), int(both.sum()))
+    orders = [np.arange(len(said)), *(generator.permutation(len(said)) for _ in range(permutations))]
+    target, turned = rest.of(wanted)
+    found = [rest.of(said[np.ix_(order, order)]) for order in orders]
+    all_, all_p = _tested(target, [one for one, _ in found])
+    direction, direction_p = _tested(turned, [one for _, one in found])
+    return Likeness(all_, all_p, direction, direction_p, len(target), len(turned))
+
+
+class _Rest:
+    """Takes m + a_i + b_j out of the marked entries of maps [K, K]."""
+
+    def __init__(self, marked: NDArray[np.bool_]) -> None:
+        self.marked, self.both = marked, np.triu(marked & marked.T)
+        left, sizes, _ = np.linalg.svd(_design(marked), full_matrices=False)
+        self.basis = left[:, sizes > 1e-10 * sizes.max(initial=1.0)]
+
+    def of(self, values: Array) -> tuple[Array, Array]:
+        """Interactions of the marked entries, and value(i, j) − value(j, i) of those marked both ways."""
+        found = values[self.marked]
+        found = found - self.basis @ (self.basis.T @ found)
+        whole = np.zeros_like(values)
+        whole[self.marked] = found
+        return found, (whole - whole.T)[self.both]
+
+
+def _design(marked: NDArray[np.bool_]) -> Array:
+    """One row for each marked entry, with ones in its row's and its column's place [n, 2K]."""
+    rows, columns = np.nonzero(marked)
+    made = np.zeros((len(rows), 2 * len(marked)))
+    made[np.arange(len(rows)), rows] = 1.0
+    made[np.arange(len(rows)), len(marked) + columns] = 1.0
+    return made
 
 
 def _log_shares(chain: Chain, ids: Sequence[int]) -> Array:
@@ -138,16 +178,17 @@ def _log_shares(chain: Chain, ids: Sequence[int]) -> Array:
     return found
 
 
-def _tested(wanted: Array, said: Array, null: Sequence[Array]) -> tuple[float | None, float | None]:
-    found = _correlation(wanted, said)
-    if found is None:
+def _tested(wanted: Array, found: Sequence[Array]) -> tuple[float | None, float | None]:
+    """Correlation with the first, and the share of all that reach it."""
+    values = [_correlation(wanted, one) for one in found]
+    own = values[0]
+    if own is None:
         return None, None
-    reached = sum((chance := _correlation(wanted, one)) is not None and chance >= found for one in null)
-    return found, (1 + reached) / (1 + len(null))
+    return own, sum(value is not None and value >= own for value in values) / len(values)
 
 
 def _correlation(a: Array, b: Array) -> float | None:
     """Pearson's; None for fewer than three values, or where one side is constant."""
-    if len(a) < 3 or np.ptp(a) == 0 or np.ptp(b) == 0:
+    if len(a) < 3 or np.ptp(a) < 1e-12 or np.ptp(b) < 1e-12:
         return None
     return float(np.corrcoef(a, b)[0, 1])

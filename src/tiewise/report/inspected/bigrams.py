@@ -94,8 +94,8 @@ def _text_lines(one: BigramsFound) -> Iterator[str]:
 def _own_lines(label: str, one: BigramsFound) -> Iterator[str]:
     own = one.own
     yield (
-        f"{label}'s own direct path pays {plain(own.nll, 2)} [{plain(own.low, 2)}, {plain(own.high, 2)}] nats per token "
-        f"on the whole text, {plain(one.frequent.own, 2)} on the frequent tokens; a bias alone would pay "
+        f"{label}'s own direct path pays {plain(own.nll, 2)} [{plain(own.low, 2)}, {plain(own.high, 2)}] nats per "
+        f"token on the whole text, {plain(one.frequent.own, 2)} on the frequent tokens; a bias alone would pay "
         f"{plain(one.unigram, 2)} on the whole text."
     )
     if one.likeness.all is not None:

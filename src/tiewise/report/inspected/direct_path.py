@@ -66,8 +66,8 @@ def _lines(label: str, one: DirectPathFound) -> Iterator[str]:
     signs = one.definiteness
     yield (
         f"The symmetric part of {label}'s path has {count(signs.positive)} positive and {count(signs.negative)} "
-        f"negative eigenvalues; the negative ones hold {signs.negative_energy:.2%} of their energy (none in W Wᵀ, half in two "
-        "unrelated tables)."
+        f"negative eigenvalues; the negative ones hold {signs.negative_energy:.2%} of their energy (none in W Wᵀ, half "
+        "in two unrelated tables)."
     )
     for pair in one.pairs:
         yield pair_line(f"The direct path of {label}", pair)

@@ -15,12 +15,12 @@ from tiewise.report.labels import token_label, visible
 from tiewise.report.sheet import Panel
 
 TARGET = (
-    "How much likelier the next token (column) is behind the current one (row) than anywhere in the text: "
-    "log Q/(ππ) in nats. Crosses: pairs that the text never has."
+    "How much likelier the next token (column) is behind the current one (row) than anywhere in the text, log Q/(ππ) "
+    "in nats, less what its row and its column have in common. Crosses: pairs that the text never has."
 )
 SAID = (
-    "log p(next | current) − log π(next) in nats, with the path's own softmax over the whole vocabulary and the text's "
-    "π; colours end where the text's do."
+    "log p(next | current) − log π(next) in nats, by the path's softmax over the whole vocabulary and the text's π, "
+    "less what its row and its column have in common; colours end where the text's do."
 )
 
 
@@ -44,13 +44,13 @@ def heat_panels(targets: Mapping[str, HeatMap], said: Sequence[tuple[str, HeatMa
 
 def _largest(target: HeatMap) -> float:
     """The largest value off the diagonal, either side of 0."""
-    values = target.matrix
+    values = target.interaction
     off = values[~np.eye(len(values), dtype=bool) & ~np.isnan(values)]
     return float(np.abs(off).max(initial=0.0))
 
 
 def _drawn(one: HeatMap, limit: float, title: str) -> go.Figure:
-    values = [[None if value is None else round(value, 3) for value in row] for row in one.values]
+    values = _shown(one)
     figure = heat_map(one.texts, values, limit, title)
     unseen = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
     if unseen:
@@ -69,5 +69,9 @@ def _drawn(one: HeatMap, limit: float, title: str) -> go.Figure:
 
 def _table(one: HeatMap) -> Table:
     labels = [visible(text) for text in one.texts]
-    rows = [[label, *(signed(value, 2) for value in row)] for label, row in zip(labels, one.values, strict=True)]
+    rows = [[label, *(signed(value, 2) for value in row)] for label, row in zip(labels, _shown(one), strict=True)]
     return Table(["current ↓ next →", *labels], rows)
+
+
+def _shown(one: HeatMap) -> list[list[float | None]]:
+    return [[None if np.isnan(value) else round(float(value), 3) for value in row] for row in one.interaction]

@@ -14,7 +14,7 @@ from tiewise.numerals import count, plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
-from tiewise.report.labels import token_label, visible
+from tiewise.report.labels import visible
 from tiewise.report.sheet import Panel
 
 GREY = "#8a8f99"
@@ -101,7 +101,7 @@ def _logits(asked: Sequence[Asked]) -> go.Figure:
         figure.add_bar(
             name=html.escape(one.name),
             orientation="h",
-            y=[token_label(way) for way in found],
+            y=[html.escape(way) for way in found],
             x=[logit for logit, _, _ in found.values()],
             marker={
                 "color": look.colour,
@@ -121,11 +121,11 @@ def _probabilities(asked: Sequence[Asked], text: Sequence[TextPair]) -> go.Figur
         look = theme.style(one.position)
         found = {way: chance for way, (_, chance, _) in ways(one.pairs).items()}
         symbol = look.marker if one.filled else f"{look.marker}-open"
-        figure.add_trace(_points(one.name, found, {"color": look.colour, "symbol": symbol, "size": 11}))
+        figure.add_trace(_points(one.name, found, {"color": look.colour, "symbol": symbol, "size": 10}))
     seen = {way: share for way, share in in_text(text).items() if share}
     if seen:
         figure.add_trace(_points("text", seen, {"color": GREY, "symbol": "line-ns-open", "size": 16}))
-    figure.update_xaxes(type="log", tickformat=".0e", exponentformat="power")
+    figure.update_xaxes(type="log", dtick=1, exponentformat="power")
     return _rows(figure, "Requested pairs: probabilities", "probability", asked)
 
 
@@ -133,7 +133,7 @@ def _points(name: str, found: Mapping[str, float], marker: Mapping[str, object])
     return go.Scatter(
         name=html.escape(name),
         mode="markers",
-        y=[token_label(way) for way in found],
+        y=[html.escape(way) for way in found],
         x=[max(chance, FLOOR) for chance in found.values()],
         customdata=list(found.values()),
         marker={**marker, "line": {"width": 2}},
@@ -144,6 +144,6 @@ def _points(name: str, found: Mapping[str, float], marker: Mapping[str, object])
 def _rows(figure: go.Figure, title: str, unit: str, asked: Sequence[Asked]) -> go.Figure:
     finish(figure, title, None)
     figure.update_xaxes(title=unit)
-    labels = [token_label(way) for way in ways(asked[0].pairs)]
+    labels = [html.escape(way) for way in ways(asked[0].pairs)]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=labels, autorange="reversed")
     return figure.update_layout(height=150 + (26 + 11 * len(asked)) * len(labels))

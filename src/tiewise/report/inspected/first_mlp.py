@@ -85,7 +85,8 @@ def _likeness_lines(label: str, before: Likeness, after: Likeness) -> Iterator[s
         yield (
             f"Of which order is likelier, {label}'s path follows the text with a correlation of "
             f"{_tested(before.direction, before.direction_p)} without and "
-            f"{_tested(after.direction, after.direction_p)} with the first MLP, over {count(after.both)} pairs seen both ways."
+            f"{_tested(after.direction, after.direction_p)} with the first MLP, over {count(after.both)} pairs "
+            "seen both ways."
         )
 
 
