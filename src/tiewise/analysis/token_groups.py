@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,9 +84,10 @@ def by_frequency(counts: NDArray[np.int64]) -> Groups:
     return Groups(tuple(found.label for found in frequency_bins(counts)), bin_of(counts))
 
 
-def by_script(texts: Texts) -> Groups:
-    """Group tokens by script, those with most tokens first."""
-    names = [SPECIAL if row in texts.special else script_of(text) for row, text in enumerate(texts.of)]
+def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:
+    """Group tokens by script, those with most tokens first; tokens of no text, `unused` ones too, are special."""
+    special = texts.special | {row for row in unused if texts.of[row] is not None}
+    names = [SPECIAL if row in special else script_of(text) for row, text in enumerate(texts.of)]
     labels = tuple(name for name, _ in Counter(names).most_common())
     place = {name: number for number, name in enumerate(labels)}
     return Groups(labels, np.array([place[name] for name in names], np.int64))

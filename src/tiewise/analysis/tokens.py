@@ -186,8 +186,9 @@ def _known(
     around = None if ids is None else contexts(ids, rows)
     bins = None if around is None else by_frequency(around.counts)
     chosen = _sample(None if around is None else around.counts, rows, samples, seed)
-    scripts = None if texts is None else by_script(texts)
-    return _Known(texts, scripts, around, bins, _unused(folder, rows), chosen), missing
+    unused = _unused(folder, rows)
+    scripts = None if texts is None else by_script(texts, () if unused is None else unused.tolist())
+    return _Known(texts, scripts, around, bins, unused, chosen), missing
 
 
 def _unused(folder: Folder, rows: int) -> NDArray[np.int64] | None:
