@@ -28,7 +28,7 @@ def tables(found: Mapping[str, AcrossFound]) -> list[tuple[str, Table]]:
     for one in found.values():
         if one.closer is not None and one.one is not None:
             table, other = one.labels[one.one], one.labels[1 - one.one]
-            made.append((f"The table of {table} beside the two of {other}", _leans(one.closer)))
+            made.append((f"The table of {table} beside the two of {other}", leans(one.closer)))
         made += [
             (f"{pair_name(one, pair)}, {count(pair.alignment.pairs)} tokens", measures(pair.alignment))
             for pair in one.pairs
@@ -96,7 +96,8 @@ def _kin(name: str, scores: list[Score]) -> Iterator[str]:
         )
 
 
-def _leans(found: Closer) -> Table:
+def leans(found: Closer) -> Table:
+    """The answer by measure, as a table."""
     rows = [
         [
             lean.measure if lean.view == CENTRED else f"{lean.measure}, not centred",

@@ -1,0 +1,180 @@
+"""Both ends of a checkpoint: what each meets, which tokens say nothing, and whole models beside each other."""
+
+import json
+
+import numpy as np
+import pytest
+import scipy.linalg
+from safetensors.numpy import save_file
+
+from tiewise.analysis.alignment import Settings
+from tiewise.analysis.end_alignment import LARGE, across, alignment_of, sized
+from tiewise.analysis.ends import ends_of
+from tiewise.checkpoint.folder import open_folder
+from tiewise.errors import CheckpointError
+
+ROWS, WIDTH = 600, 12
+IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
+QUICK = Settings(permutations=1, sampled=300)
+
+
+def checkpoint(where, tensors, texts=None, **config):
+    """Write a Llama-like folder: tensors (fp32), config, and a vocabulary of the given texts."""
+    where.mkdir()
+    tied = OUT not in tensors
+    record = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": tied}
+    rows, width = tensors[IN].shape
+    record |= {"vocab_size": rows, "hidden_size": config.get("width", width)}
+    config.pop("width", None)
+    (where / "config.json").write_text(json.dumps(record | config))
+    if texts is not None:
+        (where / "vocab.json").write_text(json.dumps({text: row for row, text in enumerate(texts)}))
+    save_file({name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, where / "model.safetensors")
+    return open_folder(where)
+
+
+def gaussian(seed, rows=ROWS, width=WIDTH):
+    return np.random.default_rng(seed).standard_normal((rows, width)).astype(np.float32)
+
+
+def rotation(seed, width=WIDTH):
+    return scipy.linalg.qr(gaussian(seed, width, width).astype(float))[0]
+
+
+def words(order):
+    return [f"w{number}" for number in order]
+
+
+def test_a_tied_model_has_one_table_and_nothing_to_align(tmp_path):
+    folder = checkpoint(tmp_path / "m", {IN: gaussian(0)})
+    ends = ends_of(folder)
+    assert ends.tied
+    assert ends.shared is ends.input
+    assert [name for name, _ in ends.tables] == ["table"]
+    found = alignment_of(folder)
+    assert found.tied
+    assert found.alignment is None
+    assert json.loads(json.dumps(found.record(), allow_nan=False))["names"] == [IN, IN]
+
+
+def test_a_head_with_the_same_values_is_a_tied_model(tmp_path):
+    assert ends_of(checkpoint(tmp_path / "m", {IN: gaussian(0), OUT: gaussian(0)})).tied
+
+
+def test_two_tables_are_aligned_without_rows_that_say_nothing(tmp_path):
+    table, turned = gaussian(0), gaussian(0) @ rotation(1)
+    table[5] = 0
+    table[[7, 9]] = table[11]
+    turned[13] = np.nan
+    folder = checkpoint(tmp_path / "m", {IN: table, OUT: turned})
+    ends = ends_of(folder)
+    assert not ends.tied
+    assert ends.shared is None
+    assert ends.names == (IN, OUT)
+    assert np.nonzero(ends.unusable())[0].tolist() == [5, 7, 9, 11, 13]
+    found = alignment_of(folder, QUICK)
+    assert found.unusable == 5
+    assert found.alignment.pairs == ROWS - 5
+    assert found.alignment.score("orthogonal").estimate.value > 0.9999
+    assert abs(found.alignment.score("identity").estimate.value) < 0.2
+    json.dumps(found.record(), allow_nan=False)
+
+
+@pytest.mark.parametrize(("spec", "scale"), [("factored:4", 1.0), ("factored:4+input_scale=2", 2.0)])
+def test_a_factored_table_is_met_behind_its_maps(tmp_path, spec, scale):
+    """The oracle is the product, written out: E = T Aᵀ · scale and U = T B."""
+    table, into, out = gaussian(0, width=4), gaussian(1, WIDTH, 4), gaussian(2, 4, WIDTH)
+    tensors = {IN: table, "model.embed_tokens.in_map.weight": into, "lm_head.out_map.weight": out}
+    config = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": spec, "width": WIDTH}
+    config |= {"architectures": ["TiewiseLlamaForCausalLM"]}
+    ends = ends_of(checkpoint(tmp_path / "m", tensors, **config))
+    wide = table.astype(float)
+    ids = np.array([3, 3, 500, 0])
+    assert np.allclose(ends.input.take(ids), wide[ids] @ into.T.astype(float) * scale, rtol=1e-12, atol=1e-12)
+    assert np.allclose(ends.output.read(10, 20), wide[10:20] @ out.astype(float), rtol=1e-12, atol=1e-12)
+    assert ends.input.take(ids, np.float32).dtype == np.float32
+    assert not ends.tied
+    assert (ends.shared.width, ends.input.width) == (4, WIDTH)
+    assert "4 wide" in ends.notes[0]
+
+
+def test_which_end_a_tied_table_came_from_is_found_by_text(tmp_path):
+    """The tied table is the other's output table, rotated, with its rows in another order and another vocabulary."""
+    first, second = gaussian(0), gaussian(1)
+    order = np.random.default_rng(2).permutation(ROWS)[:500]
+    turned = second[order] @ rotation(3)
+    made = turned + 0.5 * gaussian(4, 500)
+    planted = (turned * made).sum(1) / np.linalg.norm(turned, axis=1) / np.linalg.norm(made, axis=1)
+    two = checkpoint(tmp_path / "two", {IN: first, OUT: second}, words(range(ROWS)))
+    one = checkpoint(tmp_path / "one", {IN: made}, words(order))
+    for pair, position, ends in (
+        ((one, two), 0, [("table", "input"), ("table", "output")]),
+        (
+            (two, one),
+            1,
+            [("input", "table"), ("output", "table")],
+        ),
+    ):
+        found = across(*pair, QUICK, labels=("a", "b"))
+        assert found.one == position
+        assert found.shared == 500
+        assert [(p.first, p.second) for p in found.pairs] == ends
+        toward = {lean.measure: lean.toward for lean in found.closer.leans if lean.view == "centred"}
+        assert toward["orthogonal"] == toward["linear"] == toward["neighbours"] == "output"
+        weak, strong = (p.alignment.score("orthogonal").estimate.value for p in found.pairs)
+        assert abs(weak) < 0.15
+        assert strong == pytest.approx(planted.mean(), abs=0.03)
+        json.dumps(found.record(), allow_nan=False)
+
+
+def test_two_models_of_one_kind_ask_no_question_which_is_closer(tmp_path):
+    two = checkpoint(tmp_path / "two", {IN: gaussian(0), OUT: gaussian(1)}, words(range(ROWS)))
+    one = checkpoint(tmp_path / "one", {IN: gaussian(2)}, words(range(ROWS)))
+    both_two, both_one = across(two, two, QUICK), across(one, one, QUICK)
+    assert len(both_two.pairs) == 4
+    assert both_two.closer is None
+    assert len(both_one.pairs) == 1
+    assert both_one.closer is None
+    assert both_one.tied == (True, True)
+    same = {(p.first, p.second): p.alignment.score("identity").estimate.value for p in both_two.pairs}
+    assert same["input", "input"] == pytest.approx(1)
+    assert abs(same["input", "output"]) < 0.2
+
+
+def test_tables_of_different_width_say_which_maps_are_left_out(tmp_path):
+    wide = checkpoint(tmp_path / "wide", {IN: gaussian(0)}, words(range(ROWS)))
+    narrow = checkpoint(tmp_path / "narrow", {IN: gaussian(1, width=7)}, words(range(ROWS)))
+    (pair,) = across(wide, narrow, QUICK).pairs
+    assert {s.map for s in pair.alignment.scores} == {"orthogonal", "linear"}
+    assert dict(pair.alignment.left_out) == {"identity": f"widths {WIDTH} and 7 differ"}
+
+
+def test_few_tokens_in_common_are_counted(tmp_path):
+    one = checkpoint(tmp_path / "one", {IN: gaussian(0)}, words(range(ROWS)))
+    far = checkpoint(tmp_path / "far", {IN: gaussian(1)}, words(range(ROWS - 9, 2 * ROWS - 9)))
+    with pytest.raises(CheckpointError, match="600 and 600 rows share 9 tokens, 9 usable; at least 16"):
+        across(one, far, QUICK)
+    unnamed = checkpoint(tmp_path / "unnamed", {IN: gaussian(1)})
+    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
+        across(one, unnamed, QUICK)
+
+
+def test_what_has_not_two_ends_is_one_line(tmp_path):
+    headless = checkpoint(tmp_path / "a", {IN: gaussian(0)}, architectures=["LlamaForSequenceClassification"])
+    with pytest.raises(CheckpointError, match="without an output head; give one with a token head"):
+        alignment_of(headless)
+    lost = checkpoint(tmp_path / "b", {IN: gaussian(0)}, tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match="says untied and stores no head"):
+        alignment_of(lost)
+
+
+def test_two_tables_under_a_tied_config_are_noted(tmp_path):
+    folder = checkpoint(tmp_path / "m", {IN: gaussian(0), OUT: gaussian(1)}, tie_word_embeddings=True)
+    ends = ends_of(folder)
+    assert not ends.tied
+    assert "the config says tied" in ends.notes[0]
+
+
+def test_large_tables_are_permuted_once():
+    assert sized(1000, 64) == Settings()
+    assert sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1

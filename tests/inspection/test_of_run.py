@@ -1,0 +1,150 @@
+"""A comparison's tables over seeds, on runs whose truth is planted: common parts, noise, rotations, shared starts."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import scipy.linalg
+from safetensors.numpy import save_file
+
+from tiewise.analysis.alignment import Settings
+from tiewise.errors import RunError
+from tiewise.inspection.of_run import run_alignment
+from tiewise.inspection.run_alignment import AGAIN, CKA, ONE_MODEL, OTHER_SEED, SAME_SEED
+from tiewise.training.folder import folder_name, write_json
+from tiewise.training.results import Comparison, RunResult
+
+ROWS, WIDTH = 1500, 16
+IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
+QUICK = Settings(sampled=300, subspaces=())
+
+
+def gaussian(*seed, rows=ROWS):
+    return np.random.default_rng(seed).standard_normal((rows, WIDTH))
+
+
+def trained(common, noise, *seed):
+    """What one training leaves of a common part: rotated by a rotation of its own, with noise of its own."""
+    turn = scipy.linalg.qr(gaussian(*seed, 1, rows=WIDTH))[0]
+    return common @ turn + noise * gaussian(*seed, 2)
+
+
+def result(arm, seed, nll):
+    named = {"arm": arm, "seed": seed, "heldout_nll": nll, "frequency": [], "parameters": {"body": 1}}
+    whole = dict.fromkeys(("steps", "total_parameters", "bytes", "peak_memory_bytes"), 1)
+    return RunResult(**{name: 1.0 for name in RunResult.__dataclass_fields__ if name != "curve"} | whole | named)
+
+
+def write_run(where, models, diverged=()):
+    """Write the folder of a finished comparison: {arm: {seed: tensors}}."""
+    seeds = sorted({seed for found in models.values() for seed in found})
+    for arm, found in models.items():
+        for seed, tensors in found.items():
+            final = where / folder_name(arm) / f"seed-{seed}" / "final"
+            final.mkdir(parents=True)
+            config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": ROWS}
+            config |= {"hidden_size": WIDTH, "tie_word_embeddings": OUT not in tensors}
+            (final / "config.json").write_text(json.dumps(config))
+            save_file({name: t.astype(np.float32) for name, t in tensors.items()}, final / "model.safetensors")
+    runs = [result(arm, s, math.nan if (arm, s) in diverged else 4.0) for arm, found in models.items() for s in found]
+    meta = {"version": "0", "command": "c", "demo": False, "setting": {}, "data": {}, "env": {}}
+    comparison = Comparison(arms=list(models), seeds=seeds, reference=next(iter(models)), runs=runs, **meta)
+    (where / "run.yaml").write_text("")
+    write_json(where / "results.json", comparison.to_dict())
+    return where
+
+
+def planted(seeds, share=1.0, noise=(2.0, 0.5, 0.5)):
+    """Untied and tied models: input and output have nothing in common, the tied table a share of the output's part."""
+    first, second, third = (gaussian(100 + part) for part in range(3))
+    tied = share * second + math.sqrt(1 - share**2) * third
+    return {
+        "untied": {s: {IN: trained(first, noise[0], s, 0), OUT: trained(second, noise[1], s, 1)} for s in seeds},
+        "tied": {s: {IN: trained(tied, noise[2], s, 2)} for s in seeds},
+    }
+
+
+def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
+    found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    assert (found.untied, found.arms, found.seeds, found.tokens) == ("untied", ("tied",), (1, 2, 3), ROWS)
+    toward = {x.measure: x.toward for x in found.leanings if x.seeds == OTHER_SEED}
+    assert toward == {"identity": "neither", **dict.fromkeys(("orthogonal", "linear", "neighbours", CKA), "output")}
+    assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == [(1, 2), (2, 3), (3, 1)]
+    assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
+    json.dumps(found.record(), allow_nan=False)
+
+
+def test_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
+    found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    lean = found.leaning("tied", "orthogonal")
+    differences = [second - first for *_, first, second in lean.pairs]
+    half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)  # 97.5 % quantile of Student's t, 2 degrees
+    assert lean.difference.value == pytest.approx(np.mean(differences))
+    assert (lean.difference.low, lean.difference.high) == pytest.approx(
+        (np.mean(differences) - half, np.mean(differences) + half)
+    )
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_corrected_cka_does_not_depend_on_how_noisy_a_table_is(tmp_path, share):
+    """CKA of two Gaussian parts of which one has the share s of the other is s² (and little by chance)."""
+    for number, noise in enumerate(((2.0, 0.3, 0.3), (0.3, 2.0, 1.5))):
+        run = write_run(tmp_path / str(number), planted((1, 2, 3), share, noise))
+        lean = run_alignment(run, QUICK).leaning("tied", CKA)
+        assert lean.corrected_output.value == pytest.approx(share**2, abs=0.06)
+        assert abs(lean.corrected_input.value) < 0.06
+    assert lean.output.value < 0.5 * share**2  # what it corrects is there
+
+
+def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
+    models = planted((1, 2, 3))
+    for seed in (1, 2, 3):
+        start = 3 * gaussian(seed, 9)
+        models["untied"][seed][IN] += start
+        models["tied"][seed][IN] += start
+    found = run_alignment(write_run(tmp_path / "run", models), QUICK)
+    assert found.leaning("tied", "orthogonal", SAME_SEED).toward == "input"
+    assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
+    assert abs(found.leaning("tied", "orthogonal").input.value) < 0.1
+    assert found.leaning("tied", CKA).toward == "output"
+
+
+def test_training_again_is_measured_for_each_stored_table(tmp_path):
+    found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
+    assert list(dict.fromkeys(x.what for x in found.again)) == [*kinds, AGAIN.format("tied", "table")]
+    rotated = {x.what: x.score for x in found.again if x.measure == "orthogonal"}
+    assert rotated[AGAIN.format("untied", "output")].value > 0.7 > 0.3 > rotated[AGAIN.format("untied", "input")].value
+    assert abs(rotated[ONE_MODEL.format("untied")].value) < 0.05
+
+
+def test_one_seed_gives_no_answer_and_two_give_one(tmp_path):
+    one = run_alignment(write_run(tmp_path / "one", planted((1,))), QUICK)
+    assert {x.seeds for x in one.leanings} == {SAME_SEED}
+    assert {x.toward for x in one.leanings} == {"not known"}
+    assert [x.what for x in one.again if x.measure == "linear"] == [ONE_MODEL.format("untied")]
+    two = run_alignment(write_run(tmp_path / "two", planted((1, 2))), QUICK)
+    assert two.leaning("tied", "orthogonal").difference.n == 2
+    assert {x.score.n for x in two.again if "two seeds" in x.what} == {1}
+    json.dumps(two.record(), allow_nan=False)
+
+
+def test_diverged_and_unfinished_models_are_left_out_and_named(tmp_path):
+    models = planted((1, 2, 3))
+    run = write_run(tmp_path / "run", models, diverged=[("tied", 2)])
+    (run / "untied" / "seed-3" / "final").rename(run / "untied" / "seed-3" / "elsewhere")
+    found = run_alignment(run, QUICK)
+    assert found.left_out == ("untied, seed 3: not finished", "tied, seed 2: diverged")
+    assert found.seeds == (1, 2)
+    assert {x.seeds for x in found.leanings} == {SAME_SEED}
+
+
+def test_a_run_without_both_kinds_of_arm_is_one_line(tmp_path):
+    models = planted((1,))
+    for arm, kind in (("tied", "two tables"), ("untied", "one table")):
+        run = write_run(tmp_path / arm, {arm: models[arm]})
+        with pytest.raises(RunError, match=f"no finished arm with {kind}; compare at least tied and untied"):
+            run_alignment(run)
+    with pytest.raises(RunError, match=r"results\.json cannot be read"):
+        run_alignment(tmp_path)
