@@ -167,15 +167,19 @@ def _points(runs: Sequence[RunResult]) -> Iterator[Point]:
 
 
 def _range(points: Sequence[Point], first: int, last: int) -> Range | None:
-    """Share over the windows that lie within steps `first` to `last`, and the steps that these really are."""
-    inside = [p for p in points if p.first >= first and p.step <= last]
+    """Share over the windows that end within steps `first` to `last`, and the steps that these really are."""
+    inside = _inside(points, first, last)
     if not inside:
         return None
     return Range(inside[0].first, inside[-1].step, mean_of(_per_seed(points, first, last)))
 
 
 def _per_seed(points: Sequence[Point], first: int, last: int) -> list[float]:
-    inside = [p for p in points if p.first >= first and p.step <= last]
+    inside = _inside(points, first, last)
     weights = [p.step - p.first + 1 for p in inside]
     columns = zip(*(p.share_b for p in inside), strict=True)
     return [sum(w * x for w, x in zip(weights, column, strict=True)) / sum(weights) for column in columns]
+
+
+def _inside(points: Sequence[Point], first: int, last: int) -> list[Point]:
+    return [p for p in points if first <= p.step <= last]

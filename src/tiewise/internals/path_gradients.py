@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.data.blocks import token_counts
 from tiewise.data.frequency import bin_of, frequency_bins
@@ -115,9 +116,10 @@ class Bin:
 
 @dataclass(frozen=True)
 class Row:
-    """One token's row: its count in the windows, ‖A_r‖, ‖B_r‖, B's share of the two, its part of ‖A‖² + ‖B‖²."""
+    """One token's row: what it reads as, its count in the windows, ‖A_r‖, ‖B_r‖, B's share, its part of ‖A‖² + ‖B‖²."""
 
     token: int
+    text: str
     count: int
     a: float
     b: float
@@ -276,7 +278,7 @@ def path_gradients(
         adam,
         _activation(singles),
         _bins(gradient, update, seen if counts is None else _lengthened(counts, len(seen))),
-        _rows(gradient, update, seen),
+        _rows(opened, gradient, update, seen),
     )
 
 
@@ -336,14 +338,15 @@ def _bins(gradient: RowSums, update: RowSums, counts: NDArray) -> tuple[Bin, ...
     return tuple(found)
 
 
-def _rows(gradient: RowSums, update: RowSums, seen: NDArray) -> Rows:
+def _rows(opened: Opened, gradient: RowSums, update: RowSums, seen: NDArray) -> Rows:
     present = seen > 0
     shares, steps = gradient.share_b, update.share_b
     energy = gradient.a2 + gradient.b2
-    best = np.argsort(-energy, kind="stable")[:_TOP]
+    best = [int(r) for r in np.argsort(-energy, kind="stable")[:_TOP]]
     top = tuple(
         Row(
-            int(r),
+            r,
+            text,
             int(seen[r]),
             math.sqrt(gradient.a2[r]),
             math.sqrt(gradient.b2[r]),
@@ -351,7 +354,7 @@ def _rows(gradient: RowSums, update: RowSums, seen: NDArray) -> Rows:
             ratio(float(energy[r]), float(energy.sum())),
             float(steps[r]),
         )
-        for r in best
+        for r, text in zip(best, read_as(opened.folder, best), strict=True)
     )
     whole = update.split().total
     return Rows(
