@@ -73,15 +73,20 @@ class Stack:
         return len({id(one.module) for one in self.applications}) < len(self.applications)
 
     def states(self, ids: Tensor) -> list[Tensor]:
-        """Residual stream of ids [B, T]: L + 1 tensors [B, T, D], before each application and after the last."""
-        return self.run(ids)[0]
+        """Residual stream of ids [B, T]: L + 1 tensors [B, T, D], before each application and after the last.
 
-    @torch.no_grad()
+        Where the family can, logits are computed for the last position only.
+        """
+        return self._run(ids, logits_to_keep=1)[0]
+
     def run(self, ids: Tensor) -> tuple[list[Tensor], Tensor]:
         """Residual stream as `states` gives it, and the model's logits [B, T, V], of one forward of ids [B, T]."""
-        named = {one.name: one.module for one in self.applications}
-        with recorded(named) as calls:
-            logits = _logits(self.opened.model, ids)
+        return self._run(ids)
+
+    @torch.no_grad()
+    def _run(self, ids: Tensor, **options: Any) -> tuple[list[Tensor], Tensor]:
+        with recorded({one.name: one.module for one in self.applications}) as calls:
+            logits = _logits(self.opened.model, ids, **options)
         return [calls[0].read, *(call.wrote for call in calls)], logits
 
     def to_logits(self, hidden: Tensor) -> Tensor:
@@ -166,9 +171,11 @@ def _run(model: Any, ids: Tensor) -> Tensor:
         raise UnsupportedError(what, _FIX) from None
 
 
-def _logits(model: Any, ids: Tensor) -> Tensor:
-    options = {"use_cache": False} if "use_cache" in inspect.signature(model.forward).parameters else {}
-    output = model(input_ids=ids, **options)
+def _logits(model: Any, ids: Tensor, **options: Any) -> Tensor:
+    """Logits of a forward without a cache; `options` are given where the family's forward names them."""
+    known = inspect.signature(model.forward).parameters
+    given = {key: value for key, value in {"use_cache": False, **options}.items() if key in known}
+    output = model(input_ids=ids, **given)
     return computed(next(value for key, value in output.items() if "logits" in key))
 
 

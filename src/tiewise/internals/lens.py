@@ -1,0 +1,199 @@
+"""Logit lens and tuned lens: what each layer's states already say of the model's final distribution.
+
+    lenses(opened, windows, held_out, steps=250).layers[0].tuned.kl
+
+The logit lens (nostalgebraist 2020) reads the states after a layer as if no layer followed. The tuned lens (Belrose et
+al. 2023, arXiv:2303.08112) puts a trained affine map before that (`translators`). KL(final ‖ lens), held out, with
+the chance levels of three fixed distributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.checkpoint.facts import Progress, silent
+from tiewise.errors import DataError, UnsupportedError
+from tiewise.internals.lens_results import Layer, Lenses, Read
+from tiewise.internals.loaded import Opened
+from tiewise.internals.stack import Stack, find_stack
+from tiewise.internals.translators import (
+    RATE,
+    Translator,
+    batch_size,
+    batches,
+    chunks,
+    passes,
+    start,
+    train_step,
+)
+
+LEAST_STEPS = 20  # fewer leave no last tenth to look at
+MARKS = 20  # times that the held-out KL is read over training
+ZERO = 1e-6  # nats: rounding of fp32
+
+
+def lenses(
+    opened: Opened,
+    windows: NDArray[np.int64],
+    held_out: NDArray[np.int64],
+    steps: int = 250,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Lenses:
+    """Read every layer with both lenses.
+
+    Args:
+        opened: a causal model.
+        windows: ids [n, T] to train translators on.
+        held_out: ids [m, T] to read everything on; apart from `windows`.
+        steps: of training, 20 or more.
+        seed: of the order of the windows.
+        progress: hears of training.
+
+    Raises:
+        DataError: windows that are too few, too short or too long, ids outside the vocabulary, too few steps.
+        UnsupportedError: a model whose layers are no stack (`find_stack`), or that reads both sides of a token.
+    """
+    _check(opened, windows, held_out, steps)
+    stack = find_stack(opened)
+    if not stack.causal:
+        what = (
+            f"{type(opened.model).__name__} reads both sides of a token, and its final distribution names what it sees"
+        )
+        raise UnsupportedError(what, "give a causal language model")
+    texts, apart = torch.as_tensor(windows), torch.as_tensor(held_out)
+    fixed = _fixed(stack, texts)
+    translators = start(stack, texts)
+    marks, curves, fitted = _train(stack, translators, (texts, apart), steps, seed, progress)
+    reads, baselines, nll = _measure(stack, apart, _both(translators), fixed)
+    uniform, unigram, constant = baselines
+    return Lenses(
+        layers=tuple(_joined(stack, reads, marks, curves, fitted)),
+        nll=nll,
+        uniform=uniform,
+        unigram=unigram,
+        constant=constant,
+        tied=opened.ends.tied,
+        steps=steps,
+        marks=tuple(marks),
+        batch=min(batch_size(windows.shape[1]), len(windows)),
+        rate=RATE / stack.width**0.5,
+        windows=len(windows),
+        held_out=len(held_out),
+        length=windows.shape[1],
+        seed=seed,
+    )
+
+
+_Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
+
+
+def _both(translators: Sequence[Translator]) -> list[_Lens]:
+    """Logit lens at every depth, then the tuned ones."""
+    plain: list[_Lens] = [(i, lambda states: states) for i in range(len(translators) + 1)]
+    return plain + list(enumerate(translators))
+
+
+def _check(opened: Opened, windows: NDArray[np.int64], held_out: NDArray[np.int64], steps: int) -> None:
+    if steps < LEAST_STEPS:
+        fix = f"give {LEAST_STEPS} or more: convergence is read off their last tenth"
+        raise DataError(f"{steps} steps of training", fix)
+    if windows.ndim != 2 or held_out.ndim != 2 or windows.shape[1] != held_out.shape[1]:
+        raise DataError("windows and held-out windows differ in length", "cut both from one text, [n, T] and [m, T]")
+    if len(windows) < 1 or len(held_out) < 2 or windows.shape[1] < 2:
+        what = f"{len(windows)} windows and {len(held_out)} held-out ones of {windows.shape[1]} tokens"
+        raise DataError(what, "give a longer text: an interval needs two held-out windows, a next token two tokens")
+    if opened.longest is not None and windows.shape[1] > opened.longest:
+        what = f"windows of {windows.shape[1]} tokens, the model has {opened.longest} positions"
+        raise DataError(what, f"give windows of at most {opened.longest}")
+    top = int(max(windows.max(), held_out.max()))
+    if top >= opened.vocab or min(windows.min(), held_out.min()) < 0:
+        raise DataError(f"token {top} is outside a vocabulary of {opened.vocab:,}", "use the model's own tokenizer")
+
+
+@torch.no_grad()
+def _fixed(stack: Stack, texts: Tensor) -> Tensor:
+    """Logarithms of three distributions [3, V]: uniform, the text's tokens, the model's mean."""
+    total, count = torch.zeros(0), 0
+    for states, targets in passes(stack, texts):
+        for part in chunks(len(targets), stack.opened.vocab):
+            shares = stack.to_logits(states[-1][part]).softmax(-1).double().sum(0)
+            total = shares if not count else total + shares
+            count += part.stop - part.start
+    size = len(total)
+    counts = torch.bincount(texts.reshape(-1), minlength=size).double()[:size] + 1
+    rows = [torch.ones_like(total) / size, counts / counts.sum(), (total / count).clamp_min(1e-300)]
+    return torch.stack(rows).log().to(stack.opened.ends.head.weight.dtype)
+
+
+def _train(
+    stack: Stack,
+    translators: list[Translator],
+    texts: tuple[Tensor, Tensor],
+    steps: int,
+    seed: int,
+    progress: Progress,
+) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """Train; (marks, held-out KL [marks, layers], KL on the batches of the last tenth [layers])."""
+    marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
+    drawn = batches(texts[0], torch.Generator().manual_seed(seed))
+    curves, fitted = [], []
+    for done in range(steps + 1):
+        progress("training a lens at every layer", done, steps)
+        if done in marks:
+            reads, _, _ = _measure(stack, texts[1], list(enumerate(translators)))
+            curves.append([read.kl.value for read in reads])
+        if done < steps:
+            losses = train_step(stack, translators, next(drawn), done, steps)
+            fitted += [losses] if done >= 0.9 * steps else []
+    return marks, np.array(curves), np.mean(fitted, axis=0)
+
+
+@torch.no_grad()
+def _measure(
+    stack: Stack, texts: Tensor, found: Sequence[_Lens], fixed: Tensor | None = None
+) -> tuple[list[Read], list[Estimate], Estimate]:
+    """Read lenses on windows [m, T]: (what each reads, KL to the fixed distributions [k, V], the model's own nll)."""
+    rows: list[Tensor] = []
+    fixed = torch.empty(0, 0) if fixed is None else fixed
+    for states, targets in passes(stack, texts):
+        for part in chunks(len(targets), stack.opened.vocab):
+            final = stack.to_logits(states[-1][part]).log_softmax(-1)
+            own = -final.gather(1, targets[part, None])[:, 0]
+            columns = [own]
+            for logs in fixed:
+                columns.append((final.exp() * (final - logs)).sum(-1))
+            for depth, translated in found:
+                lens = stack.to_logits(translated(states[depth][part])).log_softmax(-1)
+                columns.append((final.exp() * (final - lens)).sum(-1))
+                columns.append(-lens.gather(1, targets[part, None])[:, 0])
+                columns.append((lens.argmax(-1) == final.argmax(-1)).to(own.dtype))
+            rows.append(torch.stack(columns).double())
+    means = torch.cat(rows, 1).reshape(len(rows[0]), len(texts), -1).mean(-1).numpy()  # by window
+    nll, *others = [mean_interval(row) for row in means]
+    reads = others[len(fixed) :]
+    return [Read(*reads[i : i + 3]) for i in range(0, len(reads), 3)], others[: len(fixed)], nll
+
+
+def _joined(
+    stack: Stack, reads: list[Read], marks: list[int], curves: NDArray[np.float64], fitted: NDArray[np.float64]
+) -> list[Layer]:
+    names = ["input", *(one.name for one in stack.applications)]
+    depth = len(stack.applications)
+    before = max(i for i, mark in enumerate(marks) if mark <= 0.9 * marks[-1])
+    layers = []
+    for i, name in enumerate(names):
+        if i == depth:
+            layers.append(Layer(i, name, reads[i], None, (), None, None))
+            continue
+        late, end = curves[before, i], curves[-1, i]
+        improvement = 0.0 if max(late, end) <= ZERO else float(1 - end / late)
+        curve = tuple(float(value) for value in curves[:, i])
+        layers.append(Layer(i, name, reads[i], reads[depth + 1 + i], curve, float(fitted[i]), improvement))
+    return layers
