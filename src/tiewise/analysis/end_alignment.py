@@ -84,13 +84,16 @@ class AcrossFound:
         return asdict(self)
 
 
-def alignment_of(folder: Folder, settings: Settings | None = None, progress: Progress = silent) -> AlignmentFound:
+def alignment_of(
+    folder: Folder, settings: Settings | None = None, progress: Progress = silent, seed: int = 0
+) -> AlignmentFound:
     """Align the input table of one model with its output table; a tied model has one table and nothing to align.
 
     Args:
         folder: an opened checkpoint.
         settings: what to measure; by default `sized`.
         progress: hears (what, done, total).
+        seed: of the default settings.
 
     Raises:
         CheckpointError: no output head, quantised tables, or as `align`.
@@ -102,7 +105,7 @@ def alignment_of(folder: Folder, settings: Settings | None = None, progress: Pro
     every = one_vocabulary(*rows)
     mask = ends.unusable(progress)
     pairs = every.without(mask, mask)
-    found = align(ends.input, ends.output, pairs, settings or sized(len(pairs), max(widths)), progress)
+    found = align(ends.input, ends.output, pairs, settings or sized(len(pairs), max(widths), seed), progress)
     return AlignmentFound(False, ends.names, rows, widths, len(every) - len(pairs), found, ends.notes)
 
 
@@ -112,6 +115,7 @@ def across(
     settings: Settings | None = None,
     progress: Progress = silent,
     labels: tuple[str, str] = ("A", "B"),
+    seed: int = 0,
 ) -> AcrossFound:
     """Align every end of one model with every end of another, tokens matched by text.
 
@@ -123,6 +127,7 @@ def across(
         settings: what to measure; by default `sized`.
         progress: hears (what, done, total).
         labels: what to call the two.
+        seed: of the default settings.
 
     Raises:
         CheckpointError: no output head, quantised tables, no tokenizer, too few tokens in both, or as `align`.
@@ -135,7 +140,7 @@ def across(
         what = f"vocabularies of {rows[0]:,} and {rows[1]:,} rows share {len(every):,} tokens, {len(pairs):,} usable"
         raise CheckpointError(what, f"at least {FEWEST} are needed")
     width = max(table.width for end in ends for _, table in end.tables)
-    settings = settings or replace(sized(len(pairs), width), sampled=8192)
+    settings = settings or replace(sized(len(pairs), width, seed), sampled=8192)
     found = tuple(
         EndPair(name_a, name_b, align(a, b, pairs, settings, progress))
         for name_a, a in ends[0].tables
@@ -153,9 +158,9 @@ def across(
     return AcrossFound(labels, tied, rows, len(every), len(every) - len(pairs), found, one, leaning, notes)
 
 
-def sized(pairs: int, width: int) -> Settings:
+def sized(pairs: int, width: int, seed: int = 0) -> Settings:
     """Return settings for tables of this size: the usual ones; one permutation in place of three for large tables."""
-    return Settings(permutations=1) if pairs * width**2 > LARGE else Settings()
+    return Settings(seed=seed, permutations=1 if pairs * width**2 > LARGE else Settings.permutations)
 
 
 def _one(ends: tuple[Ends, Ends]) -> int | None:
