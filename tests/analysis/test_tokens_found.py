@@ -105,6 +105,14 @@ def test_a_factored_model_is_seen_before_and_after(tmp_path):
     json.dumps(found.record(), allow_nan=False)
 
 
+def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
+    """The tokenizer's files call every name with `reserved` or `dummy` in it unused."""
+    words = ["<unk>", "reserved", "dummy", "<reserved_1>", "<reserved_2>", *(f"w{row}" for row in range(V - 7))]
+    folder = untied(tmp_path / "m", gaussian(V, 8), gaussian(V, 8, 1), words)
+    assert tokens_of(folder).unused == 4  # two names, and two rows without a token
+    assert tokens_of(folder, text() % 4).unused == 3
+
+
 def test_the_same_seed_gives_the_same(tmp_path):
     folder = untied(tmp_path / "m", gaussian(V, 8), gaussian(V, 8, 1), WORDS)
     once, again, other = (tokens_of(folder, text(), samples=30, seed=seed) for seed in (3, 3, 4))

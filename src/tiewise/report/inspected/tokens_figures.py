@@ -132,9 +132,12 @@ def plane_figure(label: str, found: TokensFound) -> go.Figure:
     titles = [html.escape(f"{t.name}, {t.rows:,} × {t.width:,}") for t in found.tables]
     figure = make_subplots(rows, columns, subplot_titles=titles, horizontal_spacing=0.2, vertical_spacing=0.2)
     where = bin_of(np.array(found.counts, np.int64)) if found.counts else np.zeros(len(found.sample), np.int64)
+    named = list(_worth_naming(found))
     for number, table in enumerate(found.tables):
         place = {"row": number // columns + 1, "col": number % columns + 1}
         for trace in _points(found, table, where, first=number == 0):
+            figure.add_trace(trace, **place)
+        for trace in _names(found, table, named):
             figure.add_trace(trace, **place)
         first, second = table.plane.shares
         figure.update_xaxes(title=f"first axis, {percent(first)} of the variance", **place)
@@ -205,7 +208,6 @@ def _cumulative(shares: np.ndarray, name: str, line: dict[str, object]) -> go.Sc
 
 def _points(found: TokensFound, table: TableTokens, where: np.ndarray, *, first: bool) -> Iterator[go.Scatter]:
     points = np.array(table.plane.points).reshape(-1, 2).round(4)
-    named = set(_worth_naming(found, points))
     labels = [bin_.label for bin_ in frequency_bins(np.zeros(0, np.int64))]
     for place in np.unique(where).tolist():
         chosen = np.nonzero(where == place)[0]
@@ -220,12 +222,15 @@ def _points(found: TokensFound, table: TableTokens, where: np.ndarray, *, first:
             text=[token_label(found.labels[index]) for index in chosen],
             hovertemplate="%{text}<extra>%{fullData.name}</extra>",
         )
-    order = sorted(named)
+
+
+def _names(found: TokensFound, table: TableTokens, named: list[int]) -> Iterator[go.Scatter]:
+    points = np.array(table.plane.points).reshape(-1, 2).round(4)[named]
     yield go.Scatter(
-        x=points[order, 0].tolist(),
-        y=points[order, 1].tolist(),
+        x=points[:, 0].tolist(),
+        y=points[:, 1].tolist(),
         mode="markers+text",
-        text=[token_label(found.labels[index]) for index in order],
+        text=[token_label(found.labels[index]) for index in named],
         textposition="top center",
         textfont={"size": 11},
         marker={"symbol": "circle-open", "size": 8, "color": GREY},
@@ -234,8 +239,9 @@ def _points(found: TokensFound, table: TableTokens, where: np.ndarray, *, first:
     )
 
 
-def _worth_naming(found: TokensFound, points: np.ndarray) -> Iterator[int]:
-    """Places of tokens to name: the most frequent of those with letters that lie apart from the ones named before."""
+def _worth_naming(found: TokensFound) -> Iterator[int]:
+    """Places of the tokens to name in every view: frequent words that lie apart in the first."""
+    points = np.array(found.tables[0].plane.points).reshape(-1, 2)
     order = np.argsort(-np.array(found.counts), kind="stable") if found.counts else np.arange(len(points))
     reach = np.ptp(points, axis=0) if len(points) else np.zeros(2)
     taken: list[int] = []
