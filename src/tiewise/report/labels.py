@@ -14,5 +14,5 @@ def visible(token: str) -> str:
 
 
 def token_label(token: str) -> str:
-    """Return a token as plotly text: visible, and with its markup escaped."""
-    return html.escape(visible(token))
+    """Return a token as plotly text: visible, and with its markup escaped (a quote is no markup to plotly)."""
+    return html.escape(visible(token), quote=False)

@@ -51,6 +51,7 @@ def _asymmetry(found: Mapping[str, DirectPathFound]) -> go.Figure:
     figure.add_hline(y=2, line={"width": 1, "color": "#8a8f99"})
     finish(figure, "Asymmetry of the direct path", "‖M − Mᵀ‖²/‖M‖²")
     figure.update_xaxes(type="category")
+    figure.update_yaxes(range=[0, max(2.3, 1.15 * max(max(trace.y) for trace in figure.data))])
     return figure.update_layout(showlegend=True)
 
 

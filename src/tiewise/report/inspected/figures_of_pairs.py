@@ -101,7 +101,7 @@ def _logits(asked: Sequence[Asked]) -> go.Figure:
         figure.add_bar(
             name=html.escape(one.name),
             orientation="h",
-            y=[html.escape(way) for way in found],
+            y=[html.escape(way, quote=False) for way in found],
             x=[logit for logit, _, _ in found.values()],
             marker={
                 "color": look.colour,
@@ -133,10 +133,10 @@ def _points(name: str, found: Mapping[str, float], marker: Mapping[str, object])
     return go.Scatter(
         name=html.escape(name),
         mode="markers",
-        y=[html.escape(way) for way in found],
+        y=[html.escape(way, quote=False) for way in found],
         x=[max(chance, FLOOR) for chance in found.values()],
         customdata=list(found.values()),
-        marker={**marker, "line": {"width": 2}},
+        marker={**marker, "line": {"width": 2, "color": marker["color"]}},
         hovertemplate="%{y}: %{customdata:.3g}<extra>%{fullData.name}</extra>",
     )
 
@@ -144,6 +144,6 @@ def _points(name: str, found: Mapping[str, float], marker: Mapping[str, object])
 def _rows(figure: go.Figure, title: str, unit: str, asked: Sequence[Asked]) -> go.Figure:
     finish(figure, title, None)
     figure.update_xaxes(title=unit)
-    labels = [html.escape(way) for way in ways(asked[0].pairs)]
+    labels = [html.escape(way, quote=False) for way in ways(asked[0].pairs)]
     figure.update_yaxes(type="category", categoryorder="array", categoryarray=labels, autorange="reversed")
     return figure.update_layout(height=150 + (26 + 11 * len(asked)) * len(labels))

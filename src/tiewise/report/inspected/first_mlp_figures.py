@@ -69,6 +69,7 @@ def _asymmetry(found: Mapping[str, FirstMlp]) -> go.Figure:
     figure.update_layout(barmode="group", bargap=0.35)
     figure.add_hline(y=2, line={"width": 1, "color": "#8a8f99"})
     figure.update_xaxes(type="category")
+    figure.update_yaxes(range=[0, max(2.2, 1.1 * max(max(trace.y) for trace in figure.data))])
     return finish(figure, "How much asymmetry the first MLP gives back", "‖S − Sᵀ‖²/‖S‖²")
 
 

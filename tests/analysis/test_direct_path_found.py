@@ -1,0 +1,142 @@
+"""The direct path of a small checkpoint in one call, against dense numpy."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from scipy.special import softmax
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from tiewise.analysis.bigram_paths import split
+from tiewise.analysis.bigrams import Chain, irreversibility
+from tiewise.analysis.bigrams_found import Effort, bigrams_of
+from tiewise.analysis.direct_path_found import direct_path_of
+from tiewise.analysis.token_texts import read_as
+from tiewise.checkpoint.folder import open_folder
+from tiewise.errors import CheckpointError, DataError
+
+V, E = 50, 6
+CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": V, "hidden_size": E}
+PAIR = ("w3", "w7")
+
+
+def checkpoint(path, tied, words=V, head=True):
+    """Write a Llama's two ends in fp64 and a tokenizer of whole words; returns (folder, dense logits [V, V])."""
+    generator = np.random.default_rng(0)
+    table, other = generator.normal(size=(2, V, E))
+    gain = generator.normal(size=E)
+    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": gain}
+    tensors |= {} if tied or not head else {"lm_head.weight": other}
+    tensors["model.layers.0.mlp.up_proj.weight"] = np.ones((4, E))
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text(json.dumps(CONFIG | {"tie_word_embeddings": tied, "rms_norm_eps": 1e-6}))
+    tokenizer = Tokenizer(models.WordLevel({f"w{i}": i for i in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    rows = table / np.sqrt((table**2).mean(1, keepdims=True) + 1e-6) * gain
+    return open_folder(path), rows @ (table if tied else other).T
+
+
+def ratio(m):
+    return ((m - m.T) ** 2).sum() / (m**2).sum()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_all_of_it_equals_dense(tied, tmp_path):
+    folder, m = checkpoint(tmp_path, tied)
+    heard = []
+    found = direct_path_of(folder, [PAIR], progress=lambda *said: heard.append(said))
+    middle = np.eye(V) - 1 / V
+    assert found.tied == tied
+    assert found.asymmetry.ratio == pytest.approx(ratio(m), abs=1e-10)
+    assert found.centred.ratio == pytest.approx(ratio(middle @ m @ middle), abs=1e-10)
+    assert (found.linear.ratio == 0) == tied
+    (pair,) = found.pairs
+    p = softmax(m, axis=1)
+    assert (pair.there.logit, pair.back.logit) == pytest.approx((m[3, 7], m[7, 3]), abs=1e-10)
+    assert (pair.there.probability, pair.back.probability) == pytest.approx((p[3, 7], p[7, 3]), abs=1e-10)
+    i, j = np.unravel_index(np.argmax(m - m.T), m.shape)
+    first = found.asymmetric[0]
+    assert (first.first, first.second, first.ids) == (f"w{i}", f"w{j}", (i, j))
+    assert (first.there, first.back) == pytest.approx((m[i, j], m[j, i]), abs=1e-10)
+    assert found.own_token.first == pytest.approx((m.argmax(1) == np.arange(V)).mean())
+    assert (found.searched, found.rows, found.width, found.normed) == (V, V, E, True)
+    assert json.loads(json.dumps(found.record(), allow_nan=False))["notes"]
+    assert {done <= total for _, done, total in heard} == {True}
+
+
+def test_what_cannot_be_asked_is_refused(tmp_path):
+    folder, _ = checkpoint(tmp_path, True, words=60)
+    with pytest.raises(DataError, match="'w55' is token 55, its tables have 50 rows"):
+        direct_path_of(folder, [("w1", "w55")])
+    with pytest.raises(DataError, match="not one token"):
+        direct_path_of(folder, [("w1 w2", "w3")])
+    (tmp_path / "tokenizer.json").unlink()
+    assert direct_path_of(open_folder(tmp_path)).asymmetric[0].first.startswith("#")
+    with pytest.raises(DataError, match=r"no tokenizer\.json"):
+        direct_path_of(open_folder(tmp_path), [PAIR])
+    checkpoint(tmp_path, False, head=False)
+    with pytest.raises(CheckpointError, match="stores no head"):
+        direct_path_of(open_folder(tmp_path))
+
+
+def test_tokens_read_as_text(tmp_path):
+    tokenizer = Tokenizer(models.BPE({"▁York": 0, "x": 1}, []))
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert read_as(open_folder(tmp_path), [0, 1, 9]) == (" York", "x", "#9")
+
+
+def text(length=3000):
+    generator = np.random.default_rng(2)
+    return generator.choice(40, length, p=generator.dirichlet(np.ones(40)))
+
+
+def test_bigrams_of_a_text(tmp_path):
+    folder, m = checkpoint(tmp_path, False)
+    ids = text()
+    effort = Effort(kept=8, starts=1, steps=60)
+    found = bigrams_of(ids, folder, [PAIR], effort)
+    chain = Chain.of([ids], V)
+    log_p = np.log(softmax(m, axis=1))
+    assert found.own.exact
+    assert found.own.nll == pytest.approx(-log_p[ids, np.roll(ids, -1)].mean(), abs=1e-10)
+    shares = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
+    assert found.unigram == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
+    assert (found.entropy, found.irreversibility) == (chain.entropy, irreversibility(ids, V))
+    kept = np.argsort(-np.bincount(ids, minlength=V), kind="stable")[:8]
+    states = np.full(V, 8)
+    states[kept] = np.arange(8)
+    assert found.frequent.split == split(Chain.of([states[ids]], 9), E, 1, 60)
+    assert found.frequent.own > found.frequent.split.entropy
+    assert (found.asked[0].there, found.asked[0].first) == (sum((ids == 3) & (np.roll(ids, -1) == 7)), "w3")
+    assert json.loads(json.dumps(found.record(), allow_nan=False))["tokens"] == 3000
+
+
+def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path, monkeypatch):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    one, _ = checkpoint(tmp_path / "a", True)
+    two, _ = checkpoint(tmp_path / "b", False)
+    effort = Effort(kept=5, steps=20)
+    first = bigrams_of(text(), one, effort=effort)
+    fits = []
+    monkeypatch.setattr(
+        "tiewise.analysis.bigrams_found.split", lambda *given: fits.append(given) or first.frequent.split
+    )
+    second = bigrams_of(text(), two, effort=effort, like=first)
+    assert second.frequent.split is first.frequent.split
+    assert not fits
+    assert second.frequent.own != first.frequent.own
+    bigrams_of(text(2999), two, effort=effort, like=first)
+    assert len(fits) == 1
+
+
+def test_texts_that_are_too_short_or_foreign_are_refused(tmp_path):
+    folder, _ = checkpoint(tmp_path, True)
+    with pytest.raises(DataError, match="a text of 999 tokens; bigrams need 1,000 or more"):
+        bigrams_of(text(999), folder)
+    with pytest.raises(DataError, match="outside a vocabulary of 50"):
+        bigrams_of(text() + 45, folder)
+    with pytest.raises(DataError, match="keep 2 to 2,047"):
+        bigrams_of(text(), folder, effort=Effort(kept=2048))
