@@ -214,7 +214,7 @@ def path_gradients(
 ) -> PathGradients:
     """Measure both paths' gradients on a text; the model is left as it was.
 
-    Memory: eight tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
+    Memory: ten tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
 
     Args:
         opened: the checkpoint, in the precision in which gradients are wanted.

@@ -47,10 +47,8 @@ def _share(one: Course) -> Panel:
             annotation={"text": text, "font": {"size": 11, "color": "#8a8f99"}},
             annotation_position="top right",
         )
-    figure.update_yaxes(range=[0.4, 1], tickformat=".0%")
-    low = min((min(p.share_b) for arm in one.arms for p in arm.points), default=1.0)
-    if low < 0.42:
-        figure.update_yaxes(range=[0, 1])
+    lowest = min([0.6, *(share for arm in one.arms for p in arm.points for share in p.share_b if math.isfinite(share))])
+    figure.update_yaxes(range=[max(0.0, math.floor(20 * lowest - 0.5) / 20), 1], tickformat=".0%")
     caption = (
         f"{_SEEDS} Dotted: what arXiv:2603.26663 measured of a tied OLMo-1B, as means over those steps, in its "
         "activation-norm convention: another model, another batch, and an input side that is no gradient of the table."

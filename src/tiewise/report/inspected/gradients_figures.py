@@ -114,7 +114,7 @@ def _by_batch(found: Mapping[str, PathGradients]) -> Panel:
             (f"{label}, activation norms", one.activation.share_b, f"{look.marker}-open"),
         ):
             figure.add_scatter(
-                x=[one.per_batch.windows],
+                x=[one.per_batch.windows * 1.1**position],  # beside each other
                 y=[estimate.value],
                 name=html.escape(name),
                 mode="markers",
