@@ -19,7 +19,7 @@ from tiewise.internals.stack import Stack
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
 BETAS = (0.9, 0.99)
-AVERAGED = 20  # the average reaches back a 20th of all steps
+AVERAGED = 20  # the average reaches back about a 20th of all steps
 TOKENS = 256  # positions per step, at least
 LOGITS = 2**24  # logits held at once
 SHRINK = 1e-3  # of the mean eigenvalue: directions that hardly occur are not blown up
@@ -66,29 +66,32 @@ class Translator:
         weight, shift = parts
         return states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
 
-    def step(self, stack: Stack, states: Tensor, final: Tensor, keep: float) -> float:
-        """Take one step on states [N, D] towards those after the last layer [N, D]; `keep` is the average's memory.
+    def descend(self, stack: Stack, states: Tensor, wanted: Tensor, share: float) -> float:
+        """Add the gradient of `share` times the summed KL of some positions.
+
+        Args:
+            stack: of the model.
+            states: of the positions [N, D].
+            wanted: final log-probabilities there [N, V].
+            share: 1 / positions of the whole step.
 
         Returns:
-            mean KL(final ‖ lens) in nats before the step.
+            that share of Σ p log q, in nats: the part of −KL that depends on the lens.
         """
-        found = 0.0
-        slopes = [torch.zeros_like(part) for part in self.trained]
-        for part in chunks(len(states), stack.opened.vocab):
-            with torch.no_grad():
-                wanted = stack.to_logits(final[part]).log_softmax(-1)
-            logits = stack.to_logits(self._map(states[part], self.trained))
-            lens = logits.detach().log_softmax(-1)
-            found += float((wanted.exp() * (wanted - lens)).sum()) / len(states)
-            slope = (lens.exp() - wanted.exp()) / len(states)  # of the mean KL in the lens's logits
-            for total, more in zip(slopes, torch.autograd.grad(logits, self.trained, slope), strict=True):
-                total += more
-        for weight, total in zip(self.trained, slopes, strict=True):
-            weight.grad = total
+        logits = stack.to_logits(self._map(states, self.trained))
+        lens = logits.detach().log_softmax(-1)
+        target = wanted.exp()
+        slope = (lens.exp() - target) * share  # of the mean KL, in the lens's logits
+        for weight, more in zip(self.trained, torch.autograd.grad(logits, self.trained, slope), strict=True):
+            weight.grad = more if weight.grad is None else weight.grad + more
+        return float((target * lens).sum()) * share
+
+    def move(self, keep: float) -> None:
+        """Take Adam's step along the gradient added up; `keep` is the share of the average that stays."""
         self.optimizer.step()
+        self.optimizer.zero_grad()
         for held, weight in zip(self.average, self.trained, strict=True):
             held.lerp_(weight.detach(), 1 - keep)
-        return found
 
 
 def start(stack: Stack, texts: Tensor) -> list[Translator]:
@@ -105,10 +108,19 @@ def start(stack: Stack, texts: Tensor) -> list[Translator]:
 
 
 def train_step(stack: Stack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
-    """Take step number `done` of `steps` with every translator on windows [B, T]; their KL before it."""
-    keep = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))
+    """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = positions(stack.states(ids))
-    return [one.step(stack, held, states[-1], keep) for one, held in zip(translators, states, strict=False)]
+    found = [0.0] * len(translators)
+    for part in chunks(len(states[0]), stack.opened.vocab):
+        with torch.no_grad():
+            wanted = stack.to_logits(states[-1][part]).log_softmax(-1)
+        own = float((wanted.exp() * wanted).sum()) / len(states[0])
+        for i, one in enumerate(translators):
+            found[i] += own - one.descend(stack, states[i][part], wanted, 1 / len(states[0]))
+    keep = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))
+    for one in translators:
+        one.move(keep)
+    return found
 
 
 def batches(texts: Tensor, generator: torch.Generator) -> Iterator[Tensor]:
