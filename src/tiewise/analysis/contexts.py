@@ -80,7 +80,7 @@ class Contexts:
 
 @dataclass(frozen=True)
 class ContextGroup:
-    """One group of tokens; means are over tokens, each counted once, with 95 % intervals.
+    """One group of tokens; means are over tokens, each counted once, with 95 % intervals that allow for shared pairs.
 
     Args:
         label: of the group.
@@ -200,14 +200,24 @@ def grouped(found: Contexts, groups: Groups) -> tuple[ContextGroup, ...]:
                 label,
                 int(inside.sum()),
                 int(found.counts[inside].sum()),
-                mean_interval(found.plug_in[inside]),
+                _over_tokens(found.plug_in[inside]),
                 float(found.coin[inside].mean()),
-                mean_interval(found.excess[inside]),
-                mean_interval(found.held_out[inside]),
+                _over_tokens(found.excess[inside]),
+                _over_tokens(found.held_out[inside]),
                 float((scores > Z).mean()) if len(scores) else None,
             )
         )
     return tuple(made)
+
+
+def _over_tokens(values: Array) -> Estimate:
+    """Mean with an interval √2 as wide as that of independent values.
+
+    Each pair of neighbours stands in the counts of both, and (x + y)² ≤ 2(x² + y²): no sharing can widen it more.
+    """
+    found = mean_interval(values)
+    half = math.sqrt(2) * (found.high - found.value)
+    return Estimate(found.value, found.value - half, found.value + half, found.rows)
 
 
 def furthest(found: Contexts, least: int, top: int) -> Ids:
