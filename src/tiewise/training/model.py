@@ -21,6 +21,7 @@ from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.data.prepared import PreparedText
 from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
+from tiewise.training.recurrent.model import recurrent_config, start_uniform
 from tiewise.training.settings import Settings
 
 # The width of the feed-forward layer, as families call it: what `match parameters` widens.
@@ -33,6 +34,8 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
     Raises:
         RunError: an unknown model, or a `config.json` that cannot be used.
     """
+    if settings.recurrent is not None:
+        return recurrent_config(settings, vocab)
     wide = feed_forward or _default_feed_forward(settings)
     shared = {"vocab_size": vocab, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
     if settings.model == "llama":
@@ -136,7 +139,10 @@ def build(settings: Settings, spec: BoundarySpec, text: PreparedText, seed: int,
     plain = replace(spec.plainly(), vectors=None, freeze=False, init=None)
     installed = install(model, plain)
     torch.manual_seed(seed + 1_000_003)
-    start_tables(installed, starting_std(settings, spec, model_width(model)), spec)
+    if settings.recurrent is not None and spec.init is None:
+        start_uniform(installed, settings.recurrent.start, spec.pad)
+    else:
+        start_tables(installed, starting_std(settings, spec, model_width(model)), spec)
     if spec.vectors is not None:
         _start_from_vectors(installed, spec, text)
     return installed

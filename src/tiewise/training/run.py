@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback
 
 from tiewise.boundary.initial import starting_nll
@@ -24,32 +22,19 @@ from tiewise.data.prepared import PreparedText
 from tiewise.errors import Interrupted
 from tiewise.spec import BoundarySpec
 from tiewise.training import ranks
-from tiewise.training.callbacks import MEASURED, Bar, Clock, Events, Interrupt, Lines, read_lines, tie_at, untie_at
+from tiewise.training.arguments import arguments, batch_share, callbacks
+from tiewise.training.callbacks import MEASURED, Clock, Interrupt, read_lines
 from tiewise.training.environment import peak_memory, reset_peak_memory
-from tiewise.training.evaluate import bits_per_byte, direct_path, measure
+from tiewise.training.evaluate import Measured, bits_per_byte, direct_path, measure
 from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
+from tiewise.training.job import Job
 from tiewise.training.model import build, model_width, parameters, starting_std
+from tiewise.training.recurrent import assemble
 from tiewise.training.results import CurvePoint, RunResult, from_record, to_record
-from tiewise.training.settings import Settings
 from tiewise.training.trainer import TiewiseTrainer
 
 RESULT = "result.json"
 CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to train and where; `title` names it in progress, `bars` shows the Trainer's bar."""
-
-    arm: str
-    spec: BoundarySpec
-    seed: int
-    settings: Settings
-    folder: Path
-    feed_forward: int | None = None
-    title: str = ""
-    bars: bool = False
-    split: str = "heldout"  # what the run is measured on
 
 
 @dataclass(frozen=True)
@@ -124,54 +109,38 @@ def _as_at(installed: Installed, spec: BoundarySpec, step: int) -> Installed:
 
 
 def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock) -> TiewiseTrainer:
-    s = job.settings
-    window = max(1, s.steps // 20)
-    heldout = text.split(job.split)
-    arguments = TrainingArguments(
-        output_dir=str(job.folder),
-        max_steps=s.steps,
-        per_device_train_batch_size=ranks.share(s.batch),
-        gradient_accumulation_steps=s.accumulate,
-        learning_rate=s.learning_rate,
-        weight_decay=s.weight_decay,
-        adam_beta2=0.98,
-        optim="adamw_torch_fused",
-        lr_scheduler_type="cosine",
-        warmup_steps=max(1, s.steps // 10),
-        max_grad_norm=1.0,
-        logging_steps=window,
-        logging_nan_inf_filter=False,
-        save_steps=4 * window,  # a multiple of the logging window, or a resumed window would average other steps
-        save_total_limit=2,
-        seed=job.seed,
-        data_seed=1000 * job.seed,  # permutations of seeds 1, 2, 3 would overlap from one epoch to the next
-        report_to="none",
-        log_level_replica="error",  # else every process but the first says what the libraries say
-        disable_tqdm=True,
-        dataloader_drop_last=True,  # or the last batch of every epoch would be smaller than the others
-        dataloader_pin_memory=False,
-        remove_unused_columns=False,
-        bf16=s.bf16,
-        use_cpu=not torch.accelerator.is_available(),  # the Trainer refuses bf16 where it is not told
-        activation_checkpointing=s.activation_checkpointing,
-    )
-    arguments._n_gpu = min(arguments.n_gpu, 1)  # several devices take several processes; replicas record no paths
-    callbacks: list[TrainerCallback] = [clock, Lines(job.folder / "metrics.jsonl"), Events(job.folder / "tensorboard")]
-    callbacks += [Bar(job.title)] if job.bars else []
-    callbacks += [untie_at(job.spec.untie_at)] if job.spec.untie_at is not None else []
-    callbacks += [tie_at(job.spec.tie_at)] if job.spec.tie_at is not None else []
-    trainer = TiewiseTrainer(
-        installed,
-        evaluator=lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
-        args=arguments,
-        train_dataset=Blocks(text.split("train"), s.length),
-        callbacks=callbacks,
-    )
+    made = _of_blocks if job.settings.recurrent is None else assemble.make_trainer
+    trainer = made(job, installed, text, counts, clock)
     trainer.remove_callback(PrinterCallback)  # the Trainer adds it where its own bar is off
     return trainer
 
 
+def _of_blocks(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock) -> TiewiseTrainer:
+    s, heldout = job.settings, text.split(job.split)
+    trainer = TiewiseTrainer(
+        installed,
+        evaluator=lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
+        args=arguments(
+            job,
+            per_device_train_batch_size=batch_share(job),
+            adam_beta2=0.98,
+            optim="adamw_torch_fused",
+            lr_scheduler_type="cosine",
+            warmup_steps=max(1, s.steps // 10),
+            max_grad_norm=1.0,
+        ),
+        train_dataset=Blocks(text.split("train"), s.length),
+        callbacks=callbacks(job, clock),
+    )
+    return trainer
+
+
 def _starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
+    if job.settings.recurrent is not None:
+        first = assemble.measured(job, installed, text, counts, assemble.CURVE_WORDS)
+        # a state that starts at zero says nothing of any word
+        std = job.settings.recurrent.start / math.sqrt(3)
+        return {"init_std": std, "predicted_initial_nll": math.log(text.vocab), "initial_nll": first.nll}
     std = starting_std(job.settings, job.spec, model_width(installed.model))
     first = measure(installed, text.split(job.split), job.settings.length, counts, CURVE_BLOCKS)
     return {
@@ -190,6 +159,8 @@ def _concluded(
     facts: dict[str, Any],
     probe: list[int],
 ) -> Outcome:
+    if job.settings.recurrent is not None:
+        assemble.settle(job, trainer.installed)
     outcome = Outcome(_result(job, trainer, text, counts, clock, facts), direct_path(trainer.installed, probe))
     _keep(job, trainer.installed, text, outcome)
     return outcome
@@ -199,15 +170,15 @@ def _result(
     job: Job, trainer: TiewiseTrainer, text: PreparedText, counts: np.ndarray, clock: Clock, facts: dict[str, Any]
 ) -> RunResult:
     s, installed = job.settings, trainer.installed
-    blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
-    heldout = measure(installed, text.split(job.split), s.length, counts, blocks)
-    train = measure(installed, text.split("train"), s.length, counts, blocks)
+    heldout, train = _final(job, installed, text, counts)
     size = text.facts["splits"][job.split]
     count = parameters(installed)
-    per_step = s.batch * s.accumulate * s.length
+    seen = _words_seen(job, text)
     tensors = {id(p): p.numel() * p.element_size() for p in installed.model.parameters()}
     curve = [
-        CurvePoint(step=p["step"], tokens=p["step"] * per_step, **{k: p[k] for k in ("train_nll", *MEASURED) if k in p})
+        CurvePoint(
+            step=p["step"], tokens=int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p}
+        )
         for p in read_lines(job.folder / "metrics.jsonl")
     ]
     return RunResult(
@@ -222,13 +193,32 @@ def _result(
         parameters=count,
         total_parameters=sum(count.values()),
         bytes=sum(tensors.values()),
-        tokens_per_second=per_step * clock.steps / clock.seconds if clock.seconds else math.nan,
+        tokens_per_second=seen[-1] / len(seen) * clock.steps / clock.seconds if clock.seconds else math.nan,
         peak_memory_bytes=peak_memory(),
         seconds=clock.seconds,
         learning_rate=s.learning_rate,
         curve=curve,
         **facts,
     )
+
+
+def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
+    """(held-out, training) losses of a finished model; of a recurrent one, over the whole held-out split."""
+    s = job.settings
+    if s.recurrent is not None:
+        whole = assemble.measured(job, installed, text, counts)
+        return whole, assemble.measured(job, installed, text, counts, s.measured, "train")
+    blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
+    heldout = measure(installed, text.split(job.split), s.length, counts, blocks)
+    return heldout, measure(installed, text.split("train"), s.length, counts, blocks)
+
+
+def _words_seen(job: Job, text: PreparedText) -> np.ndarray:
+    """Training tokens seen up to and with each step [steps]."""
+    s = job.settings
+    if s.recurrent is not None:
+        return assemble.run_plan(s, text, job.seed).words(s.batch)
+    return np.arange(1, s.steps + 1) * (s.batch * s.accumulate * s.length)
 
 
 def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) -> None:
@@ -239,6 +229,7 @@ def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) 
     text.tokenizer().save_pretrained(made)
     replace_path(made, job.folder / "final")
     write_json(job.folder / RESULT, to_record(outcome))
+    (job.folder / assemble.BEST).unlink(missing_ok=True)
     for path in job.folder.glob("checkpoint-*"):
         shutil.rmtree(path, ignore_errors=True)
 

@@ -11,8 +11,10 @@ import yaml
 
 from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
+from tiewise.training.recurrent.options import CELLS, Recurrent
 
 FILE = "run.yaml"
+ALL = 1_000_000_000  # steps of a recipe whose number is not limited: its epochs have fewer
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Settings:
     bf16: bool = False
     activation_checkpointing: bool = False
     seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
+    recipe: str = ""  # whose settings these began as; "" for none
+    recurrent: Recurrent | None = None  # of a recurrent model; in YAML its settings stand beside the others
 
     def specs(self) -> dict[str, BoundarySpec]:
         """Arms by their canonical names, in order.
@@ -79,6 +83,8 @@ class Settings:
             raise RunError(what, "choose an even one: rotary positions turn pairs")
         if self.seed is not None:
             self._check_single()
+        if self.recurrent is not None:
+            self._check_recurrent(self.recurrent.checked())
         specs = self.specs()
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
@@ -96,15 +102,47 @@ class Settings:
             if given:
                 raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
 
+    def _check_recurrent(self, options: Recurrent) -> None:
+        if self.model not in CELLS:
+            raise RunError(f"model = {self.model!r} in a recurrent run", f"choose one of {', '.join(CELLS)}")
+        if self.accumulate != 1:
+            fix = "use --set batch for more streams"
+            raise RunError(f"accumulate = {self.accumulate}: streams carry their state from step to step", fix)
+        unfit = {"minutes": self.minutes is not None, "match": self.match != "width", "tune": self.tune}
+        for name, given in unfit.items():
+            if given:
+                raise RunError(f"{name} is not for recurrent runs", "leave it out; --set epochs=N makes them shorter")
+        if options.average_patience and options.keep != "best":
+            raise RunError("average_patience without keep: best", "add keep: best, which keeps the better of both")
+        if options.keep == "best" and any(spec != spec.plainly() for spec in self.specs().values()):
+            raise RunError("keep: best with a boundary that changes", "use keep: last, or a boundary that stays")
+        if len(self.text) != 1:
+            raise RunError(f"{len(self.text)} corpora for a recipe", "name one folder")
+
     def save(self, folder: Path) -> None:
         """Write `run.yaml`."""
-        record = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        record = {key: _plain(value) for key, value in asdict(self).items()}
         (folder / FILE).write_text(yaml.safe_dump(record, sort_keys=False), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Settings:
         """Read a `run.yaml`. Raises as `read`."""
-        return cls(**cls.read(path))
+        return cls.of(cls.read(path))
+
+    @classmethod
+    def of(cls, record: dict[str, Any]) -> Settings:
+        """Return settings of what `read` and `typed` returned, or several of them merged.
+
+        Raises:
+            RunError: a setting of recurrent models without a recipe.
+        """
+        record = dict(record)
+        own = {name: record.pop(name) for name in _RECURRENT if name in record}
+        if not record.get("recipe"):
+            if own:
+                raise RunError(f"{next(iter(own))} is a setting of recurrent models", "add --recipe NAME")
+            return cls(**record)
+        return cls(**{"steps": ALL, **record}, recurrent=Recurrent(**own))
 
     @classmethod
     def read(cls, path: Path) -> dict[str, Any]:
@@ -128,7 +166,10 @@ class Settings:
         """Return a mapping of names to plain values as the settings' own types. Raises as `read`."""
         if not isinstance(record, dict):
             raise RunError(f"{where} holds no settings", "write one `name: value` per line")
-        known = {f.name: f.default for f in fields(cls)}
+        inner = record.get("recurrent")
+        record = {key: value for key, value in record.items() if key != "recurrent"}
+        record |= inner if isinstance(inner, dict) else {}
+        known = {f.name: f.default for f in fields(cls) if f.name != "recurrent"} | _RECURRENT
         for key in record:
             if key not in known:
                 raise RunError(f"unknown setting {key!r} in {where}", f"known: {', '.join(known)}")
@@ -138,7 +179,7 @@ class Settings:
 def _typed(key: str, value: Any, default: Any, where: str) -> Any:
     if isinstance(default, tuple):
         items = [value] if isinstance(value, str) else value
-        if isinstance(items, list) and items and all(isinstance(item, str) for item in items):
+        if isinstance(items, list) and (items or not default) and all(isinstance(item, str) for item in items):
             return tuple(items)
         raise RunError(f"{key} in {where} must be a list of text", "write [tied, untied], say")
     if default is None and value is None:
@@ -154,5 +195,12 @@ def _typed(key: str, value: Any, default: Any, where: str) -> Any:
     return wanted(value)
 
 
-_OPTIONAL: dict[str, type] = {"minutes": float, "init": float, "seed": int}
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+_RECURRENT: dict[str, Any] = {f.name: f.default for f in fields(Recurrent)}
+_OPTIONAL: dict[str, type] = {"minutes": float, "init": float, "seed": int, "embedding": int, "inner": int}
 _NAMES: dict[type, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}

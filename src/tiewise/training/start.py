@@ -17,12 +17,15 @@ from shutil import rmtree
 from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.data.prepared import PreparedText, load_prepared
+from tiewise.data.words import prepare_words, unknown_share
 from tiewise.errors import DataError, Interrupted, UnsupportedError
 from tiewise.training import ranks
 from tiewise.training.environment import environment
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json
+from tiewise.training.job import Job
 from tiewise.training.model import build, make_config, matched_feed_forward
-from tiewise.training.run import Job, train
+from tiewise.training.recurrent.assemble import run_plan
+from tiewise.training.run import train
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Shown
 
@@ -60,6 +63,8 @@ def _staged(settings: Settings, stage: Path, shown: Shown) -> Settings:
     text = _prepared(settings, stage, shown)
     for job in make_jobs(settings, text, stage):
         build(job.settings, job.spec, text, 1, job.feed_forward)
+    if settings.recurrent is not None:
+        settings = replace(settings, steps=len(run_plan(settings, text, 1))).checked()
     shown.say(_described(settings, text))
     return settings
 
@@ -105,6 +110,10 @@ def seeded(job: Job, seed: int, title: str) -> Job:
 def _check_processes(settings: Settings) -> Settings:
     """Return the settings; refuse what several processes cannot do, before any of them has begun."""
     ranks.share(settings.batch)
+    if settings.recurrent is not None and ranks.size() > 1:
+        raise UnsupportedError(
+            "recurrent models on several processes", "train them on one: a state is carried in order"
+        )
     for name, spec in settings.specs().items():
         if ranks.size() > 1 and spec != spec.plainly():
             raise UnsupportedError(f"{name}: the boundary cannot change while several processes train", ONE)
@@ -113,13 +122,16 @@ def _check_processes(settings: Settings) -> Settings:
 
 def _check_widths(settings: Settings) -> None:
     """Refuse what needs no text to be seen, before gigabytes of it are read."""
-    d = int(make_config(settings, vocab=1).get_text_config().hidden_size)
+    config = make_config(settings, vocab=1)
+    d = settings.width if settings.recurrent is not None else int(config.get_text_config().hidden_size)
     for spec in settings.specs().values():
         spec.maps(d)
 
 
 def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
     with shown.stages() as progress:
+        if settings.recurrent is not None:
+            return prepare_words(settings.text[0], stage / DATA, settings.recurrent.files, progress=progress)
         text = prepare(settings.text, settings.tokenizer, stage / DATA, length=settings.length, progress=progress)
     blocks, needed = len(text.split("train")) // settings.length, settings.batch * settings.accumulate
     if blocks < needed:
@@ -131,6 +143,11 @@ def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
 def _described(settings: Settings, text: PreparedText) -> str:
     splits = text.facts["splits"]
     sizes = ", ".join(f"{name} {splits[name]['tokens']:,}" for name in splits)
+    if settings.recurrent is not None:
+        shares = ", ".join(f"{unknown_share(text.facts, name):.2%} of {name}" for name in ("tune", "heldout"))
+        files = ", ".join(text.facts["files"])
+        known = f"vocabulary {text.vocab:,}; <unk> for words that training does not have: {shares}"
+        return f"text: {settings.text[0]} ({files}); words: {sizes}; {known}; {settings.steps:,} steps"
     return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
 
 

@@ -1,9 +1,9 @@
 """How the learning rate falls, when averaging begins, and which weights are kept: decided at the ends of epochs.
 
-    anneal: epochs     rate · decay^max(0, e − n) in epoch e (from 1), n = decay_after        Zaremba et al. 2014
-    anneal: plateau    rate · decay^k after k epochs whose validation nll was not the lowest so far
-    vary_length        every step's rate in proportion to its length                        Merity et al. 2018, §4.1
-    average_patience   averaging begins when the validation nll is above the lowest of all but the last n epochs
+anneal: epochs     rate · decay^max(0, e − n) in epoch e (from 1), n = decay_after        Zaremba et al. 2014
+anneal: plateau    rate · decay^k after k epochs whose validation nll was not the lowest so far
+vary_length        every step's rate in proportion to its length                        Merity et al. 2018, §4.1
+average_patience   averaging begins when the validation nll is above the lowest of all but the last n epochs
 """
 
 from __future__ import annotations

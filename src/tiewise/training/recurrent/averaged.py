@@ -1,7 +1,8 @@
 """Averaged SGD: plain steps, and beside them the mean of the weights since a moment (Polyak and Juditsky 1992).
 
-With no decay of its own this is `torch.optim.ASGD` with `lambd=0`, except that the averaging may begin later, as
-NT-ASGD asks (Merity, Keskar and Socher 2018, Algorithm 1), and that the mean is part of the state that is saved.
+With no decay of its own this is `torch.optim.ASGD` with `lambd=0, t0=-1` (with `t0=0`, which AWD-LSTM's code uses, the
+first of the averaged weights is left out), except that the averaging may begin later, as NT-ASGD asks (Merity, Keskar
+and Socher 2018, Algorithm 1), and that the mean is a part of the state that is saved.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ class Recurrent:
 
     Attributes:
         embedding: width E of the lookup's vectors; None: the hidden width, `width`.
+        inner: width of all layers but the last, which gives what the head reads; None: `width`.
         bias: biases of each gate, one as papers count or two as fused kernels have them.
         dropout_embedding: share of words whose whole vector is dropped for a step.
         dropout_input: dropout of the looked-up vectors.
@@ -36,7 +37,8 @@ class Recurrent:
         activation: coefficient of the activation regularisation (AR) of AWD-LSTM, on the mean squared output.
         slowness: coefficient of its temporal one (TAR), on the mean squared change from step to step.
         start: a of the uniform ±a that all weights start from.
-        output_bias: whether boundaries get `+bias`, the bias of the softmax.
+        start_body: the same of the recurrent layers alone; 0: as `start`.
+        output_bias: whether the softmax has a bias of its own.
         files: training, validation and test file of the corpus; empty: train.txt, valid.txt, test.txt.
         epochs: passes over the training file.
         vary_length: draw each step's length around `length` (half of it once in twenty), the rate in proportion.
@@ -56,6 +58,7 @@ class Recurrent:
     """
 
     embedding: int | None = None
+    inner: int | None = None
     bias: str = "two"
     dropout_embedding: float = 0.0
     dropout_input: float = 0.0
@@ -66,6 +69,7 @@ class Recurrent:
     activation: float = 0.0
     slowness: float = 0.0
     start: float = 0.1
+    start_body: float = 0.0
     output_bias: bool = True
     files: tuple[str, ...] = ()
     epochs: int = 6
@@ -103,13 +107,13 @@ class Recurrent:
             dropped = item.name.startswith("dropout") or item.name == "weight_drop"
             if dropped and not 0 <= value < 1:
                 raise RunError(f"{item.name} = {value}", "use zero or more, below 1")
-        for name in ("epochs", "parallel", "embedding"):
+        for name in ("epochs", "parallel", "embedding", "inner"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise RunError(f"{name} = {getattr(self, name)}", "use 1 or more")
         for name in ("start", "decay", "temperature"):
             if not getattr(self, name) > 0:
                 raise RunError(f"{name} = {getattr(self, name)}", "use a positive number")
-        for name in ("clip", "decay_after", "average_patience", "augment", "activation", "slowness"):
+        for name in ("clip", "decay_after", "average_patience", "augment", "activation", "slowness", "start_body"):
             if getattr(self, name) < 0:
                 raise RunError(f"{name} = {getattr(self, name)}", "use zero or a positive number")
         return self

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map
 from torch.utils.data import Sampler, SequentialSampler
 
 from tiewise.boundary.install import Installed
 from tiewise.errors import UnsupportedError
+from tiewise.models import detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.recurrent.annealing import Annealing
 from tiewise.training.recurrent.averaged import AveragedSGD
@@ -42,6 +42,9 @@ class StatefulTrainer(TiewiseTrainer):
         self.options, self.annealing = options, annealing
         self.carried: Any = None
         self._nlls: list[tuple[Tensor, int]] = []
+        self._seen: list[Tensor] = []
+        if options.activation or options.slowness:
+            self._watch(installed.model)
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -50,11 +53,11 @@ class StatefulTrainer(TiewiseTrainer):
         targets = inputs["labels"]
         state = None if bool(inputs["begins"]) else self.carried
         with self.installed.deferred():
-            output = model(input_ids=inputs["input_ids"], state=state, **self._wanted())
+            output = model(input_ids=inputs["input_ids"], state=state)
             loss, nll = self._loss(output.logits, targets)
-        self.carried = tree_map(lambda x: x.detach() if torch.is_tensor(x) else x, output.state)
+        self.carried = detached(output.state)
         self._nlls.append((nll.detach(), targets.numel()))
-        loss = loss + self._regularisation(output)
+        loss = loss + self._regularisation()
         if self.options.objective == "time":
             loss = loss * targets.shape[1]  # the mean over streams of the sum over positions
         penalty = self.installed.penalty()
@@ -78,6 +81,24 @@ class StatefulTrainer(TiewiseTrainer):
         with torch.no_grad():
             nll = F.cross_entropy(flat, wanted)
         return loss, nll
+
+    def _regularisation(self) -> Tensor | float:
+        """AR and TAR of the step, which the model knows and adds to no loss but its own."""
+        if not (self.options.activation or self.options.slowness):
+            return 0.0
+        found = self.installed.model._penalty(*self._seen)
+        self._seen.clear()
+        return found
+
+    def _watch(self, model: Any) -> None:
+        """Keep what AR and TAR are of: the last layer's h, then what the head reads of it behind its dropout."""
+
+        def see(x: Tensor) -> None:
+            if model.training:
+                self._seen.append(x)
+
+        model.rnn.register_forward_hook(lambda module, args, output: see(output[0]))
+        model.get_output_embeddings().register_forward_pre_hook(lambda module, args: see(args[0]))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Plain SGD, able to average, or AdamW, over all weights alike, decay included: as the papers' code does."""

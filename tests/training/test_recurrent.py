@@ -1,0 +1,406 @@
+"""Recurrent training: step for step a plain model's, evaluation in one pass, and a resumed run that is the whole."""
+
+import math
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from tiewise.data.blocks import token_counts
+from tiewise.data.words import prepare_words
+from tiewise.errors import DataError, Interrupted, RunError, TiewiseError
+from tiewise.spec import BoundarySpec
+from tiewise.training import run
+from tiewise.training.callbacks import Clock
+from tiewise.training.folder import read_json
+from tiewise.training.job import Job
+from tiewise.training.model import build
+from tiewise.training.recurrent import assemble
+from tiewise.training.recurrent.averaged import AveragedSGD
+from tiewise.training.recurrent.measure import measure_streams, side_by_side
+from tiewise.training.recurrent.recipes import changed, names, recipe
+from tiewise.training.recurrent.streams import Steps, plan
+from tiewise.training.run import train
+from tiewise.training.settings import FILE, Settings
+
+BATCH, LENGTH, WIDTH = 4, 6, 10
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("words")
+    draw = random.Random(0)
+    words = [f"w{i}" for i in range(40)]
+    after = {word: draw.sample(words, 3) for word in words}
+    for name, lines in (("train", 32), ("valid", 12), ("test", 14)):
+        rows = []
+        for _ in range(lines):
+            row = [draw.choice(words)]
+            while len(row) < 8:
+                row.append(draw.choice(after[row[-1]]))
+            rows.append(" ".join(row))
+        (folder / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def words(corpus, tmp_path_factory):
+    return prepare_words(str(corpus), tmp_path_factory.mktemp("prepared") / "data")
+
+
+@pytest.fixture(scope="module")
+def counted(words):
+    return token_counts(words.split("train"), words.vocab)
+
+
+def settings(**changes):
+    small = {"width": WIDTH, "batch": BATCH, "length": LENGTH, "text": ("corpus",), "arms": ("tied",), "seed": 1}
+    still = dict.fromkeys(("dropout_input", "dropout_between", "dropout_output"), 0.0)
+    return Settings.of(
+        {**recipe("pytorch-200"), **small, **still, "learning_rate": 1.0, "steps": 20, **changes}
+    ).checked()
+
+
+def job(chosen, folder, arm="tied", seed=1):
+    return Job(arm, BoundarySpec.parse(arm), seed, chosen, folder)
+
+
+class Plain(nn.Module):
+    """What anyone would write: shared by assignment."""
+
+    def __init__(self, model, tied):
+        super().__init__()
+        self.embedding = nn.Embedding.from_pretrained(model.embed.weight.detach().clone(), freeze=False)
+        self.body = nn.LSTM(WIDTH, WIDTH, 2, batch_first=True)
+        self.head = nn.Linear(WIDTH, len(model.head.weight))
+        with torch.no_grad():
+            self.head.weight.copy_(model.head.weight)
+            self.head.bias.copy_(model.head.bias)
+            for i, layer in enumerate(model.rnn.layers):
+                for name, value in layer.named_parameters():
+                    getattr(self.body, f"{name}_l{i}").copy_(value)
+        if tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, ids, state):
+        hidden, state = self.body(self.embedding(ids), state)
+        return self.head(hidden), tuple(s.detach() for s in state)
+
+
+def reference(model, tokens, chosen):
+    """20 steps of plain stateful training: mean nll of each."""
+    o = chosen.recurrent
+    kind = torch.optim.SGD if o.optimizer == "sgd" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay)
+    streams = torch.from_numpy(tokens[: len(tokens) // BATCH * BATCH].astype(np.int64)).view(BATCH, -1)
+    found, epoch = [], 0
+    while len(found) < 20:
+        state, epoch = None, epoch + 1
+        for group in optimizer.param_groups:
+            group["lr"] = chosen.learning_rate * o.decay ** max(0, epoch - o.decay_after)
+        for start in range(0, streams.shape[1] - 1, LENGTH):
+            if len(found) == 20:
+                break
+            targets = streams[:, start + 1 : start + 1 + LENGTH]
+            logits, state = model(streams[:, start : start + targets.shape[1]], state)
+            nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            optimizer.zero_grad()
+            (nll * targets.shape[1] if o.objective == "time" else nll).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), o.clip)
+            optimizer.step()
+            found.append(nll.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes", "exact"),
+    [
+        ("tied", {}, 1e-5),
+        ("untied", {"weight_decay": 1e-3}, 1e-5),
+        ("tied", {"objective": "time", "clip": 2.0}, 1e-5),
+        ("tied", {"optimizer": "adamw", "learning_rate": 0.01}, 1e-4),
+    ],
+)
+def test_step_for_step_a_plain_model(arm, changes, exact, words, counted, tmp_path):
+    """Over three epochs, the last step of each shorter, the rate halved after the first."""
+    chosen = settings(epochs=3, anneal="epochs", decay=0.5, decay_after=1, keep="last", **changes)
+    installed = build(chosen, BoundarySpec.parse(arm), words, 1, None)
+    other = Plain(installed.model, arm.startswith("tied"))
+    wanted = reference(other, words.split("train"), chosen)
+    trainer = assemble.make_trainer(job(chosen, tmp_path, arm), installed, words, counted, Clock())
+    trainer.train()
+    got = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert len(got) == 20
+    assert wanted[-1] < wanted[0] - 0.05
+    np.testing.assert_allclose(got, wanted, atol=exact)
+    torch.testing.assert_close(installed.tables()[0], other.embedding.weight, rtol=0, atol=exact)
+    torch.testing.assert_close(installed.tables()[1], other.head.weight, rtol=0, atol=exact)
+    weight = installed.model.rnn.layers[1].weight_hh
+    torch.testing.assert_close(weight, other.body.weight_hh_l1, rtol=0, atol=exact)
+
+
+def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, counted):
+    installed = build(settings(), BoundarySpec.parse("tied"), words, 1, None)
+    tokens = words.split("heldout")
+    found = measure_streams(installed, tokens, counted, parallel=1)
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    with torch.no_grad():
+        logits, _ = Plain(installed.model.eval(), True)(ids[None, :-1], None)
+    assert found.tokens == len(tokens) - 1
+    assert found.nll == pytest.approx(F.cross_entropy(logits[0].double(), ids[1:]).item(), abs=1e-6)
+    assert sum(b.tokens for b in found.bins) == found.tokens
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 4096])
+def test_pieces_of_a_pass_change_nothing(at_once, words, counted, monkeypatch):
+    installed = build(settings(), BoundarySpec.parse("tied"), words, 1, None)
+    whole = measure_streams(installed, words.split("heldout"), counted, parallel=3)
+    monkeypatch.setattr("tiewise.training.recurrent.measure._AT_ONCE", at_once)
+    pieces = measure_streams(installed, words.split("heldout"), counted, parallel=3)
+    assert pieces.nll == pytest.approx(whole.nll, abs=1e-6)
+
+
+@pytest.mark.parametrize(("count", "parallel"), [(2, 1), (2, 10), (11, 3), (12, 4), (100, 7)])
+def test_every_word_but_the_first_is_predicted_once(count, parallel):
+    inputs, targets = side_by_side(np.arange(count), parallel)
+    known = targets != -100
+    assert targets[known].tolist() == list(range(1, count))
+    assert torch.equal(inputs[known] + 1, targets[known])
+
+
+def test_steps_are_contiguous_in_every_stream():
+    tokens = np.arange(103)
+    steps = Steps(tokens, 4, plan(103, 4, 7, 2))
+    half = len(steps) // 2
+    seen = torch.cat([steps[i]["input_ids"] for i in range(half)], 1)
+    assert torch.equal(seen, torch.arange(100).view(4, 25)[:, :-1])
+    assert all(torch.equal(s["labels"], s["input_ids"] + 1) for s in steps)
+    assert [bool(s["begins"]) for s in steps] == ([True] + [False] * (half - 1)) * 2
+    assert [i for i in range(len(steps)) if steps.plan.ends_epoch(i)] == [half - 1, 2 * half - 1]
+    assert steps.plan.words(4)[half - 1] == 4 * 24
+
+
+def test_varied_lengths_cover_each_epoch_and_come_of_the_seed():
+    first, again, other = (plan(40_000, 4, 70, 2, vary=seed) for seed in (1, 1, 2))
+    assert np.array_equal(first.lengths, again.lengths)
+    assert not np.array_equal(first.lengths[:50], other.lengths[:50])
+    for epoch in (0, 1):
+        of = first.epochs == epoch
+        assert first.lengths[of].sum() == 9_999
+        assert np.array_equal(first.starts[of], np.cumsum(first.lengths[of]) - first.lengths[of])
+    assert 66 < np.median(first.lengths) < 74
+    assert (first.lengths < 50).sum() > 3
+
+
+def test_too_few_words_for_the_streams():
+    with pytest.raises(DataError, match="too few for 20 streams"):
+        plan(39, 20, 35, 1)
+
+
+def press(monkeypatch, step):
+    real, done = run.Clock.on_step_begin, []
+
+    def begin(self, args, state, control, **kw):
+        real(self, args, state, control, **kw)
+        if state.global_step == step and not done:
+            done.append(step)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(run.Clock, "on_step_begin", begin)
+
+
+def without_times(outcome):
+    measured = ("tokens_per_second", "seconds", "peak_memory_bytes")
+    return {name: value for name, value in vars(outcome.result).items() if name not in measured}
+
+
+VARIANTS = {
+    "plateau": {"dropout_input": 0.3, "dropout_between": 0.2, "anneal": "plateau", "decay": 0.25},
+    "averaged": {
+        "average_patience": 1,
+        "vary_length": True,
+        "weight_drop": 0.2,
+        "variational": True,
+        "dropout_output": 0.2,
+        "activation": 2.0,
+        "slowness": 1.0,
+        "learning_rate": 30.0,  # so that validation gets worse, and averaging begins
+    },
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_run_is_the_uninterrupted_one(variant, words, counted, tmp_path, monkeypatch):
+    chosen = settings(epochs=6, steps=60, **VARIANTS[variant])
+    whole = train(job(chosen, tmp_path / "whole"), words, counted, [3, 4])
+    for step in (15, 31):  # within an epoch; the windows of the curve are of three steps
+        with monkeypatch.context() as patch:
+            press(patch, step - 1)
+            with pytest.raises(Interrupted):
+                train(job(chosen, tmp_path / "cut"), words, counted, [3, 4])
+        assert (tmp_path / "cut" / f"checkpoint-{step}" / "carried.pt").is_file()
+    resumed = train(job(chosen, tmp_path / "cut"), words, counted, [3, 4])
+    one, other = without_times(resumed), without_times(whole)
+    left, right = one.pop("curve"), other.pop("curve")
+    assert one == other
+    assert [p.heldout_nll for p in left if p.step > 33] == [p.heldout_nll for p in right if p.step > 33]
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {
+        "final",
+        "metrics.jsonl",
+        "result.json",
+        "tensorboard",
+    }
+
+
+def test_the_rate_falls_and_the_best_epoch_is_kept(words, counted, tmp_path, monkeypatch):
+    """Validation losses that are told: best at the second epoch, worse after; the rate is a quarter from then on."""
+    told = iter([3.0, 2.0, 2.5, 2.0, 9.0])
+    kept = []
+    chosen = settings(epochs=5, steps=1000, anneal="plateau", decay=0.25, keep="best")
+    steps = assemble.run_plan(chosen, words, 1)
+    installed = build(chosen, BoundarySpec.parse("tied"), words, 1, None)
+
+    class Nll:
+        def __init__(self, nll):
+            self.nll = nll
+
+    monkeypatch.setattr(assemble, "measured", lambda *a, **k: Nll(0.0))
+    monkeypatch.setattr(assemble, "measure_streams", lambda *a, **k: Nll(next(told)))
+    monkeypatch.setattr(assemble, "_keep_best", lambda job, trainer: kept.append(trainer.state.global_step))
+    trainer = assemble.make_trainer(job(chosen, tmp_path), installed, words, counted, Clock())
+    trainer.train()
+    each = len(steps) // 5
+    assert kept == [each, 2 * each]
+    rates = {line["step"]: line["learning_rate"] for line in trainer.state.log_history if "loss" in line}
+    assert rates[each] == 1.0
+    assert {rate for step, rate in rates.items() if 3 * each < step <= 4 * each} == {0.25}
+    assert {rate for step, rate in rates.items() if step > 4 * each} == {1 / 16}
+
+
+def test_averaged_sgd_is_the_frameworks_asgd():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    mine = AveragedSGD(ours.parameters(), 0.1, 1e-3)
+    asgd = torch.optim.ASGD(theirs.parameters(), lr=0.1, lambd=0.0, t0=-1, weight_decay=1e-3)
+    mine.average()
+    for _ in range(12):
+        x, y = torch.randn(7, 5), torch.randn(7, 3)
+        for model, optimizer in ((ours, mine), (theirs, asgd)):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    stepped = ours.weight.detach().clone()
+    with mine.averaged():
+        torch.testing.assert_close(ours.weight, asgd.state[theirs.weight]["ax"])
+    torch.testing.assert_close(ours.weight, stepped)
+    torch.testing.assert_close(stepped, theirs.weight)
+
+
+def test_the_augmented_loss_is_trained_on_and_the_nll_is_logged(words, counted, tmp_path):
+    results = {}
+    for augment in (0.0, 50.0):
+        chosen = settings(epochs=3, augment=augment, temperature=5.0, keep="last", anneal="epochs")
+        results[augment] = train(job(chosen, tmp_path / str(augment)), words, counted, []).result
+    first = [results[a].curve[0].train_nll for a in (0.0, 50.0)]
+    assert first[0] == pytest.approx(first[1], abs=1e-5)  # the same model, before its first step
+    assert results[50.0].heldout_nll != pytest.approx(results[0.0].heldout_nll, abs=1e-4)
+
+
+def test_what_a_run_leaves_loads_everywhere(words, counted, tmp_path):
+    result = train(job(settings(epochs=2), tmp_path), words, counted, [1, 2]).result
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
+    inputs, targets = side_by_side(words.split("heldout"), 10)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=inputs).logits
+    known = targets != -100
+    assert F.cross_entropy(logits[known], targets[known]).item() == pytest.approx(result.heldout_nll, abs=1e-5)
+    assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
+    assert result.predicted_initial_nll == pytest.approx(math.log(words.vocab))
+    assert result.initial_nll == pytest.approx(result.predicted_initial_nll, abs=0.05)
+    assert result.curve[-1].tokens == BATCH * sum(assemble.run_plan(settings(epochs=2), words, 1).lengths)
+
+
+@pytest.mark.parametrize("name", names())
+def test_recipes_are_settings_and_come_back(name, tmp_path):
+    chosen = Settings.of({**recipe(name), "text": ("corpus",)}).checked()
+    chosen.save(tmp_path)
+    assert Settings.load(tmp_path / FILE) == chosen
+    assert changed(chosen) == []
+    other = Settings.of({**recipe(name), "text": ("corpus",), "epochs": 3, "width": 10})
+    assert changed(other) == ["width", "epochs"]
+
+
+def test_parameters_are_those_of_the_papers():
+    """With V = 10,000: Press & Wolf's small and large models, to the unit; two biases add 1,600 and 12,000."""
+
+    class Ten:
+        vocab = 10_000
+
+    def total(name, arm, **more):
+        chosen = Settings.of({**recipe(name), "arms": (arm,), "text": ("c",), **more})
+        with torch.device("meta"):
+            from tiewise.training.model import make_config
+
+            config = make_config(chosen, Ten.vocab)
+            body = AutoModelForCausalLM.from_config(config)
+        tables = 2 if arm.startswith(("untied", "projected:untied")) else 1
+        projection = config.last_hidden_size**2 if arm.startswith("projected") else 0
+        return (
+            sum(p.numel() for p in body.rnn.parameters())
+            + tables * 10_000 * config.last_hidden_size
+            + 10_000
+            + projection
+        )
+
+    small = [total("press-wolf-small", arm) for arm in recipe("press-wolf-small")["arms"]]
+    assert small == [4_651_600, 2_651_600, 4_691_600, 2_691_600]
+    assert [total("press-wolf-large", arm) for arm in ("untied", "tied")] == [66_022_000, 51_022_000]
+    assert total("press-wolf-small", "untied", bias="two") - small[0] == 1_600
+    assert total("press-wolf-large", "untied", bias="two") - 66_022_000 == 12_000
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bias": "three"}, "bias = 'three'"),
+        ({"dropout_input": 1.0}, "dropout_input = 1.0"),
+        ({"epochs": 0}, "epochs = 0"),
+        ({"decay": 0.0}, "decay = 0.0"),
+        ({"clip": -1.0}, "clip = -1.0"),
+        ({"start": math.inf}, "start = inf"),
+        ({"model": "qrnn"}, "model = 'qrnn'"),
+        ({"accumulate": 2}, "accumulate = 2"),
+        ({"minutes": 1.0, "seed": None}, "minutes is not for recurrent runs"),
+        ({"tune": True, "seed": None}, "tune is not for recurrent runs"),
+        ({"text": ("a", "b")}, "2 corpora"),
+        ({"average_patience": 2, "keep": "last"}, "average_patience"),
+        ({"arms": ("tied+untie_at=5",)}, "keep: best"),
+    ],
+)
+def test_what_cannot_be_is_one_line(changes, said):
+    with pytest.raises(TiewiseError, match=said) as refused:
+        settings(**changes)
+    assert "\n" not in str(refused.value)
+
+
+def test_recurrent_settings_need_a_recipe():
+    with pytest.raises(RunError, match="epochs is a setting of recurrent models"):
+        Settings.of({"epochs": 3})
+    with pytest.raises(RunError, match="no recipe 'lstm'"):
+        recipe("lstm")
+
+
+def test_a_vocabulary_of_two_widths_is_refused_where_tied(words):
+    with pytest.raises(TiewiseError, match="projected"):
+        build(settings(embedding=6), BoundarySpec.parse("tied"), words, 1, None)
+
+
+def test_result_files_hold_no_state(words, counted, tmp_path):
+    train(job(settings(epochs=1, steps=3), tmp_path), words, counted, [])
+    assert read_json(tmp_path / "result.json")["result"]["steps"] == 3
