@@ -7,6 +7,7 @@ import transformers
 from safetensors.numpy import load_file, save_file
 from transformers import AutoConfig
 
+import tiewise
 from tiewise.analysis.direct_path import asymmetry, grams
 from tiewise.analysis.final_norms import FAMILIES
 from tiewise.analysis.open_path import open_path
@@ -97,6 +98,33 @@ def test_an_opt_that_normalises_inside_its_layers(tmp_path, monkeypatch):
     (found,) = transitions(path, [(5, 9)])
     with torch.no_grad():
         assert found.logit == pytest.approx(model(torch.tensor([[5]])).logits[0, 0, 9].item(), rel=1e-9)
+
+
+SPECS = [
+    "factored:8",
+    "factored-untied:8",
+    "residual:4",
+    "factored:8+softcap=3",
+    "tied+input_scale=2+output_scale=0.5",
+    "untied+bias",
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma", "gpt2"])
+@pytest.mark.parametrize("spec", SPECS)
+def test_a_boundary_is_met_behind_its_maps(spec, family, tmp_path):
+    model = without_layers(family, True).float()
+    tiewise.install(model, spec)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            value.copy_(torch.zeros_like(value) if "wpe" in name else torch.randn_like(value))
+    model.eval().save_pretrained(tmp_path)
+    path = open_path(open_folder(tmp_path))
+    with torch.no_grad():
+        expected = torch.as_tensor(model(torch.arange(V)[:, None]).logits[:, 0]).double()
+    for found in transitions(path, [(0, 0), (3, 7), (7, 3), (39, 1)]):
+        wanted = expected[found.before, found.after].item()
+        assert found.logit == pytest.approx(wanted, rel=2e-5, abs=2e-5 * expected.abs().max().item())  # fp32
 
 
 def rewritten(folder, **changes):

@@ -42,7 +42,7 @@ class DirectPathFound:
     """A checkpoint's direct path M = A Bᵀ [V, V].
 
     Args:
-        tied: whether both ends hold one table.
+        tied: whether both ends meet the same rows; a factored table is met behind two maps.
         rows: V.
         width: E.
         normed: whether a final norm is known and applied.

@@ -142,9 +142,9 @@ def _own_ends(facts: Facts) -> Ends:
     boundary = read_boundary(facts)
     lookup, head = boundary.lookup, boundary.head
     one = lookup.table.name == head.table.name
-    source = _table(lookup)
+    source = dense_table(lookup)
     # the last part of a mark is the scale, which no angle between rows sees
-    target = source if one and lookup.mark[:-1] == head.mark[:-1] else _table(head)
+    target = source if one and lookup.mark[:-1] == head.mark[:-1] else dense_table(head)
     notes = []
     if lookup.map is not None or head.map is not None:
         how = "one stored table" if one else "two stored tables"
@@ -159,5 +159,6 @@ def _tick(progress: Progress, tensor: Stored) -> Callable[[int], None]:
     return lambda done: progress(f"rows of {short(tensor.name)}", done, tensor.nbytes)
 
 
-def _table(dense: Dense) -> Table:
+def dense_table(dense: Dense) -> Table:
+    """Return one end of a stored boundary as its model meets it, rows made as they are read."""
     return MappedTable(dense) if dense.changed else StoredTable(dense.table)

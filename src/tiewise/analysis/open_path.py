@@ -11,14 +11,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiewise.analysis.direct_path import NONE, DirectPath, Norm
-from tiewise.analysis.ends import stored_ends
+from tiewise.analysis.ends import dense_table, stored_ends
 from tiewise.analysis.final_norms import FAMILIES, Ending, plain_norm
-from tiewise.analysis.tables import Array, StoredTable
-from tiewise.checkpoint.facts import Facts
+from tiewise.analysis.tables import Array, StoredTable, Table
+from tiewise.checkpoint.claims import BASE_TYPE
+from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of
 from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.rewrite.plain_ends import is_own
+from tiewise.checkpoint.rewrite.stored_boundary import read_boundary
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 
@@ -31,19 +34,40 @@ def open_path(folder: Folder) -> DirectPath:
     """
     facts = Facts(folder)
     roles = facts.roles
-    table, head = stored_ends(facts)
-    if roles.maps:
-        what = f"{facts.path}: {short(roles.maps[0].name)} stands between a table and the body"
-        raise CheckpointError(what, "run `tiewise densify` first, where it can make the tables dense")
-    source = StoredTable(table)
-    target = source if head is None else StoredTable(head)
+    table, source, target, softcap = _own_tables(facts) if is_own(facts) else _tables(facts)
     acts = _acts(facts, table, source.width)
+    if softcap is not None and acts.softcap is not None:
+        what = f"{facts.path}: two soft-caps, the boundary's and the family's"
+        raise CheckpointError(what, "its direct path is not measured")
     bias, notes = _bias(facts, target.rows)
+    if is_own(facts):
+        notes.append(f"{short(facts.config.get(SPEC))}: each end is taken behind its map and scale")
+    if softcap is not None:
+        notes.append(f"soft-cap {softcap:g} applied")
     if roles.positions:
         notes.append("position rows are left out")
+    softcap = acts.softcap if softcap is None else softcap
     return DirectPath(
-        source, target, acts.norm, acts.input_scale, acts.output_scale, bias, acts.softcap, (*acts.notes, *notes)
+        source, target, acts.norm, acts.input_scale, acts.output_scale, bias, softcap, (*acts.notes, *notes)
     )
+
+
+def _tables(facts: Facts) -> tuple[Stored, Table, Table, None]:
+    """(stored input table, input table, output table, no soft-cap) of a family's own classes."""
+    table, head = stored_ends(facts)
+    if facts.roles.maps:
+        what = f"{facts.path}: {short(facts.roles.maps[0].name)} stands between a table and the body"
+        raise CheckpointError(what, "give a model whose tables are as wide as its body")
+    source = StoredTable(table)
+    return table, source, source if head is None else StoredTable(head), None
+
+
+def _own_tables(facts: Facts) -> tuple[Stored, Table, Table, float | None]:
+    """The same behind the maps and scales of a boundary that this package stored."""
+    boundary = read_boundary(facts)
+    source = dense_table(boundary.lookup)
+    same = boundary.lookup.mark == boundary.head.mark
+    return boundary.lookup.table, source, source if same else dense_table(boundary.head), boundary.spec.softcap
 
 
 @dataclass(frozen=True)
@@ -59,7 +83,7 @@ class _Acts:
 
 def _acts(facts: Facts, table: Stored, width: int) -> _Acts:
     level: Mapping[str, Any] = facts.config if facts.text is None else facts.levels.get(facts.text.level, facts.config)
-    family = level.get("model_type")
+    family = level.get(BASE_TYPE if is_own(facts) else "model_type")
     scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
     ending = FAMILIES.get(family) if isinstance(family, str) else None
     if ending is None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.strict_json import short
 from tiewise.errors import InstallError
 
@@ -105,7 +106,7 @@ def first_block(model: Any) -> FirstBlock:
             stream itself.
     """
     config = model.config.get_text_config()
-    family = str(getattr(config, "model_type", ""))
+    family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
         what = f"a {short(family)} model begins with a mixture of experts: no one MLP stands in its path"

@@ -53,7 +53,7 @@ def _lines(label: str, one: DirectPathFound) -> Iterator[str]:
         )
     else:
         yield (
-            f"{label} holds two tables: its direct path has ‖M − Mᵀ‖²/‖M‖² = {ratio} (0 symmetric, 2 as two unrelated "
+            f"{label} has different rows at its two ends: its direct path has ‖M − Mᵀ‖²/‖M‖² = {ratio} (0 symmetric, 2 as two unrelated "
             f"tables), {plain(one.linear.ratio, 3)} without dividing each row by its length."
         )
     yield f"Of what probabilities can see of it (M less its row and column means), the ratio in {label} is {centred}."
@@ -77,7 +77,7 @@ def _lines(label: str, one: DirectPathFound) -> Iterator[str]:
 
 def _measures(found: Mapping[str, DirectPathFound]) -> Iterator[list[str]]:
     all_ = list(found.values())
-    yield ["tables", *("one" if one.tied else "two" for one in all_)]
+    yield ["same rows at both ends", *("yes" if one.tied else "no" for one in all_)]
     yield ["V × E", *(f"{count(one.rows)} × {count(one.width)}" for one in all_)]
     yield ["‖M − Mᵀ‖²/‖M‖², as applied", *(plain(one.asymmetry.ratio) for one in all_)]
     yield ["… gain and scales alone", *(plain(one.linear.ratio) for one in all_)]
