@@ -53,8 +53,8 @@ def _lines(label: str, one: DirectPathFound) -> Iterator[str]:
         )
     else:
         yield (
-            f"{label} has different rows at its two ends: its direct path has ‖M − Mᵀ‖²/‖M‖² = {ratio} (0 symmetric, 2 as two unrelated "
-            f"tables), {plain(one.linear.ratio, 3)} without dividing each row by its length."
+            f"{label} has different rows at its two ends: its direct path has ‖M − Mᵀ‖²/‖M‖² = {ratio} (0 symmetric, "
+            f"2 as two unrelated tables), {plain(one.linear.ratio, 3)} without dividing each row by its length."
         )
     yield f"Of what probabilities can see of it (M less its row and column means), the ratio in {label} is {centred}."
     own = one.own_token
