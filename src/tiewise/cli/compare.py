@@ -11,6 +11,7 @@ from tiewise.cli.running import running
 
 
 def compare(
+    corpus: str = o.CORPUS,
     arms: str = typer.Option(
         None,
         help="Boundaries to compare, separated by commas; the first is the reference. "
@@ -18,6 +19,7 @@ def compare(
         show_default="tied,untied,factored:64",
     ),
     seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
+    recipe: str = o.RECIPE,
     text: list[str] = o.TEXT,
     tokenizer: str = o.TOKENIZER,
     model: str = o.MODEL,
@@ -47,7 +49,8 @@ def compare(
     given = {
         "arms": tuple(split_arms(arms)) if arms is not None else None,
         "seeds": seeds,
-        "text": tuple(text) if text else None,
+        "recipe": recipe,
+        "text": o.texts(text, recipe, corpus),
         "tokenizer": tokenizer,
         "model": model,
         "steps": steps,

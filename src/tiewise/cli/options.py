@@ -35,6 +35,17 @@ STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="60
 OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
 CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
 SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
+RECIPE = typer.Option(
+    None,
+    metavar="NAME",
+    help="A published recurrent model, trained on CORPUS: press-wolf-small, press-wolf-large, inan-200, inan-650, "
+    "pytorch-200, pytorch-650 or awd.",
+)
+CORPUS = typer.Argument(
+    None,
+    help="With --recipe: a folder with train.txt, valid.txt and test.txt, words parted by spaces.",
+    show_default=False,
+)
 RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")
@@ -51,7 +62,7 @@ def asked(
     overwrite: bool,
     single: bool = False,
 ) -> Settings | None:
-    """Return the checked settings: defaults, then the YAML file, then `--set`, then options; None given is not given.
+    """Return the checked settings: defaults, the recipe, the YAML file, `--set`, options; None given is not given.
 
     They are those of one run where `single`, else of a comparison. With `resume`, None: the run has its settings.
 
@@ -66,7 +77,12 @@ def asked(
         if overwrite or config or assigned or any(value is not None for value in given.values()):
             raise RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
         return None
-    record: dict[str, Any] = {"arms": ("tied",), "seed": 1} if single else {}
+    record: dict[str, Any] = {}
+    if given.get("recipe") is not None:
+        from tiewise.training.recurrent.recipes import recipe
+
+        record |= recipe(given["recipe"])
+    record |= {"arms": ("tied",), "seed": 1} if single else {}
     if config is not None:
         record |= {name: value for name, value in Settings.read(config).items() if value is not None}
     for item in assigned or []:
@@ -80,7 +96,22 @@ def asked(
     record |= {name: value for name, value in given.items() if value is not None}
     if not single and record.get("seed") is not None:
         raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
-    return Settings(**record).checked()
+    return Settings.of(record).checked()
+
+
+def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...] | None:
+    """Return what a command is to read: `--text`, or the corpus of a recipe.
+
+    Raises:
+        RunError: a corpus without a recipe, a recipe without a corpus, or both of them with `--text`.
+    """
+    if recipe is None and corpus is None:
+        return tuple(text) if text else None
+    if recipe is None:
+        raise RunError(f"{corpus!r} without --recipe", "add --recipe NAME for a word-level corpus, or use --text")
+    if text or corpus is None:
+        raise RunError(f"--recipe {recipe} needs one corpus", "name its folder, and leave --text out")
+    return (corpus,)
 
 
 def command_line() -> str:

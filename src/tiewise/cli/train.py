@@ -12,10 +12,12 @@ from tiewise.cli.running import running
 
 
 def train(
+    corpus: str = o.CORPUS,
     boundary: str = typer.Option(
         None, "--boundary", "-b", help="The boundary to train, e.g. factored:64+bias.", show_default="tied"
     ),
     seed: int = typer.Option(None, help="Of data order, body and tables.", show_default="1"),
+    recipe: str = o.RECIPE,
     text: list[str] = o.TEXT,
     tokenizer: str = o.TOKENIZER,
     model: str = o.MODEL,
@@ -35,7 +37,8 @@ def train(
     given = {
         "arms": (boundary,) if boundary is not None else None,
         "seed": seed,
-        "text": tuple(text) if text else None,
+        "recipe": recipe,
+        "text": o.texts(text, recipe, corpus),
         "tokenizer": tokenizer,
         "model": model,
         "steps": steps,
