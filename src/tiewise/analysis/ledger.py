@@ -20,17 +20,22 @@ class Result:
 
     model: str
     choice: str
-    parameters_printed: int
+    parameters_printed: int | None  # None where the source prints none
     layers: int
     width: int
     metric: str
     value: float
     source: str
     checked: str
+    recipe: str = ""  # of ours, whose run prints it beside its own figure
+    arm: str = ""  # the boundary of that run
+    setting: str = ""  # what must be set besides, as `name=value`, parted by spaces
+    status: str = "published"  # or reproduced: by others than the authors
 
     @property
     def per_million(self) -> float:
         """Points per million parameters; it says something of metrics that grow with quality only."""
+        assert self.parameters_printed is not None
         return self.value / (self.parameters_printed / 1e6)
 
 
