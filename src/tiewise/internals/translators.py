@@ -19,6 +19,7 @@ from tiewise.internals.stack import Stack
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
 BETAS = (0.9, 0.99)
+EPSILON = 1e-6  # Adam's: gradients that are rounding alone move nothing
 AVERAGED = 20  # the average reaches back about a 20th of all steps
 TOKENS = 256  # positions per step, at least
 LOGITS = 2**24  # logits held at once
@@ -55,7 +56,7 @@ class Translator:
         whiten = (vectors * roots @ vectors.T).to(mean.dtype)
         trained = torch.zeros(width, width).to(mean), torch.zeros_like(mean)
         average = tuple(part.clone() for part in trained)
-        optimizer = torch.optim.Adam([part.requires_grad_() for part in trained], RATE / width**0.5, BETAS)
+        optimizer = torch.optim.Adam([part.requires_grad_() for part in trained], RATE / width**0.5, BETAS, EPSILON)
         return cls(mean, whiten, float(second.diagonal().mean().sqrt()), trained, (average[0], average[1]), optimizer)
 
     def __call__(self, states: Tensor) -> Tensor:

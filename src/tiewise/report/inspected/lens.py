@@ -102,9 +102,9 @@ def _fitted(label: str, found: Lenses) -> Iterator[str]:
         one = max(over, key=lambda layer: layer.tuned.kl.value / max(layer.fitted, 1e-9))  # type: ignore[union-attr, type-var, operator]
         assert one.tuned is not None
         yield (
-            f"At {len(over)} places of {label} the tuned lens fits its training windows better than held-out ones: at "
-            f"depth {one.depth} {plain(one.fitted, 3)} nats against {shown(one.tuned.kl)} after {plain(found.passes, 1)} "
-            "passes. More text would lower the held-out figure."
+            f"At {len(over)} places of {label} the tuned lens fits its training windows better than held-out ones, at "
+            f"depth {one.depth} {plain(one.fitted, 3)} nats against {shown(one.tuned.kl)}, and went over them "
+            f"{plain(found.passes, 1)} times: more text would lower the held-out figure."
         )
 
 
