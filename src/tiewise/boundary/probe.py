@@ -46,7 +46,9 @@ def random_batch(model: Any, link: Link) -> Batch:
         return ordinary[torch.randint(len(ordinary), (_ROWS, _LENGTH), generator=source)].to(link.head.weight.device)
 
     rows_in = min(lookup.weight.shape[0] for lookup in link.lookups)
-    return {"input_ids": draw(rows_in), "labels": draw(link.head.weight.shape[0])}
+    rows_out = link.head.weight.shape[0]
+    predicted = getattr(config, "output_vocab_size", None) or rows_out  # fewer where one table serves two vocabularies
+    return {"input_ids": draw(rows_in), "labels": draw(min(predicted, rows_out))}
 
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:

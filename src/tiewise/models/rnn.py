@@ -27,11 +27,15 @@ from tiewise.models.rnn_config import RNNConfig
 
 @dataclass
 class RNNOutput(ModelOutput):
-    """`loss` of the labels, `logits` [B, T, V_out], and the `state` behind the last token (see `detached`)."""
+    """`loss` of the labels, `logits` [B, T, V_out], and the `state` behind the last token (see `detached`).
+
+    `regularisation` is what AR and TAR add to the loss in training; it is there whether or not labels are.
+    """
 
     loss: Tensor | None = None
     logits: Tensor | None = None
     state: State | None = None
+    regularisation: Tensor | None = None
 
 
 class RNNLM(PreTrainedModel, GenerationMixin):
@@ -76,6 +80,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
         state: State | None = None,
+        shift_labels: Tensor | None = None,
         logits_to_keep: int = 0,
         **kwargs: Any,
     ) -> Any:
@@ -86,9 +91,10 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             attention_mask: padding on the right is read like any token; padding on the left is refused.
             labels: [B, T], position i's being the label of what stands before it; -100 counts for nothing.
             state: what the piece of text before returned; None starts with zeros.
+            shift_labels: [B, T] in place of labels: position i's own target, so that a piece loses none at its end. An
+                installed model keeps its loss fused in evaluation where `labels` are given beside them.
             logits_to_keep: give logits of the last positions alone (0: of all).
-            **kwargs: `shift_labels` [B, T] instead of labels: position i's own target, for a text in pieces, of which
-                none is lost at a piece's end; `num_items_in_batch`; `return_dict`.
+            **kwargs: `num_items_in_batch`, by which the loss is divided; `return_dict`.
 
         Raises:
             SpecError: padding on the left, or a state of other sequences.
@@ -104,13 +110,15 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         logits = self.head(read[:, -logits_to_keep:])
         if config.outputs < self.head.out_features:
             logits = logits[..., : config.outputs]
-        loss = None
-        if labels is not None or kwargs.get("shift_labels") is not None:
-            given = {name: kwargs[name] for name in ("shift_labels", "num_items_in_batch") if name in kwargs}
+        added = self._penalty(hidden, read) if training and (config.ar or config.tar) else None
+        loss, items = None, kwargs.get("num_items_in_batch")
+        if labels is not None or shift_labels is not None:
+            targets = None if shift_labels is None else shift_labels.contiguous()
+            given = {"num_items_in_batch": items, "shift_labels": targets}
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.outputs, **given)
-            if training:
-                loss = loss + self._penalty(hidden, read) * _share(labels, **given)
-        output = RNNOutput(loss, logits, state)
+            if added is not None:
+                loss = loss + added * (1.0 if items is None else _counted(labels, targets) / items)
+        output = RNNOutput(loss, logits, state, added)
         return output if kwargs.get("return_dict") is not False else output.to_tuple()
 
     def prepare_inputs_for_generation(
@@ -125,14 +133,10 @@ class RNNLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
 
-    def _penalty(self, hidden: Tensor, read: Tensor) -> Tensor | float:
+    def _penalty(self, hidden: Tensor, read: Tensor) -> Tensor:
         """α·mean(read²) + β·mean((h_t - h_{t-1})²): AR and TAR, arXiv:1708.02182 §4.2."""
-        found: Tensor | float = 0.0
-        if self.config.ar:
-            found = found + self.config.ar * read.pow(2).mean()
-        if self.config.tar and hidden.shape[1] > 1:
-            found = found + self.config.tar * hidden.diff(dim=1).pow(2).mean()
-        return found
+        found = self.config.ar * read.pow(2).mean()
+        return found + self.config.tar * hidden.diff(dim=1).pow(2).mean() if hidden.shape[1] > 1 else found
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -147,12 +151,12 @@ class RNNLM(PreTrainedModel, GenerationMixin):
                 init.zeros_(bias)
 
 
-def _share(labels: Tensor | None, shift_labels: Tensor | None = None, num_items_in_batch: Any = None) -> Tensor | float:
-    """Return the share of this micro-batch in its step, which counts `num_items_in_batch` labels in all."""
-    if num_items_in_batch is None:
-        return 1.0
-    targets = shift_labels if shift_labels is not None else labels[:, 1:]  # type: ignore[index]
-    return (targets != -100).sum() / num_items_in_batch
+def _counted(labels: Tensor | None, targets: Tensor | None) -> Tensor:
+    """Return how many positions have a label, of those in `num_items_in_batch`."""
+    if targets is None:
+        assert labels is not None
+        targets = labels[:, 1:]
+    return (targets != -100).sum()
 
 
 def _check_untied(config: RNNConfig) -> None:

@@ -1,0 +1,164 @@
+"""Cells against torch's own modules and against cells written by hand, forward and backward, in double."""
+
+import pytest
+import torch
+from rnn_tools import random_state, tiny, torch_modules, words
+from torch import nn
+
+from tiewise.models.cells import CELLS, Weights, fused, stepped
+
+EXACT = {"rtol": 1e-10, "atol": 1e-12}
+KINDS = [(cell, bias) for cell in CELLS for bias in ("one", "two") if (cell, bias) != ("gru", "one")]
+SIZES = {
+    "square": {},
+    "E and H": {"embedding_size": 7, "hidden_size": 4},
+    "AWD": {"embedding_size": 4, "hidden_size": 7, "last_hidden_size": 4, "num_hidden_layers": 3},
+    "one layer": {"num_hidden_layers": 1},
+}
+
+
+def torch_logits(model, modules, ids, state):
+    """Logits, and the state behind, of torch's modules in a row."""
+    x, after = nn.functional.embedding(ids, model.embed.weight), []
+    for module, before in zip(modules, state, strict=True):
+        before = tuple(part[None] for part in before)
+        x, found = module(x, before if len(before) > 1 else before[0])
+        after.append(tuple(part[0] for part in (found if isinstance(found, tuple) else (found,))))
+    return nn.functional.linear(x, model.head.weight, model.head.bias), tuple(after)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+@pytest.mark.parametrize(("cell", "bias"), KINDS)
+def test_logits_states_and_gradients_are_those_of_torch_s_modules(cell, bias, sizes):
+    model = tiny(cell=cell, lstm_bias=bias, **sizes)
+    modules, ids, state = torch_modules(model), words(), random_state(model, 3)
+    found = model(ids, state=state)
+    wanted, after = torch_logits(model, modules, ids, state)
+    torch.testing.assert_close(found.logits, wanted, **EXACT)
+    torch.testing.assert_close(found.state, after, **EXACT)
+
+    signal = torch.randn(wanted.shape, dtype=torch.double, generator=torch.Generator().manual_seed(5))
+    (found.logits * signal).sum().backward()
+    table = model.embed.weight.grad.clone()
+    model.zero_grad()
+    (wanted * signal).sum().backward()
+    torch.testing.assert_close(table, model.embed.weight.grad, **EXACT)
+    model.zero_grad()
+    (model(ids, state=state).logits * signal).sum().backward()
+    for layer, module in zip(model.rnn.layers, modules, strict=True):
+        torch.testing.assert_close(layer.weight_ih.grad, module.weight_ih_l0.grad, **EXACT)
+        torch.testing.assert_close(layer.weight_hh.grad, module.weight_hh_l0.grad, **EXACT)
+        torch.testing.assert_close(layer.bias_ih.grad, module.bias_ih_l0.grad, **EXACT)
+
+
+def sigmoid(x):
+    return 1 / (1 + (-x).exp())
+
+
+def by_hand(cell, x, state, weights, mask):
+    """Every gate from its own slice of the matrices, one position and one formula at a time."""
+    width = weights.recurrent.shape[1]
+    h, rows = state[0], []
+
+    def gate(k, t):
+        part = slice(k * width, (k + 1) * width)
+        given = x[:, t] if weights.input is None else x[:, t] @ weights.input[part].T
+        recalled = (h * mask) @ weights.recurrent[part].T
+        other = 0 if weights.recurrent_bias is None else weights.recurrent_bias[part]
+        return given + weights.input_bias[part], recalled + other
+
+    s = state[-1]
+    for t in range(x.shape[1]):
+        gates = [gate(k, t) for k in range(CELLS[cell].gates)]
+        if cell in ("tanh", "relu"):
+            total = sum(gates[0])
+            h = (
+                (total.exp() - (-total).exp()) / (total.exp() + (-total).exp())
+                if cell == "tanh"
+                else total.clamp(min=0)
+            )
+        elif cell == "gru":
+            r, z = sigmoid(sum(gates[0])), sigmoid(sum(gates[1]))
+            h = (1 - z) * (gates[2][0] + r * gates[2][1]).tanh() + z * h
+        else:
+            i, f, g, o = (sum(pair) for pair in gates)
+            s = sigmoid(f) * s + sigmoid(i) * g.tanh()
+            h = sigmoid(o) * s.tanh()
+        rows.append(h)
+    return torch.stack(rows, 1), (h, s) if cell == "lstm" else (h,)
+
+
+def drawn(cell, bias="two", inner=True, width_from=3, width=4, rows=2, length=5):
+    source = torch.Generator().manual_seed(7)
+
+    def draw(*shape):
+        return torch.randn(*shape, dtype=torch.double, generator=source).requires_grad_()
+
+    size = CELLS[cell].gates * width
+    matrix = draw(size, width_from) if inner else None
+    weights = Weights(matrix, draw(size, width), draw(size), draw(size) if bias == "two" else None)
+    x = draw(rows, length, width_from if inner else width)
+    state = tuple(draw(rows, width) for _ in range(CELLS[cell].states))
+    mask = (torch.rand(rows, width, generator=source, dtype=torch.double) > 0.4).double() / 0.6
+    return x, state, weights, mask
+
+
+@pytest.mark.parametrize(("cell", "bias"), KINDS)
+def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
+    x, state, weights, mask = drawn(cell, bias)
+    assert 0 < mask.count_nonzero() < mask.numel()
+    found, after = stepped(CELLS[cell], x, state, weights, mask)
+    wanted, behind = by_hand(cell, x, state, weights, mask)
+    torch.testing.assert_close(found, wanted, **EXACT)
+    torch.testing.assert_close(after, behind, **EXACT)
+
+
+@pytest.mark.parametrize("cell", ["tanh", "relu"])
+def test_without_an_input_matrix_the_word_itself_is_added(cell):
+    x, state, weights, mask = drawn(cell, inner=False)
+    for kept in (mask, torch.ones_like(mask)):
+        wanted, behind = by_hand(cell, x, state, weights, kept)
+        found, after = stepped(CELLS[cell], x, state, weights, kept)
+        torch.testing.assert_close(found, wanted, **EXACT)
+    once, last = fused(CELLS[cell], x, [state], [weights], 0.0)
+    torch.testing.assert_close(once, wanted, **EXACT)
+    torch.testing.assert_close(last[0], behind, **EXACT)
+    torch.testing.assert_close(after, behind, **EXACT)
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_of_steps_under_a_mask(cell):
+    x, state, weights, mask = drawn(cell, width_from=2, width=3, length=4)
+    tensors = [x, *state, *weights.flat()]
+
+    def run(x, *others):
+        state, matrices = others[: CELLS[cell].states], others[CELLS[cell].states :]
+        hidden, after = stepped(CELLS[cell], x, state, Weights(*matrices), mask)
+        return hidden, *after
+
+    assert torch.autograd.gradcheck(run, tensors)
+
+
+@pytest.mark.parametrize("settings", [{}, {"cell": "gru"}, {"cell": "tanh", "input_matrix": False}], ids=str)
+def test_gradients_of_a_whole_model(settings):
+    sizes = {"vocab_size": 6, "hidden_size": 3, "tie_word_embeddings": True}
+    model = tiny(**sizes, **settings)
+    ids, names = words(2, 4, 6), [name for name, _ in model.named_parameters()]
+    state = random_state(model, 2)
+
+    def loss(*values):
+        return (
+            torch.func.functional_call(
+                model, dict(zip(names, values, strict=True)), (ids,), {"labels": ids, "state": state}
+            )
+            .logits.logsumexp(-1)
+            .sum()
+        )
+
+    assert torch.autograd.gradcheck(loss, [parameter for _, parameter in model.named_parameters()])
+
+
+def test_gradients_in_evaluation():
+    model = tiny().eval()
+    model(words(), labels=words()).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
