@@ -83,10 +83,10 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
     rows = [f"w{i}" for i in range(37)]
     (tmp_path / "valid.txt").write_text("\n".join(rows) + "\n")
     (tmp_path / "test.txt").write_text("w1\n")
-    first, last, _ = word_files(str(tmp_path), ("valid.txt[:90%]", "valid.txt[90%:]", "test.txt"))
+    first, last, _ = word_files(str(tmp_path), ("valid.txt@0-90", "valid.txt@90-100", "test.txt"))
     assert [line[0] for part in (first, last) for line in lines(part)] == rows
     assert len(list(lines(last))) == 37 - 33
-    middle, *_ = word_files(str(tmp_path), ("valid.txt[10%:20%]", "valid.txt", "test.txt"))
+    middle, *_ = word_files(str(tmp_path), ("valid.txt@10-20", "valid.txt", "test.txt"))
     assert [line[0] for line in lines(middle)] == rows[3:7]
 
 
@@ -95,11 +95,11 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
     [
         ((), "has no train.txt"),
         (("valid.txt", "test.txt"), "2 files"),
-        (("valid.txt[90%:10%]", "valid.txt", "test.txt"), "empty part"),
-        (("valid.txt[x]", "valid.txt", "test.txt"), "no part of a file"),
-        (("valid.txt[:]", "valid.txt", "test.txt"), "no part of a file"),
+        (("valid.txt@90-10", "valid.txt", "test.txt"), "empty part"),
+        (("valid.txt@x", "valid.txt", "test.txt"), "no part of a file"),
+        (("valid.txt@", "valid.txt", "test.txt"), "no part of a file"),
         (("empty.txt", "valid.txt", "test.txt"), "no words"),
-        (("valid.txt", "valid.txt[:1%]", "test.txt"), "no words"),
+        (("valid.txt", "valid.txt@0-1", "test.txt"), "no words"),
         (("binary.txt", "valid.txt", "test.txt"), "binary file"),
     ],
 )

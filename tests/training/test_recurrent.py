@@ -333,7 +333,7 @@ def test_recipes_are_settings_and_come_back(name, tmp_path):
     assert Settings.load(tmp_path / FILE) == chosen
     assert changed(chosen) == []
     other = Settings.of({**recipe(name), "text": ("corpus",), "epochs": 3, "width": 10})
-    assert changed(other) == ["width", "epochs"]
+    assert changed(other) == ["width=10", "epochs=3"]
 
 
 def test_parameters_are_those_of_the_papers():

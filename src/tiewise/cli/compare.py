@@ -65,7 +65,8 @@ def compare(
         from rich.console import Console
 
         from tiewise.report.page import write_report
-        from tiewise.report.table import results_table
+        from tiewise.report.published import of_comparison
+        from tiewise.report.table import published_table, results_table
         from tiewise.training.compare import compare as finish
         from tiewise.training.lock import locked
         from tiewise.training.start import start
@@ -85,6 +86,9 @@ def compare(
         return
     console = Console()
     console.print(results_table(comparison))
+    beside = of_comparison(comparison)
+    if beside is not None:
+        console.print(published_table(beside))
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.running import running
+
+if TYPE_CHECKING:
+    from tiewise.report.published import Beside
+    from tiewise.training.results import RunResult
 
 
 def train(
@@ -60,6 +65,7 @@ def train(
                 start(settings, out, o.command_line(), shown, overwrite=overwrite)
             run.begun = True
             result, folder = train_one(out, shown)
+            beside = ranks.first_does(lambda: _beside(out, result))
         speaks = ranks.first()
     if not speaks:
         return
@@ -73,3 +79,23 @@ def train(
         f"{result.bits_per_byte:.3f} bits per byte), training nll {result.train_nll:.4f}"
     )
     print(f"model: {folder}")
+    if beside is not None:
+        from rich.console import Console
+
+        from tiewise.report.table import published_table
+
+        Console().print(published_table(beside))
+
+
+def _beside(out: Path, result: RunResult) -> Beside | None:
+    """Return what a recipe's run is held against."""
+    from tiewise.report.published import Beside
+    from tiewise.training.compare import changes
+    from tiewise.training.folder import saved_run
+    from tiewise.training.start import open_text
+
+    settings = saved_run(out)
+    if settings.recurrent is None:
+        return None
+    text = open_text(out)
+    return Beside(settings.recipe, changes(settings, text), {result.arm: [result.perplexity]}, text.facts)

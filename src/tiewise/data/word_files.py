@@ -11,7 +11,8 @@ from tiewise.data.plain_text import opened
 from tiewise.errors import DataError
 
 FILES = ("train.txt", "valid.txt", "test.txt")
-_PART = re.compile(r"(?P<name>.+?)(?:\[(?P<low>\d+)?%?:(?:(?P<high>\d+)%)?\])?")
+_PART = re.compile(r"(?P<name>.+?)(?:@(?P<low>\d+)-(?P<high>\d+))?")
+_FIX = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,25 @@ def word_files(corpus: str, files: Sequence[str] = ()) -> tuple[WordFile, WordFi
     names = tuple(files) or FILES
     if len(names) != len(FILES):
         what = f"{len(names)} files ({', '.join(names)}) for training, validation and test"
-        raise DataError(what, "name three; parts of one file are valid.txt[:90%] and valid.txt[90%:]")
+        raise DataError(what, "name three; parts of one file are valid.txt@0-90 and valid.txt@90-100")
     train, valid, test = (_file(folder, name) for name in names)
     return train, valid, test
 
 
 def _file(folder: Path, text: str) -> WordFile:
     part = _PART.fullmatch(text)
-    if part is None or text.endswith(("[", "]")) != (part["low"] is not None or part["high"] is not None):
-        raise DataError(f"{text!r} names no part of a file", "write valid.txt[:90%] or valid.txt[90%:], say")
+    if part is None or "@" in part["name"]:
+        raise DataError(f"{text!r} names no part of a file", _FIX)
     path = folder / part["name"]
     if not path.is_file():
         there = sorted(file.name for file in folder.glob("*.txt"))
-        fix = "--set 'files=[valid.txt[:90%], valid.txt[90%:], test.txt]' trains on other files"
+        fix = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
         raise DataError(f"{str(folder)!r} has no {part['name']} (it has {', '.join(there) or 'no .txt files'})", fix)
-    if part["low"] is None and part["high"] is None:
+    if part["low"] is None:
         return WordFile(path, 0, None, text)
-    low, high = int(part["low"] or 0), int(part["high"] or 100)
+    low, high = int(part["low"]), int(part["high"])
     if not low < high <= 100:
-        raise DataError(f"{text!r} is an empty part", "write valid.txt[:90%] or valid.txt[90%:], say")
+        raise DataError(f"{text!r} is an empty part", _FIX)
     with opened(path) as file:
         count = sum(1 for _ in file)
     return WordFile(path, count * low // 100, None if high == 100 else count * high // 100, text)

@@ -40,8 +40,8 @@ def prepare_words(
     Args:
         corpus: the folder of the corpus.
         folder: where the tokens go; what it held is replaced.
-        files: of training, validation and test; empty: train.txt, valid.txt, test.txt. `valid.txt[:90%]` is the first
-            nine tenths of a file's lines, `valid.txt[90%:]` the rest.
+        files: of training, validation and test; empty: train.txt, valid.txt, test.txt. `valid.txt@0-90` is the first
+            nine tenths of a file's lines, `valid.txt@90-100` the rest.
         progress: called with "words" and the part of the corpus that is done.
 
     Raises:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.numerals import plain
-from tiewise.report import panels, sheet
+from tiewise.report import panels, published, sheet
 from tiewise.report.grid import Table
+from tiewise.report.published import Beside
 from tiewise.report.rows import header, rows
 from tiewise.report.sheet import Section, Sheet
 from tiewise.report.table import DEMO
@@ -66,12 +67,20 @@ def _subject(comparison: Comparison) -> str:
 
 def _sections(comparison: Comparison) -> list[Section]:
     maps = list(panels.direct_path_panels(comparison))
+    beside = published.of_comparison(comparison)
     return [
+        *([_published(beside)] if beside is not None else []),
         Section("Loss", list(panels.loss_panels(comparison))),
         Section("Gradient paths", list(panels.path_panels(comparison))),
         Section("Parameters", list(panels.parameter_panels(comparison))),
         Section("Direct path", maps, _bigrams(comparison), "panels maps"),
     ]
+
+
+def _published(beside: Beside) -> Section:
+    found = published.table(beside)
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in published.lines(beside))
+    return Section("Published figures", [], "" if found is None else sheet.table(found, "Beside this run"), lead=said)
 
 
 def _bigrams(comparison: Comparison) -> str:

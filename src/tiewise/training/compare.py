@@ -9,6 +9,7 @@ holds whole pairs. Everything that finished is on disk, and the next call takes 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from tiewise.errors import RunError
 from tiewise.training import ranks
 from tiewise.training.environment import environment
 from tiewise.training.folder import ENVIRONMENT, read_json, write_json
+from tiewise.training.recurrent.assemble import options, run_plan
+from tiewise.training.recurrent.recipes import changed
 from tiewise.training.results import Comparison, DirectPath
 from tiewise.training.run import Job, Outcome, train, tuned
-from tiewise.training.settings import Settings
+from tiewise.training.settings import ALL, Settings
 from tiewise.training.shown import Shown
 from tiewise.training.start import make_jobs, open_run, open_text, seeded
 from tiewise.training.statistics import complete
@@ -103,7 +106,11 @@ def _comparison(
             env=environment(),
             runs=[o.result for o in outcomes],
             tuning=trials,
-            direct_path=[DirectPath(arm, [name(t) for t in probe], first[arm].direct_path) for arm in settings.arms],
+            direct_path=[
+                DirectPath(arm, [name(t) for t in probe], first[arm].direct_path)
+                for arm in settings.arms
+                if first[arm].direct_path
+            ],
             bigrams=[
                 {
                     "left": name(b.left),
@@ -147,5 +154,22 @@ def _setting(settings: Settings, text: PreparedText) -> dict[str, Any]:
         "bf16",
     )
     shape = {name: getattr(settings, name) for name in names}
+    if settings.recurrent is not None:
+        return _recurrent_setting(settings, text)
     tokens = settings.steps * settings.batch * settings.accumulate * settings.length
     return {**shape, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
+
+
+def _recurrent_setting(settings: Settings, text: PreparedText) -> dict[str, Any]:
+    steps = run_plan(settings, text, 1)
+    kept = ("recipe", "model", "width", "layers", "length", "batch", "steps", "learning_rate", "weight_decay", "bf16")
+    shape = {name: getattr(settings, name) for name in kept}
+    tokens = int(steps.words(settings.batch)[-1])
+    own = {"changed": changes(settings, text), "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": "words"}
+    return {**shape, **vars(options(settings)), **own}
+
+
+def changes(settings: Settings, text: PreparedText) -> list[str]:
+    """Settings of a recurrent run that differ from its recipe's, fewer steps than its epochs have among them."""
+    short = settings.steps < len(run_plan(replace(settings, steps=ALL), text, 1))
+    return changed(settings) + ([f"steps={settings.steps}"] if short else [])

@@ -31,19 +31,16 @@ def recipe(name: str) -> dict[str, Any]:
 
 
 def changed(settings: Settings) -> list[str]:
-    """Names of the settings that differ from their recipe's, but for what a recipe leaves open.
+    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open.
 
     Raises:
         RunError: as `recipe`.
     """
-    from_recipe = Settings.of(
-        {"arms": settings.arms, **{k: v for k, v in recipe(settings.recipe).items() if k != "arms"}}
-    )
-    left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "recurrent"}
-    own = [
-        name for name, value in vars(settings).items() if name not in left_open and value != getattr(from_recipe, name)
-    ]
+    theirs = _flat(Settings.of(recipe(settings.recipe)))
+    return [f"{name}={value}" for name, value in _flat(settings).items() if name in theirs and value != theirs[name]]
+
+
+def _flat(settings: Settings) -> dict[str, Any]:
     assert settings.recurrent is not None
-    assert from_recipe.recurrent is not None
-    theirs = vars(from_recipe.recurrent)
-    return own + [name for name, value in vars(settings.recurrent).items() if value != theirs[name]]
+    open_ = ("arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "recurrent", "files")
+    return {k: v for k, v in {**vars(settings), **vars(settings.recurrent)}.items() if k not in open_}
