@@ -16,7 +16,9 @@ FLOORS = {
     "ops": 1,
     "checkpoint": 1,
     "boundary": 2,
+    "sharing": 2.5,  # uses the saved types of boundary, and hf registers it
     "hf": 3,
+    "models": 3,
     "data": 3,
     "training": 4,
     "analysis": 4,

@@ -22,10 +22,21 @@ from tiewise.boundary.install import reinstall
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.plain import unswap
-from tiewise.boundary.saved import ENTRY, PREFIX, TiewiseConfig, family_model, forget_boundary, is_family, register
+from tiewise.boundary.saved import (
+    AUTO,
+    ENTRY,
+    PREFIX,
+    TiewiseConfig,
+    family_model,
+    forget_boundary,
+    is_family,
+    register,
+)
 from tiewise.errors import InstallError, UnsupportedError
+from tiewise.sharing.share import register_sharing
 
 register()
+register_sharing()
 
 
 def load(path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
@@ -51,11 +62,21 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
         InstallError: it does not say which class that is.
     """
     names = config.architectures or ["(none)"]
-    plain = getattr(transformers, names[0].removeprefix(PREFIX), None)
+    name = names[0].removeprefix(PREFIX)
+    plain = getattr(transformers, name, None) or _registered(config, name)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
         fix = "load it with the class that you know it has, then call tiewise.install(model)"
-        raise InstallError(f"{path}: its config.json names the architecture {names[0]}, not one of transformers", fix)
+        raise InstallError(
+            f"{path}: its config.json names the architecture {names[0]}, neither of transformers nor registered", fix
+        )
     return family_model(plain) if is_family(config) else plain
+
+
+def _registered(config: Any, name: str) -> Any:
+    """Return the class of this name that another package has registered for this kind of config, `tiewise.models` say."""
+    kind = config.plain_class if is_family(config) else type(config)
+    models = (auto._model_mapping.get(kind, None) for auto in AUTO)
+    return next((model for model in models if getattr(model, "__name__", None) == name), None)
 
 
 def densify(model: Any) -> PreTrainedModel:

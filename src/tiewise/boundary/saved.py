@@ -1,4 +1,4 @@
-"""Boundaries that no other tool loads: one config type `tiewise`, and a model class per family, made on demand.
+"""Models that no other tool loads: one config type `tiewise`, and a model class per family, made on demand.
 
     config.json of Llama with factored:64     "model_type": "tiewise", "base_model_type": "llama",
                                               "tiewise_boundary": "factored:64"
@@ -6,20 +6,28 @@
     → AutoModelForCausalLM                    class TiewiseLlamaForCausalLM(FamilyModel, LlamaForCausalLM)
 
 Nothing in a checkpoint is executed: family classes come from transformers, by the names it registered. Plain tied and
-untied models keep their own type and only carry the spec as one more entry, which other loaders pass over.
+untied models keep their own type and only carry the spec as one more entry, which other loaders pass over. What else
+a model may be saved with (`tiewise.sharing`) has an entry of its own in `BUILDERS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from torch import nn
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
     AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
 )
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
@@ -28,6 +36,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from tiewise.boundary.attach import attach
 from tiewise.boundary.declare import own_config
 from tiewise.boundary.journal import Journal
+from tiewise.boundary.keys import depth_keys
 from tiewise.boundary.link import Link
 from tiewise.boundary.modules import Swapped, make
 from tiewise.errors import InstallError
@@ -37,12 +46,17 @@ MODEL_TYPE = "tiewise"
 PREFIX = "Tiewise"
 ENTRY = "tiewise_boundary"
 BASE = "base_model_type"
-_AUTO: tuple[Any, ...] = (
+AUTO: tuple[Any, ...] = (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSeq2SeqLM,
     AutoModelForPreTraining,
     AutoModelForImageTextToText,
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoModelForQuestionAnswering,
+    AutoModelForMultipleChoice,
 )
 
 
@@ -66,11 +80,26 @@ class TiewiseConfig(PreTrainedConfig):
 
 
 class FamilyModel(Swapped):
-    """Mixin above a family's model class: attaches the boundary that its config names."""
+    """Mixin above a family's model class: builds what its config names, a boundary and whatever else."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        attach(self, BoundarySpec.parse(getattr(config, ENTRY)), Journal(), loading=True)
+        entries = _entries(config)
+        if unknown := entries.keys() - BUILDERS.keys():
+            fix = "import tiewise.hf first; if that is not enough, this version of tiewise is too old"
+            raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", fix)
+        for entry in BUILDERS.keys() & entries.keys():
+            BUILDERS[entry](self, entries[entry])
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
+        own: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
+        return {**own, **depth_keys(self)}
+
+    def _adjust_bias(self, module: Any, table: Any) -> None:
+        """Fit a head's bias to a tied table, as transformers does for whatever is tied; layers have nothing to fit."""
+        if isinstance(module, nn.Linear):
+            super()._adjust_bias(module, table)  # type: ignore[misc]
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -102,7 +131,7 @@ def family_model(plain: Any) -> Any:
 def register_family(plain: Any) -> Any:
     """Tell the auto classes of token models about a family's config and models; return the config class."""
     made = family_config(plain)
-    for auto in _AUTO:
+    for auto in AUTO:
         models = auto._model_mapping.get(plain, ())
         for model in models if isinstance(models, tuple) else (models,):
             if model.config_class is plain:
@@ -117,7 +146,13 @@ def declare_boundary(model: Any, link: Link, journal: Journal, *, asked: bool) -
         return
     config = own_config(model, journal)
     journal.set(config, ENTRY, str(link.spec.plainly()))
-    if link.plain or is_family(config):
+    if not link.plain:
+        declare_family(model, config, journal)
+
+
+def declare_family(model: Any, config: Any, journal: Journal) -> None:
+    """Give a model and its own config the type that no other tool loads."""
+    if is_family(config):
         return
     journal.set(config, BASE, type(config).model_type)
     journal.set(config, "__class__", register_family(type(config)))
@@ -126,17 +161,39 @@ def declare_boundary(model: Any, link: Link, journal: Journal, *, asked: bool) -
 
 def forget_boundary(model: Any) -> None:
     """Give a model of plain structure its family's own class and config back."""
+    forget(model, ENTRY)
+
+
+def forget(model: Any, entry: str) -> None:
+    """Take an entry out of a model's config, and with the last one the type that no other tool loads."""
     config = own_config(model, Journal())
-    for name in (ENTRY, BASE):
-        vars(config).pop(name, None)
+    vars(config).pop(entry, None)
+    if _entries(config):
+        return
+    vars(config).pop(BASE, None)
     for made in (config, model):
         if isinstance(made, FamilyModel | FamilyConfig):
             made.__class__ = made.plain_class
 
 
 def is_family(config: Any) -> bool:
-    """Whether a config is of a family with a boundary."""
+    """Whether a config is of the type that no other tool loads."""
     return isinstance(config, FamilyConfig)
+
+
+def _entries(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(config).items() if name.startswith("tiewise_") and value is not None}
+
+
+def _build_boundary(model: Any, spec: Any) -> None:
+    spec = BoundarySpec.parse(spec)
+    if spec.plain and model.get_output_embeddings() is None:
+        return  # a part without a head: its table is as every loader has it
+    attach(model, spec, Journal(), loading=True)
+
+
+# entry of a config → what builds it into a model that is being made from that config
+BUILDERS: dict[str, Callable[[Any, Any], None]] = {ENTRY: _build_boundary}
 
 
 def register() -> None:

@@ -1,0 +1,1 @@
+"""Layers that share parameters across depth: in any Hugging Face stack, saved once, loaded shared."""

@@ -1,0 +1,204 @@
+"""`share_layers`: layers of a Hugging Face model that use the same parameters, by Parameter identity.
+
+    shared = share_layers(model, "ffn")          # one ffn for all; "attention", "all", "all:groups=3", "sandwich"
+    model.save_pretrained(path)                  # each shared tensor once; AutoModel loads it after `import tiewise.hf`
+    shared.separate()                            # every layer has its own again, with the values of now
+
+No module is replaced: every layer keeps its object, index, caches and hooks, and refers to the Parameters of the
+first layer that it shares with. An optimizer over `model.parameters()` sees each once, and gradients of all
+applications add up in it. See docs/sharing.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tiewise.boundary.declare import own_config
+from tiewise.boundary.journal import Journal
+from tiewise.boundary.saved import BUILDERS, declare_family, forget
+from tiewise.errors import InstallError, SpecError
+from tiewise.sharing.layout import ENTRY, Layout, Same, make_layout
+from tiewise.sharing.relaxed import is_relaxed, relax, tighten, whole
+from tiewise.sharing.sublayers import find_stacks
+from tiewise.sharing_spec import SharingSpec
+
+VALUES = ("first", "mean")
+
+
+class Shared:
+    """Handle of a model's shared layers; `share_layers(model)` on the same model gives another one of the same."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    @property
+    def layout(self) -> Layout | None:
+        """What is shared with what; None where nothing is."""
+        return layout_of(self.model)
+
+    @property
+    def spec(self) -> SharingSpec:
+        """What layers share."""
+        return SharingSpec() if self.layout is None else self.layout.spec
+
+    @property
+    def parameters(self) -> int:
+        """Unique parameters of the whole model, low-rank differences included."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def differences(self) -> int:
+        """Those of them that are low-rank differences."""
+        relaxed = [module for module in self.model.modules() if is_relaxed(module)]
+        return sum(module.delta_in.numel() + module.delta_out.numel() for module in relaxed)
+
+    def separate(self) -> None:
+        """Give every layer parameters of its own with the values that it has now, and the model its own type."""
+        layout = self.layout
+        if layout is None:
+            return
+        for stack, found in layout.stacks.items():
+            layers = _layers(self.model, stack, found)
+            for same in found:
+                for group in same.groups:
+                    _separate(layers, group, same.names)
+            del layers._tied_weights_keys
+        forget(self.model, ENTRY)
+        _refresh_keys(self.model, Journal())
+
+
+def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: str | None = None) -> Shared:
+    """Make layers of a Hugging Face model share parameters, in place.
+
+    Args:
+        model: any encoder, decoder or encoder-decoder of transformers that runs on token ids.
+        spec: what is shared, in the written form of `SharingSpec`; None keeps what the model has, "none" separates it.
+        values: what a shared parameter starts from, the "first" layer's values or the "mean" over the layers that
+            share it. Unless said, the mean where there are low-rank differences (it leaves the least to them), the
+            first where there are none.
+
+    Raises:
+        SpecError: the spec cannot be had in a model of so many layers.
+        InstallError: the model has no layers that can share; the model is as it was.
+    """
+    if values not in (None, *VALUES):
+        raise SpecError(f"unknown values {values!r}", f"choose one of {', '.join(VALUES)}")
+    shared = Shared(model)
+    old = shared.spec
+    wanted = old if spec is None else SharingSpec.parse(spec)
+    if wanted == old:
+        return shared
+    layout = None if wanted.kind == "none" else make_layout(find_stacks(model), wanted)
+    shared.separate()
+    if layout is not None:
+        journal = Journal()
+        try:
+            _apply(model, layout, journal, values or ("mean" if wanted.rank else "first"))
+            config = own_config(model, journal)
+            journal.set(config, ENTRY, layout.record())
+            declare_family(model, config, journal)
+            _refresh_keys(model, journal)
+        except BaseException:
+            journal.undo()
+            share_layers(model, old)
+            raise
+    return shared
+
+
+def layout_of(model: Any) -> Layout | None:
+    """Return what a model's layers share by its config, or None."""
+    found = getattr(model.config, ENTRY, None)
+    return None if found is None else Layout.read(found)
+
+
+def register_sharing() -> None:
+    """Make models whose config names shared layers come up with them."""
+    BUILDERS[ENTRY] = _build
+
+
+def _build(model: Any, record: Any) -> None:
+    journal = Journal()
+    _apply(model, Layout.read(record), journal, values=None)
+    _refresh_keys(model, journal)
+
+
+def _refresh_keys(model: Any, journal: Journal) -> None:
+    journal.set(model, "all_tied_weights_keys", model.get_expanded_tied_weights_keys(all_submodels=True))
+
+
+def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> None:
+    """Share as a layout says; `values` None while a checkpoint is being loaded, which brings the values."""
+    for stack, found in layout.stacks.items():
+        layers = _layers(model, stack, found)
+        keys: dict[str, str] = {}
+        for same in found:
+            for group in same.groups:
+                for name in same.names:
+                    _share(layers, group, name, layout.spec.rank, values, journal)
+                    keys |= {f"{layer}.{name}": f"{group[0]}.{name}" for layer in group[1:]}
+        journal.set(layers, "_tied_weights_keys", keys)
+
+
+def _layers(model: nn.Module, stack: str, found: tuple[Same, ...]) -> Any:
+    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it.
+
+    Raises:
+        InstallError: there is none that the layout fits.
+    """
+    lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
+    near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
+    name = stack if stack in lists else near[0] if len(near) == 1 else None
+    fits = name is not None and all(
+        len(same.layers) == len(lists[name])
+        and all(_has(lists[name][i], n) for g in same.groups for i in g for n in same.names)
+        for same in found
+    )
+    if name is None or not fits:
+        what = f"{type(model).__name__}: its layers are not those of {stack!r} that its config says are shared"
+        raise InstallError(what, "load it with the class it was saved from")
+    return lists[name]
+
+
+def _has(layer: nn.Module, name: str) -> bool:
+    try:
+        layer.get_parameter(name)
+    except AttributeError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def _share(layers: Any, group: list[int], name: str, rank: int, values: str | None, journal: Journal) -> None:
+    owners = [(layers[i].get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for i in group]
+    own = [getattr(owner, leaf) for owner, leaf in owners]
+    chosen = _mean(own) if values == "mean" else own[0]
+    for (owner, leaf), before in zip(owners, own, strict=True):
+        journal.set(owner, leaf, chosen)
+        if rank:
+            relax(owner, rank, None if values is None else before - chosen, journal)
+
+
+def _mean(own: list[Any]) -> nn.Parameter:
+    first = own[0]
+    if not first.is_floating_point():
+        raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
+    wide = torch.promote_types(first.dtype, torch.float32)
+    mean: Tensor = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
+    return nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
+
+
+@torch.no_grad()
+def _separate(layers: Any, group: list[int], names: tuple[str, ...]) -> None:
+    for position, layer in enumerate(group):
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            owner = layers[layer].get_submodule(path)
+            relaxed, old = is_relaxed(owner), getattr(owner, leaf)
+            if relaxed:
+                setattr(owner, leaf, nn.Parameter(whole(owner), requires_grad=old.requires_grad))
+                tighten(owner)
+            elif position:
+                setattr(owner, leaf, nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad))

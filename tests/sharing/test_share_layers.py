@@ -1,0 +1,386 @@
+"""Shared layers against stacks built by hand, counts against the budget, gradients against sums, files as saved."""
+
+import copy
+import json
+
+import pytest
+import torch
+import transformers as tr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from tests.boundary.tiny_models import _BERT, _LLAMA, V, build
+from torch import nn
+
+import tiewise.hf
+from tiewise import install
+from tiewise.errors import InstallError, SpecError
+from tiewise.sharing.share import share_layers
+from tiewise.sharing_spec import SharingSpec
+
+SPECS = ("attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich", "all:cycle=2,ends=1")
+_DEEP = {"num_hidden_layers": 5}
+
+
+def llama(**changed):
+    torch.manual_seed(0)
+    return tr.LlamaForCausalLM(tr.LlamaConfig(**(_LLAMA | _DEEP | changed))).eval()
+
+
+def bert(kind=tr.BertForMaskedLM, **changed):
+    torch.manual_seed(0)
+    return kind(tr.BertConfig(**(_BERT | _DEEP | changed))).eval()
+
+
+def ids(rows=2, length=7):
+    return torch.randint(3, V, (rows, length), generator=torch.Generator().manual_seed(1))
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(input_ids=ids()).logits
+
+
+def unique(model):
+    return sum(p.numel() for p in model.parameters())
+
+
+# what of a layer's parameters is what, said here by hand
+LLAMA_PARTS = {"attention": ("self_attn", "input_layernorm"), "ffn": ("mlp", "post_attention_layernorm")}
+BERT_PARTS = {"attention": ("attention",), "ffn": ("intermediate", "output")}
+GROUPS = {
+    "attention": [0, 0, 0, 0, 0],
+    "ffn": [0, 0, 0, 0, 0],
+    "all": [0, 0, 0, 0, 0],
+    "all:groups=2": [0, 0, 0, 3, 3],
+    "ffn:cycle=2": [0, 1, 0, 1, 0],
+    "sandwich": [0, 1, 1, 1, 4],
+    "all:cycle=2,ends=1": [0, 1, 2, 1, 4],
+}
+
+
+@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("family", ["llama", "bert"])
+def test_it_is_the_stack_that_copying_weights_by_hand_gives(family, text):
+    model = llama() if family == "llama" else bert()
+    layers = model.model.layers if family == "llama" else model.bert.encoder.layer
+    parts = LLAMA_PARTS if family == "llama" else BERT_PARTS
+    kind = text.partition(":")[0]
+    mine = [prefix for part, prefixes in parts.items() if kind in ("all", "sandwich", part) for prefix in prefixes]
+    by_hand = copy.deepcopy(model)
+    copied = by_hand.model.layers if family == "llama" else by_hand.bert.encoder.layer
+    saved = 0
+    with torch.no_grad():
+        for i, source in enumerate(GROUPS[text]):
+            for name, value in copied[i].named_parameters():
+                if name.partition(".")[0] in mine and source != i:
+                    value.copy_(copied[source].get_parameter(name))
+                    saved += value.numel()
+    before = unique(model)
+    shared = share_layers(model, text)
+    assert torch.equal(logits(model), logits(by_hand))
+    assert shared.parameters == unique(model) == before - saved
+    for i, source in enumerate(GROUPS[text]):
+        for name, value in layers[i].named_parameters():
+            assert (value is layers[source].get_parameter(name)) == (source == i or name.partition(".")[0] in mine)
+
+
+def test_none_changes_nothing_at_all():
+    model = bert(tr.BertModel)
+    before, kind, config = dict(model.named_parameters()), type(model), model.config.to_dict()
+    assert share_layers(model, "none").spec == SharingSpec()
+    assert all(value is before[name] for name, value in model.named_parameters())
+    assert type(model) is kind
+    assert model.config.to_dict() == config
+
+
+@pytest.mark.parametrize("text", SPECS)
+def test_gradients_are_the_sums_over_the_layers_that_share(text):
+    model = llama().train()
+    apart = copy.deepcopy(model)
+    share_layers(model, text)
+    with torch.no_grad():
+        for name, value in model.named_parameters(remove_duplicate=False):
+            apart.get_parameter(name).copy_(value)
+    for one in (model, apart):
+        one(input_ids=ids(), labels=ids()).loss.backward()
+    groups: dict[int, list[str]] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(value), []).append(name)
+    assert max(map(len, groups.values())) > 1
+    expected = {}
+    for names in groups.values():
+        total = sum(apart.get_parameter(name).grad.double() for name in names)
+        expected[names[0]] = total
+        found = model.get_parameter(names[0]).grad.double()
+        assert (found - total).norm() <= 1e-5 * total.norm() + 1e-9
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held = [value for group in optimizer.param_groups for value in group["params"]]
+    assert len(held) == len(groups)
+    was = {name: model.get_parameter(name).detach().double().clone() for name in expected}
+    optimizer.step()
+    for name, total in expected.items():
+        step = model.get_parameter(name).detach().double() - was[name]
+        assert (step + 0.1 * total).norm() <= 1e-5 * total.norm() + 1e-6
+
+
+@pytest.mark.parametrize("text", [*SPECS, "all+rank=2", "ffn:cycle=2+rank=3"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_file_holds_each_tensor_once_and_loads_shared(tmp_path, text, tied):
+    model = llama(tie_word_embeddings=tied)
+    share_layers(model, text)
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        stored = sum(file.get_tensor(key).numel() for key in file.keys())  # noqa: SIM118 (no dict)
+    assert stored == unique(model)
+    loaded, info = tr.AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    assert type(loaded) is type(model)
+    assert torch.equal(logits(loaded.eval()), logits(model))
+    assert same_parameters(loaded) == same_parameters(model)
+    assert share_layers(loaded).spec == SharingSpec.parse(text)
+    loaded.tie_weights()
+    assert same_parameters(loaded) == same_parameters(model)
+    loaded.save_pretrained(tmp_path / "again")
+    again = tiewise.hf.load(tmp_path / "again")
+    assert torch.equal(logits(again.eval()), logits(model))
+    assert same_parameters(again) == same_parameters(model)
+
+
+def same_parameters(model):
+    """Partition of all parameter names by identity."""
+    groups: dict[int, set[str]] = {}
+    for name, value in model.named_parameters(remove_duplicate=False):
+        groups.setdefault(id(value), set()).add(name)
+    return {frozenset(names) for names in groups.values()}
+
+
+def test_an_encoder_loads_without_its_head_and_with_another(tmp_path):
+    model = bert()
+    share_layers(model, "attention")
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        states = model.bert(input_ids=ids()).last_hidden_state
+    for auto in (tr.AutoModel, tr.AutoModelForSequenceClassification):
+        loaded = auto.from_pretrained(tmp_path).eval()
+        body = loaded.base_model
+        with torch.no_grad():
+            assert torch.equal(body(input_ids=ids()).last_hidden_state, states)
+        layers = body.encoder.layer
+        assert layers[0].attention.self.query.weight is layers[4].attention.self.query.weight
+        assert layers[0].intermediate.dense.weight is not layers[4].intermediate.dense.weight
+
+
+@pytest.mark.parametrize("name", ["gpt2", "t5", "bart", "gemma2", "gpt_neox"])
+def test_other_families_load_as_they_were_saved(tmp_path, name):
+    model = build(name).eval()
+    share_layers(model, "all")
+    model.save_pretrained(tmp_path)
+    auto = tr.AutoModelForSeq2SeqLM if model.config.is_encoder_decoder else tr.AutoModelForCausalLM
+    loaded = auto.from_pretrained(tmp_path).eval()
+    batch = {"input_ids": ids(), "labels": ids()}
+    with torch.no_grad():
+        assert torch.equal(loaded(**batch).logits, model(**batch).logits)
+    assert same_parameters(loaded) == same_parameters(model)
+
+
+@pytest.mark.parametrize("first", ["install", "share"])
+def test_shared_layers_and_a_boundary_are_saved_together(tmp_path, first):
+    model = llama()
+    for verb in ("install", "share") if first == "install" else ("share", "install"):
+        if verb == "install":
+            install(model, "factored:4")
+        else:
+            share_layers(model, "ffn")
+    model.save_pretrained(tmp_path)
+    loaded = tiewise.hf.load(tmp_path)
+    assert torch.equal(logits(loaded.eval()), logits(model))
+    assert same_parameters(loaded) == same_parameters(model)
+    with torch.no_grad():
+        dense = tiewise.hf.densify(loaded)
+    assert (logits(dense) - logits(model)).abs().max() <= 1e-5
+    dense.save_pretrained(tmp_path / "dense")
+    again = tr.AutoModelForCausalLM.from_pretrained(tmp_path / "dense").eval()
+    assert torch.equal(logits(again), logits(dense))
+    assert "tiewise_boundary" not in json.loads((tmp_path / "dense" / "config.json").read_text())
+
+
+def test_a_plain_boundary_leaves_the_layers_shared(tmp_path):
+    model = llama(tie_word_embeddings=False)
+    share_layers(model, "all")
+    before = logits(model)
+    install(model, "untied")
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["tie_word_embeddings"] is False
+    assert torch.equal(logits(tiewise.hf.load(tmp_path).eval()), before)
+
+
+def test_separate_layers_compute_the_same_and_save_as_the_family_does(tmp_path):
+    model, plain = llama(), llama()
+    shared = share_layers(model, "ffn:groups=2")
+    before = logits(model)
+    shared.separate()
+    assert shared.spec == SharingSpec()
+    assert type(model) is tr.LlamaForCausalLM
+    assert len(same_parameters(model)) == len(same_parameters(plain))
+    assert torch.equal(logits(model), before)
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
+    assert torch.equal(logits(tr.LlamaForCausalLM.from_pretrained(tmp_path).eval()), before)
+
+
+def test_sharing_again_follows_the_last_spec():
+    model = llama()
+    share_layers(model, "all")
+    share_layers(model, "attention:groups=5")  # five runs of five layers: nothing is shared
+    assert len(same_parameters(model)) == len(same_parameters(llama()))
+    share_layers(model, "sandwich")
+    assert share_layers(model).spec == SharingSpec.parse("sandwich")
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert"])
+def test_a_trained_model_is_kept_exactly_at_full_rank(name):
+    model = build(name, **{"n_layer" if name == "gpt2" else "num_hidden_layers": 4}).double().eval()
+    scatter_vectors(model)
+    before = logits(model)
+    shared = share_layers(model, "all+rank=1000")
+    assert (logits(model) - before).abs().max() <= 1e-12 * before.abs().max()
+    assert shared.differences > 0
+    shared.separate()
+    assert (logits(model) - before).abs().max() <= 1e-12 * before.abs().max()
+
+
+def scatter_vectors(model):
+    """Give biases and norms, which start equal in all layers, values of their own."""
+    with torch.no_grad():
+        for value in model.parameters():
+            if value.ndim == 1:
+                value.add_(torch.randn_like(value) * 0.1)
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 8), st.sampled_from(["first", "mean"]), st.integers(0, 1000))
+def test_differences_are_the_best_of_their_rank(rank, values, seed):
+    model = llama(num_hidden_layers=3)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.normal_()
+    weights = [layer.mlp.up_proj.weight.detach().double() for layer in model.model.layers]
+    share_layers(model, f"ffn+rank={rank}", values=values)
+    centre = weights[0] if values == "first" else sum(weights) / 3
+    for layer, weight in zip(model.model.layers, weights, strict=True):
+        up = layer.mlp.up_proj
+        kept = up.delta_out.detach().double() @ up.delta_in.detach().double()
+        lost = torch.linalg.svdvals(weight - centre)[rank:].square().sum()  # Eckart & Young 1936
+        missing = weight - up.weight.detach() - kept
+        assert float(missing.square().sum()) == pytest.approx(float(lost), rel=1e-4, abs=1e-8)
+        assert up.delta_in.shape == (rank, 16)
+        assert up.delta_out.shape == (24, rank)
+
+
+def test_differences_of_equal_layers_can_learn():
+    model = llama()
+    with torch.no_grad():
+        for layer in model.model.layers[1:]:
+            layer.load_state_dict(model.model.layers[0].state_dict())
+    before = logits(model)
+    share_layers(model, "all+rank=2")
+    assert (logits(model) - before).abs().max() <= 1e-5
+    model.train()(input_ids=ids(), labels=ids()).loss.backward()
+    up = model.model.layers[2].mlp.up_proj
+    assert up.delta_out.grad.norm() > 0
+    assert up.delta_in.norm() > 0
+
+
+def test_means_are_means_and_leave_the_layers_they_came_from_alone():
+    model = llama()
+    layers = copy.deepcopy(model.model.layers)
+    share_layers(model, "all", values="mean")
+    for name, value in model.model.layers[0].named_parameters():
+        mean = torch.stack([layer.get_parameter(name) for layer in layers]).mean(0)
+        torch.testing.assert_close(value, mean)
+
+
+def test_albert_is_shared_already_and_its_groups_can_be():
+    torch.manual_seed(0)
+    config = tr.AlbertConfig(**(_BERT | {"embedding_size": 8, "num_hidden_layers": 6, "num_hidden_groups": 3}))
+    model = tr.AlbertForMaskedLM(config).eval()
+    one = sum(p.numel() for p in model.albert.encoder.albert_layer_groups[0].parameters())
+    before = unique(model)
+    assert share_layers(model, "all").parameters == before - 2 * one
+
+
+def test_generation_keeps_its_cache_apart_by_layer():
+    model = llama()
+    share_layers(model, "all")
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    cached = model.generate(ids(), use_cache=True, **options)
+    assert torch.equal(cached, model.generate(ids(), use_cache=False, **options))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("all:groups=9", "9 groups of 5 layers"), ("all:ends=3", "two ends of 3"), ("everything", "unknown sharing")],
+)
+def test_refusals_leave_the_model_as_it_was(text, says):
+    model = llama()
+    before, kind = same_parameters(model), type(model)
+    with pytest.raises(SpecError, match=says):
+        share_layers(model, text)
+    assert same_parameters(model) == before
+    assert type(model) is kind
+
+
+def test_failing_midway_takes_everything_back(monkeypatch):
+    model = llama()
+    share_layers(model, "ffn")
+    before, shared = logits(model), same_parameters(model)
+
+    def fail(*_):
+        monkeypatch.undo()
+        raise RuntimeError("midway")
+
+    monkeypatch.setattr("tiewise.sharing.share.declare_family", fail)
+    with pytest.raises(RuntimeError, match="midway"):
+        share_layers(model, "all")
+    assert torch.equal(logits(model), before)
+    assert same_parameters(model) == shared
+
+
+def test_models_without_layers_or_attention_are_refused():
+    class Empty(tr.LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.model.layers = nn.ModuleList()
+
+    with pytest.raises(InstallError, match="no list of layers"):
+        share_layers(Empty(tr.LlamaConfig(**_LLAMA)), "all")
+    with pytest.raises(InstallError, match="meta device"), torch.device("meta"):
+        share_layers(tr.LlamaForCausalLM(tr.LlamaConfig(**_LLAMA)), "all")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        7,
+        {"spec": "all"},
+        {"spec": "everything", "stacks": {}},
+        {"spec": "all", "stacks": {"model.layers": [{"layers": [3, 0, 0, 0, 0], "names": ["mlp.up_proj.weight"]}]}},
+        {"spec": "all", "stacks": {"model.layers": [{"layers": [0, 0], "names": ["mlp.up_proj.weight"]}]}},
+        {"spec": "all", "stacks": {"model.layers": [{"layers": [0] * 5, "names": ["mlp.other.weight"]}]}},
+        {"spec": "all", "stacks": {"elsewhere": [{"layers": [0] * 5, "names": ["mlp.up_proj.weight"]}]}},
+    ],
+)
+def test_a_config_that_says_nonsense_is_refused_in_one_line(tmp_path, entry):
+    model = llama()
+    share_layers(model, "all")
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tiewise_sharing": entry}))
+    with pytest.raises(InstallError) as caught:
+        tr.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert caught.value.fix
+    assert "\n" not in str(caught.value)
