@@ -114,7 +114,7 @@ def test_what_is_no_pair_is_refused(text):
         pairs_of(text)
 
 
-@pytest.mark.parametrize(("name", "value"), [("windows", 7), ("length", 1), ("samples", 1), ("lens_steps", 0)])
+@pytest.mark.parametrize(("name", "value"), [("windows", 7), ("length", 1), ("samples", 1), ("lens_steps", 19)])
 def test_too_little_effort_is_refused(name, value):
     option = name.replace("_", "-")
     with pytest.raises(DataError, match=f"--{option} {value}; use {value + 1} or more"):

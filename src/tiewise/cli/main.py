@@ -20,6 +20,7 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 COMMANDS = {
     "Training": {"compare": "compare", "train": "train"},
     "Planning": {"plan": "plan", "models": "models"},
+    "Looking inside": {"inspect": "inspect"},
     "Checkpoints": {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),

@@ -35,7 +35,7 @@ class Effort:
         Raises:
             DataError: a number that leaves nothing to do.
         """
-        least = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 1}
+        least = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}
         for name, low in least.items():
             if getattr(self, name) < low:
                 option = name.replace("_", "-")

@@ -27,6 +27,8 @@ from tiewise.errors import RunError
 from tiewise.report import theme
 from tiewise.report.grid import Table
 
+SENTENCE = 56  # characters of a cell from which on it is read as one
+
 
 @dataclass(frozen=True)
 class Panel:
@@ -143,6 +145,11 @@ def table(found: Table, caption: str) -> str:
     )
 
 
+def folded(found: Table, caption: str) -> str:
+    """Return a table under its caption, shown when a reader opens it."""
+    return f"<details><summary>{html.escape(caption)}</summary>{table(found, caption)}</details>"
+
+
 def _resource(name: str) -> str:
     return (files("tiewise.report") / "templates" / name).read_text(encoding="utf-8")
 
@@ -186,6 +193,11 @@ def _figure(panel: Panel) -> dict[str, Any]:
 
 
 def _row(row: Iterable[str]) -> str:
-    first, *rest = map(html.escape, row)
-    cells = "".join(f"<td>{cell}</td>" for cell in rest)
-    return f'<tr><th scope="row">{first}</th>{cells}</tr>'
+    first, *rest = row
+    cells = "".join(f"<td{_wrapped(cell)}>{html.escape(cell)}</td>" for cell in rest)
+    return f'<tr><th scope="row"{_wrapped(first)}>{html.escape(first)}</th>{cells}</tr>'
+
+
+def _wrapped(cell: str) -> str:
+    """Sentences break into lines; names and numbers do not."""
+    return ' class="sentence"' if len(cell) > SENTENCE else ""

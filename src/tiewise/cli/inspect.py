@@ -1,0 +1,110 @@
+"""`tiewise inspect`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.cli.reading import long_work
+
+if TYPE_CHECKING:
+    from tiewise.inspection.inspect import Inspection, Measure
+    from tiewise.inspection.request import Request
+    from tiewise.inspection.subject import Subject
+
+
+def inspect(
+    model: Path = typer.Argument(..., metavar="A", help="Hugging Face folder, or a folder of `tiewise compare`."),
+    other: Path = typer.Argument(None, metavar="[B]", help="A second model, to be set beside the first."),
+    text: list[str] = typer.Option(
+        None, "--text", "-t", metavar="TEXT", help="What to run the models on; as compare's."
+    ),
+    tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
+    only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
+    out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help="Write report.html and inspection.json there."),
+    windows: int = typer.Option(64, help="Pieces of text that models are run on."),
+    length: int = typer.Option(128, help="Tokens of each piece."),
+    samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
+    lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
+    seed: int = typer.Option(0, help="Of every draw."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Show what tying does inside a model: direct path, bigrams, alignment, gradients, tokens, lenses, refinement.
+
+    Every measure with its interval and its chance level. What needs a text is left out without --text.
+    """
+    from tiewise.inspection.evidence import with_evidence
+    from tiewise.inspection.inspect import carry_out
+    from tiewise.inspection.request import Effort, Request, pairs_of
+    from tiewise.inspection.subject import subjects_of
+
+    effort = Effort(windows=windows, length=length, samples=samples, lens_steps=lens_steps).checked()
+    names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
+    request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort)
+    if out is not None:
+        _check_room(out)
+    subjects = subjects_of([model] if other is None else [model, other])
+    with long_work(quiet) as progress:
+        try:
+            found = with_evidence(carry_out(subjects, _measures(subjects, request), request, progress))
+        except KeyboardInterrupt:
+            o.tell("tiewise: interrupted; nothing was written")
+            raise typer.Exit(130) from None
+    _show(found, out, json_, quiet)
+
+
+def _measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, ...]:
+    """All measures; those of tables alone where the libraries that run models are not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") and find_spec("transformers"):
+        o.hush_libraries()
+        from tiewise.inspection.whole import measures
+
+        return measures(subjects, request)
+    if request.texts:
+        o.need_torch()
+    from tiewise.inspection.tables import MEASURES
+
+    return MEASURES
+
+
+def _check_room(out: Path) -> None:
+    from tiewise.errors import RunError
+
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file", "choose another --out")
+    o.need("plotly")
+
+
+def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None:
+    record: dict[str, Any] = found.record()
+    if out is not None:
+        from tiewise.report.inspection_page import write_inspection
+        from tiewise.training.folder import write_json
+
+        _make(out)
+        page = write_inspection(found, out, o.command_line())
+        write_json(out / "inspection.json", record)
+        if not quiet:
+            o.tell(f"page: {page}")
+    if json_:
+        o.print_json(record)
+        return
+    from tiewise.report.audit import print_view
+    from tiewise.report.inspection_view import inspection_view
+
+    print_view(inspection_view(found))
+
+
+def _make(out: Path) -> None:
+    from tiewise.errors import RunError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None

@@ -1,0 +1,47 @@
+"""The measures that need only tables: no torch, no text, any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tiewise.analysis.direct_path_found import direct_path_of
+from tiewise.analysis.end_alignment import across, alignment_of
+from tiewise.analysis.tokens import tokens_of
+from tiewise.inspection.inspect import Measure, NotHere
+from tiewise.inspection.request import Progress, Request
+from tiewise.inspection.subject import Subject
+
+
+def direct_path(subject: Subject, request: Request, progress: Progress) -> Any:
+    """Energies, definiteness, own tokens, asymmetric pairs and the pairs that were asked for."""
+    return direct_path_of(subject.folder, request.pairs, request.effort.samples, request.seed, progress)
+
+
+def tokens(subject: Subject, request: Request, progress: Progress) -> Any:
+    """Norms, isotropy, repeated rows and the plane, of the tables alone."""
+    return tokens_of(subject.folder, None, request.effort.samples, request.seed, progress)
+
+
+def alignment(subject: Subject, request: Request, progress: Progress) -> Any:
+    """Input table against output table of one model."""
+    return alignment_of(subject.folder, seed=request.seed, progress=progress)
+
+
+def closer(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
+    """Each end of one model against each end of another.
+
+    Raises:
+        NotHere: not two models.
+    """
+    if len(subjects) != 2 or subjects[0].run is not None:
+        raise NotHere("needs two models", "give a second one")
+    first, second = subjects
+    return across(first.folder, second.folder, seed=request.seed, progress=progress, labels=(first.label, second.label))
+
+
+MEASURES = (
+    Measure("direct_path", each=direct_path),
+    Measure("alignment", each=alignment),
+    Measure("closer", together=closer),
+    Measure("tokens", each=tokens),
+)

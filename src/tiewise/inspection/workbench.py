@@ -1,0 +1,88 @@
+"""What several measures share: a text in each model's own tokens, and models that are loaded once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tiewise.analysis.token_texts import find_tokens
+from tiewise.checkpoint.facts import Facts
+from tiewise.data.prepared import load_prepared
+from tiewise.data.windows import Ids, read_tokens, windows
+from tiewise.errors import CheckpointError, DataError
+from tiewise.inspection.request import Request
+from tiewise.inspection.subject import Subject
+from tiewise.internals.loaded import Opened, open_model
+from tiewise.training.folder import DATA
+
+FEWEST = 10  # windows: eight to measure on, two to hold out
+
+
+@dataclass
+class Workbench:
+    """Texts and models of one inspection, read and loaded at first use."""
+
+    request: Request
+    _ids: dict[str, Ids] = field(default_factory=dict)
+    _opened: dict[str, Opened] = field(default_factory=dict)
+
+    def check(self, subjects: tuple[Subject, ...]) -> None:
+        """Read what was given before anything is measured.
+
+        Raises:
+            DataError: a text that is too short, a tokenizer that is missing, or a pair that is not two tokens.
+        """
+        for subject in subjects:
+            for pair in self.request.pairs:
+                find_tokens(subject.folder, pair)
+            if self.request.texts:
+                self.ids(subject)
+
+    def reads(self, subject: Subject) -> bool:
+        """Whether there is a text for this model."""
+        return bool(self.request.texts) or subject.run is not None
+
+    def ids(self, subject: Subject) -> Ids:
+        """The text in this model's tokens [N]; of a comparison without one, the text that it held out.
+
+        Raises:
+            DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
+        """
+        if subject.label not in self._ids:
+            ids = self._read(subject)
+            if len(ids) < FEWEST * self.request.effort.length:
+                what = f"the text has {len(ids):,} tokens, {FEWEST} windows of {self.request.effort.length} need "
+                raise DataError(f"{what}{FEWEST * self.request.effort.length:,}", "give a longer text, or --length")
+            self._ids[subject.label] = ids
+        return self._ids[subject.label]
+
+    def windows(self, subject: Subject) -> tuple[Ids, Ids]:
+        """(windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""
+        effort = self.request.effort
+        length = min(effort.length, self.opened(subject).longest or effort.length)
+        ids = self.ids(subject)
+        count = min(effort.windows + effort.windows // 4, len(ids) // length)
+        found = windows(ids, length, count)
+        held = slice(4, None, 5)
+        kept = [row for row in range(count) if row % 5 != 4]
+        return found[kept], found[held]
+
+    def opened(self, subject: Subject) -> Opened:
+        """The model, loaded.
+
+        Raises:
+            CheckpointError, InstallError: as `open_model`.
+        """
+        if subject.label not in self._opened:
+            self._opened[subject.label] = open_model(subject.folder.path)
+        return self._opened[subject.label]
+
+    def _read(self, subject: Subject) -> Ids:
+        effort = self.request.effort
+        if self.request.texts or subject.run is None:
+            table = Facts(subject.folder).roles.input
+            if table is None:
+                raise CheckpointError(
+                    f"{subject.folder.path}: no input table is stored", "`tiewise check` says what is"
+                )
+            return read_tokens(subject.folder.path, self.request.texts, table.rows, effort.tokens)
+        return load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")

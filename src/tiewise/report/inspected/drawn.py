@@ -1,0 +1,34 @@
+"""The figures of every section that has some, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tiewise.report.inspected import (
+    alignment_figures,
+    bigrams_figures,
+    closer_figures,
+    course_figures,
+    direct_path_figures,
+    first_mlp_figures,
+    gradients_figures,
+    lens_figures,
+    refinement_figures,
+    run_alignment_figures,
+    tokens_figures,
+)
+
+DRAWN: Mapping[str, Any] = {
+    "direct_path": direct_path_figures,
+    "first_mlp": first_mlp_figures,
+    "bigrams": bigrams_figures,
+    "alignment": alignment_figures,
+    "closer": closer_figures,
+    "run_alignment": run_alignment_figures,
+    "gradients": gradients_figures,
+    "course": course_figures,
+    "tokens": tokens_figures,
+    "lens": lens_figures,
+    "refinement": refinement_figures,
+}

@@ -1,0 +1,54 @@
+"""The words of every section, by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tiewise.inspection.inspect import ALL, Section
+from tiewise.report.inspected import (
+    alignment,
+    bigrams,
+    closer,
+    course,
+    direct_path,
+    evidence,
+    first_mlp,
+    gradients,
+    lens,
+    refinement,
+    run_alignment,
+    tokens,
+)
+
+WORDS: Mapping[str, Any] = {
+    "evidence": evidence,
+    "direct_path": direct_path,
+    "first_mlp": first_mlp,
+    "bigrams": bigrams,
+    "alignment": alignment,
+    "closer": closer,
+    "run_alignment": run_alignment,
+    "gradients": gradients,
+    "course": course,
+    "tokens": tokens,
+    "lens": lens,
+    "refinement": refinement,
+}
+
+
+def left_out(section: Section) -> Iterator[str]:
+    """Say what a section does not have, and why; subjects with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for label, reason in section.left_out.items():
+        reasons.setdefault(reason, []).append(label)
+    for reason, labels in reasons.items():
+        yield f"left out: {reason}" if labels == [ALL] else f"left out of {', '.join(labels)}: {reason}"
+
+
+def absent(sections: Sequence[Section]) -> Iterator[str]:
+    """Say which sections have nothing at all, and why."""
+    for section in sections:
+        if not section.found:
+            title = WORDS[section.name].TITLE
+            yield from (f"{title}: {line}" for line in left_out(section))

@@ -1,0 +1,58 @@
+"""The terminal's view of an inspection: the evidence as a table, then each section's findings in sentences.
+
+Their tables are in the page and in the JSON: on a terminal they would bury what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from tiewise.inspection.evidence import NAME as EVIDENCE
+from tiewise.inspection.evidence import TieOrNot
+from tiewise.inspection.inspect import Inspection, Section
+from tiewise.numerals import plain
+from tiewise.report.inspected.evidence import measured
+from tiewise.report.inspected.words import WORDS, absent, left_out
+
+
+def inspection_view(inspection: Inspection) -> RenderableType:
+    """Return an inspection as it is printed. Whatever comes from a checkpoint is `Text`, never markup."""
+    names = Text()
+    for subject in inspection.subjects:
+        names.append(subject.label, "bold")
+        names.append(f"  {subject.folder.path}\n", "dim")
+    found = [section for section in inspection.sections if section.found]
+    return Group(names, *(part for section in found for part in _section(section)), *_absent(inspection))
+
+
+def _section(section: Section) -> Iterator[RenderableType]:
+    words = WORDS[section.name]
+    yield Text(words.TITLE, "bold")
+    for line in words.lines(section.found):
+        yield Padding(Text(line), (0, 0, 0, 2))
+    if section.name == EVIDENCE:
+        yield from map(_evidence, section.found.values())
+    for line in left_out(section):
+        yield Padding(Text(line, "dim"), (0, 0, 0, 2))
+    yield Text()
+
+
+def _absent(inspection: Inspection) -> Iterator[RenderableType]:
+    for line in absent(inspection.sections):
+        yield Text(line, "dim")
+
+
+def _evidence(found: TieOrNot) -> RichTable:
+    made = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+    for name, ratio in (("question", 5), ("model", 2), ("measured", 3), ("no effect", 1), ("speaks for", 2)):
+        made.add_column(name, ratio=ratio, overflow="fold")
+    for row in found.rows:
+        asked = Text.assemble(row.question, "\n", (row.measure, "dim"))
+        made.add_row(asked, Text(row.about), measured(row), plain(row.level, 3), row.speaks)
+    return made
