@@ -111,6 +111,26 @@ def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
     wanted, behind = by_hand(cell, x, state, weights, mask)
     torch.testing.assert_close(found, wanted, **EXACT)
     torch.testing.assert_close(after, behind, **EXACT)
+    leaves = [x, *state, *(each for each in vars(weights).values() if each is not None)]
+    signal = torch.randn(found.shape, dtype=torch.double, generator=torch.Generator().manual_seed(3))
+    gradients = [torch.autograd.grad((each * signal).sum(), leaves) for each in (found, wanted)]
+    torch.testing.assert_close(*gradients, **EXACT)
+
+
+def test_in_bfloat16_gradients_are_as_near_as_those_of_the_cell_written_by_hand():
+    x, state, weights, mask = drawn("lstm", rows=40, width=30, width_from=30)
+    flat = [each.detach().float().requires_grad_() for each in weights.flat()]
+    given = x.detach().float(), tuple(part.detach().float() for part in state), Weights(*flat), mask.float()
+
+    def gradients(hidden):
+        return torch.autograd.grad(hidden.float().sum(), flat)
+
+    exact = gradients(by_hand("lstm", *given)[0])
+    with torch.autocast("cpu", torch.bfloat16):
+        found, plain = stepped(CELLS["lstm"], *given)[0], by_hand("lstm", *given)[0]
+    for mine, theirs, wanted in zip(gradients(found), gradients(plain), exact, strict=True):
+        assert mine.dtype == torch.float32
+        assert (mine - wanted).norm() <= 1.5 * (theirs - wanted).norm()
 
 
 @pytest.mark.parametrize("cell", ["tanh", "relu"])
