@@ -6,6 +6,7 @@
     loss = tiewise.linear_cross_entropy(hidden, table, targets)
     audit = tiewise.check("path/to/checkpoint")        # what it really holds at its two ends
     receipt = tiewise.untie("old", "new")               # a rewritten copy; the source is only read
+    found = tiewise.inspect("tied", "untied")           # what tying does inside a model
 
 Importing this package loads nothing heavy: names arrive with their module at first use.
 """
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tiewise.checkpoint.rewrite.tie import tie as tie
     from tiewise.checkpoint.rewrite.untie import untie as untie
     from tiewise.hf import load as load
+    from tiewise.inspection.whole import inspect as inspect
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.path_gradient import enter as enter
     from tiewise.ops.path_gradient import path_norms as path_norms
@@ -43,6 +45,7 @@ _HOMES = {
     "check": "tiewise.checkpoint.audit",
     **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.checkpoint.rewrite"),
     "enter": "tiewise.ops.path_gradient",
+    "inspect": "tiewise.inspection.whole",
     "install": "tiewise.boundary.install",
     "linear_cross_entropy": "tiewise.ops.cross_entropy",
     "load": "tiewise.hf",

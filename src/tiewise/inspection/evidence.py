@@ -66,11 +66,8 @@ class TieOrNot:
 
 
 def with_evidence(inspection: Inspection) -> Inspection:
-    """Return the inspection with its evidence as the first section, where it has any."""
-    found = gather(inspection)
-    if not found.rows:
-        return inspection
-    first = Section(NAME, {ALL: found}, {})
+    """Return the inspection with its evidence as the first section, even where there is none."""
+    first = Section(NAME, {ALL: gather(inspection)}, {})
     return Inspection(inspection.subjects, inspection.request, (first, *inspection.sections))
 
 

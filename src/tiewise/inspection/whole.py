@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,46 @@ from tiewise.analysis.alignment import Settings
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.bigrams_found import BigramsFound, bigrams_of
 from tiewise.analysis.tokens import tokens_of
+from tiewise.checkpoint.facts import silent
 from tiewise.data.blocks import token_counts
 from tiewise.data.windows import Ids
 from tiewise.inspection import tables
-from tiewise.inspection.inspect import Measure, NotHere
+from tiewise.inspection.evidence import with_evidence
+from tiewise.inspection.inspect import Inspection, Measure, NotHere, carry_out
 from tiewise.inspection.of_run import run_alignment
 from tiewise.inspection.request import Progress, Request
-from tiewise.inspection.subject import Subject
+from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.course import course
 from tiewise.internals.first_mlp import first_mlp_of
 from tiewise.internals.lens import lenses
 from tiewise.internals.path_gradients import path_gradients
 from tiewise.internals.refinement import refinement
+
+
+def inspect(
+    model: str | os.PathLike[str],
+    other: str | os.PathLike[str] | None = None,
+    request: Request | None = None,
+    progress: Progress = silent,
+) -> Inspection:
+    """Inspect one model, two, or the models of one comparison.
+
+    Args:
+        model: a Hugging Face folder, or the folder of a comparison.
+        other: a second Hugging Face folder.
+        request: text, pairs, sections and effort; by default everything that needs no text.
+        progress: hears (what, done, total).
+
+    Returns:
+        an `Inspection`; `.found("lens")` gives one section's results by model, `.record()` everything for JSON.
+
+    Raises:
+        TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
+    """
+    request = request or Request()
+    subjects = subjects_of([model] if other is None else [model, other])
+    return with_evidence(carry_out(subjects, measures(subjects, request), request, progress))
 
 
 def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, ...]:

@@ -37,7 +37,7 @@ def _section(section: Section) -> Iterator[RenderableType]:
     for line in words.lines(section.found):
         yield Padding(Text(line), (0, 0, 0, 2))
     if section.name == EVIDENCE:
-        yield from map(_evidence, section.found.values())
+        yield from (_evidence(found) for found in section.found.values() if found.rows)
     for line in left_out(section):
         yield Padding(Text(line, "dim"), (0, 0, 0, 2))
     yield Text()

@@ -19,6 +19,8 @@ def lines(found: Mapping[str, TieOrNot]) -> list[str]:
     said = f"{counts[ONE]} for one table, {counts[TWO]} for two, {counts[NEITHER]} for neither"
     weights = "rows are not votes, and only the loss decides" if one.verdict != NO_VERDICT else "rows are not votes"
     number = len(one.rows)
+    if not number:
+        return [verdict, "Nothing of what was measured here speaks for one table or for two."]
     return [verdict, f"Of {number} measurement{'' if number == 1 else 's'}, {said}; {weights}."]
 
 
@@ -26,7 +28,7 @@ def tables(found: Mapping[str, TieOrNot]) -> list[tuple[str, Table]]:
     """Return all evidence as one table."""
     (one,) = found.values()
     header = ["question", "measure", "model", "measured", "no effect", "speaks for", "because"]
-    return [("Evidence", Table(header, [_cells(row) for row in one.rows]))]
+    return [("Evidence", Table(header, [_cells(row) for row in one.rows]))] if one.rows else []
 
 
 def measured(row: Evidence) -> str:

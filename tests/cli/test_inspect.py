@@ -1,0 +1,144 @@
+"""`tiewise inspect`: what it prints and writes, and how it refuses."""
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+from tests.inspection.tiny_folders import write_model
+from tests.report.test_page_browser import BROWSER, FLAGS, Visit
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+WORDS = ["new", "york", "san", "diego", "a", "b", "c", "d", "e", "f", *(f"w{i}" for i in range(110))]
+RUNNING = ["bigrams", "gradients", "lens", "refinement"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A tied and an untied model of one word-level vocabulary, saved by transformers, and a text."""
+    folder = tmp_path_factory.mktemp("models")
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<eos>", *WORDS])}, unk_token="<eos>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    for name, tied in (("tied", True), ("untied", False)):
+        config = LlamaConfig(
+            vocab_size=121,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            tie_word_embeddings=tied,
+            bos_token_id=None,
+            eos_token_id=0,
+        )
+        LlamaForCausalLM(config).save_pretrained(folder / name)
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder / name)
+    draw = np.random.default_rng(0)
+    (folder / "text.txt").write_text("\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(400)))
+    return folder
+
+
+@pytest.fixture
+def here(tiewise, made, tmp_path):
+    """Run `tiewise inspect` beside copies of the models."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return lambda *arguments, **named: tiewise("inspect", *arguments, **named)
+
+
+def refused(said, line):
+    assert said.code == 2
+    assert said.out == ""
+    assert said.err.startswith("tiewise: ")
+    assert said.err.count("\n") == 1
+    assert line in said.err
+
+
+def test_one_model_without_a_text(here):
+    said = here("untied", "--json", "--samples", "100")
+    assert (said.code, said.err) == (0, "")
+    record = json.loads(said.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    sections = record["sections"]
+    assert {name for name in sections if sections[name]["found"]} == {
+        "evidence",
+        "direct_path",
+        "first_mlp",
+        "alignment",
+        "tokens",
+    }
+    for name in RUNNING:
+        assert sections[name]["left_out"] == {"untied": "needs a text; give --text"}
+    assert sections["direct_path"]["found"]["untied"]["tied"] is False
+
+
+@pytest.mark.slow
+def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
+    options = ["-t", "text.txt", "--tokens", "new, york", "--length", "16", "--windows", "40", "--lens-steps", "20"]
+    said = here("tied", "untied", *options, "--samples", "100", "--out", "seen")
+    assert said.code == 0, said.err
+    assert said.err == "page: seen/report.html\n"
+    record = json.loads((tmp_path / "seen/inspection.json").read_text())
+    for name in ("direct_path", "first_mlp", "tokens", *RUNNING):
+        assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
+    assert set(record["sections"]["closer"]["found"]) == {""}
+    page = (tmp_path / "seen/report.html").read_text()
+    for title in ("Tie or not?", "Direct path", "Gradient by path", "Logit lens and tuned lens"):
+        assert title in said.out
+        assert title in page
+    assert "No verdict: no tied and untied model were trained side by side" in " ".join(said.out.split())
+    check_in_a_browser(tmp_path / "seen/report.html")
+    pair = record["sections"]["direct_path"]["found"]["tied"]["pairs"][0]
+    assert (pair["first"], pair["second"]) == ("new", "york")
+
+
+def check_in_a_browser(path):
+    """Every figure is drawn, offline, without a complaint."""
+    if BROWSER is None:
+        return
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        with Visit(chromium, path) as visit:
+            plots, drawn = visit.page.locator(".plot"), visit.page.locator(".plot .main-svg:first-child")
+            assert plots.count() > 10
+            drawn.nth(plots.count() - 1).wait_for(timeout=60_000)
+            assert visit.said == []
+            assert visit.asked == [path.as_uri()]
+        chromium.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["nowhere"], "nowhere: no such file or folder; give a checkpoint folder"),
+        (["tied", "--only", "path"], "there is no section 'path'; sections are direct_path"),
+        (["tied", "--only", "lens"], "needs a text; give --text"),
+        (["tied", "--tokens", "new"], "is no pair; write two tokens"),
+        (["tied", "--tokens", "new, nowhere"], "nowhere is not one token of this vocabulary"),
+        (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),
+        (["tied", "-t", "short.txt"], "the text has 6 tokens, 10 windows of 128 need 1,280; give a longer text"),
+        (["tied", "--windows", "7"], "--windows 7; use 8 or more"),
+        (["tied", "--out", "text.txt"], "text.txt is a file; choose another --out"),
+        (["tied", "tied", "untied"], "unexpected extra argument"),
+        (["empty"], "empty: no safetensors that can be read"),
+        (["headless"], "headless: a model without an output head"),
+    ],
+)
+def test_what_cannot_be_inspected_is_one_line(here, tmp_path, arguments, line):
+    (tmp_path / "short.txt").write_text("new york san diego a")
+    (tmp_path / "empty").mkdir()
+    write_model(tmp_path / "headless", architectures=["LlamaModel"])
+    before = sorted(os.listdir(tmp_path))
+    refused(here(*arguments), line)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_tables_of_different_width_say_which_maps_apply(here, tmp_path, made):
+    write_model(tmp_path / "narrow", rows=121, width=8, tied=False)
+    shutil.copy(made / "tied/tokenizer.json", tmp_path / "narrow")
+    said = here("untied", "narrow", "--only", "closer", "--json")
+    assert said.code == 0, said.err
+    found = json.loads(said.out)["sections"]["closer"]["found"][""]
+    left_out = {name for pair in found["pairs"] for name, _ in pair["alignment"]["left_out"]}
+    assert "identity" in left_out
+    assert {score["map"] for pair in found["pairs"] for score in pair["alignment"]["scores"]} >= {"orthogonal"}
