@@ -196,3 +196,8 @@ def test_decoding_reads_the_cache_and_an_encoder_decodes_nothing():
     assert found.cache == 100 * found.cache_per_token
     assert found.weights == 2 * (counted.total - 96 * 32 + 32 + 96 * 32)
     assert decode_bytes(budget(read(BERT), BoundarySpec("tied"), NONE), read(BERT), 100, "bfloat16") is None
+
+
+def test_low_rank_differences_are_not_counted_from_a_config():
+    with pytest.raises(SpecError, match="counted on a model"):
+        budget(read(LLAMA), BoundarySpec("tied"), SharingSpec.parse("all+rank=2"))

@@ -15,6 +15,8 @@ from torch import nn
 import tiewise.hf
 from tiewise import install
 from tiewise.errors import InstallError, SpecError
+from tiewise.internals.loaded import open_model
+from tiewise.internals.refinement import refinement
 from tiewise.sharing.share import share_layers
 from tiewise.sharing_spec import SharingSpec
 
@@ -311,6 +313,47 @@ def test_albert_is_shared_already_and_its_groups_can_be():
     one = sum(p.numel() for p in model.albert.encoder.albert_layer_groups[0].parameters())
     before = unique(model)
     assert share_layers(model, "all").parameters == before - 2 * one
+
+
+def test_copies_and_new_models_of_the_config_share_too():
+    model = llama()
+    share_layers(model, "ffn+rank=2")
+    copied = copy.deepcopy(model)
+    assert same_parameters(copied) == same_parameters(model)
+    assert torch.equal(logits(copied), logits(model))
+    for made in (type(model)(model.config), tr.AutoModelForCausalLM.from_config(model.config)):
+        assert same_parameters(made) == same_parameters(model)
+        up = made.model.layers[3].mlp.up_proj
+        assert up.delta_in.norm() > 0
+        assert not up.delta_out.any()
+
+
+def test_the_trainer_saves_and_resumes_it(tmp_path):
+    rows = [{"input_ids": row, "labels": row} for row in ids(8)]
+    options = {"per_device_train_batch_size": 2, "save_steps": 2, "report_to": [], "use_cpu": True, "seed": 3}
+    options |= {"disable_tqdm": True, "data_seed": 3, "logging_steps": 100}
+
+    def trained(out, steps, resume=None):
+        model = llama()
+        share_layers(model, "all+rank=2")
+        arguments = tr.TrainingArguments(str(out), max_steps=steps, lr_scheduler_type="constant", **options)
+        tr.Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=resume)
+        return model.eval()
+
+    through = trained(tmp_path / "a", 4)
+    resumed = trained(tmp_path / "b", 4, str(tmp_path / "a" / "checkpoint-2"))
+    assert same_parameters(resumed) == same_parameters(through)
+    assert (logits(resumed) - logits(through)).abs().max() <= 1e-5
+
+
+def test_an_inspection_finds_the_layers_repeated(tmp_path):
+    model = llama()
+    share_layers(model, "all:cycle=2")
+    model.save_pretrained(tmp_path)
+    found = refinement(open_model(tmp_path), ids().numpy(), further=3)
+    for course in (found.trained, found.untrained):
+        assert [one.same_as for one in course.applications] == [None, None, 0, 1, 0]
+        assert [(rest.period, rest.times) for rest in course.repeats] == [(2, 2)]
 
 
 def test_generation_keeps_its_cache_apart_by_layer():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from tiewise.analysis.parts import Part, Parts, merged, total
 from tiewise.analysis.signal import Signal
+from tiewise.errors import SpecError
 from tiewise.sharing_spec import SharingSpec
 
 
@@ -60,8 +61,11 @@ class Stack:
         """Unique parts of the stack under `sharing`; layers of different shape share among their own kind.
 
         Raises:
-            SpecError: more groups than layers.
+            SpecError: more groups than layers, or low-rank differences, whose size depends on how matrices are fused.
         """
+        if sharing.rank:
+            what = f"{sharing}: low-rank differences are counted on a model, not from its config"
+            raise SpecError(what, "plan without the rank; share_layers(model, …).differences counts them")
         kept: list[Parts] = [self.around]
         seen: set[tuple[str, int, tuple[tuple[str, Part], ...]]] = set()
         for index, layer in enumerate(self.layers):
