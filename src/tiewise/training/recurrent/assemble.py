@@ -21,7 +21,7 @@ from tiewise.training.recurrent.trainer import StatefulTrainer
 from tiewise.training.settings import Settings
 
 BEST = "best.pt"  # in a run's folder, while it lasts
-CURVE_WORDS = 20_000  # of the held-out split, behind each point of a curve
+CURVE_WORDS = 8_000  # of the held-out split, behind each point of a curve
 
 
 def run_plan(settings: Settings, text: PreparedText, seed: int) -> Plan:
