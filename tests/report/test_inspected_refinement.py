@@ -3,7 +3,7 @@
 import pytest
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.internals.refinement import Application, Course, Refinement, Rest
+from tiewise.internals.refined import Application, Course, Refinement, Rest
 from tiewise.report.inspected.refinement import lines, tables
 from tiewise.report.inspected.refinement_figures import panels
 

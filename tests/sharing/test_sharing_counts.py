@@ -93,7 +93,13 @@ def predicted(model, text):
     return budget(architecture, native(architecture), SharingSpec.parse(text)).total
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() | MORE.keys()))
+QUICK = {"bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbert", "phi", "t5"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(FAMILIES.keys() | MORE.keys())],
+)
 def test_counts_are_those_that_the_budget_predicts(name):
     for text in ("none", "attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich"):
         model = build(name)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.internals.refinement import Application, Course, Refinement, Rest
 from tiewise.numerals import NONE, plain
 from tiewise.report.grid import Table
+
+if TYPE_CHECKING:
+    from tiewise.internals.refined import Application, Course, Refinement, Rest
 
 TITLE = "From layer to layer"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import plotly.graph_objects as go
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.internals.refinement import Application, Course, Refinement, Rest
+from tiewise.internals.refined import Application, Course, Refinement, Rest
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
