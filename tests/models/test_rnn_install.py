@@ -131,6 +131,14 @@ def test_vocabularies_that_differ(spec, inputs, outputs, tmp_path):
     assert torch.equal(again(ids).logits + 0, model.eval()(ids).logits + 0)
 
 
+@pytest.mark.parametrize("option", ["softcap=5", "output_scale=0.5"])
+def test_a_bias_behind_a_scale_needs_all_rows_of_the_head(option):
+    with pytest.raises(InstallError, match="does something else to its logits"):
+        install(small(vocab_size=23, output_vocab_size=15, one_table=True), f"tied+{option}")
+    plain = small(vocab_size=23, output_vocab_size=15, one_table=True, output_bias=False)
+    assert install(plain, f"tied+{option}").counts.materialised == 0
+
+
 def test_two_tables_of_two_vocabularies_hold_no_row_too_many():
     model = small(vocab_size=23, output_vocab_size=15)
     installed = install(model, "untied")

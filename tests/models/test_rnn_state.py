@@ -4,7 +4,7 @@ import pytest
 import torch
 from rnn_tools import tiny, words
 
-from tiewise.errors import SpecError
+from tiewise.errors import SpecError, UnsupportedError
 from tiewise.models import RNNLM, RNNConfig, detached
 
 ALL = [
@@ -68,6 +68,11 @@ def test_generation_reads_every_token_once(settings):
     )
     assert torch.equal(model.generate(prompt, max_new_tokens=6, do_sample=False), wanted)
     assert lengths == [4, 1, 1, 1, 1, 1]
+
+
+def test_beam_search_is_refused():
+    with pytest.raises(UnsupportedError, match="use num_beams=1"):
+        tiny().eval().generate(words(2, 4), max_new_tokens=3, num_beams=2)
 
 
 def test_tuples_and_the_last_logits():

@@ -11,6 +11,7 @@ One layer's state is (h,) or (h, s), each [B, H].
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,7 +93,10 @@ def fused(
     # as in training wherever a gradient is wanted: cuDNN keeps nothing for the backward pass otherwise
     keeps = dropout > 0 or torch.is_grad_enabled()
     hidden = before if cell.states > 1 else before[0]
-    y, *after = cell.kernel(x, hidden, flat, True, len(weights), dropout, keeps, False, True)
+    with warnings.catch_warnings():
+        if x.is_cuda:  # its kernel copies weights into one buffer, a small part of the work, and warns that it does
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        y, *after = cell.kernel(x, hidden, flat, True, len(weights), dropout, keeps, False, True)
     return y, list(zip(*(part.unbind(0) for part in after), strict=True))
 
 

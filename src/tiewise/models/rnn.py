@@ -19,7 +19,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from tiewise.boundary.saved import ENTRY
-from tiewise.errors import SpecError
+from tiewise.errors import SpecError, UnsupportedError
 from tiewise.models.dropout import drop, drop_words
 from tiewise.models.recurrent import Layer, Recurrent, State
 from tiewise.models.rnn_config import RNNConfig
@@ -132,6 +132,9 @@ class RNNLM(PreTrainedModel, GenerationMixin):
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
         return False
+
+    def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnsupportedError("beam search would give one beam another's hidden state", "use num_beams=1")
 
     def _penalty(self, hidden: Tensor, read: Tensor) -> Tensor:
         """α·mean(read²) + β·mean((h_t - h_{t-1})²): AR and TAR, arXiv:1708.02182 §4.2."""
