@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,3 +145,28 @@ def test_tables_of_different_width_say_which_maps_apply(here, tmp_path, made):
     left_out = {name for pair in found["pairs"] for name, _ in pair["alignment"]["left_out"]}
     assert "identity" in left_out
     assert {score["map"] for pair in found["pairs"] for score in pair["alignment"]["scores"]} >= {"orthogonal"}
+
+
+def test_tables_are_inspected_without_torch(made):
+    """In a process of its own: what is once imported stays."""
+    command = [
+        sys.executable,
+        Path(__file__).with_name("without_torch.py"),
+        "inspect",
+        made / "untied",
+        "--samples=100",
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr) == (0, "")
+    for title in (
+        "Tie or not?",
+        "Direct path",
+        "Alignment of input and output",
+        "Tokens, their rows and their contexts",
+    ):
+        assert f"\n{title}\n" in said.stdout
+    said = subprocess.run([*command, "-t", "builtin"], capture_output=True, text=True, check=False)
+    assert said.returncode == 2
+    assert said.stderr == (
+        "tiewise: this command needs torch, transformers, datasets, accelerate, plotly; pip install 'tiewise[torch]'\n"
+    )

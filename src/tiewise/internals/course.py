@@ -17,8 +17,7 @@ from typing import Any
 from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.ledger import Result, results
 from tiewise.errors import RunError
-from tiewise.internals.intervals import mean_of
-from tiewise.internals.path_rows import ratio
+from tiewise.internals.intervals import mean_of, ratio
 from tiewise.training.folder import read_json
 from tiewise.training.results import Comparison, RunResult, to_record
 

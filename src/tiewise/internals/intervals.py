@@ -20,3 +20,8 @@ def mean_of(values: Sequence[float]) -> Estimate:
         return Estimate(mean, math.nan, math.nan, 1)
     half = student.critical(n - 1) * statistics.stdev(values) / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
+
+
+def ratio(part: float, whole: float) -> float:
+    """part / whole; nan where the whole is zero."""
+    return part / whole if whole else math.nan

@@ -28,9 +28,9 @@ from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.data.windows import Ids
 from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
-from tiewise.internals.intervals import mean_of
+from tiewise.internals.intervals import mean_of, ratio
 from tiewise.internals.loaded import Opened
-from tiewise.internals.path_rows import RowSums, Split, cosine_null, ratio, row_sums
+from tiewise.internals.path_rows import RowSums, Split, cosine_null, row_sums
 from tiewise.internals.text_loss import TextLoss
 from tiewise.internals.two_leaves import parted
 from tiewise.training.results import to_record

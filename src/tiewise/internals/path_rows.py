@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tiewise.internals.intervals import ratio
+
 _ROWS = 4096  # taken to fp64 at once
 Floats = NDArray[np.float64]
 
@@ -100,11 +102,6 @@ def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int
         pieces = zip(order.split(_ROWS), other.split(_ROWS), strict=True)
         found.append(sum(float((own[piece] * against).sum()) for piece, against in pieces) / norms)
     return min(found), max(found)
-
-
-def ratio(part: float, whole: float) -> float:
-    """part / whole; nan where the whole is zero."""
-    return part / whole if whole else math.nan
 
 
 def _l1(rows: Tensor) -> Tensor:

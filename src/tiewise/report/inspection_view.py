@@ -44,8 +44,11 @@ def _section(section: Section) -> Iterator[RenderableType]:
 
 
 def _absent(inspection: Inspection) -> Iterator[RenderableType]:
-    for line in absent(inspection.sections):
-        yield Text(line, "dim")
+    lines = list(absent(inspection.sections))
+    if lines:
+        yield Text("Not measured", "bold")
+    for line in lines:
+        yield Padding(Text(line, "dim"), (0, 0, 0, 2))
 
 
 def _evidence(found: TieOrNot) -> RichTable:

@@ -18,6 +18,8 @@ MAPS = {
     "linear": "after the best linear map",
     "neighbours": "by nearest neighbours in common",
     "CKA": "by CKA above chance",
+    "CKA, frequency out": "by CKA above chance with frequency taken out",
+    "CKA, frequency out (line)": "by CKA above chance with a line in log frequency taken out",
 }
 
 

@@ -12,7 +12,8 @@ from tiewise.numerals import plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
-from tiewise.report.inspected.figures_of_pairs import Asked, pair_panels
+from tiewise.report.inspected.asked_pairs import Asked
+from tiewise.report.inspected.figures_of_pairs import pair_panels
 from tiewise.report.sheet import Panel
 
 KINDS = {

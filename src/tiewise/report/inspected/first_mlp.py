@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.heat import Likeness
-from tiewise.internals.first_mlp import FirstMlp
 from tiewise.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table
+from tiewise.report.inspected.asked_pairs import Asked, logit_table, probability_table
 from tiewise.report.inspected.direct_path import pair_line
-from tiewise.report.inspected.figures_of_pairs import Asked, logit_table, probability_table
+
+if TYPE_CHECKING:
+    from tiewise.internals.first_mlp import FirstMlp
 
 TITLE = "Direct path with the first MLP"
 

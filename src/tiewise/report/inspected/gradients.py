@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.internals.path_gradients import PathGradients
-from tiewise.internals.path_rows import Split
 from tiewise.numerals import NONE, count, plain
 from tiewise.report.grid import Table
 from tiewise.report.labels import visible
+
+if TYPE_CHECKING:
+    from tiewise.internals.path_gradients import PathGradients
+    from tiewise.internals.path_rows import Split
 
 TITLE = "Gradient by path"
 

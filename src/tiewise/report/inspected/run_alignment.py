@@ -10,10 +10,13 @@ from tiewise.analysis.ledger import Result, results
 from tiewise.inspection.run_alignment import (
     AGAIN,
     CKA,
+    CKA_CURVE,
+    CKA_LINE,
     NEIGHBOURS,
     NOT_KNOWN,
     OTHER_SEED,
     SAME_SEED,
+    WITHOUT,
     Leaning,
     OverSeeds,
     RunAlignment,
@@ -83,8 +86,8 @@ def published() -> list[tuple[str, str, float, float]]:
 
 def _lines(one: RunAlignment) -> Iterator[str]:
     for arm in one.arms:
-        for leaning in told(one, arm):
-            yield _answer(one, leaning)
+        yield from _in_common(one, arm)
+        yield from (_answer(one, leaning) for leaning in told(one, arm) if leaning.measure not in WITHOUT.values())
         rotated = one.leaning(arm, ORTHOGONAL)
         if rotated is not None:
             yield from _ceiling(one, rotated)
@@ -98,17 +101,66 @@ def _lines(one: RunAlignment) -> Iterator[str]:
     yield from (f"Left out: {what}." for what in one.left_out)
 
 
+def _in_common(one: RunAlignment, arm: str) -> Iterator[str]:
+    """The answer, as it stands and with frequency taken out: neither may be told without the other."""
+    whole, curve, line = (one.leaning(arm, measure) for measure in (CKA, CKA_CURVE, CKA_LINE))
+    if whole is None or whole.corrected_difference is None:
+        return
+    yield (
+        f"The table of {arm} {_side(one, whole.corrected_difference.toward)}; {_without(one, curve)}. As a share of "
+        "what training again gives (CKA corrected for attenuation; 1: the same but for noise and a rotation) it has "
+        f"{_both(whole)}; {_shares_without(curve)}."
+    )
+    if curve is not None and curve.corrected_difference is not None:
+        again_, ends = again(one, arm, "table", CKA_CURVE), ("input", "output")
+        inputs, outputs = (again(one, one.untied, end, CKA_CURVE) for end in ends)
+        yield (
+            f"With frequency taken out, little is left that training finds again: CKA of {shown(outputs)} for an output "
+            f"table of {one.untied} trained twice, {shown(inputs)} for an input table, {shown(again_)} for a table of "
+            f"{arm}. The shares are shares of that."
+        )
+    if line is not None and line.corrected_difference is not None:
+        yield (
+            f"Taking out only a straight line in log frequency leaves the table of {arm} {_both(line)}: what is curved "
+            "in frequency is then still counted as common."
+        )
+
+
+def _without(one: RunAlignment, curve: Leaning | None) -> str:
+    if one.counted is None:
+        return "how much of that is frequency is not known, as the training text is not there"
+    if curve is None or curve.corrected_difference is None:
+        return "with frequency taken out, training again finds too little of the tables to say"
+    return f"with frequency taken out, it {_side(one, curve.corrected_difference.toward)}"
+
+
+def _shares_without(curve: Leaning | None) -> str:
+    if curve is None or curve.corrected_difference is None:
+        return "with frequency taken out, no share can be given"
+    return f"with frequency taken out (three powers of log frequency), {_both(curve)}"
+
+
+def _both(leaning: Leaning) -> str:
+    """Corrected scores with the output and the input table, and their difference."""
+    return (
+        f"{shown(leaning.corrected_output)} in common with the output table and {shown(leaning.corrected_input)} with "
+        f"the input table, difference {shown(leaning.corrected_difference, sign=True)}"
+    )
+
+
+def _side(one: RunAlignment, toward: str) -> str:
+    if toward == NOT_KNOWN:
+        return "cannot be told from one pair of models"
+    if toward == NEITHER:
+        return f"shows no lean to either table of {one.untied}"
+    return f"leans to the {toward} table of {one.untied}"
+
+
 def _answer(one: RunAlignment, leaning: Leaning) -> str:
     how, n = spelled(leaning.measure), leaning.difference.n
-    if leaning.toward == NOT_KNOWN:
-        side = "cannot be told from one pair of models"
-    elif leaning.toward == NEITHER:
-        side = f"shows no lean to either table of {one.untied}"
-    else:
-        side = f"leans to the {leaning.toward} table of {one.untied}"
     with_ = "of its own seed" if leaning.seeds == SAME_SEED else "of another seed"
     return (
-        f"{how[0].upper()}{how[1:]}, the table of {leaning.arm} {side}: {shown(leaning.output)} with the output and "
+        f"{how[0].upper()}{how[1:]}, the table of {leaning.arm} {_side(one, leaning.toward)}: {shown(leaning.output)} with the output and "
         f"{shown(leaning.input)} with the input {with_}, difference {shown(leaning.difference, sign=True)} "
         f"over {n} pair{'s' if n > 1 else ''} of models; by chance {plain(one.chance[leaning.measure], 3)}."
     )
@@ -121,13 +173,6 @@ def _ceiling(one: RunAlignment, leaning: Leaning) -> Iterator[str]:
         f"Trained again with another seed and rotated, an output table of {one.untied} reaches {shown(outputs)} with "
         f"itself, an input table {shown(inputs)}, and a table of {leaning.arm} {shown(own)}."
     )
-    like = one.leaning(leaning.arm, CKA)
-    if like is not None and like.corrected_input is not None and like.corrected_output is not None:
-        yield (
-            f"As a share of what training again gives (CKA corrected for attenuation; 1: the same but for noise and a "
-            f"rotation), {leaning.arm} has {shown(like.corrected_output)} in common with the output table of "
-            f"{one.untied} and {shown(like.corrected_input)} with its input table."
-        )
 
 
 def _same_start(one: RunAlignment, arm: str) -> Iterator[str]:
@@ -150,13 +195,16 @@ def _leanings(one: RunAlignment) -> Table:
             shown(x.output),
             shown(x.difference, sign=True),
             x.toward,
-            f"{shown(x.corrected_input)} / {shown(x.corrected_output)}" if x.corrected_input else NONE,
+            shown(x.corrected_input),
+            shown(x.corrected_output),
+            shown(x.corrected_difference, sign=True),
             plain(one.chance[x.measure], 4),
         ]
         for x in one.leanings
     ]
     header = ["arm · measure · pairs", "with the input", "with the output", "output − input", "leans to"]
-    return Table([*header, "corrected: input / output", "by chance"], rows)
+    corrected = ["corrected: input", "corrected: output", "corrected: output − input"]
+    return Table([*header, *corrected, "by chance"], rows)
 
 
 def _again(one: RunAlignment) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tiewise.analysis.alignment_maps import ORTHOGONAL
-from tiewise.inspection.run_alignment import Leaning, OverSeeds, RunAlignment
+from tiewise.inspection.run_alignment import CKA, CKA_CURVE, CKA_LINE, Leaning, OverSeeds, RunAlignment
 from tiewise.numerals import plain
 from tiewise.report import theme
 from tiewise.report.grid import Table
@@ -23,9 +23,42 @@ def panels(found: Mapping[str, RunAlignment]) -> list[Panel]:
         for arm in one.arms:
             chosen = told(one, arm)
             if chosen:
-                made += [_scores(one, arm, chosen), _differences(one, arm)]
+                made += [*_corrected(one, arm), _scores(one, arm, chosen), _differences(one, arm)]
         made.append(_published(one))
     return made
+
+
+def _corrected(one: RunAlignment, arm: str) -> Iterator[Panel]:
+    """Shares in common with either table, as they stand and with frequency taken out."""
+    found = [x for m in (CKA, CKA_LINE, CKA_CURVE) if (x := one.leaning(arm, m)) and x.corrected_difference]
+    if not found:
+        return
+    names = {CKA: "as it stands", CKA_LINE: "a line in log frequency out", CKA_CURVE: "frequency out"}
+    series = []
+    for position, end in enumerate(("input", "output")):
+        look = theme.style(position)
+        scored = ((x.measure, getattr(x, f"corrected_{end}")) for x in found)
+        dots = [_dot(names[measure], value) for measure, value in scored]
+        series.append(Series(f"{arm} – {one.untied} {end}", dots, look.colour, look.marker))
+    rows = [
+        [
+            names[x.measure],
+            shown(x.corrected_input),
+            shown(x.corrected_output),
+            shown(x.corrected_difference, sign=True),
+        ]
+        for x in found
+    ]
+    read = (
+        f"CKA of models of another seed as a share of what each table reaches with itself, trained again: 1 is the same "
+        "but for noise and a rotation, 0 unrelated. Tokens of one frequency have rows alike whatever they mean; frequency "
+        "out: three powers of log(count + 1) in the training text are regressed out of every column first. Bars are "
+        "95 % intervals over pairs of models."
+    )
+    figure = dot_plot(
+        series, f"What {arm} has in common with either table, with and without frequency", "share (corrected CKA)"
+    )
+    yield Panel(figure, read, Table(["CKA", "with the input", "with the output", "output − input"], rows))
 
 
 def _scores(one: RunAlignment, arm: str, chosen: list[Leaning]) -> Panel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tiewise.inspection.inspect import ALL, Section
+from tiewise.inspection.inspect import Section
 from tiewise.report.inspected import (
     alignment,
     bigrams,
@@ -39,16 +39,19 @@ WORDS: Mapping[str, Any] = {
 
 def left_out(section: Section) -> Iterator[str]:
     """Say what a section does not have, and why; subjects with one reason together."""
-    reasons: dict[str, list[str]] = {}
-    for label, reason in section.left_out.items():
-        reasons.setdefault(reason, []).append(label)
-    for reason, labels in reasons.items():
-        yield f"left out: {reason}" if labels == [ALL] else f"left out of {', '.join(labels)}: {reason}"
+    for reason, labels in _reasons(section).items():
+        yield f"left out of {', '.join(labels)}: {reason}"
 
 
 def absent(sections: Sequence[Section]) -> Iterator[str]:
     """Say which sections have nothing at all, and why."""
     for section in sections:
         if not section.found:
-            title = WORDS[section.name].TITLE
-            yield from (f"{title}: {line}" for line in left_out(section))
+            yield from (f"“{WORDS[section.name].TITLE}”: {reason}" for reason in _reasons(section))
+
+
+def _reasons(section: Section) -> dict[str, list[str]]:
+    reasons: dict[str, list[str]] = {}
+    for label, reason in section.left_out.items():
+        reasons.setdefault(reason, []).append(label)
+    return reasons
