@@ -75,9 +75,8 @@ def train(model: Model, ids: torch.Tensor, beta: float, temperature: float, args
             losses.append(loss.item())
         if args.watch and (epoch + 1) % args.watch == 0:
             found = model.apart()
-            print(
-                f"  epoch {epoch + 1}: loss {sum(losses) / len(losses):.4g}, distance {found.distance:.3f}", flush=True
-            )
+            mean = sum(losses) / len(losses)
+            print(f"  epoch {epoch + 1}: loss {mean:.4g}, outside {found.residual_b:.3f}", flush=True)
     return sum(losses) / len(losses)
 
 
