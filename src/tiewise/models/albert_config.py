@@ -1,0 +1,131 @@
+"""Sizes and choices of an ALBERT, as `config.json` holds them, and the sizes that were published.
+
+Letters: V tokens, E width of the three tables (token, position, segment), H hidden width, L layers. Which of the layers
+share is `config.sharing`, in the written form of `SharingSpec`; it stands in `config.json` as `tiewise.share_layers`
+writes it, so that both are one thing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from tiewise.errors import SpecError
+from tiewise.models.albert_layers import Layer
+from tiewise.sharing.layout import ENTRY, make_layout
+from tiewise.sharing.sublayers import LayerStack
+from tiewise.sharing_spec import SharingSpec
+
+NORMS = ("before", "after")
+STACK = "layers"  # the list of layers in the encoder
+# Lan et al. 2020, Table 1, for V = 30,000; the MLPs are four times as wide, the heads as in the released models.
+PRESETS = {
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+    "large": {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "xlarge": {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16},
+    "xxlarge": {"hidden_size": 4096, "num_hidden_layers": 12, "num_attention_heads": 64},
+}
+
+
+class AlbertConfig(PreTrainedConfig):
+    """Config of `AlbertModel` and the models around it.
+
+    `sharing="all"`, as a keyword or set later, says what the layers of a new model share; unless said they share
+    nothing.
+
+    Raises:
+        SpecError: sizes or options that no model can have.
+    """
+
+    model_type = "tiewise-albert"
+
+    vocab_size: int = 30_000
+    embedding_size: int = 128  # E
+    hidden_size: int = 768  # H
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int | None = None  # None: 4·H
+    hidden_act: str = "gelu_new"
+    norm: str = "before"  # of the summed embeddings: before their projection to H, at width E, or after it, at width H
+    projection: bool = True  # False: none, for E = H
+    hidden_dropout_prob: float = 0.0
+    attention_probs_dropout_prob: float = 0.0
+    classifier_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 2
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 2
+    eos_token_id: int | None = 3
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        sharing = kwargs.pop("sharing", None)
+        super().__post_init__(**kwargs)
+        if self.intermediate_size is None:
+            self.intermediate_size = 4 * self.hidden_size
+        check(self)
+        if sharing is not None:
+            self.sharing = sharing
+
+    @property
+    def sharing(self) -> str:
+        """What layers share."""
+        entry = getattr(self, ENTRY, None)
+        return "none" if entry is None else str(entry["spec"])
+
+    @sharing.setter
+    def sharing(self, text: SharingSpec | str) -> None:
+        spec = SharingSpec.parse(text)
+        if spec.kind == "none":
+            self.__dict__.pop(ENTRY, None)
+            return
+        with torch.device("meta"):
+            layer = Layer(self)
+        parts = {name: name.partition(".")[0] for name, _ in layer.named_parameters()}
+        count = self.num_hidden_layers
+        layout = make_layout([LayerStack(STACK, (layer,) * count, (parts,) * count)], spec)
+        setattr(self, ENTRY, layout.record())
+
+
+def preset(name: str, **changes: Any) -> AlbertConfig:
+    """Return the config of a published size with one layer for all, its other fields changed as asked.
+
+    Args:
+        name: base, large, xlarge or xxlarge.
+        **changes: fields of `AlbertConfig`; `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant that
+            textbooks draw.
+
+    Raises:
+        SpecError: no such size.
+    """
+    if name not in PRESETS:
+        raise SpecError(f"no ALBERT of size {name[:40]!r}", f"choose one of {', '.join(PRESETS)}")
+    return AlbertConfig(**{"sharing": "all", **PRESETS[name], **changes})
+
+
+def check(config: Any) -> None:
+    """Refuse what cannot be built.
+
+    Raises:
+        SpecError: with the first reason found.
+    """
+    sizes = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
+    for name in (*sizes, "intermediate_size", "max_position_embeddings", "type_vocab_size"):
+        value = getattr(config, name)
+        if not isinstance(value, int) or value < 1:
+            raise SpecError(f"{name} = {value!r}", "sizes are whole numbers, 1 or more")
+    width, heads = config.hidden_size, config.num_attention_heads
+    if width % heads:
+        raise SpecError(f"{heads} heads do not divide width {width}", "choose heads that do")
+    if config.norm not in NORMS:
+        raise SpecError(f"norm = {str(config.norm)[:40]!r}", "choose before or after the projection")
+    if not config.projection and config.embedding_size != width:
+        what = f"tables of width {config.embedding_size} without a projection to {width}"
+        raise SpecError(what, "leave projection on, or give both one width")
+    for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob"):
+        if not 0 <= getattr(config, name) < 1:
+            raise SpecError(f"{name} = {getattr(config, name)}", "give the share that is dropped, 0 or more, below 1")

@@ -1,0 +1,76 @@
+"""The same function as transformers' ALBERT on the same weights, both ways."""
+
+import pytest
+import torch
+import transformers
+from albert_tools import TINY, batch
+
+from tiewise.errors import UnsupportedError
+from tiewise.models import AlbertConfig, AlbertForPreTraining
+from tiewise.models.albert_weights import from_hugging_face, to_hugging_face
+
+KINDS = (transformers.AlbertForPreTraining, transformers.AlbertModel, transformers.AlbertForSequenceClassification)
+GROUPS = ({}, {"num_hidden_groups": 2}, {"num_hidden_groups": 4}, {"num_hidden_groups": 6}, {"inner_group_num": 2})
+
+
+def theirs(kind=KINDS[0], **fields):
+    torch.manual_seed(7)
+    labels = 3 if kind is KINDS[2] else 2
+    model = kind(transformers.AlbertConfig(**TINY, initializer_range=0.3, num_labels=labels, **fields)).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return model
+
+
+@pytest.mark.parametrize("fields", GROUPS, ids=str)
+def test_outputs_and_losses(fields):
+    other = theirs(**fields)
+    ours = from_hugging_face(other)
+    ids, mask, segments, labels, pairs = batch()
+    a = other(ids, mask, segments, labels=labels, sentence_order_label=1 - pairs)
+    b = ours(ids, mask, segments, labels=labels, pair_labels=pairs)
+    torch.testing.assert_close(b.logits, a.prediction_logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(b.pair_logits, a.sop_logits.flip(-1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(b.loss, a.loss, rtol=1e-6, atol=0)
+    a.loss.backward()
+    b.loss.backward()
+    first = other.albert.encoder.albert_layer_groups[0].albert_layers[0]
+    torch.testing.assert_close(ours.albert.layers[0].ffn.up.weight.grad, first.ffn.weight.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fields", GROUPS, ids=str)
+def test_there_and_back(kind, fields, tmp_path):
+    other = theirs(kind, **fields)
+    ours = from_hugging_face(other)
+    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in other.parameters())
+    back = to_hugging_face(ours)
+    back.save_pretrained(tmp_path)
+    read = kind.from_pretrained(tmp_path).state_dict()
+    assert other.state_dict().keys() == read.keys()
+    assert all(torch.equal(value, read[name]) for name, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm": "after"},
+        {"sharing": "ffn"},
+        {"sharing": "sandwich"},
+        {"sharing": "all:cycle=4"},
+        {"sharing": "all+rank=2"},
+    ],
+)
+def test_what_transformers_has_no_place_for(fields):
+    with pytest.raises(UnsupportedError, match="no place for"):
+        to_hugging_face(AlbertForPreTraining(AlbertConfig(**TINY, **fields)))
+
+
+def test_other_models_are_named():
+    with pytest.raises(UnsupportedError, match="BertModel has no model of ours"):
+        from_hugging_face(transformers.BertModel(transformers.BertConfig(num_hidden_layers=1, hidden_size=12)))
+    with pytest.raises(UnsupportedError, match="4 labels"):
+        from_hugging_face(transformers.AlbertForPreTraining(transformers.AlbertConfig(**TINY, num_labels=4)))
+    with pytest.raises(UnsupportedError, match="groups or repeats"):
+        from_hugging_face(theirs(num_hidden_groups=2, inner_group_num=2))
