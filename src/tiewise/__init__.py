@@ -6,6 +6,7 @@
     loss = tiewise.linear_cross_entropy(hidden, table, targets)
     audit = tiewise.check("path/to/checkpoint")        # what it really holds at its two ends
     receipt = tiewise.untie("old", "new")               # a rewritten copy; the source is only read
+    shared = tiewise.share_layers(model, "ffn")         # one feed-forward layer for the whole depth
     found = tiewise.inspect("tied", "untied")           # what tying does inside a model
 
 Importing this package loads nothing heavy: names arrive with their module at first use.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.path_gradient import enter as enter
     from tiewise.ops.path_gradient import path_norms as path_norms
+    from tiewise.sharing.share import share_layers as share_layers
     from tiewise.spec import BoundarySpec as BoundarySpec
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
@@ -51,6 +53,7 @@ _HOMES = {
     "load": "tiewise.hf",
     "path_norms": "tiewise.ops.path_gradient",
     "plan": "tiewise.analysis.plan",
+    "share_layers": "tiewise.sharing.share",
     "tie_at": "tiewise.training.callbacks",
     "untie_at": "tiewise.training.callbacks",
 }
