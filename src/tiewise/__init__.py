@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from tiewise.analysis.plan import plan as plan
     from tiewise.boundary.boundary import Boundary as Boundary
     from tiewise.boundary.install import install as install
-    from tiewise.boundary.vocabulary import Vocabularies as Vocabularies
     from tiewise.checkpoint.audit import check as check
     from tiewise.checkpoint.rewrite.dedupe import dedupe as dedupe
     from tiewise.checkpoint.rewrite.densify import densify as densify
@@ -37,13 +36,14 @@ if TYPE_CHECKING:
     from tiewise.spec import BoundarySpec as BoundarySpec
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
+    from tiewise.vocabulary import Vocabularies as Vocabularies
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Boundary": "tiewise.boundary.boundary",
     "BoundarySpec": "tiewise.spec",
-    "Vocabularies": "tiewise.boundary.vocabulary",
+    "Vocabularies": "tiewise.vocabulary",
     "check": "tiewise.checkpoint.audit",
     **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.checkpoint.rewrite"),
     "enter": "tiewise.ops.path_gradient",

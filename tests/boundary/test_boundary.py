@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import predicted_nll, sound_std
 from tiewise.boundary.vectors import load_vectors
-from tiewise.boundary.vocabulary import Vocabularies
 from tiewise.errors import DataError, SpecError
 from tiewise.ops.path_gradient import PathRecord, path_norms
+from tiewise.vocabulary import Vocabularies
 
 V, D, N = 41, 12, 30
 SPECS = [

@@ -20,8 +20,8 @@ from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.mean_field import own_cosines
 from tiewise.analysis.packaged import packaged_json
 from tiewise.analysis.signal import Signal
-from tiewise.ops.late import Late
-from tiewise.ops.random_logits import logit_std, predicted_nll
+from tiewise.late import Late
+from tiewise.random_logits import logit_std, predicted_nll
 from tiewise.sharing_spec import SharingSpec
 from tiewise.spec import BoundarySpec
 

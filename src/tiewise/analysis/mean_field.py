@@ -18,7 +18,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tiewise.analysis.signal import Signal
-from tiewise.ops.late import Late
+from tiewise.late import Late
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.budget import Budget
+from tiewise.chunk_rows import chunk_rows
 from tiewise.errors import PlanError
-from tiewise.ops.chunk_rows import chunk_rows
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers kept per trained parameter, in the weights' dtype: torch's optimizers keep state as the parameter is.

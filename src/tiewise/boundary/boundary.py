@@ -29,11 +29,11 @@ from torch import Tensor
 from tiewise.boundary.initial import draw, sound_std, starting_nll
 from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of
 from tiewise.boundary.vectors import start_from_rows
-from tiewise.boundary.vocabulary import Vocabularies
 from tiewise.errors import SpecError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter
 from tiewise.spec import BoundarySpec
+from tiewise.vocabulary import Vocabularies
 
 
 class Boundary(nn.Module):
@@ -71,8 +71,9 @@ class Boundary(nn.Module):
         self.in_map, self.out_map = make_maps(self.spec, width)
         self.bias = nn.Parameter(torch.empty(self.vocab.outputs)) if self.spec.bias else None
         self.input_scale, self.output_scale = self.spec.scales(width)
+        rows_out = self.vocab.output_index() if self.tied else None
         self.output_index: Tensor | None
-        self.register_buffer("output_index", self.vocab.output_index() if self.tied else None, persistent=False)
+        self.register_buffer("output_index", None if rows_out is None else torch.tensor(rows_out), persistent=False)
         self.record: PathRecord | None = None
         self.reset_parameters()
 

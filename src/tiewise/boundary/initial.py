@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from tiewise.ops.random_logits import logit_std, predicted_nll
+from tiewise.random_logits import logit_std, predicted_nll
 from tiewise.spec import BoundarySpec
 
 

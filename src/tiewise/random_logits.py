@@ -16,7 +16,7 @@ import math
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tiewise.ops.late import Late
+from tiewise.late import Late
 from tiewise.spec import BoundarySpec
 
 if TYPE_CHECKING:

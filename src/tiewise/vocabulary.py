@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from tiewise.errors import SpecError
 
 
@@ -52,9 +49,9 @@ class Vocabularies:
             return max(self.inputs, self.outputs)
         return self.inputs + sum(row < 0 for row in self.output_to_input)
 
-    def output_index(self) -> Tensor | None:
-        """[V_out] the row of a tied table that each output token uses; None where that is the token itself."""
+    def output_index(self) -> tuple[int, ...] | None:
+        """V_out rows: the row of a tied table that each output token uses; None where that is the token itself."""
         if self.output_to_input is None:
             return None
         own = iter(range(self.inputs, self.rows(tied=True)))
-        return torch.tensor([row if row >= 0 else next(own) for row in self.output_to_input])
+        return tuple(row if row >= 0 else next(own) for row in self.output_to_input)
