@@ -96,9 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     ids = first_words(args.corpus, args.words)
     vocab = int(ids.max()) + 1
-    print(
-        f"{len(ids):,} words, V = {vocab:,}, width {args.width}, {args.epochs} epochs, {args.optimizer} at {args.rate:g}"
-    )
+    print(f"{len(ids):,} words, V = {vocab:,}, width {args.width}; {args.epochs} × {args.optimizer} at {args.rate:g}")
     print("| β | τ | outside the input table's span, before | after | distance, before | after | loss | seconds |")
     print("|---|---|---|---|---|---|---|---|")
     for beta in args.beta:
