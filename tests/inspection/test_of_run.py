@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tiewise.analysis.alignment import Settings
 from tiewise.errors import RunError
 from tiewise.inspection.of_run import run_alignment
-from tiewise.inspection.run_alignment import AGAIN, CKA, ONE_MODEL, OTHER_SEED, SAME_SEED
+from tiewise.inspection.run_alignment import AGAIN, CKA, CKA_CURVE, CKA_LINE, ONE_MODEL, OTHER_SEED, SAME_SEED
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
@@ -36,8 +36,19 @@ def result(arm, seed, nll):
     return RunResult(**{name: 1.0 for name in RunResult.__dataclass_fields__ if name != "curve"} | whole | named)
 
 
-def write_run(where, models, diverged=()):
+def write_text(folder, counts):
+    """Write a prepared text whose training split has each token so often, in some order."""
+    folder.mkdir(parents=True)
+    tokens = {"train": np.repeat(np.arange(len(counts)), counts), "tune": np.zeros(1), "heldout": np.zeros(1)}
+    for name, ids in tokens.items():
+        np.random.default_rng(0).permutation(ids).astype("<u2").tofile(folder / f"{name}.bin")
+    sizes = {name: {"tokens": len(ids)} for name, ids in tokens.items()}
+    (folder / "data.json").write_text(json.dumps({"tokenizer": {"vocab": len(counts), "eos_id": 0}, "splits": sizes}))
+
+
+def write_run(where, models, diverged=(), counts=(1, 2, 5, 9) * (ROWS // 4)):
     """Write the folder of a finished comparison: {arm: {seed: tensors}}."""
+    write_text(where / "data", counts)
     seeds = sorted({seed for found in models.values() for seed in found})
     for arm, found in models.items():
         for seed, tensors in found.items():
@@ -69,7 +80,10 @@ def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
     found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
     assert (found.untied, found.arms, found.seeds, found.tokens) == ("untied", ("tied",), (1, 2, 3), ROWS)
     toward = {x.measure: x.toward for x in found.leanings if x.seeds == OTHER_SEED}
-    assert toward == {"identity": "neither", **dict.fromkeys(("orthogonal", "linear", "neighbours", CKA), "output")}
+    assert toward == {
+        "identity": "neither",
+        **dict.fromkeys(("orthogonal", "linear", "neighbours", CKA, CKA_LINE, CKA_CURVE), "output"),
+    }
     assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == [(1, 2), (2, 3), (3, 1)]
     assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
     json.dumps(found.record(), allow_nan=False)
@@ -108,6 +122,61 @@ def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
     assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
     assert abs(found.leaning("tied", "orthogonal").input.value) < 0.1
     assert found.leaning("tied", CKA).toward == "output"
+
+
+def zipf():
+    return np.maximum(3000 // np.random.default_rng(5).permutation(np.arange(1, ROWS + 1)), 1) - 1
+
+
+def with_frequency(models, counts):
+    """The same models with a curve in log frequency in every column, of another direction in each."""
+    f = np.log1p(counts)
+    curve = (f - f.mean()) / f.std()
+    curve = curve + curve**2 / 2
+    return {
+        arm: {
+            seed: {
+                name: t + (0 if (arm, name) == ("untied", IN) else 6) * np.outer(curve, gaussian(seed, at, rows=1))
+                for at, (name, t) in enumerate(tensors.items(), 50)
+            }
+            for seed, tensors in found.items()
+        }
+        for arm, found in models.items()
+    }
+
+
+def test_what_is_only_frequency_is_told_apart(tmp_path):
+    """Tied and output share a curve in frequency and no more: all there is of it in CKA, nothing of it without."""
+    counts = zipf()
+    models = with_frequency(planted((1, 2, 3), share=0.0, noise=(0.5, 0.5, 0.5)), counts)
+    found = run_alignment(write_run(tmp_path / "run", models, counts=counts), QUICK)
+    assert found.counted == counts.sum()
+    whole, line, curve = (found.leaning("tied", measure) for measure in (CKA, CKA_LINE, CKA_CURVE))
+    assert whole.corrected_output.value > 0.95
+    assert whole.corrected_difference.toward == "output"
+    assert line.corrected_output.value > 0.3  # what is curved is still there
+    assert abs(curve.corrected_output.value) < 0.05
+    assert abs(curve.corrected_input.value) < 0.05
+
+
+def test_what_is_more_than_frequency_stays(tmp_path):
+    counts = zipf()
+    models = with_frequency(planted((1, 2, 3), share=0.7, noise=(0.5, 0.5, 0.5)), counts)
+    curve = run_alignment(write_run(tmp_path / "run", models, counts=counts), QUICK).leaning("tied", CKA_CURVE)
+    assert curve.corrected_output.value == pytest.approx(0.49, abs=0.06)
+    assert curve.corrected_difference.toward == "output"
+    apart = curve.corrected_output.value - curve.corrected_input.value
+    assert curve.corrected_difference.value == pytest.approx(apart, abs=1e-12)
+
+
+def test_a_run_without_its_text_says_so_and_gives_the_rest(tmp_path):
+    run = write_run(tmp_path / "run", planted((1, 2)))
+    (run / "data" / "data.json").unlink()
+    found = run_alignment(run, QUICK)
+    assert found.counted is None
+    assert found.leaning("tied", CKA).corrected_difference is not None
+    assert found.leaning("tied", CKA_CURVE) is None
+    assert found.left_out[-1].startswith("CKA without frequency: no prepared text in")
 
 
 def test_training_again_is_measured_for_each_stored_table(tmp_path):

@@ -12,6 +12,8 @@ from tiewise.analysis.token_match import one_vocabulary
 from tiewise.inspection.run_alignment import (
     AGAIN,
     CKA,
+    CKA_CURVE,
+    CKA_LINE,
     NOT_KNOWN,
     OTHER_SEED,
     SAME_SEED,
@@ -56,7 +58,7 @@ def over(value, half=0.01):
     return OverSeeds(value, value - half, value + half, 3)
 
 
-def one_measure(measure, first, second, seeds=OTHER_SEED, corrected=(None, None)):
+def one_measure(measure, first, second, seeds=OTHER_SEED, corrected=(None, None, None)):
     toward = "output" if second > first else "input"
     pairs = ((1, 2, first, second),)
     return Leaning("tied", measure, seeds, over(first), over(second), over(second - first), toward, *corrected, pairs)
@@ -67,16 +69,20 @@ def run():
     leanings = (
         one_measure("identity", 0.01, 0.02),
         one_measure("orthogonal", 0.024, 0.192),
-        one_measure(CKA, 0.01, 0.78, corrected=(over(0.06), over(0.97))),
+        one_measure(CKA, 0.01, 0.78, corrected=(over(0.06), over(0.97), over(0.91))),
+        one_measure(CKA_LINE, 0.01, 0.31, corrected=(over(0.36), over(0.92), over(0.56))),
+        one_measure(CKA_CURVE, 0.01, 0.09, corrected=(over(0.45), over(0.9), over(0.45))),
         one_measure("identity", 0.66, 0.02, SAME_SEED),
         one_measure("orthogonal", 0.65, 0.24, SAME_SEED),
     )
     again = tuple(
-        Again(AGAIN.format(arm, end), "orthogonal", over(value), (value,) * 3)
+        Again(AGAIN.format(arm, end), measure, over(value), (value,) * 3)
+        for measure in ("orthogonal", CKA_CURVE)
         for arm, end, value in (("untied", "input", 0.025), ("untied", "output", 0.213), ("tied", "table", 0.197))
     )
-    chance = {"identity": 0.0, "orthogonal": 0.0, CKA: 0.0}
-    return RunAlignment("untied", ("tied",), (1, 2, 3), 4096, chance, leanings, again, ("tied, seed 4: diverged",))
+    chance = {"identity": 0.0, "orthogonal": 0.0, **dict.fromkeys((CKA, CKA_LINE, CKA_CURVE), 0.0)}
+    gone = ("tied, seed 4: diverged",)
+    return RunAlignment("untied", ("tied",), (1, 2, 3), 4096, chance, leanings, again, gone, 571_206)
 
 
 def test_the_sentence_of_a_map_has_its_score_its_interval_and_its_null(unlike):
@@ -129,13 +135,50 @@ def test_two_tied_models_ask_no_question(across):
 
 def test_the_run_is_told_by_pairs_of_different_seeds(run):
     said = run_alignment.lines({"": run})
-    assert said[0].startswith("After the best rotation, the table of tied leans to the output table of untied: 0.192")
-    assert "difference +0.168 [+0.158, +0.178] over 3 pairs of models" in said[0]
     told = " ".join(said)
-    assert "tied has 0.970 [0.960, 0.980] in common with the output table of untied and 0.060" in told
+    assert "After the best rotation, the table of tied leans to the output table of untied: 0.192" in told
+    assert "difference +0.168 [+0.158, +0.178] over 3 pairs of models" in told
     assert "cosine of 0.66 as they stand" in told
     assert "0.669 against 0.420 (OLMo-1B)" in told
     assert said[-1] == "Left out: tied, seed 4: diverged."
+
+
+def test_the_answer_says_what_is_left_without_frequency(run):
+    first, second, third, *rest = run_alignment.lines({"": run})
+    assert first.startswith(
+        "The table of tied leans to the output table of untied; with frequency taken out, it still leans to the output "
+        "table of untied. As a share"
+    )
+    assert "it has 0.970 [0.960, 0.980] in common with the output table and 0.060 [0.050, 0.070]" in first
+    assert (
+        "difference +0.910 [+0.900, +0.920]; with frequency taken out (three powers of log frequency), 0.900" in first
+    )
+    assert "0.213 [0.203, 0.223] (output of untied), 0.025 [0.015, 0.035] (its input) and 0.197" in second
+    assert "Taking out only a straight line in log frequency leaves the table of tied 0.920" in third
+    assert not any("frequency taken out" in line for line in rest)
+
+
+def without(run, *measures):
+    return tuple(x for x in run.leanings if x.measure not in measures)
+
+
+def test_a_lean_that_frequency_explains_is_not_told_alone(run):
+    spread = OverSeeds(0.1, -0.2, 0.4, 3)
+    gone = tuple(replace(x, corrected_difference=spread) if x.measure == CKA_CURVE else x for x in run.leanings)
+    first, *_ = run_alignment.lines({"": replace(run, leanings=gone)})
+    assert "leans to the output table of untied; with frequency taken out, it shows no lean to either table" in first
+    none = tuple(
+        replace(x, corrected_input=None, corrected_output=None, corrected_difference=None)
+        if x.measure == CKA_CURVE
+        else x
+        for x in run.leanings
+    )
+    first, *_ = run_alignment.lines({"": replace(run, leanings=none)})
+    assert "with frequency taken out, training again finds too little of the tables to say" in first
+    unknown = replace(run, leanings=without(run, CKA_CURVE, CKA_LINE), counted=None)
+    first, *_ = run_alignment.lines({"": unknown})
+    assert "how much of that is frequency is not known, as the training text is not there" in first
+    assert "share can be given" in first
 
 
 def test_one_seed_says_that_it_cannot_tell(run):
@@ -158,7 +201,7 @@ def test_every_figure_has_its_title_height_caption_and_numbers(unlike, across, r
         *closer_figures.panels({"": across}),
         *run_alignment_figures.panels({"": run}),
     ]
-    assert len(panels) == 2 + 4 + 3
+    assert len(panels) == 2 + 4 + 4
     for panel in panels:
         assert panel.title
         assert panel.figure.layout.height > 100
@@ -169,12 +212,15 @@ def test_every_figure_has_its_title_height_caption_and_numbers(unlike, across, r
 
 
 def test_dots_and_bars_are_the_estimates(run):
-    first, *_ = run_alignment_figures.panels({"": run})
+    shares, first, *_ = run_alignment_figures.panels({"": run})
+    trace = next(t for t in shares.figure.data if t.name == "tied – untied output")
+    assert list(trace.x) == [0.97, 0.92, 0.9]
+    assert [row[0] for row in shares.table.rows] == ["as it stands", "a line in log frequency out", "frequency out"]
     trace = next(t for t in first.figure.data if t.name == "tied – untied output")
-    assert list(trace.x) == [0.192, 0.02, 0.78]
-    assert list(trace.error_x.array) == pytest.approx([0.01] * 3)
+    assert list(trace.x) == [0.192, 0.02, 0.78, 0.31, 0.09]
+    assert list(trace.error_x.array) == pytest.approx([0.01] * 5)
     rows = list(first.figure.layout.yaxis.ticktext)
-    assert rows == ["orthogonal", "identity", CKA]
+    assert rows == ["orthogonal", "identity", CKA, CKA_LINE, CKA_CURVE]
     ceiling = next(t for t in first.figure.data if t.name == "untied output – output, trained again")
-    assert list(ceiling.x) == [0.213]
+    assert list(ceiling.x) == [0.213, 0.213]
     assert ceiling.marker.symbol.endswith("-open")

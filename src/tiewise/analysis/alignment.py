@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.alignment_maps import (
     CENTRED,
@@ -32,6 +32,7 @@ from tiewise.analysis.alignment_maps import (
     sums,
 )
 from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.analysis.frequency_out import directions
 from tiewise.analysis.neighbours_overlap import Overlap, nearest, overlap
 from tiewise.analysis.nulls import held_out_deviation
 from tiewise.analysis.paired_rows import Order, Paired
@@ -40,7 +41,7 @@ from tiewise.analysis.tables import Table, as_table
 from tiewise.analysis.token_match import Pairs
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.header import Stored
-from tiewise.errors import CheckpointError
+from tiewise.errors import CheckpointError, DataError
 
 FITTED, HELD_OUT = "fitted", "held out"
 AnyTable = Table | Stored | NDArray
@@ -172,7 +173,12 @@ class Alignment:
 
 
 def align(
-    a: AnyTable, b: AnyTable, pairs: Pairs, settings: Settings | None = None, progress: Progress = silent
+    a: AnyTable,
+    b: AnyTable,
+    pairs: Pairs,
+    settings: Settings | None = None,
+    progress: Progress = silent,
+    counts: ArrayLike | None = None,
 ) -> Alignment:
     """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
 
@@ -182,14 +188,16 @@ def align(
         pairs: rows that belong together (`token_match`).
         settings: what to measure.
         progress: hears (what, done, total).
+        counts: how often each pair's token occurs, [pairs]; with it, CKA is also given with frequency taken out.
 
     Raises:
         CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.
+        DataError: counts of other tokens, or that are none.
     """
     settings = settings or Settings()
     table_a, table_b = as_table(a), as_table(b)
     dtype = settings.dtype(len(pairs), (table_a.width, table_b.width))
-    paired = Paired(table_a, table_b, pairs, dtype)
+    paired = Paired(table_a, table_b, pairs, dtype, _beside(counts, len(pairs)))
     fit, held = split(len(pairs), settings.held_out, settings.scored, settings.seed)
     names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
     products, *norms, error = sums(paired, fit, progress)
@@ -212,6 +220,15 @@ def align(
         neighbours=_neighbours(paired, settings, progress) if settings.neighbours else None,
         seed=settings.seed,
     )
+
+
+def _beside(counts: ArrayLike | None, pairs: int) -> NDArray | None:
+    if counts is None:
+        return None
+    given = np.asarray(counts)
+    if given.shape != (pairs,):
+        raise DataError(f"counts of shape {list(given.shape)} for {pairs:,} pairs", "give one count for each pair")
+    return directions(given)
 
 
 def _scores(

@@ -132,7 +132,8 @@ def sums(paired: Paired, which: Order, progress: Progress) -> tuple[Products, ND
     Raises:
         CheckpointError: a row that is not finite.
     """
-    products = Products.nothing(*paired.widths)
+    beside = paired.beside
+    products = Products.nothing(*paired.widths, 0 if beside is None else beside.shape[1])
     norms_a, norms_b, error = np.zeros(len(which)), np.zeros(len(which)), 0.0
     for piece in paired.slices(len(which)):
         a, b = paired.take(which[piece], which[piece])
@@ -140,7 +141,7 @@ def sums(paired: Paired, which: Order, progress: Progress) -> tuple[Products, ND
             norms[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
             if not np.isfinite(norms[piece]).all():
                 raise CheckpointError(f"{rows.name}: rows with NaN or infinite values", "mask them out")
-        products.add(a, b)
+        products.add(a, b, None if beside is None else beside[which[piece]])
         error = error or measured_error(a[:1024], b[:1024])
         progress("products", piece.stop, len(which))
     return products, norms_a, norms_b, error

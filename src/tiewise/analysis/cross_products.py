@@ -1,5 +1,8 @@
 """AᵀA, BᵀB and AᵀB of two tables' paired rows, summed over pieces of them: all that maps and spectra need.
 
+Directions q [n, k] over tokens, orthonormal and orthogonal to 1, can be summed beside them, as AᵀQ and BᵀQ: then the
+products of what is left of the columns when these are taken out are exact corrections of the same sums.
+
 Each piece's product is computed in fp32 or fp64 and added in fp64. In fp32 the error is that of one piece's product;
 `measured_error` gives it for the first piece.
 """
@@ -25,6 +28,8 @@ class Products:
         gram_a: Σ a_i a_iᵀ, [d1, d1].
         gram_b: Σ b_i b_iᵀ, [d2, d2].
         cross: Σ a_i b_iᵀ, [d1, d2].
+        along_a: Σ a_i q_iᵀ, [d1, k]; k is 0 where nothing is summed beside.
+        along_b: Σ b_i q_iᵀ, [d2, k].
     """
 
     rows: int
@@ -33,25 +38,31 @@ class Products:
     gram_a: Matrix
     gram_b: Matrix
     cross: Matrix
+    along_a: Matrix
+    along_b: Matrix
 
     @classmethod
-    def nothing(cls, d1: int, d2: int) -> Products:
-        """Sums over no rows."""
-        return cls(0, np.zeros(d1), np.zeros(d2), np.zeros((d1, d1)), np.zeros((d2, d2)), np.zeros((d1, d2)))
+    def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
+        """Sums over no rows, with k directions beside."""
+        sums, grams = (np.zeros(d1), np.zeros(d2)), (np.zeros((d1, d1)), np.zeros((d2, d2)))
+        return cls(0, *sums, *grams, np.zeros((d1, d2)), np.zeros((d1, k)), np.zeros((d2, k)))
 
-    def add(self, a: NDArray, b: NDArray) -> None:
-        """Add rows a [n, d1] and b [n, d2], multiplied in the type that they have."""
+    def add(self, a: NDArray, b: NDArray, q: NDArray | None = None) -> None:
+        """Add rows a [n, d1], b [n, d2] and, where directions are summed beside, q [n, k], in the type of a and b."""
         self.rows += len(a)
         self.sum_a += a.sum(axis=0, dtype=np.float64)
         self.sum_b += b.sum(axis=0, dtype=np.float64)
         self.gram_a += a.T @ a
         self.gram_b += b.T @ b
         self.cross += a.T @ b
+        if q is not None:
+            self.along_a += a.T @ q.astype(a.dtype)
+            self.along_b += b.T @ q.astype(b.dtype)
 
     def join(self, other: Products) -> None:
         """Add the sums over other rows to these."""
         self.rows += other.rows
-        for name in ("sum_a", "sum_b", "gram_a", "gram_b", "cross"):
+        for name in ("sum_a", "sum_b", "gram_a", "gram_b", "cross", "along_a", "along_b"):
             mine = getattr(self, name)
             mine += getattr(other, name)
 
@@ -75,7 +86,19 @@ class Products:
             self.gram_a - n * np.outer(a, a),
             self.gram_b - n * np.outer(b, b),
             self.cross - n * np.outer(a, b),
+            self.along_a,  # q is orthogonal to 1 over all rows
+            self.along_b,
         )
+
+    def without(self, k: int) -> Products:
+        """Return the sums of centred rows when the first k directions are taken out of every column: (1 − QQᵀ)A, …
+
+        All rows over which the directions are orthonormal must have been added.
+        """
+        centred, a, b = self.centre(), self.along_a[:, :k], self.along_b[:, :k]
+        grams = centred.gram_a - a @ a.T, centred.gram_b - b @ b.T
+        rest = self.along_a[:, k:], self.along_b[:, k:]
+        return Products(self.rows, centred.sum_a, centred.sum_b, *grams, centred.cross - a @ b.T, *rest)
 
 
 def measured_error(a: NDArray, b: NDArray) -> float:

@@ -20,6 +20,13 @@ Order = NDArray[np.int64]
 class Paired:
     """Two tables, the pairs of their rows, and the type in which rows are multiplied.
 
+    Args:
+        a: table A.
+        b: table B.
+        pairs: rows that belong together.
+        dtype: type of the products.
+        beside: directions over the pairs, [pairs, k], whose products with both tables are summed too.
+
     Raises:
         CheckpointError: a pair names a row that is not there, or there are fewer than 16 pairs.
     """
@@ -28,6 +35,7 @@ class Paired:
     b: Table
     pairs: Pairs
     dtype: type[np.floating]
+    beside: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         for table, wanted in ((self.a, self.pairs.a), (self.b, self.pairs.b)):

@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.cross_products import Products
 from tiewise.analysis.estimates import Estimate, correlation_interval
+from tiewise.analysis.frequency_out import CURVE, LINE
 from tiewise.analysis.nulls import cka_chance
+
+_NOTHING_LEFT = 1e-12  # share of a table below which what is left of it is rounding
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,23 @@ class Cka:
     value: float
     chance: float
     rows: int
+
+
+@dataclass(frozen=True)
+class CkaWithout:
+    """CKA of what is left of both tables when functions of frequency are taken out of their columns.
+
+    Args:
+        powers: of log(count + 1) that were taken out: 1 a straight line, 3 a curve.
+        cka: of the rest. `chance` is its mean for unrelated rests, which have n − 1 − powers degrees of freedom.
+        share_a: share of Σ‖row − mean‖² of A that was taken out.
+        share_b: the same of B.
+    """
+
+    powers: int
+    cka: Cka
+    share_a: float
+    share_b: float
 
 
 @dataclass(frozen=True)
@@ -72,6 +92,7 @@ class Similarity:
     subspaces: tuple[Subspace, ...]
     spectrum_a: Spectrum
     spectrum_b: Spectrum
+    without: tuple[CkaWithout, ...] = ()  # where the tokens' counts are known
 
 
 def similarity(products: Products, ks: tuple[int, ...]) -> Similarity:
@@ -92,6 +113,7 @@ def similarity(products: Products, ks: tuple[int, ...]) -> Similarity:
         tuple(found),
         _spectrum(values_a, products.gram_a, products.mean_a, products.rows),
         _spectrum(values_b, products.gram_b, products.mean_b, products.rows),
+        tuple(_without(products, centred, powers) for powers in _powers(products)),
     )
 
 
@@ -102,10 +124,25 @@ def norm_correlation(norms_a: NDArray, norms_b: NDArray) -> NormCorrelation:
     return NormCorrelation(correlation_interval(pearson, n), correlation_interval(spearman, n), (n - 1) ** -0.5)
 
 
-def _cka(centred: Products) -> Cka:
+def _powers(products: Products) -> list[int]:
+    there = products.along_a.shape[1]
+    return sorted({min(powers, there) for powers in (LINE, CURVE)} - {0})
+
+
+def _without(products: Products, centred: Products, powers: int) -> CkaWithout:
+    rest = products.without(powers)
+    shares = []
+    for left, whole in ((rest.gram_a, centred.gram_a), (rest.gram_b, centred.gram_b)):
+        total = float(np.trace(whole))
+        shares.append(1 - float(np.trace(left)) / total if total else 0.0)
+    nothing = max(shares) > 1 - _NOTHING_LEFT
+    return CkaWithout(powers, Cka(0.0, 0.0, rest.rows) if nothing else _cka(rest, powers), *shares)
+
+
+def _cka(centred: Products, taken_out: int = 0) -> Cka:
     scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
     value = float(np.square(centred.cross).sum()) / scale if scale else 0.0
-    return Cka(value, cka_chance(centred.rows, centred.gram_a, centred.gram_b), centred.rows)
+    return Cka(value, cka_chance(centred.rows - taken_out, centred.gram_a, centred.gram_b), centred.rows)
 
 
 def _axes(gram: NDArray) -> tuple[NDArray, NDArray]:

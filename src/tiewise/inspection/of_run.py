@@ -9,6 +9,9 @@ therefore also given corrected for attenuation (Spearman 1904): divided by the g
 score against themselves trained again. Noise that is independent of seed to seed cancels in it, and it is 1 where two
 tables hold the same and differ by such noise and a rotation only. Scores of fitted maps cannot be corrected so: the map
 itself is found less well where there is more noise.
+
+Tokens of one frequency are alike at the output of any model, so that CKA is given once more for what is left of the
+columns when functions of log frequency in the training text are taken out (`analysis.frequency_out`).
 """
 
 from __future__ import annotations
@@ -19,24 +22,26 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tiewise.analysis.alignment import HELD_OUT, Alignment, Settings, align
 from tiewise.analysis.alignment_maps import CENTRED
-from tiewise.analysis.closer import NEITHER
 from tiewise.analysis.ends import Ends, ends_of
 from tiewise.analysis.tables import Table
 from tiewise.analysis.token_match import Pairs, one_vocabulary
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import open_folder
-from tiewise.errors import RunError
+from tiewise.data.blocks import token_counts
+from tiewise.data.prepared import load_prepared
+from tiewise.errors import DataError, RunError
 from tiewise.inspection.run_alignment import (
     AGAIN,
     CKA,
     NEIGHBOURS,
-    NOT_KNOWN,
     ONE_MODEL,
     OTHER_SEED,
     SAME_SEED,
+    WITHOUT,
     Again,
     Leaning,
     OverSeeds,
@@ -69,7 +74,10 @@ def run_alignment(run: Path, settings: Settings | None = None, progress: Progres
         kind = "two tables" if one else "one table"
         raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
     untied = models[two[0]]
-    bench = _Bench(_usable(models), replace(settings or Settings(sampled=2048), permutations=0), progress)
+    pairs = _usable(models)
+    counts, missing = _counts(run, int(pairs.a.max(initial=-1)) + 1)
+    settings = replace(settings or Settings(sampled=2048), permutations=0)
+    bench = _Bench(pairs, settings, progress, None if counts is None else counts[pairs.a])
     bench.total = sum(4 * len(found.keys() & untied.keys()) + len(found) for found in one.values()) + 3 * len(untied)
     again = [*_again(bench, two[0], untied), *(x for arm, found in one.items() for x in _again(bench, arm, found))]
     leanings = [
@@ -78,9 +86,16 @@ def run_alignment(run: Path, settings: Settings | None = None, progress: Progres
         for kind in (OTHER_SEED, SAME_SEED)
         for leaning in _leanings(bench, arm, kind, found, untied)
     ]
-    seeds = tuple(untied)
     return RunAlignment(
-        two[0], tuple(one), seeds, len(bench.pairs), bench.chance, tuple(leanings), tuple(again), tuple(left_out)
+        untied=two[0],
+        arms=tuple(one),
+        seeds=tuple(untied),
+        tokens=len(pairs),
+        chance=bench.chance,
+        leanings=tuple(leanings),
+        again=tuple(again),
+        left_out=(*left_out, *missing),
+        counted=None if counts is None else int(counts.sum()),
     )
 
 
@@ -91,13 +106,14 @@ class _Bench:
     pairs: Pairs
     settings: Settings
     progress: Progress
+    counts: NDArray | None
     total: int = 0
     done: int = 0
     chance: Scores = field(default_factory=dict)
 
     def scores(self, first: Table, second: Table) -> Scores:
-        """Held-out score of each map from `first` to `second`, overlap of neighbours, and CKA less its chance."""
-        found = align(first, second, self.pairs, self.settings)
+        """Held-out score of each map from `first` to `second`, overlap of neighbours, CKA less its chance."""
+        found = align(first, second, self.pairs, self.settings, counts=self.counts)
         self.done += 1
         self.progress("alignment over seeds", self.done, max(self.total, self.done))
         scores = _held_out(found)
@@ -105,8 +121,10 @@ class _Bench:
         if found.neighbours is not None:
             scores[NEIGHBOURS] = found.neighbours.estimate.value
             self.chance[NEIGHBOURS] = found.neighbours.chance
-        scores[CKA] = found.similarity.cka.value - found.similarity.cka.chance
-        self.chance[CKA] = 0.0
+        ckas = {CKA: found.similarity.cka}
+        ckas |= {WITHOUT[x.powers]: x.cka for x in found.similarity.without if x.powers in WITHOUT}
+        scores |= {measure: cka.value - cka.chance for measure, cka in ckas.items()}
+        self.chance |= dict.fromkeys(ckas, 0.0)
         return scores
 
 
@@ -130,6 +148,18 @@ def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
             else:
                 models.setdefault(arm, {})[seed] = ends_of(open_folder(final))
     return models, left_out
+
+
+def _counts(run: Path, rows: int) -> tuple[NDArray | None, list[str]]:
+    """(how often each row's token occurs in the training text, why that is not known)."""
+    try:
+        text = load_prepared(run / "data")
+        counts = token_counts(text.split("train"), text.vocab)
+    except DataError as error:
+        return None, [f"CKA without frequency: {error.what}"]
+    found = np.zeros(max(rows, len(counts)), np.int64)  # tables may have more rows than there are tokens
+    found[: len(counts)] = counts
+    return found, []
 
 
 def _usable(models: dict[str, Models]) -> Pairs:
@@ -165,9 +195,10 @@ def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models)
             input=_over_seeds(first),
             output=_over_seeds(second),
             difference=difference,
-            toward=_toward(difference),
+            toward=difference.toward,
             corrected_input=None,
             corrected_output=None,
+            corrected_difference=None,
             pairs=tuple((*seeds, a, b) for seeds, a, b in zip(beside, first, second, strict=True)),
         )
 
@@ -195,31 +226,29 @@ def _rows(what: str, scored: list[Scores]) -> Iterator[Again]:
 
 
 def _corrected(leaning: Leaning, untied: str, again: Sequence[Again]) -> Leaning:
-    if (leaning.measure, leaning.seeds) != (CKA, OTHER_SEED):
+    if leaning.measure not in (CKA, *WITHOUT.values()) or leaning.seeds != OTHER_SEED:
         return leaning
-    values = {entry.what: entry.values for entry in again if entry.measure == CKA}
+    values = {entry.what: entry.values for entry in again if entry.measure == leaning.measure}
     own = values.get(AGAIN.format(leaning.arm, "table"), ())
-    made = [
+    first, second = (
         _less_attenuated(scores, own, values.get(AGAIN.format(untied, end), ()))
         for end, scores in zip(("input", "output"), list(zip(*leaning.pairs, strict=True))[2:], strict=True)
-    ]
-    return replace(leaning, corrected_input=made[0], corrected_output=made[1])
+    )
+    apart = [b - a for a, b in zip(first, second, strict=True)] if first and second else None
+    on_input, on_output, difference = (
+        None if found is None else _over_seeds(found) for found in (first, second, apart)
+    )
+    return replace(leaning, corrected_input=on_input, corrected_output=on_output, corrected_difference=difference)
 
 
-def _less_attenuated(scores: Sequence[float], own: Sequence[float], other: Sequence[float]) -> OverSeeds | None:
+def _less_attenuated(scores: Sequence[float], own: Sequence[float], other: Sequence[float]) -> list[float] | None:
     """Each score over the geometric mean of its two tables' scores against themselves, which are of the same seeds."""
     if not own or not other or min(*own, *other) <= 0:
         return None
     at = range(len(scores))
-    return _over_seeds([scores[i] / math.sqrt(own[i % len(own)] * other[i % len(other)]) for i in at])
+    return [scores[i] / math.sqrt(own[i % len(own)] * other[i % len(other)]) for i in at]
 
 
 def _over_seeds(values: Sequence[float]) -> OverSeeds:
     found = paired([0.0] * len(values), values)
     return OverSeeds(found.mean, found.low, found.high, found.n)
-
-
-def _toward(difference: OverSeeds) -> str:
-    if difference.low is None or difference.high is None:
-        return NOT_KNOWN
-    return "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER

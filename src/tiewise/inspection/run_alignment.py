@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tiewise.analysis.closer import NEITHER
+from tiewise.analysis.frequency_out import CURVE, LINE
 from tiewise.training.results import to_record
 
+CKA_LINE, CKA_CURVE = "CKA, frequency out (line)", "CKA, frequency out"
+WITHOUT = {LINE: CKA_LINE, CURVE: CKA_CURVE}  # powers of log frequency taken out → measure
 NEIGHBOURS, CKA, NOT_KNOWN = "neighbours", "CKA", "not known"
 OTHER_SEED, SAME_SEED = "other seed", "same seed"
 AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
@@ -21,6 +25,13 @@ class OverSeeds:
     high: float | None
     n: int
 
+    @property
+    def toward(self) -> str:
+        """Of a difference output − input: the side that its interval speaks for, NEITHER, or NOT_KNOWN without one."""
+        if self.low is None or self.high is None:
+            return NOT_KNOWN
+        return "output" if self.low > 0 else "input" if self.high < 0 else NEITHER
+
 
 @dataclass(frozen=True)
 class Leaning:
@@ -28,7 +39,8 @@ class Leaning:
 
     Args:
         arm: the arm with one table.
-        measure: a map (centred, held-out rows), `neighbours`, or `CKA` (less its chance level).
+        measure: a map (centred, held-out rows), `neighbours`, `CKA` (less its chance level), CKA_CURVE or CKA_LINE
+            (the same of what is left when a curve, or a line, in log frequency is taken out of every column).
         seeds: `other seed` or `same seed`: which untied model each tied one stands beside.
         input: score against the input table.
         output: score against the output table.
@@ -38,6 +50,7 @@ class Leaning:
         corrected_input: `input` corrected for attenuation; of CKA between different seeds only, and only where
             training again gives more than 0. None elsewhere.
         corrected_output: the same of `output`.
+        corrected_difference: the second less the first, paired.
         pairs: (seed of the arm, seed of the untied model, input score, output score).
     """
 
@@ -50,6 +63,7 @@ class Leaning:
     toward: str
     corrected_input: OverSeeds | None
     corrected_output: OverSeeds | None
+    corrected_difference: OverSeeds | None
     pairs: tuple[tuple[int, int, float, float], ...]
 
 
@@ -83,6 +97,7 @@ class RunAlignment:
         leanings: by arm, measure and kind of pair.
         again: the same thing trained again.
         left_out: what could not be compared, and why.
+        counted: tokens of the training text by which frequency was taken out; None where it is not there.
     """
 
     untied: str
@@ -93,6 +108,7 @@ class RunAlignment:
     leanings: tuple[Leaning, ...]
     again: tuple[Again, ...]
     left_out: tuple[str, ...]
+    counted: int | None
 
     def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
         """Return one of them; None where it was not measured."""

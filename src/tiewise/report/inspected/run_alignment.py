@@ -107,17 +107,17 @@ def _in_common(one: RunAlignment, arm: str) -> Iterator[str]:
     if whole is None or whole.corrected_difference is None:
         return
     yield (
-        f"The table of {arm} {_side(one, whole.corrected_difference.toward)}; {_without(one, curve)}. As a share of "
-        "what training again gives (CKA corrected for attenuation; 1: the same but for noise and a rotation) it has "
-        f"{_both(whole)}; {_shares_without(curve)}."
+        f"The table of {arm} {_side(one, whole.corrected_difference.toward)}; {_without(one, whole, curve)}. As a "
+        "share of what training again gives (CKA corrected for attenuation; 1: the same but for noise and a rotation) "
+        f"it has {_both(whole)}; {_shares_without(curve)}."
     )
     if curve is not None and curve.corrected_difference is not None:
-        again_, ends = again(one, arm, "table", CKA_CURVE), ("input", "output")
-        inputs, outputs = (again(one, one.untied, end, CKA_CURVE) for end in ends)
+        own = again(one, arm, "table", CKA_CURVE)
+        inputs, outputs = (again(one, one.untied, end, CKA_CURVE) for end in ("input", "output"))
         yield (
-            f"With frequency taken out, little is left that training finds again: CKA of {shown(outputs)} for an output "
-            f"table of {one.untied} trained twice, {shown(inputs)} for an input table, {shown(again_)} for a table of "
-            f"{arm}. The shares are shares of that."
+            f"With frequency taken out, tables trained again have a CKA above chance of {shown(outputs)} (output of "
+            f"{one.untied}), {shown(inputs)} (its input) and {shown(own)} ({arm}): the shares without frequency are "
+            "shares of that."
         )
     if line is not None and line.corrected_difference is not None:
         yield (
@@ -126,12 +126,15 @@ def _in_common(one: RunAlignment, arm: str) -> Iterator[str]:
         )
 
 
-def _without(one: RunAlignment, curve: Leaning | None) -> str:
+def _without(one: RunAlignment, whole: Leaning, curve: Leaning | None) -> str:
+    assert whole.corrected_difference is not None
     if one.counted is None:
         return "how much of that is frequency is not known, as the training text is not there"
     if curve is None or curve.corrected_difference is None:
         return "with frequency taken out, training again finds too little of the tables to say"
-    return f"with frequency taken out, it {_side(one, curve.corrected_difference.toward)}"
+    toward = curve.corrected_difference.toward
+    same = toward == whole.corrected_difference.toward
+    return f"with frequency taken out, it {'still ' if same else ''}{_side(one, toward)}"
 
 
 def _shares_without(curve: Leaning | None) -> str:
@@ -159,8 +162,9 @@ def _side(one: RunAlignment, toward: str) -> str:
 def _answer(one: RunAlignment, leaning: Leaning) -> str:
     how, n = spelled(leaning.measure), leaning.difference.n
     with_ = "of its own seed" if leaning.seeds == SAME_SEED else "of another seed"
+    side = f"the table of {leaning.arm} {_side(one, leaning.toward)}"
     return (
-        f"{how[0].upper()}{how[1:]}, the table of {leaning.arm} {_side(one, leaning.toward)}: {shown(leaning.output)} with the output and "
+        f"{how[0].upper()}{how[1:]}, {side}: {shown(leaning.output)} with the output and "
         f"{shown(leaning.input)} with the input {with_}, difference {shown(leaning.difference, sign=True)} "
         f"over {n} pair{'s' if n > 1 else ''} of models; by chance {plain(one.chance[leaning.measure], 3)}."
     )

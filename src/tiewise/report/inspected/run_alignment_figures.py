@@ -50,10 +50,10 @@ def _corrected(one: RunAlignment, arm: str) -> Iterator[Panel]:
         for x in found
     ]
     read = (
-        f"CKA of models of another seed as a share of what each table reaches with itself, trained again: 1 is the same "
-        "but for noise and a rotation, 0 unrelated. Tokens of one frequency have rows alike whatever they mean; frequency "
-        "out: three powers of log(count + 1) in the training text are regressed out of every column first. Bars are "
-        "95 % intervals over pairs of models."
+        "CKA of models of another seed as a share of what each table reaches with itself, trained again: 1 is the same "
+        "but for noise and a rotation, 0 unrelated. Tokens of one frequency have rows alike whatever they mean. "
+        "Frequency out: three powers of log(count + 1) in the training text are regressed out of every column first. "
+        "Bars are 95 % intervals over pairs of models."
     )
     figure = dot_plot(
         series, f"What {arm} has in common with either table, with and without frequency", "share (corrected CKA)"
