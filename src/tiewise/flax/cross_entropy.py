@@ -1,0 +1,200 @@
+"""`linear_cross_entropy` for JAX: the loss of an output head without its logits.
+
+    z      = softcap(scale · features @ weightᵀ + bias)            softcap(z) = c · tanh(z / c)
+    lse    = log Σ_j exp z_j
+    loss_i = (1 − ε)(lse − z_t) + (ε / V) Σ_j (lse − z_j) + ζ lse²        t = target of token i
+
+with ε label smoothing and ζ the z-loss coefficient: the function of `tiewise.ops.cross_entropy`, term by term. Tokens
+whose target is `ignore_index` count for nothing; where every token is ignored the loss is 0 with zero gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array, lax
+
+from tiewise.chunk_rows import chunk_rows
+from tiewise.errors import UnsupportedError
+from tiewise.flax.sweep import Problem, Tensors, promoted, sweep, varying_alike
+
+REDUCTIONS = ("mean", "sum", "none")
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Options of `linear_cross_entropy`; each may also be passed to it by keyword.
+
+    Args:
+        scale: factor on the product, before the bias.
+        softcap: c of the soft-cap; None leaves logits as they are.
+        ignore_index: target value whose tokens count for nothing.
+        label_smoothing: ε, in [0, 1].
+        z_loss: ζ, the coefficient of lse².
+        reduction: `mean`, `sum` (both an fp32 scalar) or `none` (fp32, shaped like the targets).
+        chunk: tokens per chunk; None chooses by vocabulary so that a chunk of logits is about 100 MB.
+        axis: inside `shard_map`, the mesh axis over which the rows of `weight` and `bias` are split; targets stay
+            numbers of the whole vocabulary.
+        vocab: V where the rows of all parts are more, because they must split evenly: the rest is masked.
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    reduction: str = "mean"
+    chunk: int | None = None
+    axis: str | None = None
+    vocab: int | None = None
+
+
+_DEFAULT = LossOptions()
+
+
+def linear_cross_entropy(
+    features: Array,
+    weight: Array,
+    targets: Array,
+    bias: Array | None = None,
+    options: LossOptions = _DEFAULT,
+    **overrides: Any,
+) -> Array:
+    """Cross-entropy of `features @ weightᵀ` against `targets`, in chunks of tokens; the [N, V] logits never exist.
+
+    `mean` and `sum` compute the gradients in the forward pass (three matrix products, none repeated), `none` computes
+    each chunk again in the backward pass (four). bf16 and fp16 inputs multiply in their own type and accumulate in
+    fp32. Works under `jit`, `grad`, `vmap`, `shard_map` (see `axis`) and with sharded arrays under `jit`.
+
+    Args:
+        features: [..., E], any floating type.
+        weight: [V, E].
+        targets: [...] class indices, or `ignore_index`.
+        bias: [V] or None.
+        options: see `LossOptions`.
+        **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
+
+    Returns:
+        fp32 scalar (fp64 for fp64 inputs), or an array shaped like `targets` for `reduction="none"`. A target outside
+        the vocabulary gives nan where targets are traced, as under `jit`: there is nobody to raise an error.
+
+    Raises:
+        ValueError: shapes that do not meet, an option out of range.
+        IndexError: a target outside [0, V), where targets are not traced.
+        UnsupportedError: probability targets.
+    """
+    o = replace(options, **overrides) if overrides else options
+    features, weight, targets = jnp.asarray(features), jnp.asarray(weight), _as_array(targets)
+    vocab = _check(features, weight, targets, bias, o)
+    check_range(targets, vocab, o.ignore_index)
+    flat, table = promoted(features.reshape(-1, features.shape[-1]), weight)
+    # signed, so that ignored and impossible targets stay apart from the first rows
+    at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
+    table, at, bias = varying_alike(flat, table, at, bias)
+    chunk = chunk_rows(len(at), vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
+    problem = Problem(
+        vocab, max(1, min(chunk, len(at))), o.scale, o.softcap, o.ignore_index, o.label_smoothing, o.z_loss, o.axis
+    )
+    tensors = Tensors(flat, table, at, bias)
+    if o.reduction == "none":
+        return _tokens(problem, tensors).reshape(targets.shape)
+    return _scalar(problem, o.reduction == "mean", tensors)
+
+
+def check_range(targets: Any, vocab: int, ignore_index: int | None, what: str = "target") -> None:
+    """Refuse numbers outside [0, vocab) with an IndexError; traced ones cannot be looked at."""
+    if isinstance(targets, jax.core.Tracer) or not np.size(targets):
+        return
+    seen = np.asarray(targets)
+    outside = seen[((seen < 0) | (seen >= vocab)) & (seen != ignore_index)]
+    if outside.size:
+        note = "" if ignore_index is None else f" (ignore_index={ignore_index})"
+        raise IndexError(f"{what} {int(outside.flat[0])} is outside the vocabulary of {vocab}{note}")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _scalar(problem: Problem, mean: bool, tensors: Tensors) -> Array:
+    each, _ = sweep(tensors, problem, None)
+    return _reduced(each, _factor(tensors, problem, mean))
+
+
+def _scalar_forward(problem: Problem, mean: bool, tensors: Tensors) -> tuple[Array, Any]:
+    factor = _factor(tensors, problem, mean)
+    each, found = sweep(tensors, problem, jnp.broadcast_to(factor, tensors.targets.shape))
+    return _reduced(each, factor), (found, _types(tensors))
+
+
+def _scalar_backward(problem: Problem, mean: bool, kept: Any, upstream: Array) -> tuple[Tensors]:
+    found, types = kept
+    scaled = [None if x is None else (x * upstream).astype(like.dtype) for x, like in zip(found, types, strict=True)]
+    return (Tensors(scaled[0], scaled[1], None, scaled[2]),)
+
+
+_scalar.defvjp(_scalar_forward, _scalar_backward)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _tokens(problem: Problem, tensors: Tensors) -> Array:
+    return sweep(tensors, problem, None)[0]
+
+
+def _tokens_forward(problem: Problem, tensors: Tensors) -> tuple[Array, Tensors]:
+    return _tokens(problem, tensors), tensors
+
+
+def _tokens_backward(problem: Problem, tensors: Tensors, upstream: Array) -> tuple[Tensors]:
+    found = sweep(tensors, problem, upstream)[1]
+    pairs = zip(found or (), _types(tensors), strict=True)
+    cast = [None if x is None else x.astype(like.dtype) for x, like in pairs]
+    return (Tensors(cast[0], cast[1], None, cast[2]),)
+
+
+_tokens.defvjp(_tokens_forward, _tokens_backward)
+
+
+def _reduced(each: Array, factor: Array) -> Array:
+    return each.sum() * factor
+
+
+def _factor(tensors: Tensors, problem: Problem, mean: bool) -> Array:
+    """1 / number of tokens that count, 1 where none does; 1 for a sum."""
+    count = (tensors.targets != problem.ignore_index).sum() if mean else jnp.ones((), jnp.int32)
+    return 1 / jnp.maximum(count, 1).astype(jnp.promote_types(tensors.weight.dtype, jnp.float32))
+
+
+def _types(tensors: Tensors) -> tuple[Any, Any, Any]:
+    """Empty arrays of the types that the gradients must have: what JAX may keep, unlike a type itself."""
+    return tuple(
+        None if x is None else jnp.empty((0,), x.dtype) for x in (tensors.features, tensors.weight, tensors.bias)
+    )  # type: ignore[return-value]
+
+
+def _as_array(targets: Any) -> Any:
+    return targets if isinstance(targets, jax.Array) else np.asarray(targets)
+
+
+def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: LossOptions) -> int:
+    """V, after refusing shapes that do not meet and options out of range."""
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"
+        raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    if weight.ndim != 2 or features.shape[-1] != weight.shape[1] or features.shape[:-1] != targets.shape:
+        got = f"features {features.shape}, weight {weight.shape}, targets {targets.shape}"
+        raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")
+    if bias is not None and bias.shape != (weight.shape[0],):
+        raise ValueError(f"bias has shape {bias.shape}; need [V] = [{weight.shape[0]}]")
+    if o.reduction not in REDUCTIONS:
+        raise ValueError(f"unknown reduction {o.reduction!r}; choose one of {', '.join(REDUCTIONS)}")
+    if not 0 <= o.label_smoothing <= 1 or o.z_loss < 0 or (o.chunk is not None and o.chunk < 1):
+        raise ValueError("need 0 ≤ label_smoothing ≤ 1, z_loss ≥ 0, chunk ≥ 1")
+    if o.softcap is not None and not o.softcap > 0:
+        raise ValueError(f"softcap must be positive, not {o.softcap}")
+    rows = weight.shape[0] * (1 if o.axis is None else lax.psum(1, o.axis))
+    if o.vocab is not None and not 1 <= o.vocab <= rows:
+        raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
+    return rows if o.vocab is None else o.vocab

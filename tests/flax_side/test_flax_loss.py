@@ -1,0 +1,195 @@
+"""The fused loss in JAX against fp64 torch, its own gradients by jit, vmap and reductions, and what it refuses."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax_side import error, problem, truth
+
+from tiewise.errors import UnsupportedError
+from tiewise.flax.cross_entropy import linear_cross_entropy
+
+
+def value_and_grads(given, upstream=None, dtype=None, jit=True, **options):
+    """(loss, gradients of features, weight, bias) by JAX."""
+    names = ["features", "weight"] + (["bias"] if given["bias"] is not None else [])
+    leaves = tuple(jnp.asarray(given[n], dtype) for n in names)
+    targets = given["targets"]
+
+    def loss(leaves):
+        bias = leaves[2] if len(leaves) > 2 else None
+        return linear_cross_entropy(leaves[0], leaves[1], targets, bias, **options)
+
+    def run(leaves):
+        value, pull = jax.vjp(loss, leaves)
+        return value, pull(jnp.ones_like(value) if upstream is None else jnp.asarray(upstream, value.dtype))[0]
+
+    return (jax.jit(run) if jit else run)(leaves)
+
+
+OPTIONS = [
+    {},
+    {"bias": True, "scale": 0.4},
+    {"softcap": 2.0},
+    {"softcap": 2.0, "label_smoothing": 0.1, "z_loss": 1e-2, "scale": 1.7, "bias": True},
+    {"label_smoothing": 0.3, "bias": True},
+    {"z_loss": 0.05, "scale": 0.5},
+    {"label_smoothing": 1.0},
+]
+
+
+@pytest.mark.parametrize(("options", "reduction"), list(itertools.product(OPTIONS, ("mean", "sum", "none"))), ids=str)
+def test_every_option_equals_the_fp64_oracle_across_ragged_chunks(options, reduction):
+    given = problem(11, 13, 5, bias=options.get("bias", False))
+    chosen = {k: v for k, v in options.items() if k != "bias"} | {"reduction": reduction}
+    upstream = np.random.default_rng(3).normal(size=11) if reduction == "none" else None
+    loss, grads = truth(given, upstream, **chosen)
+    with jax.enable_x64(True):
+        value, found = value_and_grads(given, upstream, chunk=4, **chosen)
+        assert error(value, loss) < 1e-13
+        for name, a, b in zip(("features", "weight", "bias"), found, grads, strict=False):
+            assert error(a, b) < 1e-12, name
+
+
+@pytest.mark.parametrize("v", [1, 2, 3_000, 3_001, 50_257])
+def test_awkward_vocabularies_in_fp32(v):
+    given = problem(37, v, 24)
+    given = {k: x.astype(np.float32) if k in ("features", "weight") else x for k, x in given.items()}
+    loss, grads = truth(given)
+    value, found = value_and_grads(given, chunk=16)
+    assert error(value, loss) < 1e-6
+    for a, b in zip(found, grads, strict=True):
+        assert error(a, b) < 1e-6
+
+
+def test_large_logits_neither_overflow_nor_lose_the_target():
+    given = problem(6, 9, 4)
+    given["features"] *= 300
+    loss, grads = truth(given)
+    value, found = value_and_grads(given, dtype=jnp.float32)
+    assert error(value, loss) < 1e-6
+    assert error(found[1], grads[1]) < 1e-4  # a near tie of logits of 300: their difference has lost digits
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_all_ignored_gives_zero_with_zero_gradients(reduction):
+    given = problem(5, 7, 3, bias=True, ignored=5)
+    value, found = value_and_grads(given, reduction=reduction)
+    assert not np.any(value)
+    assert all(not np.any(g) for g in found)
+
+
+def test_bf16_is_nearer_to_the_truth_than_the_plain_loss_in_bf16():
+    given = problem(64, 500, 32)
+    small = {k: np.asarray(jnp.asarray(given[k], jnp.bfloat16), np.float64) for k in ("features", "weight")}
+    loss, grads = truth(given | small)
+    value, found = value_and_grads(given, dtype=jnp.bfloat16)
+    assert value.dtype == jnp.float32
+    assert [g.dtype for g in found] == [jnp.bfloat16] * 2
+    count = given["targets"] != -100
+    at = np.where(count, given["targets"], 0)
+
+    def plain(leaves):
+        z = leaves[0] @ leaves[1].T
+        nll = jax.nn.logsumexp(z, -1) - jnp.take_along_axis(z, at[:, None], 1)[:, 0]
+        return jnp.where(count, nll, 0).sum() / count.sum()
+
+    leaves = tuple(jnp.asarray(given[k], jnp.bfloat16) for k in ("features", "weight"))
+    value_plain, plainly = jax.value_and_grad(plain)(leaves)
+    assert error(value, loss) < 1e-4 < error(value_plain, loss)
+    for a, b, c in zip(found, plainly, grads, strict=True):
+        assert error(a, c) < 1e-2
+        assert error(a, c) <= error(b, c)
+
+
+def test_mixed_types_return_gradients_of_their_own_type():
+    given = problem(6, 7, 3)
+    h, w = jnp.asarray(given["features"], jnp.bfloat16), jnp.asarray(given["weight"], jnp.float32)
+    dh, dw = jax.grad(lambda h, w: linear_cross_entropy(h, w, given["targets"]), (0, 1))(h, w)
+    assert (dh.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_vmap_over_the_batch_equals_a_loop():
+    given = problem(12, 7, 3)
+    h, w = jnp.asarray(given["features"], jnp.float32).reshape(3, 4, 3), jnp.asarray(given["weight"], jnp.float32)
+    t = jnp.asarray(given["targets"]).reshape(3, 4)
+
+    def both(h, t):
+        return jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, t, chunk=3), (0, 1))(h, w)
+
+    together = jax.jit(jax.vmap(both))(h, t)
+    apart = [both(h[i], t[i]) for i in range(3)]
+    for a, b in zip(
+        jax.tree.leaves(together), jax.tree.leaves(jax.tree.map(lambda *x: jnp.stack(x), *apart)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7)
+
+
+def test_leading_dimensions_are_kept():
+    given = problem(12, 7, 3)
+    h, t = given["features"].reshape(3, 4, 3), given["targets"].reshape(3, 4)
+    each = linear_cross_entropy(jnp.asarray(h), jnp.asarray(given["weight"]), t, reduction="none")
+    assert each.shape == (3, 4)
+    wanted, _ = truth(given, np.ones(12), reduction="none")
+    np.testing.assert_allclose(np.asarray(each).ravel(), wanted, rtol=1e-5)
+
+
+def test_rows_beyond_the_vocabulary_are_in_no_normaliser():
+    given = problem(9, 10, 4, bias=True)
+    loss, grads = truth(given, label_smoothing=0.1, softcap=3.0)
+    wider = given | {"weight": np.pad(given["weight"], ((0, 6), (0, 0))), "bias": np.pad(given["bias"], (0, 6))}
+    value, found = value_and_grads(wider, dtype=jnp.float32, vocab=10, label_smoothing=0.1, softcap=3.0)
+    assert error(value, loss) < 1e-6
+    for a, b in zip(found[1:], grads[1:], strict=True):
+        assert error(a[:10], b) < 1e-6
+        assert not np.any(a[10:])
+
+
+def test_no_intermediate_is_of_size_tokens_times_vocabulary():
+    n, v, e, chunk = 96, 1_000, 8, 16
+    given = problem(n, v, e)
+    leaves = [jnp.asarray(given[k], jnp.float32) for k in ("features", "weight")]
+    step = jax.jit(jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, given["targets"], chunk=chunk), (0, 1)))
+    memory = step.lower(*leaves).compile().memory_analysis()
+    whole = 4 * n * v
+    assert memory.temp_size_in_bytes < whole + 4 * v * e * 3
+    assert memory.temp_size_in_bytes < 4 * (3 * chunk * v + 3 * v * e + 3 * n * e) + 100_000
+
+
+def test_a_target_outside_the_vocabulary():
+    given = problem(5, 7, 3, ignored=0)
+    h, w = jnp.asarray(given["features"], jnp.float32), jnp.asarray(given["weight"], jnp.float32)
+    for bad in (7, -1):
+        targets = given["targets"].copy()
+        targets[2] = bad
+        with pytest.raises(IndexError, match=f"target {bad} is outside the vocabulary of 7"):
+            linear_cross_entropy(h, w, targets)
+        each = jax.jit(lambda t: linear_cross_entropy(h, w, t, reduction="none"))(targets)
+        assert np.isnan(each).tolist() == [False, False, True, False, False]
+        assert np.isnan(jax.jit(lambda t: jax.grad(lambda h: linear_cross_entropy(h, w, t))(h))(targets)[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": np.zeros((5, 4))}, r"shapes do not meet: features \(5, 4\), weight \(7, 3\)"),
+        ({"targets": np.zeros(4, int)}, "shapes do not meet"),
+        ({"bias": np.zeros(3)}, r"bias has shape \(3,\)"),
+        ({"reduction": "avg"}, "unknown reduction 'avg'"),
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"softcap": 0.0}, "softcap must be positive"),
+        ({"vocab": 8}, "vocab = 8 of a table of 7 rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    given = problem(5, 7, 3) | change
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**given)
+
+
+def test_probability_targets_are_refused():
+    given = problem(5, 7, 3) | {"targets": np.zeros(5)}
+    with pytest.raises(UnsupportedError, match="no probability targets"):
+        linear_cross_entropy(**given)
