@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax_side import error, problem, truth
 
+from flax_side import error, problem, truth
 from tiewise.errors import UnsupportedError
 from tiewise.flax.cross_entropy import linear_cross_entropy
 

@@ -21,7 +21,8 @@ from jax import Array, lax
 
 from tiewise.chunk_rows import chunk_rows
 from tiewise.errors import UnsupportedError
-from tiewise.flax.sweep import Problem, Tensors, promoted, sweep, varying_alike
+from tiewise.flax.sweep import Problem, Tensors, promoted, sweep
+from tiewise.flax.varying import alike
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -95,7 +96,7 @@ def linear_cross_entropy(
     flat, table = promoted(features.reshape(-1, features.shape[-1]), weight)
     # signed, so that ignored and impossible targets stay apart from the first rows
     at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
-    table, at, bias = varying_alike(flat, table, at, bias)
+    table, at, bias = alike(flat, table, at, bias)
     chunk = chunk_rows(len(at), vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
     problem = Problem(
         vocab, max(1, min(chunk, len(at))), o.scale, o.softcap, o.ignore_index, o.label_smoothing, o.z_loss, o.axis

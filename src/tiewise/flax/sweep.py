@@ -19,9 +19,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from tiewise.flax.varying import zeros_like
 
 
 class Tensors(NamedTuple):
@@ -75,7 +76,7 @@ def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple
         _, each = lax.scan(lambda carry, x: (carry, part.losses(*x)), None, (rows, at))
         return each.reshape(-1)[:n], None
     on = jnp.pad(row_weight.astype(part.wide), (0, lacking)).reshape(pieces, chunk)
-    start = (jnp.zeros_like(weight, part.wide), None if bias is None else jnp.zeros_like(bias, part.wide))
+    start = (zeros_like(weight, part.wide), None if bias is None else zeros_like(bias, part.wide))
 
     def step(carry: Any, x: tuple[Array, Array, Array]) -> Any:
         each, d_rows, d_weight, d_bias = part.differentiated(*x, carry)
@@ -211,18 +212,3 @@ def promoted(features: Array, weight: Array) -> tuple[Array, Array]:
     """Both in the wider of their two types, in which they are multiplied."""
     kind = jnp.promote_types(features.dtype, weight.dtype)
     return features.astype(kind), weight.astype(kind)
-
-
-def varying_alike(features: Array, *others: Any) -> list[Any]:
-    """Let `others` vary over whatever mesh axes the features vary over: inside `shard_map` with a batch axis.
-
-    The transpose of that is the sum of their gradients over the batch axes, which nobody else would take.
-    """
-    axes = _axes(features)
-    return [
-        x if x is None or not axes - _axes(x) else lax.pcast(x, tuple(axes - _axes(x)), to="varying") for x in others
-    ]
-
-
-def _axes(x: Array) -> frozenset[str]:
-    return frozenset(getattr(jax.typeof(x), "vma", ()) or ())
