@@ -48,7 +48,7 @@ from tiewise.inspection.run_alignment import (
     RunAlignment,
 )
 from tiewise.inspection.subject import FINAL, comparison_of
-from tiewise.training.folder import folder_name
+from tiewise.training.folder import DATA, folder_name
 from tiewise.training.statistics import paired
 
 Scores = dict[str, float]  # measure → score
@@ -153,7 +153,7 @@ def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
 def _counts(run: Path, rows: int) -> tuple[NDArray | None, list[str]]:
     """(how often each row's token occurs in the training text, why that is not known)."""
     try:
-        text = load_prepared(run / "data")
+        text = load_prepared(run / DATA)
         counts = token_counts(text.split("train"), text.vocab)
     except DataError as error:
         return None, [f"CKA without frequency: {error.what}"]

@@ -13,7 +13,7 @@ from tiewise.report.inspected.dots import QUIET, Dot, Series, dot_plot
 from tiewise.report.inspected.run_alignment import again, published, shown, told
 from tiewise.report.sheet import Panel
 
-_UNIT = "held-out mean cosine, share, or CKA above chance"
+_UNIT = "mean cosine, share or CKA above chance"
 
 
 def panels(found: Mapping[str, RunAlignment]) -> list[Panel]:
