@@ -74,7 +74,7 @@ def bpe_size(kind: str) -> int | None:
     return int(number)
 
 
-def _byte_letters() -> list[str]:
+def byte_letters() -> list[str]:
     """The letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on."""
     prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in prints]
@@ -99,7 +99,7 @@ def _train(size: int, texts: Iterator[str]) -> Tokenizer:
 
 
 def _bytes() -> Tokenizer:
-    vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    vocabulary = {letter: byte for byte, letter in enumerate(byte_letters())}
     return _byte_level(models.BPE(vocab={**vocabulary, EOS: 256}, merges=[]))
 
 

@@ -18,7 +18,9 @@ Ids = NDArray[np.int64]
 
 
 def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None = None) -> Ids:
-    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder; documents end in its eos.
+    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
+
+    Documents end in the tokenizer's end token, where it has one that the table knows.
 
     Args:
         folder: where the tokenizer lies.
@@ -30,15 +32,18 @@ def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None
         ids [N].
 
     Raises:
-        DataError: no text, no tokenizer in the folder, or one that knows more tokens than the table has rows.
+        DataError: no text, no tokenizer in the folder that can be read, or one that gives tokens without a row.
     """
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
-    encoder = Encoder(make_tokenizer(str(folder), lambda: iter(())), np.dtype(np.int64))
-    parts: list[Any] = []
+    tokenizer = _tokenizer(folder)
+    encoder = Encoder(tokenizer, np.dtype(np.int64))
+    end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
+    parts: list[Ids] = []
     count = 0
     for batch in batches(pieces(document.text for document in open_sources(texts))):
-        parts.append(encoder.encode(batch))
+        found = encoder.encode(batch)
+        parts.append(found if end < vocab else found[found != end])
         count += len(parts[-1])
         if most is not None and count >= most:
             break
@@ -47,6 +52,13 @@ def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None
         what = f"the tokenizer in {folder} gives token {int(ids.max())}, the table has {vocab:,} rows"
         raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
     return ids
+
+
+def _tokenizer(folder: Path) -> Any:
+    try:
+        return make_tokenizer(str(folder), lambda: iter(()))
+    except DataError as error:
+        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
 
 
 def windows(ids: Ids, length: int, count: int) -> Ids:

@@ -1,0 +1,179 @@
+"""Rows for pretraining with masked tokens and pairs of segments, drawn anew in every epoch.
+
+    text = mark(prepare(...))                      # the tokenizer gets [CLS], [SEP], [MASK] and [PAD] where it has none
+    rows = PairRows(split_sentences(text, "train"), Marks.of(text), Packing(), Masking(), seed=1, count=100_000)
+    rows[0]["input_ids"], rows[0]["labels"], rows[0]["pair_labels"]
+
+Row i is a function of the seed and i alone: an interrupted run goes on with the rows that it would have had.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from tiewise.data.atomic import written_whole
+from tiewise.data.masking import IGNORED, Masking, choose, mask
+from tiewise.data.prepared import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
+from tiewise.data.sentence_order import Packing, Pairs, make_pairs, segments
+from tiewise.data.sentences import Sentences, Vocabulary, find_sentences
+from tiewise.errors import DataError
+
+Ints = NDArray[np.int64]
+MARKS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+
+
+def mark(text: PreparedText) -> PreparedText:
+    """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk.
+
+    Raises:
+        DataError: so many tokens that the text would have to be written anew.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(str(text.folder / TOKENIZER), local_files_only=True)
+    missing = {name: piece for name, piece in MARKS.items() if getattr(tokenizer, name) is None}
+    if not missing:
+        return text
+    tokenizer.add_special_tokens(missing)
+    vocab = max(text.vocab, max(tokenizer.get_vocab().values()) + 1)
+    if token_type(vocab) != token_type(text.vocab):
+        raise DataError(f"{text.vocab:,} tokens leave no room for {len(missing)} marks", "use a few tokens fewer")
+    facts = {**text.facts, "tokenizer": {**text.facts["tokenizer"], "vocab": vocab}}
+    tokenizer.save_pretrained(text.folder / TOKENIZER)
+    with written_whole(text.folder / FACTS) as file:
+        file.write(json.dumps(facts, indent=2).encode())
+    return load_prepared(text.folder)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Tokens that stand for no text, and what the others read as."""
+
+    cls: int
+    sep: int
+    mask: int
+    pad: int
+    vocabulary: Vocabulary
+    ordinary: Ints  # tokens that may replace a masked one
+
+    @classmethod
+    def of(cls, text: PreparedText) -> Marks:
+        """Read those of a marked text."""
+        return cls.read(text.tokenizer(), text.vocab)
+
+    @classmethod
+    def read(cls, tokenizer: PreTrainedTokenizerFast, vocab: int) -> Marks:
+        """Read those of a tokenizer that has them, for a table of `vocab` rows."""
+        vocabulary = Vocabulary.of(tokenizer, vocab)
+        cls_, sep, mask_, pad = (getattr(tokenizer, f"{name}_id") for name in MARKS)
+        ordinary = np.array([i for i, piece in enumerate(vocabulary.pieces) if piece], np.int64)
+        return cls(cls_, sep, mask_, pad, vocabulary, ordinary)
+
+
+def split_sentences(text: PreparedText, split: str, most: int | None = None) -> Sentences:
+    """Find the sentences of a split, or of its first `most` tokens."""
+    vocabulary = Vocabulary.of(text.tokenizer(), text.vocab)
+    return find_sentences(np.asarray(text.split(split)[:most]), vocabulary, text.eos_id)
+
+
+class PairRows(Dataset):
+    """`{"input_ids", "token_type_ids", "attention_mask", "labels": int64[T], "pair_labels": int64[]}`, one per row.
+
+    Args:
+        sentences: of the split.
+        marks: of its tokenizer.
+        packing: how pairs are made.
+        masking: how their tokens are masked.
+        seed: of every draw.
+        count: rows in all; the epochs follow each other. None: one epoch.
+
+    Raises:
+        DataError: a text that makes no pairs.
+    """
+
+    def __init__(
+        self,
+        sentences: Sentences,
+        marks: Marks,
+        packing: Packing,
+        masking: Masking,
+        *,
+        seed: int,
+        count: int | None = None,
+    ) -> None:
+        self.sentences, self.marks, self.packing, self.masking, self.seed = sentences, marks, packing, masking, seed
+        self._epochs: list[int] = [0]  # first row of each epoch known so far
+        self._pairs: tuple[int, Pairs] = (0, self._make(0))
+        self._epochs.append(len(self._pairs[1]))
+        self.count = self._epochs[1] if count is None else count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        draw = _draw(self.seed, 1, index)
+        a, b, label = self._pair(index, draw)
+        m, t = self.marks, self.packing.length
+        ids = np.concatenate([[m.cls], a, [m.sep], b, [m.sep]])
+        inputs, labels = mask(
+            ids, choose(self._words(a, b), self.masking, draw), m.mask, m.ordinary, self.masking, draw
+        )
+        size = len(ids)
+        row = {"input_ids": np.full(t, m.pad), "labels": np.full(t, IGNORED), "token_type_ids": np.zeros(t, np.int64)}
+        row["input_ids"][:size], row["labels"][:size] = inputs, labels
+        row["token_type_ids"][len(a) + 2 : size] = 1
+        found = {name: torch.from_numpy(value) for name, value in row.items()}
+        found["attention_mask"] = (torch.arange(t) < size).long()
+        if label is not None:
+            found["pair_labels"] = torch.tensor(label)
+        return found
+
+    def pair(self, index: int) -> tuple[Ints, Ints, int | None]:
+        """(A, B, label) of a row before it is masked; the label is None where there is no objective."""
+        return self._pair(index, _draw(self.seed, 1, index))
+
+    def _pair(self, index: int, draw: np.random.Generator) -> tuple[Ints, Ints, int | None]:
+        epoch = self._epoch_of(index)
+        if self._pairs[0] != epoch:
+            self._pairs = (epoch, self._make(epoch))
+        pairs, place = self._pairs[1], index - self._epochs[epoch]
+        label = int(pairs.label[place]) if self.packing.objective != "none" else None
+        a, b = segments(self.sentences, pairs, place, self.packing, draw)
+        for segment in (a, b):  # as it would begin within a text, wherever it was found
+            segment[0] = self.marks.vocabulary.spaced[segment[0]]
+        return a, b, label
+
+    @cached_property
+    def rows_per_epoch(self) -> int:
+        """Rows of the first epoch; the others have about as many."""
+        return self._epochs[1]
+
+    def _epoch_of(self, index: int) -> int:
+        while self._epochs[-1] <= index:
+            epoch = len(self._epochs) - 1
+            self._pairs = (epoch, self._make(epoch))
+            self._epochs.append(self._epochs[-1] + len(self._pairs[1]))
+        return int(np.searchsorted(self._epochs, index, side="right")) - 1
+
+    def _make(self, epoch: int) -> Pairs:
+        return make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
+
+    def _words(self, a: Ints, b: Ints) -> Ints:
+        """Number each token's word, for `choose`; marks have none, and no run spans both segments."""
+        starts = self.marks.vocabulary.word_starts
+        in_a = np.cumsum(starts(a)) - 1
+        in_b = np.cumsum(starts(b)) + in_a[-1] + 1
+        return np.concatenate([[-1], in_a, [-1], in_b, [-1]])
+
+
+def _draw(*key: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(list(key)))

@@ -1,0 +1,104 @@
+"""LAMB (You et al. 2020, arXiv:1904.00962, Algorithm 2): Adam's step, scaled for every tensor by its trust ratio.
+
+    m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
+    u = m̂ / (√v̂ + ε) + λ x       m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
+    x ← x − η · ratio · u        ratio = ‖x‖ / ‖u‖
+
+What the paper leaves open is done as the authors' code does it: φ(z) = z, so the ratio is not clipped; where ‖x‖ or ‖u‖
+is 0 it is 1; the ratio is of each Parameter as a whole (a table is one), before the step; and `adapt=False` in a group
+of parameters sets it to 1, as for biases and norms, which have no weight decay either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tiewise.errors import RunError
+
+
+class Lamb(Optimizer):
+    """LAMB over parameters or groups of them; groups may set `lr`, `weight_decay` and `adapt`.
+
+    Args:
+        params: parameters, or dicts as every torch optimizer takes.
+        lr: η.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ, inside the trust ratio.
+        adapt: False leaves the ratio at 1: Adam with decoupled decay (by η λ x).
+
+    Raises:
+        RunError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.76e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        adapt: bool = True,
+    ) -> None:
+        if not (lr >= 0 and eps > 0 and weight_decay >= 0):
+            raise RunError(f"LAMB with lr={lr}, eps={eps}, weight_decay={weight_decay}", "use positive numbers")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise RunError(f"LAMB with betas={betas}", "use numbers from 0, below 1")
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, adapt=adapt))
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take one step; moments are kept in fp32 for parameters of lower precision.
+
+        Raises:
+            RunError: a sparse gradient.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._one(p, group)
+        return loss
+
+    def _one(self, p: Tensor, group: dict[str, Any]) -> None:
+        if p.grad is None or p.grad.is_sparse:
+            raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
+        state, wide = self.state[p], torch.promote_types(p.dtype, torch.float32)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(p, dtype=wide)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
+        state["step"] += 1
+        step, (beta1, beta2) = int(state["step"]), group["betas"]
+        grad, x = p.grad.to(wide), p.to(wide)
+        mean = state["exp_avg"].lerp_(grad, 1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        update = (mean / (1 - beta1**step)).div_(root).add_(x, alpha=group["weight_decay"])
+        if group["adapt"]:
+            update.mul_(trust_ratio(x, update))
+        p.copy_(x - update.mul_(group["lr"]))
+
+
+def trust_ratio(x: Tensor, update: Tensor) -> Tensor:
+    """‖x‖ / ‖update‖, and 1 where either is 0; a scalar on their device."""
+    weight, change = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
+    known = (weight > 0) & (change > 0)
+    return torch.where(known, weight / torch.where(known, change, 1), 1)
+
+
+def lamb_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the groups that LAMB's authors use: matrices with decay and a ratio, biases and norms with neither."""
+    chosen = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in chosen if p.ndim > 1], "weight_decay": weight_decay, "adapt": True},
+        {"params": [p for p in chosen if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
+    ]

@@ -1,0 +1,93 @@
+"""Sentences and words of planted texts, by tokenizers of three kinds."""
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tiewise.data.sentences import Vocabulary, find_sentences
+from tiewise.data.tokenizer import make_tokenizer
+
+DOCUMENTS = [
+    [
+        "“Well,” said Mr. Pickwick, “that is it.”",
+        "J. Smith came at 5.30 p.m. sharp!",
+        "He said no… and left.",
+        "Was it I?",
+        "It was I.",
+        "(So it was.)",
+        "Chapter One",
+        "“Go!” he cried, and went.",
+    ],
+    ["One alone, e.g. this."],
+    ["First – with é.", "Second here.", "Third."],
+]
+JOINTS = [" ", "\n", " ", "  ", "\n", "\n \n", "\n\n"]
+
+
+def text_of(sentences):
+    joints = [JOINTS[i % len(JOINTS)] for i in range(len(sentences) - 1)]
+    joined = "".join(s + j for s, j in zip(sentences, [*joints, ""], strict=True))
+    return f"\n{joined}\n\n"
+
+
+def stream(tokenizer):
+    texts = [text_of(sentences) for sentences in DOCUMENTS]
+    return np.concatenate(
+        [[*tokenizer(t, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for t in texts]
+    )
+
+
+def learn(kind):
+    return make_tokenizer(kind, lambda: iter([text_of(s) for s in DOCUMENTS] * 3))
+
+
+@pytest.mark.parametrize("kind", ["bpe:300", "bpe:600", "bytes"])
+def test_sentences_of_a_text(kind):
+    tokenizer = learn(kind)
+    tokens = stream(tokenizer)
+    found = find_sentences(tokens, Vocabulary.of(tokenizer, len(tokenizer)), tokenizer.eos_token_id)
+    said = [tokenizer.decode(found.between(i, i + 1)).strip() for i in range(len(found))]
+    assert said == [sentence for document in DOCUMENTS for sentence in document]
+    assert found.documents.tolist() == [0, 8, 9, 12]
+    assert tokenizer.eos_token_id not in [t for s, e in zip(found.starts, found.ends, strict=True) for t in tokens[s:e]]
+
+
+def test_empty_documents_and_blank_ones():
+    tokenizer = learn("bytes")
+    vocabulary = Vocabulary.of(tokenizer, len(tokenizer))
+    eos, words = tokenizer.eos_token_id, tokenizer("Some words.")["input_ids"]
+    blank = tokenizer(" \n\n ")["input_ids"]
+    found = find_sentences(np.array([eos, *words, eos, *blank, eos, eos, *words]), vocabulary, eos)
+    assert len(found) == 2
+    assert found.documents.tolist() == [0, 1, 2]
+    assert len(find_sentences(np.array([], int), vocabulary, eos)) == 0
+
+
+def test_words():
+    tokenizer = learn("bytes")
+    vocabulary = Vocabulary.of(tokenizer, len(tokenizer))
+    starts = vocabulary.word_starts(np.array(tokenizer("I can't, né?")["input_ids"]))
+    assert np.flatnonzero(starts).tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 12]
+
+
+def test_wordpiece_and_spaces():
+    pieces = ["[UNK]", "a", "##b", "c", ".", "D"]
+    engine = Tokenizer(models.WordPiece({p: i for i, p in enumerate(pieces)}, unk_token="[UNK]"))
+    engine.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    vocabulary = Vocabulary.of(PreTrainedTokenizerFast(tokenizer_object=engine, unk_token="[UNK]"), 7)
+    assert vocabulary.pieces == (b"", b" a", b"b", b" c", b" .", b" D", b"")
+    assert vocabulary.word_starts(np.array([1, 2, 3, 4, 5])).tolist() == [True, False, True, True, True]
+    found = find_sentences(np.array([1, 2, 3, 4, 5, 3, 4]), vocabulary, eos=99)
+    assert found.starts.tolist() == [0, 4]
+
+
+def test_a_token_with_a_space_before_it():
+    tokenizer = learn("bpe:600")
+    vocabulary = Vocabulary.of(tokenizer, len(tokenizer))
+    names = tokenizer.get_vocab()
+    pairs = [(i, names[f"Ġ{name}"]) for name, i in names.items() if f"Ġ{name}" in names]
+    assert len(pairs) > 5
+    assert all(vocabulary.spaced[plain] == spaced for plain, spaced in pairs)
+    rest = set(range(len(tokenizer))) - {plain for plain, _ in pairs}
+    assert all(vocabulary.spaced[i] == i for i in rest)
