@@ -154,6 +154,13 @@ def test_what_is_only_frequency_is_told_apart(tmp_path):
     whole, line, curve = (found.leaning("tied", measure) for measure in (CKA, CKA_LINE, CKA_CURVE))
     assert whole.corrected_output.value > 0.95
     assert whole.corrected_difference.toward == "output"
+    f = np.log1p(counts)
+    powers = np.column_stack([f**power for power in range(4)])
+    for x, (arm, name) in zip(found.frequency, (("untied", IN), ("untied", OUT), ("tied", IN)), strict=True):
+        tables = [models[arm][seed][name].astype(np.float32).astype(float) for seed in (1, 2, 3)]
+        left = [np.square(t - powers @ scipy.linalg.lstsq(powers, t)[0]).sum() for t in tables]
+        whole_of = [np.square(t - t.mean(0)).sum() for t in tables]
+        assert x.share.value == pytest.approx(1 - np.mean(np.divide(left, whole_of)), abs=1e-9)
     assert line.corrected_output.value > 0.3  # what is curved is still there
     assert abs(curve.corrected_output.value) < 0.05
     assert abs(curve.corrected_input.value) < 0.05

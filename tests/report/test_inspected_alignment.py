@@ -18,6 +18,7 @@ from tiewise.inspection.run_alignment import (
     OTHER_SEED,
     SAME_SEED,
     Again,
+    FrequencyShare,
     Leaning,
     OverSeeds,
     RunAlignment,
@@ -81,8 +82,10 @@ def run():
         for arm, end, value in (("untied", "input", 0.025), ("untied", "output", 0.213), ("tied", "table", 0.197))
     )
     chance = {"identity": 0.0, "orthogonal": 0.0, **dict.fromkeys((CKA, CKA_LINE, CKA_CURVE), 0.0)}
+    shares = {"untied input": 0.001, "untied output": 0.48, "tied table": 0.46}
+    frequency = tuple(FrequencyShare(what, over(value)) for what, value in shares.items())
     gone = ("tied, seed 4: diverged",)
-    return RunAlignment("untied", ("tied",), (1, 2, 3), 4096, chance, leanings, again, gone, 571_206)
+    return RunAlignment("untied", ("tied",), (1, 2, 3), 4096, chance, leanings, again, gone, 571_206, frequency)
 
 
 def test_the_sentence_of_a_map_has_its_score_its_interval_and_its_null(unlike):
@@ -144,7 +147,7 @@ def test_the_run_is_told_by_pairs_of_different_seeds(run):
 
 
 def test_the_answer_says_what_is_left_without_frequency(run):
-    first, second, third, *rest = run_alignment.lines({"": run})
+    first, shares, second, third, *rest = run_alignment.lines({"": run})
     assert first.startswith(
         "The table of tied leans to the output table of untied; with frequency taken out, it still leans to the output "
         "table of untied. As a share"
@@ -153,6 +156,8 @@ def test_the_answer_says_what_is_left_without_frequency(run):
     assert (
         "difference +0.910 [+0.900, +0.920]; with frequency taken out (three powers of log frequency), 0.900" in first
     )
+    assert "is 48.0 % [47.0, 49.0] of the variance of untied output, 0.1 % [−0.9, 1.1] of the" in shares
+    assert shares.endswith("46.0 % [45.0, 47.0] of the variance of tied table; by chance 0.07 %.")
     assert "0.213 [0.203, 0.223] (output of untied), 0.025 [0.015, 0.035] (its input) and 0.197" in second
     assert "Taking out only a straight line in log frequency leaves the table of tied 0.920" in third
     assert not any("frequency taken out" in line for line in rest)
@@ -175,7 +180,7 @@ def test_a_lean_that_frequency_explains_is_not_told_alone(run):
     )
     first, *_ = run_alignment.lines({"": replace(run, leanings=none)})
     assert "with frequency taken out, training again finds too little of the tables to say" in first
-    unknown = replace(run, leanings=without(run, CKA_CURVE, CKA_LINE), counted=None)
+    unknown = replace(run, leanings=without(run, CKA_CURVE, CKA_LINE), counted=None, frequency=())
     first, *_ = run_alignment.lines({"": unknown})
     assert "how much of that is frequency is not known, as the training text is not there" in first
     assert "share can be given" in first

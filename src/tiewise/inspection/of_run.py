@@ -43,6 +43,7 @@ from tiewise.inspection.run_alignment import (
     SAME_SEED,
     WITHOUT,
     Again,
+    FrequencyShare,
     Leaning,
     OverSeeds,
     RunAlignment,
@@ -96,6 +97,7 @@ def run_alignment(run: Path, settings: Settings | None = None, progress: Progres
         again=tuple(again),
         left_out=(*left_out, *missing),
         counted=None if counts is None else int(counts.sum()),
+        frequency=tuple(x for arm, found in ((two[0], untied), *one.items()) for x in _frequency(bench, arm, found)),
     )
 
 
@@ -110,6 +112,7 @@ class _Bench:
     total: int = 0
     done: int = 0
     chance: Scores = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)  # id of a table → share of it that frequency takes out
 
     def scores(self, first: Table, second: Table) -> Scores:
         """Held-out score of each map from `first` to `second`, overlap of neighbours, CKA less its chance."""
@@ -125,6 +128,8 @@ class _Bench:
         ckas |= {WITHOUT[x.powers]: x.cka for x in found.similarity.without if x.powers in WITHOUT}
         scores |= {measure: cka.value - cka.chance for measure, cka in ckas.items()}
         self.chance |= dict.fromkeys(ckas, 0.0)
+        for without in found.similarity.without:  # the curve is last
+            self.shares |= {id(first): without.share_a, id(second): without.share_b}
         return scores
 
 
@@ -213,6 +218,14 @@ def _again(bench: _Bench, arm: str, found: Models) -> Iterator[Again]:
         yield from _rows(AGAIN.format(arm, end), scored)
     if all(ends.shared is None for ends in found.values()):
         yield from _rows(ONE_MODEL.format(arm), [bench.scores(ends.input, ends.output) for ends in found.values()])
+
+
+def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[FrequencyShare]:
+    tables = [_stored(ends) for ends in found.values()]
+    for end in tables[0]:
+        shares = [bench.shares[id(one[end])] for one in tables if id(one[end]) in bench.shares]
+        if shares:
+            yield FrequencyShare(f"{arm} {end}", _over_seeds(shares))
 
 
 def _stored(ends: Ends) -> dict[str, Table]:

@@ -85,6 +85,14 @@ class Again:
 
 
 @dataclass(frozen=True)
+class FrequencyShare:
+    """How much of a table's variance over tokens, Σ‖row − mean‖², is a curve in log frequency; `what`: arm and end."""
+
+    what: str
+    share: OverSeeds
+
+
+@dataclass(frozen=True)
 class RunAlignment:
     """What a comparison says of the question.
 
@@ -98,6 +106,7 @@ class RunAlignment:
         again: the same thing trained again.
         left_out: what could not be compared, and why.
         counted: tokens of the training text by which frequency was taken out; None where it is not there.
+        frequency: what that took out of each stored table; by chance CURVE / (tokens − 1).
     """
 
     untied: str
@@ -109,6 +118,7 @@ class RunAlignment:
     again: tuple[Again, ...]
     left_out: tuple[str, ...]
     counted: int | None
+    frequency: tuple[FrequencyShare, ...]
 
     def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
         """Return one of them; None where it was not measured."""

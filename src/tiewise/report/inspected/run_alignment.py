@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tiewise.analysis.alignment_maps import IDENTITY, ORTHOGONAL
 from tiewise.analysis.closer import NEITHER
+from tiewise.analysis.frequency_out import CURVE
 from tiewise.analysis.ledger import Result, results
 from tiewise.inspection.run_alignment import (
     AGAIN,
@@ -41,6 +42,9 @@ def tables(found: Mapping[str, RunAlignment]) -> list[tuple[str, Table]]:
     for one in found.values():
         made.append((f"Against both tables of {one.untied}, {count(one.tokens)} tokens", _leanings(one)))
         made.append(("The same thing trained again", _again(one)))
+        if one.frequency:
+            rows = [[x.what, share(x.share)] for x in one.frequency]
+            made.append(("Of a table's variance, a curve in log frequency", Table(["table", "share"], rows)))
     header, source = ["tied model", "measure", "with the input", "with the output"], "Lopardo et al. (arXiv:2603.26663)"
     rows = [[model, measure, plain(first, 3), plain(second, 3)] for model, measure, first, second in published()]
     return [
@@ -111,6 +115,7 @@ def _in_common(one: RunAlignment, arm: str) -> Iterator[str]:
         "share of what training again gives (CKA corrected for attenuation; 1: the same but for noise and a rotation) "
         f"it has {_both(whole)}; {_shares_without(curve)}."
     )
+    yield from _frequency_share(one, arm)
     if curve is not None and curve.corrected_difference is not None:
         own = again(one, arm, "table", CKA_CURVE)
         inputs, outputs = (again(one, one.untied, end, CKA_CURVE) for end in ("input", "output"))
@@ -124,6 +129,27 @@ def _in_common(one: RunAlignment, arm: str) -> Iterator[str]:
             f"Taking out only a straight line in log frequency leaves the table of {arm} {_both(line)}: what is curved "
             "in frequency is then still counted as common."
         )
+
+
+def _frequency_share(one: RunAlignment, arm: str) -> Iterator[str]:
+    shares = {x.what: x.share for x in one.frequency}
+    names = (f"{one.untied} output", f"{one.untied} input", f"{arm} table")
+    if all(name in shares for name in names):
+        parts = [f"{share(shares[name])} of the variance of {name}" for name in names]
+        yield (
+            f"A curve in log frequency is {parts[0]}, {parts[1]} and {parts[2]}; by chance "
+            f"{plain(100 * CURVE / max(1, one.tokens - 1), 2)} %."
+        )
+
+
+def share(value: OverSeeds) -> str:
+    """48.4 % [45.1, 51.7]."""
+    bounds = (
+        ""
+        if value.low is None or value.high is None
+        else f" [{plain(100 * value.low, 1)}, {plain(100 * value.high, 1)}]"
+    )
+    return f"{plain(100 * value.value, 1)} %{bounds}"
 
 
 def _without(one: RunAlignment, whole: Leaning, curve: Leaning | None) -> str:
