@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 FLOORS = {
     "errors": 0,
     "numerals": 0,
+    "student": 0,
     "spec": 0,
     "spec_values": 0,
     "sharing_spec": 0,
@@ -17,6 +18,7 @@ FLOORS = {
     "late": 0,
     "random_logits": 0,
     "chunk_rows": 0,
+    "paths": 0,
     "flax": 1,
     "ops": 1,
     "checkpoint": 1,

@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array, lax
 
 from tiewise.chunk_rows import chunk_rows
 from tiewise.errors import UnsupportedError
+from tiewise.flax.indices import as_array, check_range
 from tiewise.flax.sweep import Problem, Tensors, promoted, sweep
 from tiewise.flax.varying import alike
 
@@ -90,9 +90,10 @@ def linear_cross_entropy(
         UnsupportedError: probability targets.
     """
     o = replace(options, **overrides) if overrides else options
-    features, weight, targets = jnp.asarray(features), jnp.asarray(weight), _as_array(targets)
+    features, weight, targets = jnp.asarray(features), jnp.asarray(weight), as_array(targets)
     vocab = _check(features, weight, targets, bias, o)
-    check_range(targets, vocab, o.ignore_index)
+    note = f" (ignore_index={o.ignore_index})"
+    check_range(targets, vocab, "target {} is outside the vocabulary of {}" + note, o.ignore_index)
     flat, table = promoted(features.reshape(-1, features.shape[-1]), weight)
     # signed, so that ignored and impossible targets stay apart from the first rows
     at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
@@ -105,17 +106,6 @@ def linear_cross_entropy(
     if o.reduction == "none":
         return _tokens(problem, tensors).reshape(targets.shape)
     return _scalar(problem, o.reduction == "mean", tensors)
-
-
-def check_range(targets: Any, vocab: int, ignore_index: int | None, what: str = "target") -> None:
-    """Refuse numbers outside [0, vocab) with an IndexError; traced ones cannot be looked at."""
-    if isinstance(targets, jax.core.Tracer) or not np.size(targets):
-        return
-    seen = np.asarray(targets)
-    outside = seen[((seen < 0) | (seen >= vocab)) & (seen != ignore_index)]
-    if outside.size:
-        note = "" if ignore_index is None else f" (ignore_index={ignore_index})"
-        raise IndexError(f"{what} {int(outside.flat[0])} is outside the vocabulary of {vocab}{note}")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -173,10 +163,6 @@ def _types(tensors: Tensors) -> tuple[Any, Any, Any]:
     return tuple(
         None if x is None else jnp.empty((0,), x.dtype) for x in (tensors.features, tensors.weight, tensors.bias)
     )  # type: ignore[return-value]
-
-
-def _as_array(targets: Any) -> Any:
-    return targets if isinstance(targets, jax.Array) else np.asarray(targets)
 
 
 def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: LossOptions) -> int:

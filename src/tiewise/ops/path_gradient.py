@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.errors import UnsupportedError
+from tiewise.paths import PathNorms
 
 
 @dataclass
@@ -65,22 +66,6 @@ class LookupOptions:
     stop_both: int | None = None
     alpha: float = 1.0
     record: PathRecord | None = None
-
-
-@dataclass(frozen=True)
-class PathNorms:
-    """Frobenius norms of Path A, of Path B and of their sum [V, E], and the cosine between the two paths."""
-
-    a: float
-    b: float
-    total: float
-    cosine: float
-
-    @property
-    def share_b(self) -> float:
-        """‖B‖ / (‖A‖ + ‖B‖); nan where both are zero."""
-        both = self.a + self.b
-        return self.b / both if both else math.nan
 
 
 _NONE = LookupOptions()

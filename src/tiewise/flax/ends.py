@@ -1,0 +1,197 @@
+"""`Ends`: a boundary as pure functions of its parameters, which the NNX and the Linen module both call.
+
+    ends = Ends.of("factored:64+bias", vocab=10_000, width=256)
+    params = ends.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
+
+    rows = ends.embed(params, ids)                  # [..] -> [.., D]
+    logits = ends.logits(params, hidden)            # [.., D] -> [.., V]
+    loss = ends.loss(params, hidden, targets)       # the same, fused, without logits
+    loss = ends.whole(params, ids, body, targets)   # all of it, the table threaded from the lookup to the head
+
+Parameters are a flat mapping with the names and shapes of PyTorch's `Boundary`; a tied table is there once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tiewise.errors import SpecError
+from tiewise.flax import maps
+from tiewise.flax.cross_entropy import LossOptions, linear_cross_entropy
+from tiewise.flax.indices import as_array, check_range
+from tiewise.flax.path_gradient import LookupOptions, enter
+from tiewise.random_logits import logit_std, predicted_nll
+from tiewise.spec import BoundarySpec
+from tiewise.vocabulary import Vocabularies
+
+Params = Mapping[str, Array]
+Body = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.shapes`. Make one with `Ends.of`."""
+
+    spec: BoundarySpec
+    vocab: Vocabularies
+    width: int
+
+    @classmethod
+    def of(cls, spec: BoundarySpec | str, vocab: Vocabularies | int, width: int) -> Ends:
+        """Read the spec and check that these sizes can have it.
+
+        Raises:
+            SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+        """
+        chosen = BoundarySpec.parse(spec)
+        ends = cls(chosen, Vocabularies.same(vocab) if isinstance(vocab, int) else vocab, width)
+        if chosen != chosen.plainly():
+            fix = "give the schedule to a training run; build the boundary without it"
+            raise SpecError(f"{chosen} changes during training", fix)
+        rows = ends.vocab.rows(ends.tied)
+        if chosen.pad is not None and chosen.pad >= rows:
+            raise SpecError(f"pad={chosen.pad} is outside the table of {rows} rows", "lower it")
+        ends.shapes()
+        return ends
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends use one table."""
+        return self.spec.tables == 1
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape of every parameter."""
+        in_width, out_width = self.spec.table_widths(self.width)
+        found: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
+        if not self.tied:
+            found["table_out"] = (self.vocab.outputs, out_width)
+        found |= maps.shapes(self.spec, self.width)
+        return found | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
+
+    @property
+    def std(self) -> float:
+        """σ of a drawn table: `init` of the spec, or D^-½, which gives rows of unit norm."""
+        return self.spec.init or self.width**-0.5
+
+    def draw(self, name: str, key: Array) -> Array:
+        """Draw one parameter: tables N(0, σ²), bias and padding row zero, maps as `tiewise.flax.maps.draw`."""
+        shape = self.shapes()[name]
+        if name == "bias":
+            return jnp.zeros(shape)
+        if not name.startswith("table"):
+            return maps.draw(name, shape, key)
+        table = self.std * jax.random.normal(key, shape)
+        return table if self.spec.pad is None else table.at[self.spec.pad].set(0)
+
+    def initial(self, key: Array) -> dict[str, Array]:
+        """Draw every parameter."""
+        names = self.shapes()
+        return {
+            name: self.draw(name, part) for name, part in zip(names, jax.random.split(key, len(names)), strict=True)
+        }
+
+    def with_rows(self, params: Params, rows: Any) -> dict[str, Array]:
+        """Give the input table (and a tied output) pretrained rows [V, E]; rows of nan keep their drawn values.
+
+        Raises:
+            SpecError: rows of another shape.
+        """
+        table, rows = params["table_in"], jnp.asarray(rows)
+        if rows.shape != table.shape:
+            fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
+            raise SpecError(f"{self.spec}: vectors {rows.shape} do not fit the table {table.shape}", fix)
+        keeps = jnp.isnan(rows)
+        if self.spec.pad is not None:
+            keeps = keeps.at[self.spec.pad].set(True)
+        return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
+
+    def predicted_nll(self) -> float:
+        """Expected loss (nats) of the first step for hidden states of norm √D that are independent of their tokens."""
+        tau = logit_std(self.spec, self.width, self.std)
+        return predicted_nll(self.vocab.outputs, tau, softcap=self.spec.softcap)
+
+    def embed(self, params: Params, ids: Any) -> Array:
+        """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map).
+
+        Raises:
+            SpecError: token ids that are no integers.
+            IndexError: a token outside the input vocabulary; a row of nan where ids are traced.
+        """
+        return self._embed(params, ids, None)[0]
+
+    def logits(self, params: Params, hidden: Array) -> Array:
+        """Map hidden states [.., D] to logits [.., V_out], all of them."""
+        z = (
+            self._features(params, hidden)
+            @ self._output_rows(self._entered(params)).T
+            * self.spec.scales(self.width)[1]
+        )
+        z = z + params["bias"] if self.spec.bias else z
+        cap = self.spec.softcap
+        return z if cap is None else cap * jnp.tanh(z / cap)
+
+    def loss(self, params: Params, hidden: Array, targets: Any, **options: Any) -> Array:
+        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`."""
+        return self._loss(params, hidden, self._entered(params), targets, options)
+
+    def whole(
+        self, params: Params, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any
+    ) -> Array:
+        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
+
+        The gradient of `probe` (`tiewise.flax.path_gradient.probe()`) holds the norms of both paths. Untied, Path B is
+        the other table's and the probe sees Path A alone.
+        """
+        rows, after = self._embed(params, ids, probe)
+        return self._loss(params, body(rows), after if self.tied else self._entered(params), targets, options)
+
+    def penalty(self, params: Params) -> Array:
+        """Penalty of a `projected` spec, to be added to the loss; 0 elsewhere."""
+        return maps.penalty(self.spec, params)
+
+    def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
+        ids = as_array(ids)
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
+        check_range(ids, self.vocab.inputs, "token {} is outside the input vocabulary of {}")
+        ids = jnp.asarray(ids)
+        table = self._table(params, "table_in")
+        if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
+            ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
+        rows, after = enter(table, ids, LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha), probe)
+        return maps.through_in_map(params, rows) * self.spec.scales(self.width)[0], after
+
+    def _table(self, params: Params, name: str) -> Array:
+        frozen = self.spec.freeze and name == "table_in"
+        return lax.stop_gradient(params[name]) if frozen else params[name]
+
+    def _entered(self, params: Params) -> Array:
+        """Return the output table, guarded where its padding row must get no gradient."""
+        table = self._table(params, "table_in" if self.tied else "table_out")
+        if self.spec.pad is None:
+            return table
+        return enter(table, jnp.zeros(0, jnp.int32), LookupOptions(stop_both=self.spec.pad))[1]
+
+    def _output_rows(self, table: Array) -> Array:
+        """[V_out, E]: the output tokens' rows, in their order."""
+        index = self.vocab.output_index() if self.tied else None
+        return table[: self.vocab.outputs] if index is None else table[jnp.asarray(index)]
+
+    def _features(self, params: Params, hidden: Array) -> Array:
+        if hidden.shape[-1] != self.width:
+            fix = f"give hidden states [.., {self.width}]"
+            raise SpecError(f"hidden states {hidden.shape} meet a boundary of width {self.width}", fix)
+        return maps.through_out_map(self.spec, params, hidden)
+
+    def _loss(self, params: Params, hidden: Array, table: Array, targets: Any, options: dict[str, Any]) -> Array:
+        chosen = LossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
+        rows = self._output_rows(table)
+        return linear_cross_entropy(
+            self._features(params, hidden), rows, targets, params.get("bias"), chosen, **options
+        )
