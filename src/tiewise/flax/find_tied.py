@@ -1,0 +1,154 @@
+"""Which tables a Flax tree really holds, and whether a model's two ends do what tying means.
+
+    print(find_tied(params))
+    2 tables of 1,000 tokens, not equal: params/Embed_0/embedding [V, 64], params/Dense_0/kernel [64, V] (transposed)
+
+A pytree does not alias: two leaves are two matrices, even where they hold the same numbers now, and the optimizer will
+move them apart. `find_tied` reads the tree; `check_ends` also runs the model, for mistakes that leave no trace there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from tiewise.errors import DataError
+from tiewise.numerals import count
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A table in a tree: its path, its shape as stored, whether that is [·, V], the transpose of a table."""
+
+    path: str
+    shape: tuple[int, int]
+    transposed: bool
+
+    def __str__(self) -> str:
+        return f"{self.path} " + (f"[{self.shape[0]}, V] (transposed)" if self.transposed else f"[V, {self.shape[1]}]")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Every table of a tree.
+
+    Args:
+        vocab: V.
+        leaves: tables, in the tree's order.
+        equal: pairs of paths that hold the same numbers, transposed if need be.
+    """
+
+    vocab: int
+    leaves: tuple[Leaf, ...]
+    equal: tuple[tuple[str, str], ...]
+
+    @property
+    def one(self) -> bool:
+        """Whether there is exactly one table: what tied means in a tree."""
+        return len(self.leaves) == 1
+
+    def __str__(self) -> str:
+        names = ", ".join(map(str, self.leaves))
+        of = f"of {count(self.vocab)} tokens"
+        if self.one:
+            return f"1 table {of}: {names}"
+        if not self.leaves:
+            return f"no table {of}"
+        pairs = len(self.leaves) * (len(self.leaves) - 1) // 2
+        same = "equal now, but free to move apart" if len(self.equal) == pairs else "not equal"
+        same = f"{len(self.equal)} of {pairs} pairs equal" if 0 < len(self.equal) < pairs else same
+        return f"{len(self.leaves)} tables {of}, {same}: {names}"
+
+
+def find_tied(params: Any, vocab: int | None = None) -> Tables:
+    """List the tables in a tree of arrays: Linen variables, an `nnx.State`, an optimizer's state, any pytree.
+
+    Args:
+        params: the tree; a leaf that JAX stores twice counts twice, as the optimizer counts it.
+        vocab: V. None takes the longest axis of a leaf named `embedding`, or else of any matrix.
+
+    Raises:
+        DataError: no matrix in the tree to take V from.
+    """
+    matrices = [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if _is_matrix(leaf)]
+    v = vocab if vocab is not None else _guess(matrices)
+    tables = [(name, x) for name, x in matrices if v in x.shape]
+    leaves = tuple(Leaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables)
+    rows = {name: (x if x.shape[0] == v else x.T) for name, x in tables}
+    equal = tuple((a, b) for a, b in combinations(rows, 2) if _same(rows[a], rows[b]))
+    return Tables(v, leaves, equal)
+
+
+def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, vocab: int | None = None) -> list[str]:
+    """Name the classic mistakes that a model which should be tied makes; an empty list where there is none.
+
+    Args:
+        apply: maps (params, tokens [..]) to logits [.., V].
+        params: its tree.
+        ids: [..] tokens, fewer distinct ones than V.
+        vocab: V, as `find_tied`.
+    """
+    found: list[str] = []
+    if not jnp.issubdtype(jnp.asarray(ids).dtype, jnp.integer):
+        exact = 2 ** (jnp.finfo(jnp.asarray(ids).dtype).nmant + 1)
+        found.append(
+            f"token ids are {jnp.asarray(ids).dtype}: indexing refuses them, and beyond {count(exact)} two tokens are "
+            "one number; keep ids in an integer type"
+        )
+    ids = jnp.asarray(ids).astype(jnp.int32)
+    tables = find_tied(params, vocab)
+    if len(tables.leaves) > 1:
+        found.append(f"{tables}; declare one and use it at both ends")
+    try:
+        shape = jax.eval_shape(apply, params, ids).shape
+    except TypeError as error:
+        return [*found, f"the model cannot run: {str(error).splitlines()[0]}; is the head table.T?"]
+    if shape[-1] != tables.vocab:
+        return [*found, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
+    if tables.one and not _moves_one_column(apply, params, ids, tables):
+        found.append(f"a row of {tables.leaves[0].path} moves other tokens' logits than its own: is the head table.T?")
+    return found
+
+
+def _moves_one_column(apply: Callable[[Any, Array], Array], params: Any, ids: Array, tables: Tables) -> bool:
+    """Whether the row of a token that is not read moves only that token's logit."""
+    unread = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids))
+    if not len(unread):
+        raise DataError(f"every one of {tables.vocab} tokens is read", "give fewer tokens")
+    token, leaf = int(unread[0]), tables.leaves[0]
+
+    def direction(path: Any, x: Any) -> Any:
+        if _name(path) != leaf.path:
+            return jnp.zeros_like(x)
+        return jnp.zeros_like(x).at[(slice(None), token) if leaf.transposed else token].set(1)
+
+    tangent = jax.tree_util.tree_map_with_path(direction, params)
+    moved = jax.jvp(lambda p: apply(p, ids), (params,), (tangent,))[1]
+    return not np.any(np.delete(np.asarray(moved), token, axis=-1))
+
+
+def _is_matrix(leaf: Any) -> bool:
+    return getattr(leaf, "ndim", 0) == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
+
+
+def _guess(matrices: list[tuple[str, Any]]) -> int:
+    if not matrices:
+        raise DataError("no matrix in this tree", "give the tree of parameters")
+    named = [x.shape[0] for name, x in matrices if name.rpartition("/")[2] == "embedding"]
+    return max(named or [size for _, x in matrices for size in x.shape])
+
+
+def _name(path: Any) -> str:
+    parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+    return "/".join(part for part in parts if part != "value")
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and bool(jnp.array_equal(a, b))

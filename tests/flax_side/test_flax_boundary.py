@@ -1,0 +1,310 @@
+"""NNX and Linen boundaries against PyTorch's on the same safetensors file, and one leaf where tied."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+from flax import nnx
+from safetensors.torch import load_model, save_model
+
+from flax_side import error
+from tiewise.boundary.boundary import Boundary as TorchBoundary
+from tiewise.errors import CheckpointError, SpecError
+from tiewise.flax.boundary import Boundary, LinenBoundary
+from tiewise.flax.checkpoint import flat, load, nested, save
+from tiewise.flax.find_tied import find_tied
+from tiewise.flax.path_gradient import path_norms, probe
+from tiewise.ops.path_gradient import PathRecord
+from tiewise.ops.path_gradient import path_norms as torch_path_norms
+from tiewise.vocabulary import Vocabularies
+
+V, D = 9, 4
+KINDS = [
+    "tied",
+    "untied",
+    "factored:3",
+    "factored-untied:in=2,out=3",
+    "projected",
+    "projected:6,penalty=0.1,decay=0.2",
+    "projected:6,in=none",
+    "projected:3,untied",
+    "residual:2,s=0.5",
+    "spd",
+]
+OPTIONS = ["bias", "input_scale=sqrt_d", "output_scale=1/sqrt_d", "softcap=1.5", "alpha=0.3", "alpha=0", "pad=2"]
+TOGETHER = "+bias+input_scale=sqrt_d+output_scale=1/d+softcap=1.5+alpha=0.3+pad=2"
+DIFFERING = [Vocabularies(9, 6), Vocabularies(6, 9), Vocabularies(6, 4, (3, -1, 0, -1))]
+IDS = np.array([[1, 2, 5, 1], [0, 2, 2, 4]])
+
+
+def random_torch(spec, vocab):
+    """PyTorch's boundary with every parameter random, its zero ones too."""
+    torch.manual_seed(0)
+    boundary = TorchBoundary(spec, vocab, D)
+    with torch.no_grad():
+        for parameter in boundary.parameters():
+            parameter.normal_(std=0.5)
+    return boundary
+
+
+def torch_results(boundary, body, targets):
+    """Rows, logits, penalised loss, its gradients by name, path norms."""
+    boundary.record = PathRecord()
+    m = torch.tensor(body, dtype=torch.float32)
+    ids, t = torch.tensor(IDS), torch.tensor(targets)
+    loss = boundary(ids, lambda rows: torch.tanh(rows @ m), t, label_smoothing=0.1) + boundary.penalty()
+    loss.backward()
+    grads = {name: p.grad.numpy() for name, p in boundary.named_parameters() if p.grad is not None}
+    norms = torch_path_norms(boundary.table_in.grad, boundary.record)
+    with torch.no_grad():
+        rows = boundary.embed(ids)
+        return rows.numpy(), boundary.logits(torch.tanh(rows @ m)).numpy(), loss.item(), grads, norms
+
+
+def compare(spec, vocab, tmp_path):
+    theirs = random_torch(spec, vocab)
+    path = tmp_path / "boundary.safetensors"
+    save_model(theirs, path)
+    ours = Boundary(spec, vocab, D, rngs=nnx.Rngs(0))
+    ours.load(load(path, ours.ends))
+    g = np.random.default_rng(0)
+    body = g.normal(size=(theirs.embed(torch.tensor(IDS)).shape[-1], D))
+    targets = g.integers(0, ours.ends.vocab.outputs, IDS.shape)
+    targets[0, 0] = -100
+    rows, logits, loss, grads, norms = torch_results(theirs, body, targets)
+    ends, m = ours.ends, jnp.asarray(body, jnp.float32)
+
+    def whole(params, probe):
+        value = ends.whole(params, IDS, lambda rows: jnp.tanh(rows @ m), targets, probe, label_smoothing=0.1)
+        return value + ends.penalty(params)
+
+    @jax.jit
+    def everything(params):
+        found = ends.embed(params, IDS)
+        hidden = jnp.tanh(found @ m)
+        apart = ends.loss(params, hidden, targets, label_smoothing=0.1)
+        return found, ends.logits(params, hidden), apart, jax.value_and_grad(whole, (0, 1))(params, probe())
+
+    params = ours.parameters()
+    found, z, apart, (value, (gradients, seen)) = everything(params)
+    assert error(found, rows) < 1e-5
+    assert error(z, logits) < 1e-5
+    assert abs(value - loss) < 1e-5 * abs(loss)
+    assert abs(apart + float(ends.penalty(params)) - loss) < 1e-5 * abs(loss)
+    assert gradients.keys() == params.keys()
+    for name, gradient in gradients.items():
+        wanted = grads.get(name, np.zeros(gradient.shape))
+        assert np.linalg.norm(np.asarray(gradient) - wanted) < 1e-5 * np.linalg.norm(wanted) + 1e-7, name
+    mine = path_norms(seen)
+    assert mine.a == pytest.approx(norms.a, rel=1e-4, abs=1e-7)
+    if ends.tied:
+        assert (mine.b, mine.total) == pytest.approx((norms.b, norms.total), rel=1e-4)
+        if norms.a:
+            assert mine.cosine == pytest.approx(norms.cosine, abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_spec_equals_pytorch_with_all_options(kind, tmp_path):
+    compare(kind + TOGETHER, V, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "option"), list(itertools.product(KINDS, ["", *OPTIONS])))
+def test_every_spec_equals_pytorch_with_every_option(kind, option, tmp_path):
+    compare(f"{kind}+{option}" if option else kind, V, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab"), [*itertools.product(["tied"], DIFFERING), ("untied", DIFFERING[1])], ids=str
+)
+def test_differing_vocabularies_equal_pytorch(kind, vocab, tmp_path):
+    compare(kind + "+bias", vocab, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "vocab"), list(itertools.product(KINDS, DIFFERING)), ids=str)
+def test_every_spec_with_differing_vocabularies_equals_pytorch(kind, vocab, tmp_path):
+    compare(kind, Vocabularies(vocab.inputs, vocab.outputs) if "untied" in kind else vocab, tmp_path)
+
+
+@pytest.mark.parametrize("spec", [*KINDS, "untied+bias"])
+def test_files_equal_pytorch_byte_for_byte_and_come_back(spec, tmp_path):
+    theirs = random_torch(spec, V)
+    first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
+    save_model(theirs, first)
+    ours = Boundary(spec, V, D, rngs=nnx.Rngs(0))
+    ours.load(load(first, ours.ends))
+    save(second, ours.ends, ours.parameters())
+    assert first.read_bytes() == second.read_bytes()
+    assert [p.name for p in tmp_path.iterdir()] in (
+        ["theirs.safetensors", "ours.safetensors"],
+        ["ours.safetensors", "theirs.safetensors"],
+    )
+    empty = TorchBoundary(spec, V, D)
+    load_model(empty, second)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(value, empty.state_dict()[name])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_survive_bit_for_bit(dtype, tmp_path):
+    theirs = random_torch("tied", V).to(dtype)
+    first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
+    save_model(theirs, first)
+    ours = Boundary("tied", V, D, rngs=nnx.Rngs(0))
+    ours.load(load(first, ours.ends))
+    save(second, ours.ends, ours.parameters())
+    assert first.read_bytes() == second.read_bytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_linen_computes_what_nnx_does(kind):
+    spec = kind + TOGETHER
+    nnx_side = Boundary(spec, V, D, rngs=nnx.Rngs(0))
+    linen_side = LinenBoundary(spec, V, D)
+    shapes = jax.eval_shape(lambda key: linen_side.init(key, IDS, method="embed"), jax.random.key(0))["params"]
+    params = nnx_side.parameters()
+    assert {name: x.shape for name, x in flat(shapes).items() if name in params} == {
+        name: x.shape for name, x in params.items() if name in flat(shapes)
+    }
+    variables = {"params": nested(params)}
+    rows = linen_side.apply(variables, IDS, method="embed")
+    np.testing.assert_array_equal(rows, nnx_side.embed(IDS))
+    hidden = jnp.ones((2, 4, D))
+    np.testing.assert_array_equal(linen_side.apply(variables, hidden, method="logits"), nnx_side.logits(hidden))
+    np.testing.assert_array_equal(linen_side.apply(variables, hidden, IDS, method="loss"), nnx_side.loss(hidden, IDS))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_leaf_where_tied_in_parameters_and_optimizer(kind):
+    model = Boundary(kind, V, D, rngs=nnx.Rngs(0))
+    tables = 1 if model.ends.tied else 2
+    state = nnx.state(model, nnx.Param)
+    assert len(find_tied(state, V).leaves) == tables
+    moments = nnx.state(nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param))
+    assert len(find_tied(moments, V).leaves) == 2 * tables  # first and second moments
+    body = lambda rows: jnp.ones((*rows.shape[:-1], D))  # noqa: E731
+    variables = LinenBoundary(kind, V, D).init(jax.random.key(0), IDS, body, IDS)
+    assert flat(variables["params"]).keys() == model.parameters().keys()
+    assert len(find_tied(variables, V).leaves) == tables
+    assert len(find_tied(optax.sgd(1e-3, momentum=0.9).init(variables), V).leaves) == tables
+
+
+def test_a_training_step_moves_the_one_table_and_keeps_it_one():
+    model = Boundary("tied+pad=2", V, D, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    before = np.asarray(model.table_in[...])
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: m(IDS, jnp.tanh, IDS))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [float(step(model, optimizer)) for _ in range(5)]
+    after = np.asarray(model.table_in[...])
+    assert losses[-1] < losses[0]
+    assert np.array_equal(after[2], np.zeros(D))
+    assert np.all(np.any(np.delete(after != before, 2, axis=0), axis=1))  # Path B reaches every row
+
+
+def test_first_loss_is_what_the_table_predicts():
+    model = Boundary("tied", 2_000, 64, rngs=nnx.Rngs(0))
+    theirs = TorchBoundary("tied", 2_000, 64)
+    assert model.predicted_nll() == theirs.predicted_nll()
+    hidden = jax.random.normal(jax.random.key(1), (2_000, 64))
+    hidden = hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True) * 8
+    loss = model.loss(hidden, np.arange(2_000))
+    assert float(loss) == pytest.approx(model.predicted_nll(), abs=0.1)
+    assert float(jnp.std(model.table_in[...])) == pytest.approx(64**-0.5, rel=0.02)
+
+
+def test_pretrained_rows_and_frozen_ones():
+    model = Boundary("tied+pad=1+vectors=x+freeze", 4, 3, rngs=nnx.Rngs(0))
+    drawn = np.asarray(model.table_in[...])
+    rows = np.full((4, 3), 7.0)
+    rows[2] = np.nan
+    model.load_rows(rows)
+    np.testing.assert_array_equal(model.table_in[...], [[7] * 3, [0] * 3, drawn[2], [7] * 3])
+    ids = np.array([0, 2])
+    gradients = nnx.grad(lambda m: m(ids, jnp.tanh, ids))(model)
+    assert not np.any(gradients["table_in"][...])
+    with pytest.raises(SpecError, match=r"vectors \(4, 2\) do not fit the table \(4, 3\); use factored:2"):
+        model.load_rows(rows[:, :2])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda s: Boundary(s, V, D, rngs=nnx.Rngs(0)),
+        lambda s: LinenBoundary(s, V, D).init(jax.random.key(0), IDS, method="embed"),
+    ],
+    ids=["nnx", "linen"],
+)
+def test_specs_that_no_boundary_can_have(make):
+    for spec, message in (
+        ("tide", "unknown boundary 'tide'"),
+        ("factored:9", "exceeds the model width"),
+        ("tied+pad=9", "pad=9 is outside"),
+        ("tied+untie_at=3", "changes during training"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            make(spec)
+
+
+def test_input_that_does_not_fit():
+    model = Boundary("tied", Vocabularies(5, 7), D, rngs=nnx.Rngs(0))
+    with pytest.raises(SpecError, match="token ids of type float32; cast them"):
+        model.embed(np.zeros(3, np.float32))
+    for bad in (5, -1):
+        ids = np.array([0, bad])
+        with pytest.raises(IndexError, match=f"token {bad} is outside the input vocabulary of 5"):
+            model.embed(ids)
+        rows = jax.jit(model.embed)(ids)
+        assert np.isnan(rows).all(axis=1).tolist() == [False, True]
+    with pytest.raises(SpecError, match=r"hidden states \(2, 3\) meet a boundary of width 4"):
+        model.logits(jnp.ones((2, 3)))
+    with pytest.raises(SpecError, match="meet a boundary of width 4"):
+        model.loss(jnp.ones((2, 3)), np.zeros(2, int))
+    with pytest.raises(IndexError, match="target 7 is outside the vocabulary of 7"):
+        model.loss(jnp.ones((2, D)), np.array([1, 7]))
+
+
+def test_files_that_do_not_fit(tmp_path):
+    path = tmp_path / "x.safetensors"
+    ends = Boundary("tied", V, D, rngs=nnx.Rngs(0)).ends
+    with pytest.raises(CheckpointError, match="no such file"):
+        load(path, ends)
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(CheckpointError, match="not a safetensors file"):
+        load(path, ends)
+    cases = [
+        ("untied", "two different tables"),
+        ("tied+bias", "has the unknown bias"),
+        ("factored:2", "has the unknown in_map.weight, out_map.weight"),
+    ]
+    for spec, message in cases:
+        save_model(random_torch(spec, V), path)
+        with pytest.raises(CheckpointError, match=message):
+            load(path, ends)
+    save_model(random_torch("tied", V + 1), path)
+    with pytest.raises(CheckpointError, match=r"table_in has shape \(10, 4\), not \(9, 4\)"):
+        load(path, ends)
+    with pytest.raises(CheckpointError, match="lacks bias"):
+        load(path, Boundary("tied+bias", V + 1, D, rngs=nnx.Rngs(0)).ends)
+    save_model(random_torch("tied", V).double(), path)
+    with pytest.raises(CheckpointError, match="float64, which JAX would round"):
+        load(path, ends)
+
+
+def test_an_untied_file_with_equal_tables_is_a_tied_one(tmp_path):
+    theirs = random_torch("untied", V)
+    with torch.no_grad():
+        theirs.table_out.copy_(theirs.table_in)
+    save_model(theirs, tmp_path / "x.safetensors")
+    ends = Boundary("tied", V, D, rngs=nnx.Rngs(0)).ends
+    assert load(tmp_path / "x.safetensors", ends).keys() == {"table_in"}
