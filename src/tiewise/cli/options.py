@@ -107,6 +107,10 @@ def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tup
     """
     if recipe is None and corpus is None:
         return tuple(text) if text else None
+    if recipe is not None and recipe.startswith("albert"):  # of any text, in sentences
+        if text and corpus is not None:
+            raise RunError(f"{corpus!r} and --text", "name the text once")
+        return (corpus,) if corpus is not None else tuple(text) if text else None
     if recipe is None:
         raise RunError(f"{corpus!r} without --recipe", "add --recipe NAME for a word-level corpus, or use --text")
     if text or corpus is None:

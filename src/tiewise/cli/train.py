@@ -74,6 +74,10 @@ def train(
         return
     if not isfinite(result.heldout_nll):
         print("diverged: the loss is no number any more; try a lower --set learning_rate")
+    if isinstance(result.bits_per_byte, float) and not isfinite(result.bits_per_byte):
+        _pretrained(folder.parent, result)
+        print(f"model: {folder}")
+        return
     print(
         f"held-out nll {result.heldout_nll:.4f} (perplexity {result.perplexity:.1f}, "
         f"{result.bits_per_byte:.3f} bits per byte), training nll {result.train_nll:.4f}"
@@ -85,6 +89,22 @@ def train(
         from tiewise.report.table import published_table
 
         Console().print(published_table(beside))
+
+
+def _pretrained(folder: Path, result: RunResult) -> None:
+    """Print what an ALBERT was measured by."""
+    from tiewise.training.albert.assemble import FOUND
+    from tiewise.training.folder import read_json
+
+    found = read_json(folder / FOUND)
+    shares = {"masked tokens": found["tokens"], **{f"pairs ({name})": of for name, of in found["pairs"].items()}}
+    print(
+        f"held-out nll {result.heldout_nll:.4f} per masked token (by their frequencies: {found['unigram_nll']:.4f}), "
+        f"training nll {result.train_nll:.4f}"
+    )
+    for name, of in shares.items():
+        interval = f"95 % interval {of['low']:.1%} to {of['high']:.1%}, n = {of['count']:,}"
+        print(f"{name}: {of['share']:.1%} right ({interval}), nll {of['nll']:.4f}")
 
 
 def _beside(out: Path, result: RunResult) -> Beside | None:

@@ -169,7 +169,7 @@ class PairRows(Dataset):
 
     def _words(self, a: Ints, b: Ints) -> Ints:
         """Number each token's word, for `choose`; marks have none, and no run spans both segments."""
-        starts = self.marks.vocabulary.word_starts
+        starts = self.marks.vocabulary.word_starts if self.masking.whole_words else np.ones_like
         in_a = np.cumsum(starts(a)) - 1
         in_b = np.cumsum(starts(b)) + in_a[-1] + 1
         return np.concatenate([[-1], in_a, [-1], in_b, [-1]])

@@ -124,7 +124,7 @@ class Lines(TrainerCallback):
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.extra: dict[str, Any] = {}
+        self.more: tuple[str, ...] = ()  # names that one kind of run logs beside those of all
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Keep what a resumed run has already said up to its checkpoint, and nothing torn or later."""
@@ -140,7 +140,7 @@ class Lines(TrainerCallback):
         if logs and "loss" in logs and ranks.first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {k: logs[k] for k in MEASURED if k in logs}) + "\n")
+                file.write(json.dumps(line | {k: logs[k] for k in (*MEASURED, *self.more) if k in logs}) + "\n")
 
 
 MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")

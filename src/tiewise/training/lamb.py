@@ -49,7 +49,7 @@ class Lamb(Optimizer):
             raise RunError(f"LAMB with lr={lr}, eps={eps}, weight_decay={weight_decay}", "use positive numbers")
         if not all(0 <= beta < 1 for beta in betas):
             raise RunError(f"LAMB with betas={betas}", "use numbers from 0, below 1")
-        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, adapt=adapt))
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:

@@ -22,6 +22,8 @@ from tiewise.data.prepared import PreparedText
 from tiewise.errors import Interrupted
 from tiewise.spec import BoundarySpec
 from tiewise.training import ranks
+from tiewise.training.albert import assemble as albert
+from tiewise.training.albert.model import build_arm
 from tiewise.training.arguments import arguments, batch_share, callbacks
 from tiewise.training.callbacks import MEASURED, Clock, Interrupt, read_lines
 from tiewise.training.environment import peak_memory, reset_peak_memory
@@ -69,12 +71,19 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     reset_peak_memory()
     clock = Clock()
     with ranks.agreed():
-        installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
+        installed = built(job, text, job.seed)
         facts = _starting_facts(job, installed, text, counts) if ranks.first() else {}
         installed = _as_at(installed, job.spec, step)
         trainer = _trainer(job, installed, text, counts, clock)
     _finish(trainer, checkpoint, job.folder)
     return ranks.first_does(lambda: _concluded(job, trainer, text, counts, clock, facts, probe))
+
+
+def built(job: Job, text: PreparedText, seed: int) -> Installed:
+    """Build the model of a job, of whatever kind."""
+    if job.settings.albert is not None:
+        return build_arm(job.settings, job.arm, text, seed)
+    return build(job.settings, job.spec, text, seed, job.feed_forward)
 
 
 def _found(folder: Path) -> tuple[Outcome | None, Path | None, int]:
@@ -109,8 +118,9 @@ def _as_at(installed: Installed, spec: BoundarySpec, step: int) -> Installed:
 
 
 def _trainer(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock) -> TiewiseTrainer:
-    made = _of_blocks if job.settings.recurrent is None else assemble.make_trainer
-    trainer = made(job, installed, text, counts, clock)
+    s = job.settings
+    made: Any = albert.make_trainer if s.albert else assemble.make_trainer if s.recurrent else _of_blocks
+    trainer: TiewiseTrainer = made(job, installed, text, counts, clock)
     trainer.remove_callback(PrinterCallback)  # the Trainer adds it where its own bar is off
     return trainer
 
@@ -136,6 +146,8 @@ def _of_blocks(job: Job, installed: Installed, text: PreparedText, counts: np.nd
 
 
 def _starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
+    if job.settings.albert is not None:
+        return albert.starting_facts(job, installed, text, counts)
     if job.settings.recurrent is not None:
         first = assemble.measured(job, installed, text, counts, assemble.CURVE_WORDS)
         # a state that starts at zero says nothing of any word
@@ -188,7 +200,8 @@ def _result(
         train_nll=train.nll,
         heldout_nll=heldout.nll,
         perplexity=math.exp(min(heldout.nll, 700)),
-        bits_per_byte=bits_per_byte(heldout.nll, size["tokens"], size["bytes"]),
+        # masked tokens are not a text
+        bits_per_byte=math.nan if s.albert else bits_per_byte(heldout.nll, size["tokens"], size["bytes"]),
         frequency=heldout.bins,
         parameters=count,
         total_parameters=sum(count.values()),
@@ -205,6 +218,8 @@ def _result(
 def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
     """(held-out, training) losses of a finished model; of a recurrent one, over the whole held-out split."""
     s = job.settings
+    if s.albert is not None:
+        return albert.final(job, installed, text, counts)
     if s.recurrent is not None:
         whole = assemble.measured(job, installed, text, counts)
         return whole, assemble.measured(job, installed, text, counts, s.measured, "train")

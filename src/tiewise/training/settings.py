@@ -11,6 +11,8 @@ import yaml
 
 from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
+from tiewise.training.albert.options import MODEL as ALBERT
+from tiewise.training.albert.options import Albert, arm_name, read_arm
 from tiewise.training.recurrent.options import CELLS, Recurrent
 
 FILE = "run.yaml"
@@ -45,6 +47,7 @@ class Settings:
     seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
     recipe: str = ""  # whose settings these began as; "" for none
     recurrent: Recurrent | None = None  # of a recurrent model; in YAML its settings stand beside the others
+    albert: Albert | None = None  # of an ALBERT, likewise
 
     def specs(self) -> dict[str, BoundarySpec]:
         """Arms by their canonical names, in order.
@@ -52,6 +55,9 @@ class Settings:
         Raises:
             SpecError: an arm that cannot be parsed, or that a model of this width cannot have.
         """
+        if self.albert is not None:
+            arms = [read_arm(arm) for arm in self.arms]
+            return {arm_name(boundary, share): boundary for boundary, share in arms}
         found = [BoundarySpec.parse(arm) for arm in self.arms]
         return {str(spec): spec for spec in found}
 
@@ -85,6 +91,8 @@ class Settings:
             self._check_single()
         if self.recurrent is not None:
             self._check_recurrent(self.recurrent.checked())
+        if self.albert is not None:
+            self._check_albert(self.albert)
         specs = self.specs()
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
@@ -92,7 +100,8 @@ class Settings:
             at = spec.tie_at or spec.untie_at
             if at is not None and at >= self.steps and self.minutes is None:
                 raise RunError(f"{name}: step {at} is not within {self.steps} steps", "choose an earlier step")
-        return replace(self, arms=tuple(specs))
+        albert = None if self.albert is None else self.albert.checked()
+        return replace(self, arms=tuple(specs), albert=albert)
 
     def _check_single(self) -> None:
         if len(self.arms) != 1:
@@ -119,6 +128,15 @@ class Settings:
         if len(self.text) != 1:
             raise RunError(f"{len(self.text)} corpora for a recipe", "name one folder")
 
+    def _check_albert(self, options: Albert) -> None:
+        if self.model != ALBERT:
+            raise RunError(f"model = {self.model!r} in an ALBERT run", f"leave it out, or use {ALBERT}")
+        options.checked().packing(self.length)
+        unfit = {"minutes": self.minutes is not None, "match": self.match != "width", "tune": self.tune}
+        for name, given in unfit.items():
+            if given:
+                raise RunError(f"{name} is not for ALBERT runs", "leave it out; --steps makes them shorter")
+
     def save(self, folder: Path) -> None:
         """Write `run.yaml`."""
         record = {key: _plain(value) for key, value in asdict(self).items()}
@@ -137,7 +155,16 @@ class Settings:
             RunError: a setting of recurrent models without a recipe.
         """
         record = dict(record)
-        own = {name: record.pop(name) for name in _RECURRENT if name in record}
+        albert = record.get("model") == ALBERT
+        own = {name: record.pop(name) for name in (_ALBERT if albert else _RECURRENT) if name in record}
+        other = next((name for name in record if name in _RECURRENT or name in _ALBERT), None)
+        if other is not None:
+            what = f"{other} is a setting of {'ALBERT' if other in _ALBERT else 'recurrent models'}"
+            raise RunError(
+                what, f"add --recipe NAME, or leave it out; this run's model is {record.get('model', 'llama')}"
+            )
+        if albert:
+            return cls(**record, albert=Albert(**own))
         if not record.get("recipe"):
             if own:
                 raise RunError(f"{next(iter(own))} is a setting of recurrent models", "add --recipe NAME")
@@ -166,10 +193,11 @@ class Settings:
         """Return a mapping of names to plain values as the settings' own types. Raises as `read`."""
         if not isinstance(record, dict):
             raise RunError(f"{where} holds no settings", "write one `name: value` per line")
-        inner = record.get("recurrent")
-        record = {key: value for key, value in record.items() if key != "recurrent"}
-        record |= inner if isinstance(inner, dict) else {}
-        known = {f.name: f.default for f in fields(cls) if f.name != "recurrent"} | _RECURRENT
+        nested = [record.get(name) for name in _KINDS]
+        record = {key: value for key, value in record.items() if key not in _KINDS}
+        for inner in nested:
+            record |= inner if isinstance(inner, dict) else {}
+        known = {f.name: f.default for f in fields(cls) if f.name not in _KINDS} | _ALBERT | _RECURRENT
         for key in record:
             if key not in known:
                 raise RunError(f"unknown setting {key!r} in {where}", f"known: {', '.join(known)}")
@@ -201,6 +229,8 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
+_KINDS = ("recurrent", "albert")
 _RECURRENT: dict[str, Any] = {f.name: f.default for f in fields(Recurrent)}
+_ALBERT: dict[str, Any] = {f.name: f.default for f in fields(Albert)}
 _OPTIONAL: dict[str, type] = {"minutes": float, "init": float, "seed": int, "embedding": int, "inner": int}
 _NAMES: dict[type, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}

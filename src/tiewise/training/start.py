@@ -20,12 +20,13 @@ from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.data.words import prepare_words, unknown_share
 from tiewise.errors import DataError, Interrupted, UnsupportedError
 from tiewise.training import ranks
+from tiewise.training.albert.assemble import check_arms, marked
 from tiewise.training.environment import environment
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json
 from tiewise.training.job import Job
-from tiewise.training.model import build, make_config, matched_feed_forward
+from tiewise.training.model import make_config, matched_feed_forward
 from tiewise.training.recurrent.assemble import run_plan
-from tiewise.training.run import train
+from tiewise.training.run import built, train
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Shown
 
@@ -62,7 +63,7 @@ def _staged(settings: Settings, stage: Path, shown: Shown) -> Settings:
     _check_widths(settings)
     text = _prepared(settings, stage, shown)
     for job in make_jobs(settings, text, stage):
-        build(job.settings, job.spec, text, 1, job.feed_forward)
+        built(job, text, 1)
     if settings.recurrent is not None:
         settings = replace(settings, steps=len(run_plan(settings, text, 1))).checked()
     shown.say(_described(settings, text))
@@ -122,6 +123,9 @@ def _check_processes(settings: Settings) -> Settings:
 
 def _check_widths(settings: Settings) -> None:
     """Refuse what needs no text to be seen, before gigabytes of it are read."""
+    if settings.albert is not None:
+        check_arms(settings)
+        return
     config = make_config(settings, vocab=1)
     d = settings.width if settings.recurrent is not None else int(config.get_text_config().hidden_size)
     for spec in settings.specs().values():
@@ -133,6 +137,8 @@ def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
         if settings.recurrent is not None:
             return prepare_words(settings.text[0], stage / DATA, settings.recurrent.files, progress=progress)
         text = prepare(settings.text, settings.tokenizer, stage / DATA, length=settings.length, progress=progress)
+    if settings.albert is not None:
+        return marked(settings, text)
     blocks, needed = len(text.split("train")) // settings.length, settings.batch * settings.accumulate
     if blocks < needed:
         what = f"the text has {blocks} training blocks of {settings.length} tokens, and one step takes {needed}"

@@ -1,0 +1,210 @@
+"""ALBERT runs: both losses, arms that share, a resumed run that is the whole, what is refused."""
+
+import json
+import math
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from transformers import AutoModelForPreTraining, AutoTokenizer
+
+import tiewise.models  # noqa: F401
+from tiewise.data.blocks import token_counts
+from tiewise.data.corpus import prepare
+from tiewise.data.pretraining import MARKS, mark
+from tiewise.errors import Interrupted, TiewiseError
+from tiewise.training import run
+from tiewise.training.albert import assemble, measure
+from tiewise.training.albert.model import build_arm
+from tiewise.training.albert.options import Albert
+from tiewise.training.job import Job
+from tiewise.training.recurrent.recipes import names, recipe
+from tiewise.training.run import train
+from tiewise.training.settings import FILE, Settings
+
+SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 20, "measured": 960}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    draw = np.random.default_rng(0)
+    folder = tmp_path_factory.mktemp("albert")
+    words = ["".join(draw.choice(list("abcdefgh"), 3)) for _ in range(40)]
+    with (folder / "text.jsonl").open("w") as file:
+        for _ in range(80):
+            said = [" ".join(draw.choice(words, 4)).capitalize() + "." for _ in range(8)]
+            file.write(json.dumps({"text": " ".join(said)}) + "\n")
+    return str(folder / "text.jsonl")
+
+
+@pytest.fixture(scope="module")
+def settings(source):
+    return Settings(
+        arms=("factored:8",),
+        text=(source,),
+        tokenizer="bpe:300",
+        model="albert",
+        learning_rate=5e-3,
+        albert=Albert(optimizer="adamw"),
+        **SMALL,
+    ).checked()
+
+
+@pytest.fixture(scope="module")
+def text(settings, tmp_path_factory):
+    return mark(prepare(settings.text, "bpe:300", tmp_path_factory.mktemp("tokens") / "data", length=24))
+
+
+@pytest.fixture(scope="module")
+def counts(text):
+    return token_counts(text.split("train"), text.vocab)
+
+
+def job(settings, folder, arm=None):
+    arm = arm or settings.arms[0]
+    made = replace(settings, arms=(arm,)).checked()
+    name, spec = next(iter(made.specs().items()))
+    return Job(name, spec, 1, made, folder)
+
+
+def test_marks_are_put_behind_the_tokens_once(text):
+    tokenizer = AutoTokenizer.from_pretrained(text.folder / "tokenizer")
+    assert text.vocab == len(tokenizer) == 304
+    assert [getattr(tokenizer, name) for name in MARKS] == list(MARKS.values())
+    assert mark(text) is text
+
+
+@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+def test_a_run(objective, settings, text, counts, tmp_path):
+    own = replace(settings, albert=replace(settings.albert, objective=objective))
+    found = train(job(own, tmp_path), text, counts, [5, 6]).result
+    assert found.heldout_nll < found.initial_nll
+    assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    paired = {"pair_nll", "pair_accuracy", "heldout_pair_nll", "heldout_pair_accuracy"}
+    assert {"train_nll", "heldout_nll", "heldout_accuracy", "path_a", "path_b"} <= lines[-1].keys()
+    assert (paired <= lines[-1].keys()) == (objective != "none")
+    said = json.loads((tmp_path / assemble.FOUND).read_text())
+    assert said["tokens"]["nll"] == found.heldout_nll
+    assert said["pairs"].keys() == {"sop", "nsp"}
+    for of in said["pairs"].values():
+        assert 0 <= of["low"] <= of["share"] <= of["high"] <= 1
+    again = AutoModelForPreTraining.from_pretrained(tmp_path / "final").eval()
+    assert again.config.sharing == "all"
+    assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
+
+
+def test_logged_losses_are_those_of_the_steps(settings, text, counts, tmp_path):
+    own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
+    train(own, text, counts, [])
+    installed = build_arm(own.settings, own.arm, text, 1)
+    model, rows = installed.model.eval(), measure.rows_of(own.settings, text, "train", seed=1, count=12)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for step, line in enumerate(lines):
+        batch = [rows[4 * step + i] for i in range(4)]
+        given = {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+        out = model(**given)
+        assert line["train_nll"] == pytest.approx(out.mlm_loss.item(), rel=1e-4)
+        assert line["pair_nll"] == pytest.approx(out.pair_loss.item(), rel=1e-4)
+        right = (out.pair_logits.argmax(-1) == given["pair_labels"]).float().mean().item()
+        assert line["pair_accuracy"] == pytest.approx(right)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
+def test_a_resumed_run_is_the_whole(optimizer, settings, text, counts, tmp_path, monkeypatch):
+    own = replace(settings, albert=replace(settings.albert, optimizer=optimizer, dropout=0.1))
+    whole = train(job(own, tmp_path / "whole"), text, counts, []).result
+    made = run.albert.make_trainer
+
+    def stops(*args):
+        trainer = made(*args)
+        step = trainer.training_step
+
+        def counted(*a, **kw):
+            if trainer.state.global_step == 7:
+                signal.raise_signal(signal.SIGINT)
+            return step(*a, **kw)
+
+        trainer.training_step = counted
+        return trainer
+
+    monkeypatch.setattr(run.albert, "make_trainer", stops)
+    with pytest.raises(Interrupted):
+        train(job(own, tmp_path / "cut"), text, counts, [])
+    monkeypatch.setattr(run.albert, "make_trainer", made)
+    cut = train(job(own, tmp_path / "cut"), text, counts, []).result
+    assert cut.heldout_nll == whole.heldout_nll
+    assert [p.heldout_nll for p in cut.curve] == [p.heldout_nll for p in whole.curve]
+
+
+def test_accumulated_micro_batches_are_one_batch(settings, text, counts, tmp_path):
+    one = replace(settings, steps=4, batch=8, albert=replace(settings.albert, objective="none"))
+    several = replace(one, batch=2, accumulate=4)
+    a, b = (train(job(s, tmp_path / str(s.batch)), text, counts, []).result for s in (one, several))
+    assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)  # means of means: rows have unlike many masks
+    paths = [p.path_b for p in a.curve], [p.path_b for p in b.curve]
+    assert paths[1] == pytest.approx(paths[0], rel=0.2)  # not four times as large
+
+
+@pytest.mark.parametrize(
+    ("arm", "width", "sharing", "tied", "projected"),
+    [
+        ("factored:8", 8, "all", True, True),
+        ("factored-untied:8+share=none", 8, "none", False, True),
+        ("tied+share=ffn", 16, "ffn", True, False),
+        ("untied+share=all:groups=2", 16, "all:groups=2", False, False),
+    ],
+)
+def test_arms(arm, width, sharing, tied, projected, settings, text):
+    own = job(settings, None, arm)
+    assert own.arm == arm
+    installed = build_arm(own.settings, own.arm, text, 1)
+    table_in, table_out = installed.tables()
+    assert table_in.shape == table_out.shape == (text.vocab, width)
+    assert (table_in is table_out) == tied
+    assert installed.model.config.sharing == sharing
+    assert isinstance(installed.model.albert.embeddings.projection, torch.nn.Linear) == projected
+
+
+def test_settings_there_and_back(settings, tmp_path):
+    settings.save(tmp_path)
+    assert Settings.load(tmp_path / FILE) == settings
+    assert yaml.safe_load((tmp_path / FILE).read_text())["albert"]["optimizer"] == "adamw"
+
+
+@pytest.mark.parametrize("name", [name for name in names() if name.startswith("albert")])
+def test_recipes(name):
+    found = Settings.of(recipe(name)).checked()
+    assert found.albert is not None
+    assemble.check_arms(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "own", "said"),
+    [
+        ({"heads": 3}, {}, "3 heads do not divide width 16"),
+        ({}, {"share": "some"}, "unknown sharing 'some'"),
+        ({"arms": ("tied+share=most",)}, {}, "unknown sharing 'most'"),
+        ({}, {"share": "all:groups=3"}, "3 groups of 2 layers"),
+        ({}, {"objective": "order"}, "objective = 'order'"),
+        ({}, {"act": "tanhh"}, "act = 'tanhh'"),
+        ({"length": 4}, {}, "rows of 4 tokens"),
+        ({"tune": True}, {}, "tune is not for ALBERT runs"),
+        ({"arms": ("factored-untied:in=8,out=4",)}, {}, "both of one width"),
+    ],
+)
+def test_refused(changes, own, said, settings):
+    made = replace(settings, **changes, albert=replace(settings.albert, **own))
+    with pytest.raises(TiewiseError, match=said):
+        assemble.check_arms(made.checked())
+
+
+def test_one_sentence_documents(settings, tmp_path):
+    path = tmp_path / "ones.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"Only number {i} stands here."}) for i in range(300)))
+    ones = prepare([str(path)], "bpe:300", tmp_path / "data", length=24)
+    with pytest.raises(TiewiseError, match="no document has two sentences"):
+        assemble.marked(settings, ones)
