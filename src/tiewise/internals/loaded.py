@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel
 
+import tiewise.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.locate import Ends, locate
 from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.rewrite.memory import require
@@ -68,7 +69,9 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     except TiewiseError:
         raise
     except Exception as error:  # transformers raises whatever its hundreds of config classes do
-        reason = short(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        said = str(error).strip() or type(error).__name__
+        mismatch = "ignore_mismatched_sizes" in said  # which is an option of its own, and no reason
+        reason = "a stored tensor has another shape than its config says" if mismatch else short(said.splitlines()[0])
         what = f"{folder.path}: transformers cannot load it ({reason})"
         raise CheckpointError(what, "`tiewise check` says what is wrong with it") from None
     model.eval()
