@@ -14,12 +14,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import PreTrainedTokenizerFast
 
-from tiewise.data.tokenizer import byte_letters
+from tiewise.data.byte_letters import byte_letters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 Ints = NDArray[np.int64]
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tiewise.data.byte_letters import byte_letters
 from tiewise.data.tables import one_line
 from tiewise.errors import DataError
 
@@ -72,13 +73,6 @@ def bpe_size(kind: str) -> int | None:
         fix = "write bpe:4096, say, or bytes for no merges at all"
         raise DataError(f"tokenizer {kind!r}: needs at least {_SMALLEST} tokens (every byte, and {EOS})", fix)
     return int(number)
-
-
-def byte_letters() -> list[str]:
-    """The letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on."""
-    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in prints]
-    return [chr(256 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)]
 
 
 def _byte_level(model: models.BPE) -> Tokenizer:

@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields, replace
 
-from transformers.activations import ACT2FN
-
 from tiewise.data.masking import Masking
 from tiewise.data.sentence_order import OBJECTIVES, Packing
 from tiewise.errors import RunError
@@ -18,6 +16,7 @@ from tiewise.sharing_spec import SharingSpec
 from tiewise.spec import BoundarySpec
 
 MODEL = "albert"
+ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows
 _CHOICES = {"objective": OBJECTIVES, "optimizer": ("lamb", "adamw"), "norm": ("before", "after")}
 _SHARE = "+share="
 
@@ -77,8 +76,8 @@ class Albert:
         for name in ("embedding", "inner"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise RunError(f"{name} = {getattr(self, name)}", "use 1 or more")
-        if self.act not in ACT2FN:
-            raise RunError(f"act = {self.act!r}", "choose gelu, gelu_new, relu or another name that transformers knows")
+        if self.act not in ACTS:
+            raise RunError(f"act = {self.act!r}", f"choose one of {', '.join(ACTS)}")
         if self.dropout >= 1 or self.warmup > 1:
             raise RunError(f"dropout = {self.dropout}, warmup = {self.warmup}", "use shares below 1")
         self.masks()
