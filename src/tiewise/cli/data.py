@@ -1,0 +1,99 @@
+"""`tiewise data`: what a run reads, as it reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.errors import RunError
+
+if TYPE_CHECKING:
+    from tiewise.data.pretraining import PairRows
+    from tiewise.data.sentences import Sentences
+
+
+def data(
+    what: str = typer.Argument(..., metavar="show", help="show: print rows as an ALBERT is trained on them."),
+    text: list[str] = o.TEXT,
+    tokenizer: str = typer.Option("bpe:4096", help="As of tiewise train."),
+    objective: str = typer.Option("sop", help="Of the pairs: sop, nsp or none."),
+    length: int = typer.Option(128, help="Tokens of a row."),
+    count: int = typer.Option(3, "--count", "-n", help="Rows to print."),
+    seed: int = typer.Option(1, help="Of the rows; 1 gives the first that seed 1 is trained on."),
+    split: str = typer.Option("train", help="train, tune or heldout."),
+    ratio: float = typer.Option(0.5, help="Share of pairs as in the text."),
+    masking: float = typer.Option(0.15, help="Share of tokens that are predicted."),
+    ngram: int = typer.Option(3, help="Words of the longest masked run."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Print rows for pretraining: two segments, what is masked, and whether the second follows the first.
+
+    A masked token is shown as \\[MASK|word], one replaced at random as \\[other|word], one that stays as \\[=|word];
+    ↵ is the end of a line.
+    """
+    if what != "show":
+        raise RunError(f"tiewise data {what[:40]}", "write tiewise data show")
+    if count < 1 or seed < 0:
+        raise RunError(f"{count} rows of seed {seed}", "use 1 row or more, and a seed of 0 or more")
+    o.need("torch", "transformers")
+    o.hush_libraries()
+    from tempfile import TemporaryDirectory
+
+    from tiewise.data.corpus import prepare
+    from tiewise.data.masking import Masking
+    from tiewise.data.pretraining import Marks, PairRows, mark, split_sentences
+    from tiewise.data.sentence_order import Packing
+
+    masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
+    with TemporaryDirectory() as folder:
+        prepared = mark(prepare(tuple(text or ("builtin",)), tokenizer, Path(folder) / "data", length=length))
+        sentences = split_sentences(prepared, split)
+        rows = PairRows(sentences, Marks.of(prepared), packing, masks, seed=seed, count=count)
+        words = prepared.tokenizer()
+        found = [_row(rows, index, words) for index in range(count)]
+    facts = _facts(sentences, rows)
+    if json_:
+        o.print_json({**facts, "rows": found})
+        return
+    print(", ".join(f"{value:,} {name.replace('_', ' ')}" for name, value in facts.items()))
+    for row in found:
+        print(f"\n{row['says']}\n  A: {row['a']}\n  B: {row['b']}")
+
+
+def _facts(sentences: Sentences, rows: PairRows) -> dict[str, int]:
+    documents = len(sentences.documents) - 1
+    return {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
+
+
+def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
+    row = rows[index]
+    inputs, labels, segment, there = (
+        row[name].tolist() for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
+    )
+    size = sum(there)
+    parts = [_shown(words, inputs[i], labels[i]) for i in range(size)]
+    second = segment[:size].index(1)
+    label = row["pair_labels"].item() if "pair_labels" in row else None
+    false = {"sop": "swapped", "nsp": "B is from another document"}.get(rows.packing.objective)
+    return {
+        "label": label,
+        "says": "no label" if label is None else f"label {label}: {'as in the text' if label else false}",
+        "a": "".join(parts[:second]).replace("\n", "↵"),
+        "b": "".join(parts[second:]).replace("\n", "↵"),
+        "tokens": size,
+        "predicted": sum(wanted != -100 for wanted in labels),
+        "input_ids": inputs[:size],
+        "labels": labels[:size],
+    }
+
+
+def _shown(words: Any, given: int, wanted: int) -> str:
+    """Write one token, and what it was where it is to be predicted."""
+    if wanted == -100:
+        return words.decode([given])
+    now = "=" if given == wanted else words.decode([given]).strip()
+    return f"[{now}|{words.decode([wanted])}]".replace("[[MASK]|", "[MASK|")

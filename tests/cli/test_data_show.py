@@ -1,0 +1,67 @@
+"""`tiewise data show`: rows as they are trained on, and what is refused."""
+
+import json
+import re
+
+import pytest
+import typer
+
+from tiewise.cli.data import data
+from tiewise.errors import TiewiseError
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    path = tmp_path_factory.mktemp("shown") / "text.jsonl"
+    rows = [{"text": " ".join(f"Row {i} has line {j} here." for j in range(6))} for i in range(60)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def show(*arguments):
+    app = typer.Typer()
+    app.command()(data)
+    app(["show", *arguments, "--tokenizer", "bpe:300"], standalone_mode=False)
+
+
+@pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
+def test_rows(objective, source, capsys):
+    show("-t", source, "--objective", objective, "--length", "60", "-n", "12", "--json")
+    found = json.loads(capsys.readouterr().out)
+    assert (found["documents"], found["sentences"]) == (found["documents"], 6 * found["documents"])
+    said = set()
+    for row in found["rows"]:
+        whole = re.sub(r"\[[^\]|]*\|([^\]]*)\]", r"\1", row["a"] + row["b"])
+        assert whole.startswith("[CLS]")
+        a, b = (re.findall(r"Row (\d+) has line (\d)", part) for part in whole.split("[SEP]")[:2])
+        label = row["label"]
+        said.add((label, row["says"]))
+        if a and b and label is not None:
+            same, ordered = a[-1][0] == b[0][0], a[-1][1] < b[0][1]
+            assert (same and ordered) == bool(label)
+        assert row["predicted"] == sum(wanted != -100 for wanted in row["labels"]) > 0
+    expected = {"sop": "label 0: swapped", "nsp": "label 0: B is from another document", "none": "no label"}
+    assert expected[objective] in {words for _, words in said}
+
+
+def test_for_people(source, capsys):
+    show("-t", source, "-n", "1", "--masking", "0.9", "--length", "40")
+    out = capsys.readouterr().out
+    assert "rows per epoch" in out
+    assert "  A: [CLS]" in out
+    assert "[MASK|" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--objective", "order"], "unknown objective"),
+        (["--length", "3"], "rows of 3 tokens"),
+        (["--split", "dev", "--length", "60"], "no split 'dev'"),
+        (["-n", "0"], "0 rows"),
+        (["--masking", "0"], "nothing is masked"),
+    ],
+)
+def test_refused(arguments, said, source):
+    with pytest.raises(TiewiseError, match=said):
+        show("-t", source, *arguments)
