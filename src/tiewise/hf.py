@@ -73,7 +73,7 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
 
 
 def _registered(config: Any, name: str) -> Any:
-    """Return the class of this name that another package has registered for this kind of config, `tiewise.models` say."""
+    """Return the class of this name that a package has registered for this kind of config, `tiewise.models` say."""
     kind = config.plain_class if is_family(config) else type(config)
     models = (auto._model_mapping.get(kind, None) for auto in AUTO)
     return next((model for model in models if getattr(model, "__name__", None) == name), None)

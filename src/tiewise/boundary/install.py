@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.accounting import FusedLabelSmoother, correct_accounting

@@ -18,7 +18,7 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
-    "Training": {"compare": "compare", "train": "train"},
+    "Training": {"compare": "compare", "train": "train", "data": "data"},
     "Planning": {"plan": "plan", "models": "models"},
     "Looking inside": {"inspect": "inspect"},
     "Checkpoints": {

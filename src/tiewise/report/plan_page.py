@@ -134,8 +134,9 @@ def _published() -> Iterator[Panel]:
         Table(
             ["model", "choice", "parameters", "score", "points per million", "source"],
             [
-                [r.model, r.choice, count(r.parameters_printed), f"{r.value:g}", f"{r.per_million:.3g}", r.source]
+                [r.model, r.choice, count(printed), f"{r.value:g}", f"{r.per_million:.3g}", r.source]
                 for r in found
+                if (printed := r.parameters_printed) is not None
             ],
         ),
     )
