@@ -35,6 +35,7 @@ KINDS = [
     "residual:2,s=0.5",
     "spd",
 ]
+QUICK = ["tied", "factored:3", "spd"]
 OPTIONS = ["bias", "input_scale=sqrt_d", "output_scale=1/sqrt_d", "softcap=1.5", "alpha=0.3", "alpha=0", "pad=2"]
 TOGETHER = "+bias+input_scale=sqrt_d+output_scale=1/d+softcap=1.5+alpha=0.3+pad=2"
 DIFFERING = [Vocabularies(9, 6), Vocabularies(6, 9), Vocabularies(6, 4, (3, -1, 0, -1))]
@@ -107,7 +108,7 @@ def compare(spec, vocab, tmp_path):
             assert mine.cosine == pytest.approx(norms.cosine, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in QUICK else [pytest.mark.slow]) for k in KINDS])
 def test_every_spec_equals_pytorch_with_all_options(kind, tmp_path):
     compare(kind + TOGETHER, V, tmp_path)
 
@@ -161,7 +162,7 @@ def test_half_types_survive_bit_for_bit(dtype, tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_linen_computes_what_nnx_does(kind):
     spec = kind + TOGETHER
     nnx_side = Boundary(spec, V, D, rngs=nnx.Rngs(0))
