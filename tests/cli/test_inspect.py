@@ -1,14 +1,17 @@
 """`tiewise inspect`: what it prints and writes, and how it refuses."""
 
+import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.inspection.tiny_folders import write_model
 from tests.report.test_page_browser import BROWSER, FLAGS, Visit
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -170,3 +173,65 @@ def test_tables_are_inspected_without_torch(made):
     assert said.stderr == (
         "tiewise: this command needs torch, transformers, datasets, accelerate, plotly; pip install 'tiewise[torch]'\n"
     )
+
+
+def test_one_batch_gives_no_interval_and_strict_json(here):
+    """What has no interval is null in the JSON: the smallest effort has one batch of windows."""
+    options = ["-t", "text.txt", "--windows", "8", "--length", "16", "--only", "gradients", "--json"]
+    said = here("tied", *options)
+    assert (said.code, said.err) == (0, "")
+    record = json.loads(said.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    batch = record["sections"]["gradients"]["found"]["tied"]["per_batch"]
+    assert (batch["batches"], batch["share_b"]["low"]) == (1, None)
+    assert 0 < batch["share_b"]["value"] < 1
+
+
+def test_one_standard_input_for_two_models(here, made):
+    options = ["-t", "-", "--length", "16", "--only", "gradients", "--json"]
+    said = here("tied", "untied", *options, stdin=(made / "text.txt").read_bytes())
+    assert said.code == 0, said.err
+    found = json.loads(said.out)["sections"]["gradients"]["found"]
+    assert found["tied"]["predicted"] == found["untied"]["predicted"]
+
+
+def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
+    path = tmp_path / "untied/model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"][5] = np.nan
+    save_file(tensors, path, {"format": "pt"})
+    said = here("untied", "-t", "text.txt", "--length", "16", "--lens-steps", "20", "--json")
+    assert said.code == 0, said.err
+    sections = json.loads(said.out)["sections"]
+    for name in ("direct_path", "first_mlp", "bigrams", "gradients", "tokens", "lens", "refinement"):
+        assert sections[name]["found"] == {}
+        assert "number" in sections[name]["left_out"]["untied"]
+    assert sections["alignment"]["found"]["untied"]["unusable"] == 1
+
+
+@pytest.mark.parametrize("where", ["tiewise.inspection.inspect.carry_out", "tiewise.inspection.subject.subjects_of"])
+def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    said = here("tied", "--out", "seen")
+    assert (said.code, said.out, said.err) == (130, "", "tiewise: interrupted; nothing was written\n")
+    assert not (tmp_path / "seen").exists()
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiewise.inspection.inspect.carry_out", lambda *_: pytest.fail("it was measured"))
+    refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
+
+    def read_only(**_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    line = f"cannot write in {tmp_path}: Read-only file system; choose another --out"
+    refused(here("tied", "--out", "a/b"), line)
+
+
+def test_a_place_that_became_a_folder_is_one_line(here, tmp_path):
+    (tmp_path / "seen/inspection.json").mkdir(parents=True)
+    said = here("tied", "--only", "direct_path", "--out", "seen", "--samples", "50")
+    refused(said, "cannot write seen/inspection.json")

@@ -32,6 +32,11 @@ def silent(done: int) -> None:
     """Hear of progress and do nothing."""
 
 
+def no_numbers() -> DataError:
+    """Say that a path's values are NaN or infinite."""
+    return DataError("a table or a norm holds values that are no numbers", "`tiewise check --deep` names the rows")
+
+
 @dataclass(frozen=True)
 class Norm:
     """What stands between the body and the head.
@@ -238,8 +243,7 @@ def grams(path: DirectPath, tick: Tick = silent) -> Grams:
         diagonal += float(np.einsum("ne,ne,e->", base, out, weights))
         tick(stop)
     if not path.rows or not (np.isfinite(left).all() and np.isfinite(cross).all() and np.isfinite(right).all()):
-        what = "a table holds values that are no numbers" if path.rows else "a table without rows"
-        raise DataError(what, "`tiewise check` names the rows")
+        raise no_numbers() if path.rows else DataError("a table without rows", "give a model that has some")
     left = (left + left.T) / 2
     if shared:
         right = cross = left

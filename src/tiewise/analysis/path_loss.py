@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.direct_path import DirectPath, Tick, silent
+from tiewise.analysis.direct_path import DirectPath, Tick, no_numbers, silent
 from tiewise.analysis.path_tokens import CONFIDENCE_95, transitions
 from tiewise.errors import DataError
 
@@ -43,7 +43,7 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0,
     Pairs are drawn as often as they occur. Every softmax runs over the whole output table: n pairs cost n·V·E.
 
     Raises:
-        DataError: a sample below 2, or a token of the chain that a table does not have.
+        DataError: a sample below 2, a token of the chain that a table does not have, or values that are no numbers.
     """
     if sample < 2:
         raise DataError(f"a sample of {sample}", "give 2 or more")
@@ -53,6 +53,8 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0,
         chosen = np.random.default_rng(seed).choice(len(chain.keys), sample, p=chain.counts / chain.pairs)
     pairs = zip(chain.before[chosen].tolist(), chain.after[chosen].tolist(), strict=True)
     losses = -np.array([found.log_probability for found in transitions(path, pairs, tick)])
+    if not np.isfinite(losses).all():
+        raise no_numbers()
     if exact:
         nll = float((losses * chain.counts).sum() / chain.pairs)
         return PathLoss(nll, nll, nll, len(chosen), True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.analysis.direct_path import Tick, silent
+from tiewise.analysis.direct_path import Tick, no_numbers, silent
 from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.tables import Array
 from tiewise.errors import DataError
@@ -57,7 +57,7 @@ def sampled_asymmetry(
         one result per path; the last less the first, draw by draw.
 
     Raises:
-        DataError: fewer than 8 tokens, or resamples.
+        DataError: fewer than 8 tokens, fewer than 40 resamples, or values that are no numbers.
     """
     n = len(right)
     if n < 8 or resamples < 40:
@@ -65,6 +65,8 @@ def sampled_asymmetry(
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
     ratios = []
+    if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
+        raise no_numbers()
     for place, left in enumerate(lefts):
         ratios.append(_ratios(left, right, weights, partial(_later, tick, place * n)))
     return tuple(_estimates(found, n) for found in ratios), _estimates(ratios[-1] - ratios[0], n)

@@ -45,15 +45,15 @@ def inspect(
     effort = Effort(windows=windows, length=length, samples=samples, lens_steps=lens_steps).checked()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort)
-    if out is not None:
-        _check_room(out)
-    subjects = subjects_of([model] if other is None else [model, other])
-    with long_work(quiet) as progress:
-        try:
+    try:
+        if out is not None:
+            _check_room(out)
+        subjects = subjects_of([model] if other is None else [model, other])
+        with long_work(quiet) as progress:
             found = with_evidence(carry_out(subjects, _measures(subjects, request), request, progress))
-        except KeyboardInterrupt:
-            o.tell("tiewise: interrupted; nothing was written")
-            raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        o.tell("tiewise: interrupted; nothing was written")
+        raise typer.Exit(130) from None
     _show(found, out, json_, quiet)
 
 
@@ -74,22 +74,32 @@ def _measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure,
 
 
 def _check_room(out: Path) -> None:
+    """Refuse before anything is measured what could not be written after it. Leaves nothing behind."""
+    from tempfile import TemporaryFile
+
     from tiewise.errors import RunError
 
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file", "choose another --out")
+    below = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not below.is_dir():
+        raise RunError(f"{below} is a file", "choose another --out")
+    try:
+        TemporaryFile(dir=below).close()
+    except OSError as error:
+        raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
     o.need("plotly")
 
 
 def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None:
     record: dict[str, Any] = found.record()
     if out is not None:
+        import json
+
         from tiewise.report.inspection_page import write_inspection
-        from tiewise.training.folder import write_json
+        from tiewise.report.sheet import write
 
         _make(out)
         page = write_inspection(found, out, o.command_line())
-        write_json(out / "inspection.json", record)
+        write(json.dumps(record, indent=1, allow_nan=False) + "\n", out / "inspection.json", "--out")
         if not quiet:
             o.tell(f"page: {page}")
     if json_:

@@ -15,6 +15,7 @@ from typing import Any
 from tiewise.errors import DataError, RunError, TiewiseError
 from tiewise.inspection.request import Progress, Request
 from tiewise.inspection.subject import Subject
+from tiewise.training.results import strict
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
@@ -56,9 +57,9 @@ class Section:
     left_out: Mapping[str, str]
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
+        """Everything as strict JSON takes it: what is not a number, as an interval of one value, is None."""
         return {
-            "found": {label: found.record() for label, found in self.found.items()},
+            "found": {label: strict(found.record()) for label, found in self.found.items()},
             "left_out": dict(self.left_out),
         }
 

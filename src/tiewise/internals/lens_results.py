@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate
+from tiewise.training.results import strict
 
 CONVERGED = 0.01  # of the KL: what the last tenth of the steps may still change
 BITS = 1 / math.log(2)
@@ -111,7 +112,7 @@ class Lenses:
         """Everything as JSON takes it, KL in nats and bits."""
         fixed = {name: _kl(getattr(self, name)) for name in ("uniform", "unigram", "constant")}
         training = {name: getattr(self, name) for name in ("steps", "batch", "rate", "passes", "windows", "seed")}
-        return {
+        found: dict[str, Any] = {
             "tied": self.tied,
             "held_out_windows": self.held_out,
             "length": self.length,
@@ -120,18 +121,12 @@ class Lenses:
             "training": {**training, "marks": list(self.marks), "converged": self.converged},
             "layers": [_layer(layer) for layer in self.layers],
         }
+        made: dict[str, Any] = strict(found)
+        return made
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _estimate(found: Estimate, times: float = 1.0) -> dict[str, float | None]:
-    return {
-        "value": _finite(found.value * times),
-        "low": _finite(found.low * times),
-        "high": _finite(found.high * times),
-    }
+def _estimate(found: Estimate, times: float = 1.0) -> dict[str, float]:
+    return {"value": found.value * times, "low": found.low * times, "high": found.high * times}
 
 
 def _kl(found: Estimate) -> dict[str, Any]:
@@ -150,8 +145,8 @@ def _layer(layer: Layer) -> dict[str, Any]:
         "name": layer.name,
         "logit": _read(layer.logit),
         "tuned": _read(layer.tuned),
-        "held_out_curve": [_finite(value) for value in layer.curve],
-        "fitted": None if layer.fitted is None else _finite(layer.fitted),
-        "improvement": None if layer.improvement is None else _finite(layer.improvement),
+        "held_out_curve": list(layer.curve),
+        "fitted": layer.fitted,
+        "improvement": layer.improvement,
         "converged": layer.converged,
     }

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate
+from tiewise.training.results import to_record
 
 
 @dataclass(frozen=True)
@@ -103,13 +103,4 @@ class Refinement:
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
-        made: dict[str, Any] = _plain(asdict(self))
-        return made
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return to_record(self)

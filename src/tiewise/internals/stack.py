@@ -119,6 +119,8 @@ def find_stack(opened: Opened) -> Stack:
     }
     with torch.no_grad(), recorded(listed) as calls, _ended(model) as ended:
         logits = _run(model, ids)
+    if not logits.isfinite().all():
+        raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
     layers = chain(calls, (_ROWS, _LENGTH))
     if isinstance(layers, str):
         raise UnsupportedError(f"{kind}: {layers}", _FIX)

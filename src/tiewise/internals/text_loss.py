@@ -96,6 +96,8 @@ def _kind(opened: Opened, windows: Tensor) -> str:
     other[0, -1] = (ids[0, -1] + 1) % opened.vocab
     with torch.no_grad():
         one, two = (model(input_ids=x).logits[:, :-1] for x in (ids, other))
+    if not (one.isfinite().all() and two.isfinite().all()):
+        raise DataError(f"{opened.folder.path}: logits that are no numbers", "`tiewise check --deep` names the rows")
     return NEXT if torch.allclose(one, two, rtol=1e-4, atol=1e-5) else HIDDEN
 
 

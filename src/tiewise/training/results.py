@@ -143,7 +143,7 @@ class Comparison:
 
 def to_record(measured: Any) -> dict[str, Any]:
     """Return any of these dataclasses as strict JSON takes it: infinities and nan become None."""
-    return _finite(asdict(measured))
+    return strict(asdict(measured))
 
 
 def from_record(cls: type[T], record: Any, where: str) -> T:
@@ -155,11 +155,12 @@ def from_record(cls: type[T], record: Any, where: str) -> T:
     return _build(cls, record, where)
 
 
-def _finite(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """Return plain values as strict JSON takes them: infinities and nan become None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [strict(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
