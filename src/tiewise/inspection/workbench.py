@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.facts import Facts
@@ -15,6 +18,8 @@ from tiewise.internals.loaded import Opened, open_model
 from tiewise.training.folder import DATA
 
 FEWEST = 10  # windows: eight to measure on, two to hold out
+STDIN = "-"
+BYTES = 64  # of standard input that are kept for each token that is read: no text needs so many
 
 
 @dataclass
@@ -23,6 +28,7 @@ class Workbench:
 
     request: Request
     _ids: dict[str, Ids] = field(default_factory=dict)
+    _kept: TemporaryDirectory[str] | None = None
     _opened: dict[str, Opened] = field(default_factory=dict)
 
     def check(self, subjects: tuple[Subject, ...]) -> None:
@@ -84,5 +90,26 @@ class Workbench:
                 raise CheckpointError(
                     f"{subject.folder.path}: no input table is stored", "`tiewise check` says what is"
                 )
-            return read_tokens(subject.folder.path, self.request.texts, table.rows, effort.tokens)
+            return read_tokens(subject.folder.path, self._texts(), table.rows, effort.tokens)
         return load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")
+
+    def _texts(self) -> list[str]:
+        """The texts; standard input, which passes once and is read by every model, from a copy in a file."""
+        if STDIN not in self.request.texts:
+            return list(self.request.texts)
+        if self._kept is None:
+            self._kept = TemporaryDirectory(prefix="tiewise-")
+            _keep(Path(self._kept.name) / STDIN, BYTES * self.request.effort.tokens)
+        return [str(Path(self._kept.name) / STDIN) if text == STDIN else text for text in self.request.texts]
+
+
+def _keep(path: Path, most: int) -> None:
+    """Copy whole lines of standard input until there are `most` bytes."""
+    count = 0
+    with path.open("wb") as file:
+        for line in sys.stdin.buffer:
+            count += file.write(line)
+            if count >= most:
+                break
+    if not count:
+        raise DataError("standard input holds no text", "give a text that is not empty")

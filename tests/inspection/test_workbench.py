@@ -1,0 +1,90 @@
+"""The text of an inspection: one standard input for several models, end tokens, tokenizers that cannot be read."""
+
+import io
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tests.inspection.tiny_folders import write_model
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from tiewise.data.windows import read_tokens
+from tiewise.errors import DataError
+from tiewise.inspection.request import Effort, Request
+from tiewise.inspection.subject import subjects_of
+from tiewise.inspection.workbench import Workbench
+
+WORDS = [f"w{i}" for i in range(39)]
+SMALL = Effort(length=2)
+
+
+def write_tokenizer(folder, first=()):
+    words = [*first, *WORDS]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0]))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=made).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def subjects(tmp_path):
+    folders = [write_model(tmp_path / name, rows=39, num_attention_heads=2) for name in ("a", "b")]
+    return subjects_of([write_tokenizer(folder) for folder in folders])
+
+
+def standard_input(monkeypatch, text):
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+
+
+def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
+    draw = np.random.default_rng(0)
+    standard_input(monkeypatch, "\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)))
+    bench = Workbench(Request(texts=("-",), effort=SMALL))
+    bench.check(subjects)
+    first, second = map(bench.ids, subjects)
+    assert len(first) == 360
+    np.testing.assert_array_equal(first, second)
+
+
+def test_empty_standard_input_is_one_line(subjects, monkeypatch):
+    standard_input(monkeypatch, "")
+    with pytest.raises(DataError, match="standard input holds no text; give a text that is not empty"):
+        Workbench(Request(texts=("-",), effort=SMALL)).check(subjects)
+
+
+def test_an_endless_standard_input_ends(subjects, monkeypatch):
+    def lines():
+        while True:
+            yield b"w1 w2 w3\n"
+
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines()))
+    bench = Workbench(Request(texts=("-",), effort=Effort(length=2, tokens=500)))
+    assert len(bench.ids(subjects[0])) == 500
+
+
+def test_a_tokenizer_without_an_end_token_ends_nothing(tmp_path):
+    """It would be given one beyond the table, which is no fault of the text's or the model's."""
+    (tmp_path / "text.txt").write_text("w0 w1 w2 " * 400)
+    ids = read_tokens(write_tokenizer(tmp_path), [str(tmp_path / "text.txt")], 39)
+    assert ids.tolist() == [0, 1, 2] * 400
+
+
+def test_an_end_token_that_the_table_has_ends_documents(tmp_path):
+    (tmp_path / "text.txt").write_text("w0 w1 w2 " * 400)
+    ids = read_tokens(write_tokenizer(tmp_path, ["</s>"]), [str(tmp_path / "text.txt")], 40)
+    assert (ids == 0).any()
+    assert ids[ids != 0].tolist() == [1, 2, 3] * 400
+
+
+def test_another_models_tokenizer_is_refused(tmp_path):
+    (tmp_path / "text.txt").write_text("w0 w1 w30 " * 400)
+    with pytest.raises(DataError, match="gives token 30, the table has 20 rows"):
+        read_tokens(write_tokenizer(tmp_path), [str(tmp_path / "text.txt")], 20)
+
+
+def test_a_damaged_tokenizer_says_what_to_put_there(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{nope")
+    with pytest.raises(DataError, match=r"put the model's own tokenizer\.json beside its weights"):
+        read_tokens(tmp_path, ["builtin"], 20)
