@@ -1,22 +1,26 @@
 """Tie or not? What an inspection measured that speaks for one table or for two, each with its uncertainty.
 
-A row speaks for one side only where its interval leaves out what no effect at all would give. The loss alone decides,
-so there is a verdict only where a comparison has trained both; everything else is a reason to expect one.
+A row speaks for one side only where its interval leaves out all that no effect would give. What every natural text, any
+map or any end of training would give as well speaks for neither, whatever its interval. The loss alone decides, so
+there is a verdict only where a comparison has trained both on several seeds; everything else is a reason to expect one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tiewise.errors import printable
 from tiewise.inspection.inspect import ALL, Inspection, Section
 from tiewise.inspection.subject import comparison_of
+from tiewise.training.statistics import gaps
 
 NAME = "evidence"
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 NO_VERDICT = "no verdict: no tied and untied model were trained side by side; `tiewise compare` does that"
+NO_INTERVAL = "no verdict: the losses' difference has no interval, with one seed or one that diverged; train more seeds"
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,10 @@ class Evidence:
         question: what was asked.
         measure: what was measured to answer it, with its unit.
         about: label of the model, or names of the arms.
-        value: the answer.
+        value: the answer; None where it is no number.
         low: lower end of its 95 % interval; None without one.
         high: upper end.
-        level: what no effect would give.
+        level: what no effect would give, on average.
         speaks: "one table", "two tables" or "neither".
         why: how the value is read.
         section: where it was measured.
@@ -39,7 +43,7 @@ class Evidence:
     question: str
     measure: str
     about: str
-    value: float
+    value: float | None
     low: float | None
     high: float | None
     level: float
@@ -77,7 +81,7 @@ def gather(inspection: Inspection) -> TieOrNot:
     rows = [*losses]
     for name, read in _READERS.items():
         for label, found in inspection.found(name).items():
-            rows += read(label, found)
+            rows += (row for row in read(label, found) if row.value is not None)
     return TieOrNot(tuple(_merged(rows)), _verdict(losses))
 
 
@@ -94,23 +98,20 @@ def _losses(inspection: Inspection) -> Iterator[Evidence]:
     run = inspection.subjects[0].run
     if run is None:
         return
-    comparison = comparison_of(run)
-    for difference in comparison.differences:
-        pair = (comparison.reference, difference.arm)
-        if difference.metric != "heldout_nll" or set(pair) != {"tied", "untied"}:
-            continue
-        sign = 1 if difference.arm == "untied" else -1
-        ends = sorted(sign * end for end in (difference.low, difference.high) if end is not None)
-        low, high = ends if len(ends) == 2 else (None, None)
-        yield _row(
-            ("Which has the lower held-out loss?", "untied − tied, nats per token"),
-            "untied − tied",
-            (sign * difference.mean, low, high),
-            0.0,
-            (TWO, ONE),
-            f"below zero two tables predict held-out text better, over {difference.n} seeds",
-            "comparison",
-        )
+    found = gaps(comparison_of(run))
+    if found is None:
+        return
+    gap = found[1]  # tied − untied
+    low, high = (None, None) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
+    yield _row(
+        ("Which has the lower held-out loss?", "untied − tied, nats per token"),
+        "untied − tied",
+        (-gap.mean, low, high),
+        0.0,
+        (TWO, ONE),
+        f"below zero two tables predict held-out text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+        "comparison",
+    )
 
 
 def _bigrams(label: str, found: Any) -> Iterator[Evidence]:
@@ -120,9 +121,10 @@ def _bigrams(label: str, found: Any) -> Iterator[Evidence]:
         label,
         (i.held_out, i.low, i.high),
         0.0,
-        (NEITHER, TWO),
+        (NEITHER, NEITHER),
         f"a lower estimate of the text's irreversibility (counts alone say {i.plug_in:.3f}, and {i.coin:.3f} if order "
-        "were tossed); the body of the model can pay it back",
+        "were tossed); every text in one direction has some, and whether this model's body makes up for it is not "
+        "measured here",
         "bigrams",
     )
 
@@ -132,12 +134,13 @@ def _first_mlp(label: str, found: Any) -> Iterator[Evidence]:
         return
     change = found.change.centred
     yield _row(
-        ("Does the first MLP give the tied path an order?", "change of ‖S − Sᵀ‖²/‖S‖², centred"),
+        ("Does the first MLP make the tied path asymmetric?", "change of ‖S − Sᵀ‖²/‖S‖², centred"),
         label,
         (change.value, change.low, change.high),
         0.0,
-        (NEITHER, ONE),
-        "above zero the first layer makes up for the symmetry of one table",
+        (NEITHER, NEITHER),
+        "above zero the path is no longer symmetric, as with any map in it; how far it follows the text's order is in "
+        "the section",
         "first_mlp",
     )
 
@@ -146,24 +149,25 @@ def _alignment(label: str, found: Any) -> Iterator[Evidence]:
     if found.alignment is None or len(set(found.names)) < 2:  # one stored table, whatever maps stand before its ends
         return
     for name, why in (
-        ("identity", "above chance the two tables, trained apart, point the same way row by row"),
-        ("orthogonal", "above chance the two tables hold the same up to a rotation, which one table has no room for"),
+        ("identity", "above chance the two stored tables point the same way row by row, whether trained or started so"),
+        ("orthogonal", "above chance the two tables are alike after a rotation, which one table cannot hold"),
     ):
         try:
             score = found.alignment.score(name)
         except KeyError:
             continue
         e = score.estimate
-        level = max((score.chance, *(score.null.values if score.null is not None else ())))
-        above = ONE if name == "identity" else NEITHER
+        permuted = score.null.values if score.null is not None else ()
+        sides = (TWO, ONE) if name == "identity" else (NEITHER, NEITHER)
         yield _row(
             ("Are input and output table alike?", f"{name} map, mean cosine of held-out rows"),
             label,
             (e.value, e.low, e.high),
-            level,
-            (TWO if name == "identity" else NEITHER, above),
+            score.chance,
+            sides,
             why,
             "alignment",
+            permuted,
         )
 
 
@@ -175,8 +179,9 @@ def _gradients(label: str, found: Any) -> Iterator[Evidence]:
             label,
             (cosine.value, cosine.low, cosine.high),
             0.0,
-            (TWO, ONE),
-            "below zero each use undoes some of what the other learns",
+            (NEITHER, ONE),
+            "above zero a step for one use helps the other; below zero they work against each other, as in any tied "
+            "model where training comes to rest: there the two cancel",
             "gradients",
         )
     share = found.per_batch.share_b
@@ -200,12 +205,12 @@ def _tokens(label: str, found: Any) -> Iterator[Evidence]:
     apart = high.value - low.value
     # ends of the two intervals taken together: wider than the interval of the difference needs to be
     yield _row(
-        ("Do both ends want the same norms?", "difference of the correlations of norm and frequency"),
+        ("Do norms follow frequency alike at both ends?", "difference of the correlations of norm and frequency"),
         label,
         (apart, high.low - low.high, high.high - low.low),
         0.0,
         (NEITHER, TWO),
-        "above zero frequent tokens are long at one end and not at the other, and one table has one norm a row",
+        "above zero norms follow frequency more at one end than at the other, and one table has one norm a row",
         "tokens",
     )
 
@@ -222,17 +227,21 @@ _READERS: Mapping[str, Callable[[str, Any], Iterator[Evidence]]] = {
 def _row(
     asked: tuple[str, str],
     about: str,
-    estimate: tuple[float, float | None, float | None],
+    estimate: tuple[float | None, float | None, float | None],
     level: float,
     sides: tuple[str, str],
     why: str,
     section: str,
+    permuted: Sequence[float] = (),
 ) -> Evidence:
-    """Evidence that speaks for `sides[0]` where the whole interval is below the level, `sides[1]` where it is above."""
-    value, low, high = estimate
+    """Evidence that speaks for `sides[0]` where the whole interval is below the level, `sides[1]` where it is above.
+
+    Where the level was simulated too, the interval must leave out all of `permuted`.
+    """
+    value, low, high = (x if x is not None and math.isfinite(x) else None for x in estimate)
     speaks = NEITHER
     if low is not None and high is not None:
-        speaks = sides[0] if high < level else sides[1] if low > level else NEITHER
+        speaks = sides[0] if high < min((level, *permuted)) else sides[1] if low > max((level, *permuted)) else NEITHER
     return Evidence(*asked, printable(about), value, low, high, level, speaks, why, section)
 
 
@@ -240,6 +249,8 @@ def _verdict(losses: tuple[Evidence, ...]) -> str:
     if not losses:
         return NO_VERDICT
     (loss,) = losses
+    if loss.low is None:
+        return NO_INTERVAL
     if loss.speaks == NEITHER:
         return "no difference of held-out loss was detected between one table and two, at this size, on this text"
     return f"{loss.speaks} had the lower held-out loss at this size, on this text; that says nothing of other sizes"

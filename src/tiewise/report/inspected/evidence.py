@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tiewise.inspection.evidence import NEITHER, NO_VERDICT, ONE, TWO, Evidence, TieOrNot
+from tiewise.inspection.evidence import NEITHER, NO_INTERVAL, NO_VERDICT, ONE, TWO, Evidence, TieOrNot
 from tiewise.numerals import plain
 from tiewise.report.grid import Table
 
@@ -17,7 +17,9 @@ def lines(found: Mapping[str, TieOrNot]) -> list[str]:
     counts = {side: sum(row.speaks == side for row in one.rows) for side in (ONE, TWO, NEITHER)}
     verdict = one.verdict[0].upper() + one.verdict[1:] + "."
     said = f"{counts[ONE]} for one table, {counts[TWO]} for two, {counts[NEITHER]} for neither"
-    weights = "rows are not votes, and only the loss decides" if one.verdict != NO_VERDICT else "rows are not votes"
+    weights = (
+        "rows are not votes" if one.verdict in (NO_VERDICT, NO_INTERVAL) else "rows are not votes, the loss decides"
+    )
     number = len(one.rows)
     if not number:
         return [verdict, "Nothing of what was measured here speaks for one table or for two."]

@@ -1,0 +1,134 @@
+"""What counts as evidence for one table or two, and what must not."""
+
+import json
+import math
+from types import SimpleNamespace as Found
+
+import pytest
+from tests.inspection.test_of_run import planted, write_run
+from tests.inspection.tiny_folders import write_model
+
+from tiewise.analysis.estimates import Estimate
+from tiewise.inspection.evidence import NEITHER, NO_INTERVAL, NO_VERDICT, ONE, TWO, gather, with_evidence
+from tiewise.inspection.inspect import Inspection, Section
+from tiewise.inspection.request import Request
+from tiewise.inspection.subject import subjects_of
+from tiewise.report.inspected import evidence as words
+
+
+@pytest.fixture
+def inspected(tmp_path):
+    """Make an inspection of one model from {section: what was found}."""
+    subjects = subjects_of([write_model(tmp_path / "model")])
+
+    def make(**found):
+        return Inspection(subjects, Request(), tuple(Section(n, {"model": x}, {}) for n, x in found.items()))
+
+    return make
+
+
+def spoken(inspection):
+    return {row.measure: row.speaks for row in gather(inspection).rows}
+
+
+def estimate(value, half):
+    return Estimate(value, value - half, value + half, 100)
+
+
+def aligned(value, half, permuted):
+    score = Found(estimate=estimate(value, half), chance=0.0, null=Found(values=permuted))
+    return Found(names=("a", "b"), alignment=Found(score=lambda name: score))
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "permuted", "side"),
+    [
+        (0.2, 0.01, (0.001, 0.003), ONE),
+        (-0.2, 0.01, (0.001, 0.003), TWO),
+        (0.0, 0.002, (0.0025, 0.003), NEITHER),  # below every permutation, and where chance is
+        (0.0, 0.002, (-0.003, -0.0025), NEITHER),
+        (0.01, 0.002, (0.001, 0.02), NEITHER),  # a permutation reaches it
+    ],
+)
+def test_tables_are_alike_only_beyond_chance_and_all_permutations(inspected, value, half, permuted, side):
+    said = spoken(inspected(alignment=aligned(value, half, permuted)))
+    assert said == {
+        "identity map, mean cosine of held-out rows": side,
+        "orthogonal map, mean cosine of held-out rows": NEITHER,
+    }
+
+
+@pytest.mark.parametrize(("cosine", "side"), [(0.3, ONE), (-0.3, NEITHER)])
+def test_paths_that_cancel_are_no_reason_for_two_tables(inspected, cosine, side):
+    """Where training rests A + B = 0: the cosine of any tied model is −1 there."""
+    batch = Found(cosine=estimate(cosine, 0.1), share_b=estimate(0.7, 0.1))
+    said = spoken(inspected(gradients=Found(tied=True, per_batch=batch)))
+    assert said["cosine of Path A and Path B per batch"] == side
+    assert said["Path B's share of the gradient's norm per batch"] == NEITHER
+
+
+def test_what_every_text_and_every_map_gives_speaks_for_nothing(inspected):
+    text = Found(irreversibility=Found(held_out=0.4, low=0.39, high=0.41, plug_in=0.6, coin=0.1))
+    mlp = Found(tied=True, change=Found(centred=estimate(0.5, 0.1)))
+    assert set(spoken(inspected(bigrams=text, first_mlp=mlp)).values()) == {NEITHER}
+
+
+def test_one_batch_has_no_interval_and_no_value_is_no_measurement(inspected):
+    nan = math.nan
+    batch = Found(cosine=Estimate(nan, nan, nan, 1), share_b=Estimate(0.7, nan, nan, 1))
+    found = gather(inspected(gradients=Found(tied=True, per_batch=batch)))
+    assert [(row.value, row.low, row.high, row.speaks) for row in found.rows] == [(0.7, None, None, NEITHER)]
+    json.dumps(found.record(), allow_nan=False)
+
+
+def test_both_ends_norms_speak_only_where_their_intervals_are_apart(inspected):
+    def ends(first, second):
+        found = {"input": first, "output": second}.items()
+        return Found(tables=[Found(name=name, norms=Found(frequency=Found(spearman=e))) for name, e in found])
+
+    (near,) = spoken(inspected(tokens=ends(estimate(0.3, 0.1), estimate(0.4, 0.1)))).values()
+    (apart,) = spoken(inspected(tokens=ends(estimate(0.8, 0.1), estimate(-0.4, 0.1)))).values()
+    assert (near, apart) == (NEITHER, TWO)
+
+
+def verdict(tmp_path, losses, reference="tied"):
+    seeds = tuple(range(1, len(losses["tied"]) + 1))
+    run = write_run(tmp_path / "run", planted(seeds))
+    record = json.loads((run / "results.json").read_text())
+    for result in record["runs"]:
+        result["heldout_nll"] = losses[result["arm"]][result["seed"] - 1]
+    record["reference"] = reference
+    (run / "results.json").write_text(json.dumps(record))
+    return gather(Inspection(subjects_of([run]), Request(), ()))
+
+
+@pytest.mark.parametrize("reference", ["tied", "untied"])
+@pytest.mark.parametrize(
+    ("losses", "side", "value"),
+    [
+        ({"tied": (5.0, 5.1, 5.2), "untied": (4.5, 4.61, 4.7)}, TWO, -0.4966667),
+        ({"tied": (4.5, 4.61, 4.7), "untied": (5.0, 5.1, 5.2)}, ONE, 0.4966667),
+        ({"tied": (5.0, 5.1, 5.2), "untied": (5.5, 4.6, 5.2)}, NEITHER, 0.0),
+    ],
+)
+def test_the_loss_decides_whatever_the_reference_is(tmp_path, losses, side, value, reference):
+    found = verdict(tmp_path, losses, reference)
+    (row,) = found.rows
+    assert row.speaks == side
+    assert row.value == pytest.approx(value, abs=1e-6)
+    assert found.verdict.startswith("no difference" if side == NEITHER else side)
+    assert "over 3 seeds" in row.why
+
+
+def test_one_seed_is_no_verdict(tmp_path):
+    found = verdict(tmp_path, {"tied": (5.0,), "untied": (4.0,)})
+    assert found.verdict == NO_INTERVAL
+    assert [(row.value, row.low, row.speaks) for row in found.rows] == [(-1.0, None, NEITHER)]
+    assert "the loss decides" not in " ".join(words.lines({"": found}))
+
+
+def test_without_a_comparison_there_is_no_verdict_and_the_section_is_first(inspected):
+    made = with_evidence(inspected(alignment=aligned(0.2, 0.01, (0.001,))))
+    assert [section.name for section in made.sections] == ["evidence", "alignment"]
+    (found,) = made.found("evidence").values()
+    assert found.verdict == NO_VERDICT
