@@ -33,6 +33,9 @@ def _kinds() -> st.SearchStrategy[dict]:
                 "decay": numbers,
             }
         ),
+        st.fixed_dictionaries(
+            {"kind": st.just("projected"), "out_map": st.sampled_from([None, True]), "out_bias": st.booleans()}
+        ),
     )
 
 

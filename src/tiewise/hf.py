@@ -111,6 +111,8 @@ def _check_exportable(link: Link) -> None:
     fix = "keep the boundary, and load the model with tiewise.hf.load"
     if link.structure.softcap is not None:
         raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+    if link.spec.out_bias:
+        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", fix)
     if link.structure.new_bias:
         raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
 

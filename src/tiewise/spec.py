@@ -48,6 +48,7 @@ class BoundarySpec:
     two_tables: bool = False  # projected: untied
     penalty: float = 0.0  # projected: λ of the penalty λ‖P_out‖₂, as printed (Press & Wolf 2017, §3)
     decay: float = 0.0  # projected: c of c/2 ‖P_out‖²_F, which is what their code adds
+    out_bias: bool = False  # projected: a bias [E] behind P_out, which their code has and their counts leave out
     # options of every kind, each written after a plus
     bias: bool = False
     input_scale: str | None = None
@@ -82,7 +83,7 @@ class BoundarySpec:
         values: dict[str, Any] = {}
         for item in filter(None, arguments.split(",")):
             key, equals, value = item.partition("=")
-            if not equals and key != "untied":
+            if not equals and key not in ("untied", "out_bias"):
                 key, value = ("r" if kind == "residual" else "k"), item
             _read(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
         for option in options:
@@ -162,6 +163,7 @@ _ARGUMENTS: dict[str, _Table] = {
         "untied": ("two_tables", None),
         "penalty": ("penalty", not_negative),
         "decay": ("decay", not_negative),
+        "out_bias": ("out_bias", None),
     },
     "residual": {"r": ("rank", count), "s": ("strength", positive)},
 }
@@ -236,6 +238,8 @@ def check(spec: BoundarySpec) -> None:
         value = getattr(spec, name)
         if value is not None and value < 1:
             raise SpecError(f"{name} = {value} in {spec.kind}", "sizes are 1 or more")
+    if spec.out_bias and spec.out_map is False:
+        raise SpecError("out_bias stands behind a map that out=none leaves out", "leave one of the two out")
     if spec.freeze and spec.vectors is None:
         raise SpecError("freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out")
     if spec.tie_at is not None and spec.kind != "untied":

@@ -66,7 +66,9 @@ def reference(boundary, ids, targets, w_in, w_out):
     in_matrix, out_matrix = matrices(boundary)
     s_in, s_out = boundary.spec.scales(D)
     h = torch.tanh(w_in[ids] @ in_matrix * s_in)
-    z = h @ out_matrix @ w_out.T * s_out
+    h = h @ out_matrix
+    h = h + boundary.out_map.bias if boundary.spec.out_bias else h
+    z = h @ w_out.T * s_out
     z = z if boundary.bias is None else z + boundary.bias
     cap = boundary.spec.softcap
     z = z if cap is None else cap * torch.tanh(z / cap)
@@ -74,7 +76,7 @@ def reference(boundary, ids, targets, w_in, w_out):
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("kind", SPECS)
+@pytest.mark.parametrize("kind", [*SPECS, "projected:7,out_bias"])
 def test_every_point_of_the_spectrum_equals_its_formula(kind, option):
     boundary = build(kind + option)
     ids, targets = tokens()
@@ -211,6 +213,16 @@ def test_the_projection_penalty_as_its_authors_code_has_it():
     both = build("projected:decay=0.5,penalty=0.25")
     norm = both.out_map.weight.detach().norm().item()
     assert both.penalty().item() == pytest.approx(0.25 * norm + 0.25 * norm**2)
+
+
+def test_a_projection_s_bias_is_counted_and_no_table():
+    boundary, without = build("projected:7,out_bias"), build("projected:7")
+    assert boundary.out_map.bias.shape == (7,)
+    assert sum(p.numel() for p in boundary.parameters()) == sum(p.numel() for p in without.parameters()) + 7
+    with pytest.raises(SpecError, match="bias is no table"):
+        boundary.dense()
+    with pytest.raises(SpecError, match="out=none leaves out"):
+        build("projected:out=none,out_bias")
 
 
 # --- starting values

@@ -11,7 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.errors import InstallError
+from tiewise.boundary.link import link_of
+from tiewise.boundary.plain import plainly
+from tiewise.checkpoint.rewrite.densify import densify
+from tiewise.errors import InstallError, TiewiseError
 from tiewise.models import RNNLM, RNNConfig, detached
 from tiewise.models.cells import CELLS
 
@@ -23,6 +26,7 @@ SPECS = [
     "projected:9",
     "projected:8,untied",
     "projected:8,penalty=0.15",
+    "projected:9,out_bias",
     "residual:2",
     "spd",
     "tied+softcap=5+output_scale=1/sqrt_d",
@@ -72,6 +76,23 @@ def test_every_boundary_is_exact_fused_and_loads(spec, cell, tmp_path):
         assert torch.equal(again(ids).logits + 0, wanted)
         assert (again.embed.weight is again.head.weight) == (installed.spec.tables == 1)
     assert str(install(again).spec) == str(installed.spec)
+
+
+def test_a_bias_behind_the_projection_acts_is_saved_and_is_no_table(tmp_path):
+    model, ids = small(), words()
+    installed = install(model, "projected:9,out_bias")
+    with torch.no_grad():
+        model.head.out_map.bias.normal_()
+    logits = dense_logits(model, installed, ids)
+    torch.testing.assert_close(model.eval()(ids).logits.double() + 0, logits, rtol=1e-4, atol=1e-5)
+    with plainly(link_of(model)):
+        torch.testing.assert_close(model(ids).logits.double(), logits, rtol=1e-4, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(tiewise.hf.load(tmp_path).eval()(ids).logits + 0, model(ids).logits + 0)
+    with pytest.raises(TiewiseError, match="bias is no table"):
+        tiewise.hf.densify(model)
+    with pytest.raises(TiewiseError, match="bias is no table"):
+        densify(tmp_path, tmp_path / "plain")
 
 
 def test_a_tied_table_has_one_gradient_buffer_and_autograd_s_gradient():

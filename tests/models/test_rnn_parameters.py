@@ -16,6 +16,8 @@ PUBLISHED = {
     (1500, "untied"): 66_022_000,
     (1500, "tied"): 51_022_000,
 }
+# the published 4,691,600 and 2,691,600 are without the bias that the authors' code gives the projection
+WITH_THEIR_BIAS = {"projected:200,untied,out_bias": 4_691_800, "projected:200,out_bias": 2_691_800}
 SECOND_BIASES = {200: 1_600, 1500: 12_000}
 
 
@@ -29,6 +31,14 @@ def test_published_counts(width, spec, bias):
     model = RNNLM(RNNConfig(vocab_size=10_000, hidden_size=width, lstm_bias=bias))
     install(model, spec)
     assert count(model) == PUBLISHED[width, spec] + (SECOND_BIASES[width] if bias == "two" else 0)
+
+
+@pytest.mark.parametrize("spec", WITH_THEIR_BIAS)
+def test_the_bias_of_the_projection_is_counted_beside_the_published_count(spec):
+    model = RNNLM(RNNConfig(vocab_size=10_000, hidden_size=200))
+    install(model, spec)
+    assert count(model) == WITH_THEIR_BIAS[spec]
+    assert model.head.out_map.bias.shape == (200,)
 
 
 @pytest.mark.parametrize("bias", ["one", "two"])

@@ -114,7 +114,8 @@ def _maps(spec: BoundarySpec, width: int) -> Part:
     in_map, out_map = spec.maps(width)
     in_width, out_width = spec.table_widths(width)
     behind = linear(in_width, width) if in_map else Part()
-    return behind + (linear(width, out_width) if out_map else Part())
+    before = linear(width, out_width) if out_map else Part()
+    return behind + before + (Part(out_width, 0, out_width) if spec.out_bias else Part())
 
 
 def native(architecture: Architecture) -> BoundarySpec:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.initial import draw, sound_std, starting_nll
-from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of
+from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of, refuse_bias
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.errors import SpecError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
@@ -139,8 +139,9 @@ class Boundary(nn.Module):
         """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
 
         Raises:
-            SpecError: where a soft-cap stands behind the product, which no table can hold.
+            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
+        refuse_bias(self.spec)
         if self.spec.softcap is not None:
             raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
         table_in = self.table_in.detach()[: self.vocab.inputs]

@@ -4,7 +4,8 @@
     out_map  before the head      [.., D] -> [.., E]
 
 A map of `None` is the identity and costs nothing. Every map is linear, so a boundary can be exported dense:
-`dense_tables` multiplies the maps into the two tables that any loader reads.
+`dense_tables` multiplies the maps into the two tables that any loader reads. The one exception is `out_bias`, which no
+table can hold: `refuse_bias`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiewise.errors import SpecError
 from tiewise.spec import BoundarySpec
 
 
@@ -31,18 +33,24 @@ def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module |
         return definite.inverse(), definite
     has_in, has_out = spec.maps(d)
     in_width, out_width = spec.table_widths(d)
-    return LinearMap(in_width, d) if has_in else None, LinearMap(d, out_width) if has_out else None
+    into = LinearMap(in_width, d) if has_in else None
+    return into, LinearMap(d, out_width, bias=spec.out_bias) if has_out else None
 
 
 class LinearMap(nn.Linear):
-    """`x @ weightᵀ`, weight [to, from]. Entries start N(0, 1/from): the map keeps the mean square of its input."""
+    """`x @ weightᵀ`, weight [to, from]. Entries start N(0, 1/from): the map keeps the mean square of its input.
 
-    def __init__(self, width_from: int, width_to: int) -> None:
-        super().__init__(width_from, width_to, bias=False)
+    A bias [to], which only `out_bias` asks for, starts at zero.
+    """
+
+    def __init__(self, width_from: int, width_to: int, bias: bool = False) -> None:
+        super().__init__(width_from, width_to, bias=bias)
 
     def reset_parameters(self) -> None:
         """Draw the weight anew."""
         nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
 
 
 class LowRankCorrection(nn.Module):
@@ -134,14 +142,26 @@ def penalty_of(spec: BoundarySpec, out_map: nn.Module | None) -> Tensor | None:
 ParametricMap = LinearMap | LowRankCorrection | PositiveDefinite
 
 
+def refuse_bias(spec: BoundarySpec) -> None:
+    """Refuse to write a boundary as two tables where its projection has a bias.
+
+    Raises:
+        SpecError: it has.
+    """
+    if spec.out_bias:
+        raise SpecError(f"{spec}: the projection's bias is no table", "keep the boundary, or train without out_bias")
+
+
 def dense_tables(
     table_in: Tensor, table_out: Tensor, in_map: nn.Module | None, out_map: nn.Module | None, d: int
 ) -> tuple[Tensor, Tensor]:
-    """Tables [V, D] at both ends that act as the mapped ones do: `in_map(table)` and `table · out_map`."""
+    """Tables [V, D] at both ends that act as the mapped ones do: `in_map(table)`, `table · out_map`; no bias."""
     with torch.no_grad():
         dense_in = table_in if in_map is None else in_map(table_in)
         if out_map is None:
             return dense_in, table_out
         # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
-        matrix = out_map(torch.eye(d, dtype=table_out.dtype, device=table_out.device))
+        images = out_map(torch.eye(d, dtype=table_out.dtype, device=table_out.device))
+        bias = getattr(out_map, "bias", None)
+        matrix = images if bias is None else images - bias
         return dense_in, table_out @ matrix.T

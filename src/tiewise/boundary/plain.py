@@ -23,7 +23,7 @@ from tiewise.boundary.maps import dense_tables
 def plainly(link: Link) -> Iterator[None]:
     """Within this context the model runs in its family's own classes, with dense tables."""
     journal = Journal()
-    with _softcap(link):
+    with _shift(link), _softcap(link):
         try:
             unswap(link, journal)
             yield
@@ -57,6 +57,16 @@ def _dense_out(link: Link) -> Tensor:
         return head.weight
     dense = dense_tables(link.lookups[0].weight, head.weight, None, out_map, link.hidden_width)[1]
     return nn.Parameter(dense.detach() * scale)
+
+
+def _shift(link: Link) -> Any:
+    """What a projection's bias adds to the logits; it is in none of the two tables."""
+    bias = getattr(getattr(link.head, "out_map", None), "bias", None)
+    if bias is None:
+        return nullcontext()
+    with torch.no_grad():
+        shift = (link.head.weight @ bias) * link.structure.output_scale
+    return link.head.register_forward_hook(lambda module, args, logits: logits + shift)
 
 
 def _softcap(link: Link) -> Any:

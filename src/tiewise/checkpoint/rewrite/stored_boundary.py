@@ -52,6 +52,9 @@ def read_boundary(facts: Facts) -> Boundary:
         CheckpointError: the tables are plain, or the tensors are not what the spec says.
     """
     spec = _spec(facts)
+    if spec.out_bias:
+        what = f"{facts.path}: {spec}: the projection's bias is no table, so no plain tables do the same"
+        raise CheckpointError(what, "keep the boundary, and load the model with tiewise.load")
     readable(facts, "densify")
     table, parts = facts.roles.input, _parts(facts)
     assert table is not None
