@@ -30,7 +30,8 @@ class Result:
     recipe: str = ""  # of ours, whose run prints it beside its own figure
     arm: str = ""  # the boundary of that run
     setting: str = ""  # what must be set besides, as `name=value`, parted by spaces
-    status: str = "published"  # or reproduced: by others than the authors
+    # or reproduced: by others than the authors; or open: published, at a setting of which we know a part only
+    status: str = "published"
 
     @property
     def per_million(self) -> float:

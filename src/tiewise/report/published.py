@@ -1,6 +1,7 @@
 """A recurrent run beside the figures that were published and reproduced for its recipe and boundary.
 
-A figure belongs to a run of the same recipe, boundary and settings. Its text is told apart by its counts: what was
+A figure belongs to a run of the same recipe, boundary and settings. One whose setting is known in part only belongs to
+no run, and is named beside none of its own. The text of a figure is told apart by its counts: what was
 trained on other words is shown all the same, and said to be no repetition.
 """
 
@@ -38,6 +39,13 @@ class Beside:
 
     def figures(self, arm: str) -> list[Result]:
         """Return the ledger's test figures for an arm at these settings; where the text is known, those of it alone."""
+        return [r for r in self._of(arm) if r.status != "open"]
+
+    def open_figures(self, arm: str) -> list[Result]:
+        """Return those whose settings agree as far as they are known, which is no match."""
+        return [r for r in self._of(arm) if r.status == "open"]
+
+    def _of(self, arm: str) -> list[Result]:
         found = [
             r
             for r in results()
@@ -70,6 +78,13 @@ def table(beside: Beside) -> Table | None:
 def lines(beside: Beside) -> list[str]:
     """Say what the figures are of, and whether this run repeats them."""
     found = [r for arm in beside.own for r in beside.figures(arm)]
+    unsure = [f"{arm} {plain(r.value, 2)} ({_text(r)})" for arm in beside.own for r in beside.open_figures(arm)]
+    if unsure:
+        sources = "; ".join(dict.fromkeys(r.source for arm in beside.own for r in beside.open_figures(arm)))
+        return [
+            f"Published for models of this size: {', '.join(unsure)}, by {sources}. Parts of that setting are unknown "
+            f"to us (see the recipe {beside.recipe}), so this run is no repetition of it."
+        ]
     if not found:
         other = f" with {', '.join(beside.changed)}" if beside.changed else ""
         return [f"No published figure is known for {beside.recipe}{other}."]
