@@ -154,7 +154,7 @@ def test_a_reversible_text_looks_like_its_coin():
 def test_parts_together_are_the_ring():
     text = np.random.default_rng(0).integers(0, 9, 103)
     total = Counter()
-    for part in bigrams._parts(text, 9, 7):
+    for part in bigrams.parts_of(text, 9, 7):
         total.update(counted(part))
     assert total == ring(text.tolist())
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 import torch.nn.functional as F
 import transformers as tr
 from safetensors.torch import load_file, save_file

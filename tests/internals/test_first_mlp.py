@@ -10,12 +10,12 @@ from scipy.special import log_softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tiewise.analysis import tables
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.final_norms import FAMILIES
 from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_tokens import transitions
 from tiewise.errors import CheckpointError, DataError, InstallError
-from tiewise.internals import first_mlp
 from tiewise.internals.first_layers import BLOCKS, first_block
 from tiewise.internals.first_mlp import first_mlp_of, through_first_mlp
 from tiewise.internals.loaded import open_model
@@ -86,7 +86,7 @@ def neox(tmp_path_factory):
 
 
 def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
-    monkeypatch.setattr(first_mlp, "TAKEN", 7)
+    monkeypatch.setattr(tables, "CHUNK_VALUES", 7 * 12)  # several pieces
     model, found = neox
     whole = logits_of(model)
     head, shift = model.lm_head.weight.detach().numpy(), model.gpt_neox.final_layer_norm.bias.detach().numpy()

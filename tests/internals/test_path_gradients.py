@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from tests.boundary.tiny_models import FAMILIES, V, build, variant
 
 from tiewise import install
+from tiewise.analysis.estimates import mean_interval
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.folder import open_folder
 from tiewise.data.frequency import bin_of
 from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
-from tiewise.internals.intervals import mean_of
 from tiewise.internals.loaded import Opened
 from tiewise.internals.path_gradients import HISTOGRAM, _by_batch, path_gradients
 from tiewise.internals.path_rows import cosine_null, row_sums
@@ -358,10 +358,10 @@ def test_a_masked_model_without_a_mask_token_is_refused(tmp_path):
 
 
 def test_intervals_are_students():
-    found = mean_of([1.0, 2.0, 4.0])
+    found = mean_interval([1.0, 2.0, 4.0])
     assert found.value == pytest.approx(7 / 3)
     half = 4.302652729911275 * np.std([1, 2, 4], ddof=1) / math.sqrt(3)
     assert (found.low, found.high) == pytest.approx((7 / 3 - half, 7 / 3 + half))
-    assert math.isnan(mean_of([1.0]).low)
-    assert math.isnan(mean_of([1.0, math.nan]).value)
-    assert mean_of([]).rows == 0
+    assert math.isnan(mean_interval([1.0]).low)
+    assert math.isnan(mean_interval([1.0, math.nan]).value)
+    assert mean_interval([]).rows == 0

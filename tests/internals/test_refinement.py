@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
+from scipy.stats import t
 from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build
 from torch import nn
 
@@ -137,7 +138,9 @@ def test_steps_are_those_between_the_states_that_transformers_gives_out():
     for i, (one, old, new) in enumerate(zip(found.applications, states, states[1:], strict=False)):
         each = norm(steps[i], axis=-1) / norm(old, axis=-1)
         assert one.change.value == pytest.approx(each.mean(), rel=1e-5)
-        assert one.change.high - one.change.value == pytest.approx(1.96 * each.mean(1).std(ddof=1) / 2, rel=1e-3)
+        assert one.change.high - one.change.value == pytest.approx(
+            t.ppf(0.975, 3) * each.mean(1).std(ddof=1) / 2, rel=1e-3
+        )
         cosine = (old * new).sum(-1) / norm(old, axis=-1) / norm(new, axis=-1)
         assert one.cosine.value == pytest.approx(cosine.mean(), abs=1e-6)
         assert one.norm.value == pytest.approx(norm(new, axis=-1).mean(), rel=1e-5)

@@ -17,7 +17,6 @@ show where directions are tossed by a coin.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -26,12 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tiewise.analysis.estimates import mean_interval
 from tiewise.analysis.tables import Array
 from tiewise.errors import DataError
 
 Ids = NDArray[np.int64]
 MERGED_AT = 2**22  # keys that wait until they are counted
-T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  # Student's t, by degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -206,18 +205,23 @@ def irreversibility(
     if not 2 <= parts <= 10 or len(text) < 10 * parts:
         raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
     whole = Chain.of([text], vocabulary)
-    estimates = np.array([_held_out(whole, part) for part in _parts(text, vocabulary, parts)])
+    held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in parts_of(text, vocabulary, parts)])
     generator = np.random.default_rng(seed)
     coins = np.array([_coin(whole, generator) for _ in range(tosses)])
-    mean = float(estimates.mean())
-    half = T_975[parts - 2] * float(estimates.std(ddof=1)) / math.sqrt(parts)
     spread = float(coins.std(ddof=1)) if tosses > 1 else 0.0
     return Irreversibility(
-        whole.irreversibility, mean, mean - half, mean + half, float(coins.mean()), spread, parts, len(text)
+        whole.irreversibility,
+        held_out.value,
+        held_out.low,
+        held_out.high,
+        float(coins.mean()),
+        spread,
+        parts,
+        len(text),
     )
 
 
-def _parts(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
+def parts_of(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
     """Counts of the pairs inside each part and the one that leads out of it: together they are the whole ring."""
     edges = np.linspace(0, len(text), parts + 1).astype(int)
     for start, stop in pairwise(edges.tolist()):
@@ -228,14 +232,18 @@ def _parts(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
         yield Chain(held.keys, held.counts, vocabulary)
 
 
-def _held_out(whole: Chain, part: Chain) -> float:
-    """I of a part, its directions guessed from the rest: a pair's share one way, with half a pair added each way."""
+def guessed(whole: Chain, part: Chain) -> Array:
+    """Nats by which the pairs of a part beat a coin [n], directions guessed from the rest with half a pair each way.
+
+    `part` is one of `parts_of` the text that `whole` counts; the sum over its pairs is I of the part.
+    """
     there = counted(whole, part.keys) - part.counts
     turned = part.after * part.vocabulary + part.before
     back = counted(whole, turned) - counted(part, turned)
-    guessed = (there + 0.5) / (there + back + 1.0)
-    guessed[part.before == part.after] = 0.5
-    return float((part.counts * np.log(2 * guessed)).sum() / part.pairs)
+    share = (there + 0.5) / (there + back + 1.0)
+    share[part.before == part.after] = 0.5
+    nats: Array = np.log(2 * share) * part.counts
+    return nats
 
 
 def _coin(chain: Chain, generator: np.random.Generator) -> float:

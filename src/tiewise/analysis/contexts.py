@@ -15,14 +15,13 @@ which is too low; and the interval over tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.bigrams import T_975, Chain, Ids, counted
+from tiewise.analysis.bigrams import Chain, Ids, guessed, parts_of
 from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.tables import Array
 from tiewise.analysis.token_groups import Groups
@@ -68,9 +67,7 @@ class Contexts:
     @property
     def guessed(self) -> Estimate:
         """`held_out` per occurrence, with the 95 % interval over the parts (Student's t)."""
-        n = len(self.by_part)
-        mean, half = float(self.by_part.mean()), T_975[n - 2] * float(self.by_part.std(ddof=1)) / math.sqrt(n)
-        return Estimate(mean, mean - half, mean + half, n)
+        return mean_interval(self.by_part)
 
     def weighted(self, values: Array) -> float:
         """Mean over occurrences."""
@@ -128,8 +125,8 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     mean, variance = _tossed((chain.counts + back)[once])
     coin, noise = _scattered(chain, once, mean), _scattered(chain, once, variance)
     held_out, by_part = np.zeros(vocabulary), []
-    for part in _parts(text, vocabulary, parts):
-        nats = _guessed(chain, part)
+    for part in parts_of(text, vocabulary, parts):
+        nats = guessed(chain, part)
         held_out += _spread(part, nats)
         by_part.append(nats.sum() / part.pairs)
     coin_deviation = np.sqrt(noise) * scale
@@ -170,20 +167,6 @@ def _toss(m: int) -> tuple[float, float]:
     value = one + one[::-1]
     mean = float(share @ value)
     return mean, max(0.0, float(share @ np.square(value - mean)))
-
-
-def _parts(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
-    for piece in np.array_split(text, parts):
-        yield Chain.of([piece], vocabulary)
-
-
-def _guessed(whole: Chain, part: Chain) -> Array:
-    """Nats by which each pair of a part beats a coin, its direction guessed from the rest with half a pair each way."""
-    there = np.maximum(0, counted(whole, part.keys) - part.counts)
-    turned = part.after * part.vocabulary + part.before
-    back = np.maximum(0, counted(whole, turned) - counted(part, turned))
-    guessed = (there + 0.5) / (there + back + 1.0)
-    return np.where(part.before == part.after, 0.0, part.counts * np.log(2 * guessed))
 
 
 def grouped(found: Contexts, groups: Groups) -> tuple[ContextGroup, ...]:

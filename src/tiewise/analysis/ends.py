@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.tables import Array, Ids, StoredTable, Table
+from tiewise.analysis.tables import Array, Behind, StoredTable, Table
 from tiewise.analysis.token_match import texts_of
 from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
 from tiewise.checkpoint.folder import Folder
@@ -21,21 +21,12 @@ from tiewise.checkpoint.strict_json import short
 from tiewise.errors import CheckpointError
 
 
-class MappedTable(Table):
-    """A stored table [V, E] behind its map and scale, [V, D]; rows are made in fp64 as they are read."""
+class MappedTable(Behind):
+    """A stored table [V, E] behind its map and scale, [V, D]."""
 
     def __init__(self, dense: Dense) -> None:
-        self.stored = StoredTable(dense.table)
+        super().__init__(StoredTable(dense.table), self._mapped, dense.width)
         self.dense = dense
-        self.name = self.stored.name
-        self.rows, self.width = self.stored.rows, dense.width
-
-    def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) in fp64."""
-        return self._mapped(self.stored.read(start, stop))
-
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
-        return self._mapped(self.stored.take(ids)).astype(dtype, copy=False)
 
     def _mapped(self, rows: Array) -> Array:
         return (rows if self.dense.map is None else self.dense.map(rows)) * self.dense.scale

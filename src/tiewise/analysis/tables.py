@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -116,6 +116,32 @@ class StoredTable(Table):
             start = int(place) * reader.row_bytes
             reader.into(view[start : start + reader.row_bytes], int(ids[place]) * reader.row_bytes)
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), self.width)
+
+
+class Behind(Table):
+    """Rows of another table as a function makes them, a few at a time.
+
+    Args:
+        table: its rows [V, k].
+        make: rows [n, k] in fp64 → rows [n, D] in fp64, each by itself.
+        width: D.
+        name: for messages; the other table's where none is given.
+    """
+
+    def __init__(self, table: Table, make: Callable[[Array], Array], width: int, name: str = "") -> None:
+        self.table, self.make = table, make
+        self.name, self.rows, self.width = name or table.name, table.rows, width
+
+    def read(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) in fp64."""
+        return self.make(self.table.read(start, stop))
+
+    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
+        made = np.empty((len(ids), self.width), dtype)
+        step = max(1, CHUNK_VALUES // max(self.width, self.table.width))
+        for start in range(0, len(ids), step):
+            made[start : start + step] = self.make(self.table.take(ids[start : start + step]))
+        return made
 
 
 def as_table(given: Table | Stored | NDArray) -> Table:

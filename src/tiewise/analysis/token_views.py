@@ -8,10 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tiewise.analysis.ends import Ends, MappedTable, ends_of
-from tiewise.analysis.tables import Array, Ids, StoredTable, Table
+from tiewise.analysis.tables import Array, Behind, StoredTable, Table
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
@@ -21,23 +20,6 @@ from tiewise.checkpoint.roles import find_roles
 
 BOTH, INPUT, OUTPUT = "both ends", "input", "output"
 OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's
-
-
-class Projected(Table):
-    """Rows of a table [V, k] times a matrix [k, D], plus a shift [D]: a family's own linear map."""
-
-    def __init__(self, table: Table, matrix: Array, shift: Array) -> None:
-        self.table, self.matrix, self.shift = table, matrix, shift
-        self.name = table.name
-        self.rows, self.width = table.rows, matrix.shape[1]
-
-    def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop)."""
-        rows: Array = self.table.read(start, stop) @ self.matrix + self.shift
-        return rows
-
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
-        return (self.table.take(ids) @ self.matrix + self.shift).astype(dtype, copy=False)
 
 
 @dataclass(frozen=True)
@@ -92,7 +74,8 @@ def _foreign(folder: Folder, stored: list[View], found: Stored) -> View | None:
     matrix = _values(found) if outward else _values(found).T
     bias = None if outward else folder.tensors.get(f"{module}.bias")
     shift = _values(bias) if bias is not None and bias.shape == matrix.shape[1:] else np.zeros(matrix.shape[1])
-    return View(f"{OUTPUT if outward else INPUT} after its map", Projected(view.table, matrix, shift))
+    mapped = Behind(view.table, lambda rows: rows @ matrix + shift, matrix.shape[1])
+    return View(f"{OUTPUT if outward else INPUT} after its map", mapped)
 
 
 def _values(tensor: Stored) -> Array:

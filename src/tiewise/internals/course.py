@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.estimates import Estimate, mean_interval, ratio
 from tiewise.analysis.ledger import Result, results
 from tiewise.errors import RunError
-from tiewise.internals.intervals import mean_of, ratio
 from tiewise.training.folder import read_json
 from tiewise.training.results import Comparison, RunResult, to_record
 
@@ -69,14 +68,14 @@ class Arm:
 
     def mean(self, name: str) -> list[float]:
         """Mean over seeds of one of a point's fields, by point."""
-        return [mean_of(getattr(point, name)).value for point in self.points]
+        return [mean_interval(getattr(point, name)).value for point in self.points]
 
     def change(self) -> Estimate:
         """Share of the last tenth minus that of the first, over seeds, each with itself; nan without tenths."""
         shares = [_per_seed(self.points, part.first, part.last) for part in (self.tenths[:1] + self.tenths[-1:])]
         if len(self.tenths) < 2:
             return Estimate(math.nan, math.nan, math.nan, len(self.seeds))
-        return mean_of([last - first for first, last in zip(*shares, strict=True)])
+        return mean_interval([last - first for first, last in zip(*shares, strict=True)])
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _arm(name: str, runs: Sequence[RunResult]) -> Arm | None:
         name,
         tuple(run.seed for run in runs),
         points,
-        Range(points[0].first, last, mean_of(_per_seed(points, 1, last))),
+        Range(points[0].first, last, mean_interval(_per_seed(points, 1, last))),
         tuple(x for x in tenths if x is not None),
         tuple(x for x in others if x is not None),
     )
@@ -170,7 +169,7 @@ def _range(points: Sequence[Point], first: int, last: int) -> Range | None:
     inside = _inside(points, first, last)
     if not inside:
         return None
-    return Range(inside[0].first, inside[-1].step, mean_of(_per_seed(points, first, last)))
+    return Range(inside[0].first, inside[-1].step, mean_interval(_per_seed(points, first, last)))
 
 
 def _per_seed(points: Sequence[Point], first: int, last: int) -> list[float]:

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath
@@ -23,7 +22,7 @@ from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_loss import PathLoss, path_loss
 from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.sampled_asymmetry import SampledAsymmetry, sampled_asymmetry
-from tiewise.analysis.tables import Array, Ids, Table
+from tiewise.analysis.tables import Array, Behind
 from tiewise.analysis.text_pairs import TextPair, text_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
@@ -31,34 +30,6 @@ from tiewise.checkpoint.facts import Progress, silent
 from tiewise.errors import DataError
 from tiewise.internals.first_layers import FirstBlock, first_block
 from tiewise.internals.loaded import Opened
-
-TAKEN = 1024  # rows that pass the MLP at once, whose inner width is several times the model's
-
-
-class AfterMlp(Table):
-    """Rows of an input table as they leave the first MLP, in fp64, computed in the type of the model's weights.
-
-    Args:
-        table: input table [V, E].
-        scale: times every row, before the block.
-        block: the first MLP with its norms and the residual sum.
-    """
-
-    def __init__(self, table: Table, scale: float, block: FirstBlock) -> None:
-        self.table, self.scale, self.block = table, scale, block
-        self.name, self.rows, self.width = f"{table.name} after the first MLP", table.rows, table.width
-
-    def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop)."""
-        return self._after(self.table.read(start, stop))
-
-    def _take(self, ids: Ids, dtype: type[np.floating]) -> NDArray:
-        parts = [self._after(self.table.take(ids[i : i + TAKEN])) for i in range(0, len(ids), TAKEN)]
-        return np.concatenate(parts).astype(dtype)
-
-    def _after(self, rows: Array) -> Array:
-        found: Array = self.block(torch.from_numpy(rows * self.scale)).double().numpy()
-        return found
 
 
 @dataclass(frozen=True)
@@ -122,8 +93,14 @@ class FirstMlp:
 
 
 def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:
-    """Return the path with the first MLP in it; it is never tied."""
-    table = AfterMlp(path.input, path.input_scale, block)
+    """Return the path with the first MLP in it; it is never tied. Rows are computed in the type of its weights."""
+    name, scale = f"{path.input.name} after the first MLP", path.input_scale
+
+    def after(rows: Array) -> Array:
+        found: Array = block(torch.from_numpy(rows * scale)).double().numpy()
+        return found
+
+    table = Behind(path.input, after, path.input.width, name)
     return replace(path, input=table, input_scale=1.0, notes=(*path.notes, f"first MLP: {block.composition}"))
 
 

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.estimates import Estimate, mean_interval, ratio
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.data.blocks import token_counts
@@ -28,7 +28,6 @@ from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.data.windows import Ids
 from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
-from tiewise.internals.intervals import mean_of, ratio
 from tiewise.internals.loaded import Opened
 from tiewise.internals.path_rows import RowSums, Split, cosine_null, row_sums
 from tiewise.internals.text_loss import TextLoss
@@ -226,7 +225,7 @@ def path_gradients(
         adam: constants of the optimizer whose step is divided; None is torch's own.
 
     Raises:
-        DataError: windows that this model cannot be run on, or fewer than a batch.
+        DataError: windows that this model cannot be run on, fewer than a batch, or gradients that are no numbers.
         UnsupportedError: an encoder-decoder that cannot shift its own labels.
     """
     loss = TextLoss(opened, windows, seed)
@@ -257,6 +256,10 @@ def path_gradients(
                 scatter = _by_batch([s for s, _, _ in singles], (mean.a * scale, mean.b * scale), batch)
             del found
             progress("gradients", min(done * batch, len(windows)), len(windows))
+        if not (a.isfinite().all() and b.isfinite().all()):
+            raise DataError(
+                f"{opened.folder.path}: gradients that are no numbers", "`tiewise check --deep` names rows of such"
+            )
         update = row_sums(*moments.step(), one)
     seen = token_counts(windows.reshape(-1), max(len(a), len(b)))
     gradient = row_sums(a, b, one)
@@ -283,16 +286,16 @@ def path_gradients(
 
 
 def _per_batch(singles: Sequence[Split], batch: int) -> PerBatch:
-    means = (mean_of([getattr(s, name) for s in singles]) for name in ("a", "b", "share_b", "cosine"))
+    means = (mean_interval([getattr(s, name) for s in singles]) for name in ("a", "b", "share_b", "cosine"))
     return PerBatch(batch, len(singles), *means)
 
 
 def _activation(singles: Sequence[tuple[Split, float, float]]) -> Activation:
     return Activation(
-        mean_of([l2 for _, l2, _ in singles]),
-        mean_of([s.b for s, _, _ in singles]),
-        mean_of([ratio(s.b, l2 + s.b) for s, l2, _ in singles]),
-        mean_of([ratio(s.b_l1, l1 + s.b_l1) for s, _, l1 in singles]),
+        mean_interval([l2 for _, l2, _ in singles]),
+        mean_interval([s.b for s, _, _ in singles]),
+        mean_interval([ratio(s.b, l2 + s.b) for s, l2, _ in singles]),
+        mean_interval([ratio(s.b_l1, l1 + s.b_l1) for s, _, l1 in singles]),
     )
 
 

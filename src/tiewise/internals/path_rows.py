@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiewise.internals.intervals import ratio
+from tiewise.analysis.estimates import ratio
 
 _ROWS = 4096  # taken to fp64 at once
 Floats = NDArray[np.float64]

@@ -197,8 +197,8 @@ def _estimate(parts: list[NDArray] | None) -> Estimate | None:
     """Mean over windows with its interval; None where nothing finite was measured in each of them."""
     if not parts:
         return None
-    values = np.concatenate(parts).astype(np.float64)
-    return mean_interval(values) if values.size and np.isfinite(values).all() else None
+    found = mean_interval(np.concatenate(parts))
+    return found if np.isfinite(found.value) else None
 
 
 def _fresh(opened: Opened, seed: int) -> Opened | None:

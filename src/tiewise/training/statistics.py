@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tiewise.training import student
+from tiewise import student
 from tiewise.training.results import Comparison, Difference, RunResult
 from tiewise.training.wording import finding
 

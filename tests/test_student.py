@@ -3,7 +3,7 @@
 import pytest
 from scipy import stats
 
-from tiewise.training import student
+from tiewise import student
 
 DF = [*range(1, 13), 29, 30, 99, 500]
 
