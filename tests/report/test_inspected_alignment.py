@@ -98,7 +98,7 @@ def test_the_sentence_of_a_map_has_its_score_its_interval_and_its_null(unlike):
     )
     assert f"0 ± {1.96 / np.sqrt(80 * WIDTH):.3f}" in said[0]
     assert f"2 permutations of the rows at most {max(score.null.values):.3f}".replace("-", "−") in said[0]
-    assert any("7 tokens of m are left out" in line for line in said)
+    assert any("Left out of m: 7 of its tokens" in line for line in said)
     assert said[-1] == "m: a note."
     ((caption, table),) = alignment.tables({"m": one})
     assert "400 tokens" in caption

@@ -57,7 +57,7 @@ def test_sentences_carry_the_numbers():
     assert "132,224 parameters: 25% of one table, 14% of the model" in lines
     assert "pays 9.50" in lines
     lines = "\n".join(bigram_words.lines(BIGRAMS))
-    assert "between 0.364 [0.348, 0.380] (guessed from other parts, too low) and 0.583" in lines
+    assert "between 0.364 [0.348, 0.380] (guessed from other parts, too low on average) and 0.583" in lines
     assert "entropy 2.824 + irreversibility 0.214 + definiteness 0.202 + rank 0.000" in lines
     assert lines.count("The text has 623,322 tokens") == 1  # said once for both models
     assert "8.18 on the frequent tokens" in lines

@@ -72,7 +72,7 @@ def test_a_correlation_within_chance_is_no_finding(found):
     weak = replace(frequency, spearman=replace(frequency.spearman, value=0.9 * 1.96 * frequency.chance))
     table = replace(table, norms=replace(table.norms, frequency=weak))
     (line,) = [line for line in tokens.lines({"m": replace(one, tables=(table,))}) if line.startswith("In m")]
-    assert "no longer or shorter rows" in line
+    assert "neither longer nor shorter rows than rare ones, as far as is shown" in line
 
 
 def test_contexts_are_said_to_differ_only_where_guesses_show_it(found):

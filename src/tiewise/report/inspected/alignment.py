@@ -54,7 +54,7 @@ def held_out(found: Alignment) -> list[Score]:
 
 def against_null(score: Score) -> str:
     """Half a sentence: what unrelated tables give, and what the same rows permuted gave."""
-    chance = f"unrelated tables give 0 ± {plain(1.96 * score.chance_deviation, 3)}"
+    chance = f"unrelated Gaussian tables give 0 ± {plain(1.96 * score.chance_deviation, 3)}"
     if score.null is None:
         return chance
     runs = len(score.null.values)
@@ -100,7 +100,7 @@ def _lines(label: str, one: AlignmentFound) -> Iterator[str]:
     else:
         yield from _aligned(label, one.alignment)
     if one.unusable:
-        yield f"{count(one.unusable)} tokens of {label} are left out: rows that are zero, repeated or not finite."
+        yield f"Left out of {label}: {count(one.unusable)} of its tokens, whose rows are zero, repeated or not finite."
     yield from (f"{label}: {note}." for note in one.notes)
 
 
@@ -120,7 +120,8 @@ def _aligned(label: str, found: Alignment) -> Iterator[str]:
         )
     yield (
         f"{label}: the two tables' CKA is {plain(alike.cka.value, 3)} (permuted rows {plain(alike.cka.chance, 3)}), "
-        f"and their rows' norms correlate by {interval(norms.spearman)} in rank (chance ± {plain(norms.chance, 3)})."
+        f"and their rows' norms correlate by {interval(norms.spearman)} in rank "
+        f"(0 ± {plain(1.96 * norms.chance, 3)} by chance)."
     )
     fitted = next((s for s in found.scores if (s.map, s.rows, s.view) == (ORTHOGONAL, FITTED, CENTRED)), None)
     if fitted is not None:

@@ -75,14 +75,14 @@ def _text_lines(one: BigramsFound) -> Iterator[str]:
     )
     yield (
         f"No direct path with symmetric logits, of any width, can avoid paying the text's irreversibility: between "
-        f"{_interval(whole)} (guessed from other parts, too low) and {plain(whole.plug_in, 3)} nats per token (as "
-        f"counted, too high); directions tossed by a coin would give {plain(whole.coin, 3)}."
+        f"{_interval(whole)} (guessed from other parts, too low on average) and {plain(whole.plug_in, 3)} nats per "
+        f"token (as counted, too high on average); directions tossed by a coin would give {plain(whole.coin, 3)}."
     )
     split = part.split
     merged = " and one state for all others" if part.share < 1 else ""
     yield (
-        f"On the {count(part.kept)} most frequent tokens ({part.share:.0%} of the text){merged}, the best tied path of "
-        f"width {count(one.width)} pays {plain(split.tied.nll, 3)} nats: entropy {plain(split.entropy, 3)} + "
+        f"On the {count(part.kept)} most frequent tokens ({part.share:.0%} of the text){merged}, the best tied path "
+        f"found of width {count(one.width)} pays {plain(split.tied.nll, 3)} nats: entropy {plain(split.entropy, 3)} + "
         f"irreversibility {plain(split.irreversibility, 3)} + definiteness {plain(split.definiteness, 3)} + rank "
         f"{plain(split.tied_rank, 3)}; the best untied one {plain(split.untied.nll, 3)}: entropy + rank "
         f"{plain(split.untied_rank, 3)}."

@@ -75,7 +75,7 @@ def _lines(one: AcrossFound) -> Iterator[str]:
 def _answer(table: str, other: str, lean: Lean) -> str:
     how = spelled(lean.measure)
     if lean.toward == NEITHER:
-        side = f"is no closer to one table of {other} than to the other"
+        side = f"is not shown to be closer to one table of {other} than to the other"
     else:
         side = f"is closer to the {lean.toward} table of {other}"
     return (
@@ -90,9 +90,9 @@ def _kin(name: str, scores: list[Score]) -> Iterator[str]:
     stored = next((score for score in scores if score.map == IDENTITY), None)
     if stored is not None and stored.estimate.low > _KIN:
         yield (
-            f"{name}: as they stand, without any map, rows have a cosine of {interval(stored.estimate)}. Tables of "
-            "unrelated starts share no axes: these two started from the same values, or one came from the other, and "
-            "every score of this pair contains that."
+            f"{name}: as they stand, without any map, rows have a cosine of {interval(stored.estimate)}. Models of "
+            "unrelated starts share no axes: tables or layers of these two had a start in common, or one came from the "
+            "other, and every score of this pair contains that."
         )
 
 

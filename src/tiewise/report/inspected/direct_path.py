@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tiewise.analysis.direct_path_found import DirectPathFound
 from tiewise.analysis.word_pairs import WordPair
-from tiewise.numerals import count, plain
+from tiewise.numerals import count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.labels import visible
 
@@ -48,20 +48,23 @@ def _lines(label: str, one: DirectPathFound) -> Iterator[str]:
     if one.tied:
         yield (
             f"{label} holds one table at both ends: its direct path has ‖M − Mᵀ‖²/‖M‖² = {ratio} (0 symmetric, 2 as "
-            f"two unrelated tables), all of it from dividing each row by its own length; without that it is "
+            f"two unrelated tables), all of it from normalising each row; with the norm's gain and scales alone it is "
             f"{plain(one.linear.ratio, 3)}."
         )
     else:
         yield (
             f"{label} has different rows at its two ends: its direct path has ‖M − Mᵀ‖²/‖M‖² = {ratio} (0 symmetric, "
-            f"2 as two unrelated tables), {plain(one.linear.ratio, 3)} without dividing each row by its length."
+            f"2 as two unrelated tables), {plain(one.linear.ratio, 3)} with the norm's gain and scales alone."
         )
-    yield f"Of what probabilities can see of it (M less its row and column means), the ratio in {label} is {centred}."
+    yield (
+        "Without what the normaliser and a bias can take up (M less its row and column means), the ratio in "
+        f"{label} is {centred}."
+    )
     own = one.own_token
     yield (
         f"On the direct path of {label}, {own.first:.1%} [{own.low:.1%}, {own.high:.1%}] of {count(own.sampled)} "
-        f"sampled tokens are their own likeliest successor (by chance {own.chance:.2g}); the diagonal stands "
-        f"{plain(own.excess, 2)} standard deviations above the rest."
+        f"sampled tokens have no likelier successor than themselves (by chance {own.chance:.2g}); the diagonal's mean "
+        f"is {signed(own.excess, 2)} standard deviations from the rest's."
     )
     signs = one.definiteness
     yield (

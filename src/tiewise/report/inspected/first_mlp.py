@@ -58,7 +58,7 @@ def _lines(label: str, one: FirstMlp) -> Iterator[str]:
         "(0 symmetric, 2 unrelated)."
     )
     yield (
-        f"Of what probabilities can see (less row and column means), {label}'s ratio goes from "
+        f"Without what the normaliser and a bias can take up (less row and column means), {label}'s ratio goes from "
         f"{shown(before.centred)} to {shown(after.centred)}."
     )
     yield (

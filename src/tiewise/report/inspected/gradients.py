@@ -61,11 +61,14 @@ def by_batch(found: Mapping[str, PathGradients]) -> Table:
 def _lines(label: str, one: PathGradients) -> Iterator[str]:
     batch = f"batches of {one.per_batch.windows} windows of {one.length} tokens"
     whole = one.whole.share_b
+    if not math.isfinite(whole):
+        yield f"Both paths' gradients of {label} are zero on this text."
+        return
     yield (
         f"Path B, through the output, is {with_interval(one.per_batch.share_b)} of ‖A‖ + ‖B‖ in {label} on {batch}, "
         f"and {percent(whole)} in the gradient of all {count(one.windows)} windows' mean loss."
     )
-    if one.tied:
+    if math.isfinite(one.whole.cosine):
         low, high = one.cosine_null
         inside = low <= one.whole.cosine <= high
         said = "within" if inside else "outside"
@@ -75,16 +78,17 @@ def _lines(label: str, one: PathGradients) -> Iterator[str]:
         )
     step = one.update
     yield (
-        f"In Adam's step over {one.per_batch.batches} such batches Path B is {percent(step.share_b)} of the parts' "
-        f"norms in {label}; the gradient has {percent(whole)}."
+        f"In Adam's step after {one.per_batch.batches} of these batches Path B is {percent(step.share_b)} of the "
+        f"parts' norms in {label}; the gradient has {percent(whole)}."
     )
-    if one.tied:
+    if math.isfinite(step.cosine):
         yield (
-            f"The parts of that step in {label} have a cosine of {plain(step.cosine, 2)}: Adam enlarges entries whose "
-            "gradient is small, and among these are those where the two paths nearly cancel."
+            f"The parts of that step in {label} have a cosine of {plain(step.cosine, 2)}; Adam divides by the size of "
+            "the sum, so that entries where the two paths nearly cancel weigh more than in the gradient."
         )
+    alone = "get Path B alone" if one.objective == "next token" else "get Path B alone, but for a mask or first token"
     yield (
-        f"{count(one.rows.absent)} of {count(one.vocab)} tokens of {label} occur in no window and get Path B alone: "
+        f"{count(one.rows.absent)} of {count(one.vocab)} tokens of {label} occur in no window and {alone}: "
         f"{percent(one.rows.absent_of_b)} of Path B's energy, {percent(one.rows.absent_of_update)} of the step's."
     )
     older = one.activation

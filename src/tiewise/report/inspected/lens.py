@@ -58,8 +58,8 @@ def _lines(label: str, found: Lenses) -> Iterator[str]:
     inner = [layer for layer in found.layers if layer.tuned is not None]
     worse = sum(layer.logit.kl.low > found.constant.high for layer in inner)
     yield (
-        f"At {worse} of {len(inner)} places of {label} the logit lens is further from the final distribution than one "
-        "that is the same everywhere."
+        f"At {worse} of {len(inner)} places of {label} the logit lens is further from the final distribution, by "
+        "intervals that do not touch, than the model's mean distribution, which is the same everywhere."
     )
     half = next((layer for layer in inner if layer.tuned is not None and layer.tuned.agreement.low > 0.5), None)
     if half is not None and half.tuned is not None:
@@ -104,7 +104,7 @@ def _fitted(label: str, found: Lenses) -> Iterator[str]:
         yield (
             f"At {len(over)} places of {label} the tuned lens fits its training windows better than held-out ones, at "
             f"depth {one.depth} {plain(one.fitted, 3)} nats against {shown(one.tuned.kl)}, and went over them "
-            f"{plain(found.passes, 1)} times: more text would lower the held-out figure."
+            f"{plain(found.passes, 1)} times: with more text the held-out figure may be lower."
         )
 
 

@@ -83,8 +83,8 @@ def _rest_lines(label: str, rest: Rest, control: Rest | None, further: int) -> I
         )
     else:
         yield (
-            f"{where}, and no fixed point is reached within {further} further applications: each still changes the "
-            f"state by {shown(rest.residual[-1])} of its norm."
+            f"{where}, and no fixed point is reached within {further} further applications: the last still changes "
+            f"the state by {shown(rest.residual[-1])} of its norm."
         )
     if rest.growth is not None:
         side = "above 1, so near-by states are driven apart" if rest.growth.low > 1 else "not clearly on one side of 1"

@@ -76,7 +76,7 @@ def _frequency(label: str, found: TokensFound) -> Iterator[str]:
             continue
         rho, limit = norms.spearman, Z * norms.chance
         if abs(rho.value) <= limit:
-            how = "no longer or shorter rows than rare ones"
+            how = "neither longer nor shorter rows than rare ones, as far as is shown"
         else:
             how = "longer rows than rare ones" if rho.value > 0 else "shorter rows than rare ones"
         yield (
@@ -102,7 +102,7 @@ def _directions(label: str, table: TableTokens) -> Iterator[str]:
     cosine = found.mean_cosine
     text = (
         f"The rows of {name_of(label, table)}, have a mean cosine of {plain(cosine.value, 3)} {interval(cosine)} "
-        f"(0 ± {found.cosine_deviation:.1g} for random directions); their mean is {percent(found.mean_share)} of "
+        f"(0 ± {Z * found.cosine_deviation:.1g} for random directions); their mean is {percent(found.mean_share)} of "
         "their energy"
     )
     if found.leading:
@@ -119,9 +119,9 @@ def _contexts(names: str, found: ContextsFound) -> Iterator[str]:
     shows = "differs from" if guessed.low > 0 else "is not shown to differ from"
     yield (
         f"What precedes a token {shows} what follows it ({names}): divergence of {plain(found.plug_in, 3)} nats per "
-        f"occurrence from counts, which is too high, and {plain(guessed.value, 3)} {interval(guessed)} guessed from "
-        f"other parts of the text, which is too low; tossed directions give {plain(found.coin, 3)}, and ln 2 = 0.693 "
-        "is the most."
+        f"occurrence from counts, which is too high on average, and {plain(guessed.value, 3)} {interval(guessed)} "
+        "guessed from other parts of the text, which is too low on average; tossed directions give "
+        f"{plain(found.coin, 3)}, and ln 2 = 0.693 is the most."
     )
     for what, groups in (("count", found.bins), ("script", found.scripts)):
         named = sorted((g for g in groups if g.tokens >= FEW), key=lambda group: group.excess.value)
