@@ -11,7 +11,13 @@ from transformers import AutoModelForPreTraining, AutoModelForSequenceClassifica
 
 import tiewise
 from tiewise.errors import InstallError, SpecError
-from tiewise.models import AlbertConfig, AlbertForPreTraining, AlbertForSequenceClassification, AlbertModel, preset
+from tiewise.models import (
+    OpenAlbertConfig,
+    OpenAlbertForPreTraining,
+    OpenAlbertForSequenceClassification,
+    OpenAlbertModel,
+    preset,
+)
 
 SHARINGS = ("none", "attention", "ffn", "all", "all:groups=2", "all:cycle=3", "sandwich", "all+rank=2")
 CHAPTER = {"norm": "after", "hidden_act": "gelu", "vocab_size": 30_522}
@@ -36,16 +42,16 @@ def on_meta(kind, config):
     ],
 )
 def test_published_sizes(name, encoder, whole):
-    assert size(on_meta(AlbertModel, preset(name))) == encoder
-    assert size(on_meta(AlbertForPreTraining, preset(name, **CHAPTER))) == whole
+    assert size(on_meta(OpenAlbertModel, preset(name))) == encoder
+    assert size(on_meta(OpenAlbertForPreTraining, preset(name, **CHAPTER))) == whole
 
 
 def test_parts_of_the_base_size():
-    model = on_meta(AlbertForPreTraining, preset("base", **CHAPTER))
+    model = on_meta(OpenAlbertForPreTraining, preset("base", **CHAPTER))
     assert size(model.albert.embeddings) == 4_073_216
     assert size(model.albert) - size(model.albert.pooler) == 11_161_088
     assert size(model.albert.pooler) == 590_592
-    assert size(on_meta(AlbertForPreTraining, preset("base", vocab_size=30_522))) == 11_881_148
+    assert size(on_meta(OpenAlbertForPreTraining, preset("base", vocab_size=30_522))) == 11_881_148
 
 
 @pytest.mark.parametrize(
@@ -53,14 +59,14 @@ def test_parts_of_the_base_size():
     [("none", 85_054_464), ("attention", 59_051_520), ("ffn", 33_090_816), ("all", 7_087_872)],
 )
 def test_twelve_layers_by_strategy(sharing, count):
-    assert size(on_meta(AlbertModel, preset("base", sharing=sharing)).layers) == count
+    assert size(on_meta(OpenAlbertModel, preset("base", sharing=sharing)).layers) == count
 
 
 @pytest.mark.parametrize("sharing", ["none", "attention", "all:cycle=2"])
 def test_the_function_is_that_of_the_equations(sharing):
     torch.manual_seed(1)
-    config = AlbertConfig(**TINY, norm="after", hidden_act="gelu", initializer_range=0.4, sharing=sharing)
-    model = AlbertForPreTraining(config).double().eval()
+    config = OpenAlbertConfig(**TINY, norm="after", hidden_act="gelu", initializer_range=0.4, sharing=sharing)
+    model = OpenAlbertForPreTraining(config).double().eval()
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.1 * torch.randn_like(p))  # biases and norms too, which start at 0 and 1
@@ -84,8 +90,8 @@ def test_the_function_is_that_of_the_equations(sharing):
 @pytest.mark.parametrize("sharing", ["attention", "ffn", "all"])
 def test_shared_parameters_get_the_gradients_of_all_applications(sharing):
     torch.manual_seed(2)
-    shared = AlbertForPreTraining(AlbertConfig(**TINY, sharing=sharing)).double()
-    own = AlbertForPreTraining(AlbertConfig(**TINY)).double()
+    shared = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, sharing=sharing)).double()
+    own = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY)).double()
     own.load_state_dict(shared.state_dict())
     ids, mask, segments, labels, pairs = batch()
     for model in (shared, own):
@@ -102,7 +108,7 @@ def test_shared_parameters_get_the_gradients_of_all_applications(sharing):
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_saved_once_and_loaded_shared(sharing, tmp_path):
     torch.manual_seed(3)
-    model = AlbertForPreTraining(AlbertConfig(**TINY, sharing=sharing)).eval()
+    model = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, sharing=sharing)).eval()
     model.save_pretrained(tmp_path)
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         stored = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
@@ -117,7 +123,7 @@ def test_saved_once_and_loaded_shared(sharing, tmp_path):
 def test_first_losses_are_those_of_knowing_nothing(sharing):
     torch.manual_seed(4)
     sizes = {**TINY, "vocab_size": 3000, "embedding_size": 32, "hidden_size": 64}
-    model = AlbertForPreTraining(AlbertConfig(**sizes, sharing=sharing))
+    model = OpenAlbertForPreTraining(OpenAlbertConfig(**sizes, sharing=sharing))
     ids, mask, segments, _, _ = batch(rows=40, vocab=3000)
     out = model(ids, mask, segments, labels=ids, pair_labels=torch.arange(40) % 2)
     assert out.mlm_loss.item() == pytest.approx(math.log(3000), rel=0.05)
@@ -127,7 +133,7 @@ def test_first_losses_are_those_of_knowing_nothing(sharing):
 @pytest.mark.parametrize("spec", ["tied", "untied", "factored:4", "factored-untied:4"])
 def test_the_boundary_is_installed(spec):
     torch.manual_seed(5)
-    model = AlbertForPreTraining(AlbertConfig(**TINY, sharing="all"))
+    model = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, sharing="all"))
     installed = tiewise.install(model, spec)
     ids, mask, segments, labels, pairs = batch()
     given = {"labels": labels, "pair_labels": pairs, "predict": labels != -100}
@@ -144,10 +150,10 @@ def test_the_boundary_is_installed(spec):
 
 def test_fine_tuning_starts_from_the_pretrained_encoder(tmp_path):
     torch.manual_seed(6)
-    model = AlbertForPreTraining(AlbertConfig(**TINY, norm="after", sharing="ffn"))
+    model = OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, norm="after", sharing="ffn"))
     model.save_pretrained(tmp_path)
     tuned = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    assert isinstance(tuned, AlbertForSequenceClassification)
+    assert isinstance(tuned, OpenAlbertForSequenceClassification)
     ids, mask, segments, *_ = batch()
     before = model.eval().albert(ids, mask, segments).pooler_output
     assert torch.equal(tuned.eval().albert(ids, mask, segments).pooler_output, before)
@@ -166,7 +172,7 @@ def test_fine_tuning_starts_from_the_pretrained_encoder(tmp_path):
 
 
 def test_hidden_states_are_those_of_every_application():
-    model = AlbertModel(AlbertConfig(**TINY, sharing="all")).eval()
+    model = OpenAlbertModel(OpenAlbertConfig(**TINY, sharing="all")).eval()
     ids, mask, segments, *_ = batch()
     out = model(ids, mask, segments, output_hidden_states=True)
     x = out.hidden_states[0]
@@ -190,11 +196,11 @@ def test_hidden_states_are_those_of_every_application():
 )
 def test_refused(fields, said):
     with pytest.raises(SpecError, match=said):
-        AlbertConfig(**{**TINY, **fields})
+        OpenAlbertConfig(**{**TINY, **fields})
 
 
 def test_longer_than_positions_and_unknown_sizes():
-    model = AlbertModel(AlbertConfig(**TINY))
+    model = OpenAlbertModel(OpenAlbertConfig(**TINY))
     with pytest.raises(SpecError, match="21 tokens, and 20 positions"):
         model(torch.zeros(1, 21, dtype=torch.long))
     with pytest.raises(SpecError, match="no ALBERT of size"):

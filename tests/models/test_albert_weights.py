@@ -6,7 +6,7 @@ import transformers
 from albert_tools import TINY, batch
 
 from tiewise.errors import UnsupportedError
-from tiewise.models import AlbertConfig, AlbertForPreTraining
+from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.models.albert_weights import from_hugging_face, to_hugging_face
 
 KINDS = (transformers.AlbertForPreTraining, transformers.AlbertModel, transformers.AlbertForSequenceClassification)
@@ -64,7 +64,7 @@ def test_there_and_back(kind, fields, tmp_path):
 )
 def test_what_transformers_has_no_place_for(fields):
     with pytest.raises(UnsupportedError, match="no place for"):
-        to_hugging_face(AlbertForPreTraining(AlbertConfig(**TINY, **fields)))
+        to_hugging_face(OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, **fields)))
 
 
 def test_other_models_are_named():

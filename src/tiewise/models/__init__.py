@@ -16,8 +16,13 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from tiewise.models.albert import AlbertForPreTraining, AlbertForSequenceClassification, AlbertModel, AlbertOutput
-from tiewise.models.albert_config import AlbertConfig, preset
+from tiewise.models.albert import (
+    OpenAlbertForPreTraining,
+    OpenAlbertForSequenceClassification,
+    OpenAlbertModel,
+    OpenAlbertOutput,
+)
+from tiewise.models.albert_config import OpenAlbertConfig, preset
 from tiewise.models.recurrent import State, detached
 from tiewise.models.rnn import RNNLM, RNNOutput
 from tiewise.models.rnn_config import RNNConfig
@@ -25,19 +30,19 @@ from tiewise.models.rnn_config import RNNConfig
 AutoConfig.register(RNNConfig.model_type, RNNConfig, exist_ok=True)
 AutoModelForCausalLM.register(RNNConfig, RNNLM, exist_ok=True)
 
-AutoConfig.register(AlbertConfig.model_type, AlbertConfig, exist_ok=True)
-AutoModel.register(AlbertConfig, AlbertModel, exist_ok=True)
-AutoModelForPreTraining.register(AlbertConfig, AlbertForPreTraining, exist_ok=True)
-AutoModelForMaskedLM.register(AlbertConfig, AlbertForPreTraining, exist_ok=True)
-AutoModelForSequenceClassification.register(AlbertConfig, AlbertForSequenceClassification, exist_ok=True)
+AutoConfig.register(OpenAlbertConfig.model_type, OpenAlbertConfig, exist_ok=True)
+AutoModel.register(OpenAlbertConfig, OpenAlbertModel, exist_ok=True)
+AutoModelForPreTraining.register(OpenAlbertConfig, OpenAlbertForPreTraining, exist_ok=True)
+AutoModelForMaskedLM.register(OpenAlbertConfig, OpenAlbertForPreTraining, exist_ok=True)
+AutoModelForSequenceClassification.register(OpenAlbertConfig, OpenAlbertForSequenceClassification, exist_ok=True)
 
 __all__ = [
     "RNNLM",
-    "AlbertConfig",
-    "AlbertForPreTraining",
-    "AlbertForSequenceClassification",
-    "AlbertModel",
-    "AlbertOutput",
+    "OpenAlbertConfig",
+    "OpenAlbertForPreTraining",
+    "OpenAlbertForSequenceClassification",
+    "OpenAlbertModel",
+    "OpenAlbertOutput",
     "RNNConfig",
     "RNNOutput",
     "State",

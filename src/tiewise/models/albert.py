@@ -1,8 +1,8 @@
 """ALBERT (Lan et al. 2020, arXiv:1909.11942) with every choice open: widths, place of the norm, what layers share.
 
-    from tiewise.models import AlbertForPreTraining, preset
-    model = AlbertForPreTraining(preset("base", sharing="ffn"))        # or all, attention, none, all:groups=2, …
-    model = AlbertForPreTraining.from_pretrained(path)                 # what save_pretrained wrote; shared tensors once
+    from tiewise.models import OpenAlbertForPreTraining, preset
+    model = OpenAlbertForPreTraining(preset("base", sharing="ffn"))    # or all, attention, none, all:groups=2, …
+    model = OpenAlbertForPreTraining.from_pretrained(path)             # what save_pretrained wrote
 
 Encoder, pooler, a masked-token head whose decoder is the token table, and a head on pairs of segments: label 1 where
 the second follows the first in the text, 0 where they are swapped (SOP) or strangers (NSP). Weights of transformers'
@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput
 
 from tiewise.boundary.keys import depth_keys
 from tiewise.boundary.saved import BUILDERS, is_family
-from tiewise.models.albert_config import AlbertConfig
+from tiewise.models.albert_config import OpenAlbertConfig
 from tiewise.models.albert_layers import Embeddings, Layer, make_real
 from tiewise.sharing.layout import ENTRY
 from tiewise.sharing.relaxed import is_relaxed
@@ -35,7 +35,7 @@ register_sharing()
 
 
 @dataclass
-class AlbertOutput(ModelOutput):
+class OpenAlbertOutput(ModelOutput):
     """`loss` is the sum of `mlm_loss` and `pair_loss`, of those whose labels were given.
 
     `logits` are [B, T, V], or [M, V] of the M positions asked for; `pair_logits` [B, 2].
@@ -49,10 +49,10 @@ class AlbertOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class AlbertPreTrainedModel(PreTrainedModel):
+class OpenAlbertPreTrainedModel(PreTrainedModel):
     """What all ALBERTs have."""
 
-    config_class = AlbertConfig
+    config_class = OpenAlbertConfig
     base_model_prefix = "albert"
     main_input_name = "input_ids"
     _supports_sdpa = True
@@ -74,10 +74,10 @@ class AlbertPreTrainedModel(PreTrainedModel):
             init.zeros_(columns)
 
 
-class AlbertModel(AlbertPreTrainedModel):
+class OpenAlbertModel(OpenAlbertPreTrainedModel):
     """Encoder and pooler."""
 
-    def __init__(self, config: AlbertConfig) -> None:
+    def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__(config)
         self.embeddings = Embeddings(config)
         device = self.embeddings.token.weight.device
@@ -138,7 +138,7 @@ class AlbertModel(AlbertPreTrainedModel):
 class Predictions(nn.Module):
     """Masked-token head: dense to width E, activation, norm, and the decoder, whose weight is the token table."""
 
-    def __init__(self, config: AlbertConfig) -> None:
+    def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.embedding_size)
         self.act = ACT2FN[config.hidden_act]
@@ -150,14 +150,14 @@ class Predictions(nn.Module):
         return self.decoder(self.norm(self.act(self.dense(hidden))))
 
 
-class AlbertForPreTraining(AlbertPreTrainedModel):
+class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
     """Encoder with both heads of pretraining."""
 
     _tied_weights_keys: ClassVar = {"predictions.decoder.weight": "albert.embeddings.token.weight"}
 
-    def __init__(self, config: AlbertConfig) -> None:
+    def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__(config)
-        self.albert = AlbertModel(config)
+        self.albert = OpenAlbertModel(config)
         self.predictions = Predictions(config)
         self.pair = nn.Linear(config.hidden_size, 2)
         self.post_init()
@@ -184,7 +184,7 @@ class AlbertForPreTraining(AlbertPreTrainedModel):
         """Encode, and predict masked tokens and whether the second segment follows the first.
 
         Args:
-            input_ids: [B, T], as `attention_mask`, `token_type_ids` and `position_ids` in `AlbertModel`.
+            input_ids: [B, T], as `attention_mask`, `token_type_ids` and `position_ids` in `OpenAlbertModel`.
             attention_mask: 0 where there is padding.
             token_type_ids: segments.
             position_ids: positions.
@@ -194,7 +194,7 @@ class AlbertForPreTraining(AlbertPreTrainedModel):
             **kwargs: `output_hidden_states`, `return_dict`.
 
         Returns:
-            An `AlbertOutput`.
+            An `OpenAlbertOutput`.
         """
         encoded = self.albert(
             input_ids,
@@ -214,17 +214,17 @@ class AlbertForPreTraining(AlbertPreTrainedModel):
             pair_loss = F.cross_entropy(pairs, pair_labels)
         losses = [loss for loss in (mlm_loss, pair_loss) if loss is not None]
         total = sum(losses[1:], losses[0]) if losses else None
-        output = AlbertOutput(total, logits, pairs, mlm_loss, pair_loss, encoded.hidden_states)
+        output = OpenAlbertOutput(total, logits, pairs, mlm_loss, pair_loss, encoded.hidden_states)
         return output if kwargs.get("return_dict") is not False else output.to_tuple()
 
 
-class AlbertForSequenceClassification(AlbertPreTrainedModel):
+class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
     """Encoder with a head on labels. Labels are no tokens: this head is never tied, and `install` refuses it."""
 
-    def __init__(self, config: AlbertConfig) -> None:
+    def __init__(self, config: OpenAlbertConfig) -> None:
         super().__init__(config)
         self.num_labels = config.num_labels
-        self.albert = AlbertModel(config)
+        self.albert = OpenAlbertModel(config)
         self.dropout = nn.Dropout(config.classifier_dropout_prob)
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
@@ -235,7 +235,7 @@ class AlbertForSequenceClassification(AlbertPreTrainedModel):
         Args:
             input_ids: [B, T].
             labels: [B] classes, [B] numbers where num_labels is 1, [B, num_labels] where several may hold.
-            **kwargs: as in `AlbertModel`.
+            **kwargs: as in `OpenAlbertModel`.
         """
         wanted = kwargs.pop("return_dict", None)
         encoded = self.albert(input_ids, **kwargs)

@@ -29,8 +29,8 @@ PRESETS = {
 }
 
 
-class AlbertConfig(PreTrainedConfig):
-    """Config of `AlbertModel` and the models around it.
+class OpenAlbertConfig(PreTrainedConfig):
+    """Config of `OpenAlbertModel` and the models around it.
 
     `sharing="all"`, as a keyword or set later, says what the layers of a new model share; unless said they share
     nothing.
@@ -91,20 +91,20 @@ class AlbertConfig(PreTrainedConfig):
         setattr(self, ENTRY, layout.record())
 
 
-def preset(name: str, **changes: Any) -> AlbertConfig:
+def preset(name: str, **changes: Any) -> OpenAlbertConfig:
     """Return the config of a published size with one layer for all, its other fields changed as asked.
 
     Args:
         name: base, large, xlarge or xxlarge.
-        **changes: fields of `AlbertConfig`; `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant that
-            textbooks draw.
+        **changes: fields of `OpenAlbertConfig`; `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant
+            that is often drawn.
 
     Raises:
         SpecError: no such size.
     """
     if name not in PRESETS:
         raise SpecError(f"no ALBERT of size {name[:40]!r}", f"choose one of {', '.join(PRESETS)}")
-    return AlbertConfig(**{"sharing": "all", **PRESETS[name], **changes})
+    return OpenAlbertConfig(**{"sharing": "all", **PRESETS[name], **changes})
 
 
 def check(config: Any) -> None:

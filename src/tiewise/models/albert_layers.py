@@ -4,7 +4,7 @@
     e = norm((token + position + segment) · projection)                  norm after
     a = norm(x + attention(x))          y = norm(a + down(act(up(a))))
 
-Config is taken as any object with the fields of `AlbertConfig`.
+Config is taken as any object with the fields of `OpenAlbertConfig`.
 """
 
 from __future__ import annotations

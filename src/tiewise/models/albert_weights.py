@@ -17,14 +17,14 @@ import transformers
 from torch import Tensor, nn
 
 from tiewise.errors import UnsupportedError
-from tiewise.models.albert import AlbertForPreTraining, AlbertForSequenceClassification, AlbertModel
-from tiewise.models.albert_config import AlbertConfig
+from tiewise.models.albert import OpenAlbertForPreTraining, OpenAlbertForSequenceClassification, OpenAlbertModel
+from tiewise.models.albert_config import OpenAlbertConfig
 from tiewise.sharing_spec import SharingSpec
 
 PAIRS = (
-    (AlbertForPreTraining, transformers.AlbertForPreTraining),
-    (AlbertForSequenceClassification, transformers.AlbertForSequenceClassification),
-    (AlbertModel, transformers.AlbertModel),
+    (OpenAlbertForPreTraining, transformers.AlbertForPreTraining),
+    (OpenAlbertForSequenceClassification, transformers.AlbertForSequenceClassification),
+    (OpenAlbertModel, transformers.AlbertModel),
 )
 # fields that both configs have under one name
 _SAME = (
@@ -66,20 +66,20 @@ def from_hugging_face(theirs: Any) -> Any:
         UnsupportedError: another class, layers both in groups and repeated within them, or not two labels of order.
     """
     kind = next((ours for ours, other in PAIRS if type(theirs) is other), None)
-    if kind is None or (kind is AlbertModel and theirs.pooler is None):
+    if kind is None or (kind is OpenAlbertModel and theirs.pooler is None):
         names = ", ".join(other.__name__ for _, other in PAIRS)
         raise UnsupportedError(f"a {type(theirs).__name__} has no model of ours", f"load it as one of {names}")
     config = theirs.config
     groups, inner = config.num_hidden_groups, config.inner_group_num
     if groups > 1 and inner > 1:
         raise UnsupportedError(f"{groups} groups of {inner} layers each", "groups or repeats, not both, can be shared")
-    if kind is AlbertForPreTraining and config.num_labels != 2:
+    if kind is OpenAlbertForPreTraining and config.num_labels != 2:
         raise UnsupportedError(
             f"sentence order with {config.num_labels} labels", "in order or swapped: set num_labels=2"
         )
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
-    made = AlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec)
+    made = OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec)
     ours = kind(made).to(theirs.dtype)
     _copy(ours, theirs, into_ours=True)
     return ours.train(theirs.training)

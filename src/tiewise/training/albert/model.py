@@ -14,7 +14,7 @@ import torch
 from tiewise.boundary.install import Installed, install
 from tiewise.data.prepared import PreparedText
 from tiewise.errors import SpecError
-from tiewise.models import AlbertConfig, AlbertForPreTraining
+from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.spec import BoundarySpec
 from tiewise.training.albert.options import Albert, read_arm
 from tiewise.training.settings import Settings
@@ -26,7 +26,7 @@ def options(settings: Settings) -> Albert:
     return settings.albert
 
 
-def arm_config(settings: Settings, arm: str, vocab: int, marks: dict[str, int | None]) -> AlbertConfig:
+def arm_config(settings: Settings, arm: str, vocab: int, marks: dict[str, int | None]) -> OpenAlbertConfig:
     """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names.
 
     Raises:
@@ -35,7 +35,7 @@ def arm_config(settings: Settings, arm: str, vocab: int, marks: dict[str, int | 
     o = options(settings)
     boundary, share = read_arm(arm)
     width = _width(boundary, o.embedding or settings.width)
-    return AlbertConfig(
+    return OpenAlbertConfig(
         vocab_size=vocab,
         embedding_size=width,
         hidden_size=settings.width,
@@ -69,7 +69,7 @@ def build_arm(settings: Settings, arm: str, text: PreparedText, seed: int) -> In
     if settings.init is not None:
         config.initializer_range = settings.init
     torch.manual_seed(seed)
-    model: Any = AlbertForPreTraining(config)
+    model: Any = OpenAlbertForPreTraining(config)
     torch.manual_seed(seed + 1_000_003)
     return install(model, _installed(read_arm(arm)[0]))
 

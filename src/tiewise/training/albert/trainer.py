@@ -22,7 +22,7 @@ class PretrainingTrainer(TiewiseTrainer):
     """Trains on `tiewise.data.pretraining.PairRows`, in their order; its logged loss is the masked tokens' nll.
 
     Args:
-        installed: the boundary of an `AlbertForPreTraining`.
+        installed: the boundary of an `OpenAlbertForPreTraining`.
         options: the run's.
         found: called at every log, in the first of several processes: what to say beside the training losses.
         kwargs: as `TiewiseTrainer`.
