@@ -104,7 +104,7 @@ def test_neighbours_equal_those_of_all_cosines(monkeypatch):
 
     shares = np.array([len(one & other) / 5 for one, other in zip(near(a), near(b), strict=True)])
     assert found.neighbours.estimate.value == pytest.approx(shares.mean(), abs=1e-12)
-    half = 1.959964 * scipy.stats.sem(shares)
+    half = scipy.stats.t.ppf(0.975, 199) * scipy.stats.sem(shares)
     assert found.neighbours.estimate.high - found.neighbours.estimate.value == pytest.approx(half, rel=1e-6)
     assert found.neighbours.chance == 5 / 199
     assert found.neighbours.estimate.low > max(found.neighbours.permuted)
