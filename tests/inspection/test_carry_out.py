@@ -134,3 +134,14 @@ def test_a_run_without_finished_models(tmp_path):
         subjects_of([tmp_path])
     with pytest.raises(RunError, match="is a comparison of several models; inspect it alone"):
         subjects_of([tmp_path, tmp_path])
+
+
+def test_an_unfinished_comparison_and_an_adapter_say_what_they_are(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/run.yaml").write_text("")
+    with pytest.raises(RunError, match="a comparison that is not finished; finish it with `tiewise compare --resume`"):
+        subjects_of([tmp_path / "run"])
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="an adapter, which has no tables of its own; merge it"):
+        subjects_of([tmp_path / "adapter"])

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiewise.checkpoint.folder import Folder, open_folder
+from tiewise.checkpoint.folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.errors import CheckpointError, RunError
 from tiewise.training.folder import folder_name, read_json
 from tiewise.training.results import Comparison
 
-RESULTS, FINAL = "results.json", "final"
+RESULTS, RUN, FINAL = "results.json", "run.yaml", "final"
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Subject:
 
 def is_run(path: Path) -> bool:
     """Whether `path` is the folder of a finished comparison."""
-    return (path / RESULTS).is_file() and (path / "run.yaml").is_file()
+    return (path / RESULTS).is_file() and (path / RUN).is_file()
 
 
 def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
@@ -90,6 +90,11 @@ def _arms(run: Path) -> Iterator[Subject]:
 
 
 def _check(place: Path, folder: Folder) -> None:
+    if (place / RUN).is_file():
+        raise RunError(f"{place}: a comparison that is not finished", "finish it with `tiewise compare --resume`")
+    if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
+        fix = "merge it into the model that it adapts, and inspect the result"
+        raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
     if not folder.tensors:
         reason = f" ({folder.faults[0].what})" if folder.faults else ""
         raise CheckpointError(f"{place}: no safetensors that can be read{reason}", "`tiewise check` says what is there")
