@@ -1,4 +1,4 @@
-"""The JAX loss beside the plain jitted one: forward and backward, one run, alternated rounds, the error beside the time.
+"""The JAX loss beside the plain jitted one: forward and backward, one run, alternated rounds, error beside time.
 
 JAX_PLATFORMS=cpu python -m benchmarks.flax_loss [N V D]            times, errors and memory
 JAX_PLATFORMS=cpu python -m benchmarks.flax_loss memory NAME N V D  peak memory of one candidate, in its own process
