@@ -32,9 +32,9 @@ def make(arm: str, seed: int):
 def show(point: Point, steps: int) -> None:
     """Print one moment of training."""
     paths = point.paths
+    cosine = "" if math.isnan(paths.cosine) else f"  cosine {paths.cosine:+.3f}"
     print(
-        f"\r  step {point.step}/{steps}  nll {point.train_nll:.3f}  lookup {paths.a:.3f}  head {paths.b:.3f}  "
-        f"cosine {paths.cosine:+.3f}",
+        f"\r  step {point.step}/{steps}  nll {point.train_nll:.3f}  lookup {paths.a:.3f}  head {paths.b:.3f}{cosine}",
         end="",
         file=sys.stderr,
         flush=True,

@@ -123,9 +123,10 @@ class Decoder(LanguageModel):
         if width % (2 * heads):
             raise SpecError(f"width {width} does not divide into {heads} heads of even width", "change one of them")
         inner = inner or max(8, round(width * 8 / 3 / 8) * 8)
-        self.boundary = Boundary(spec, vocab, width, rngs=rngs)
+        # the body is drawn first, so that arms of one seed share it whatever their boundaries draw
         self.layers = nnx.List([Block(width, heads, inner, rngs=rngs) for _ in range(layers)])
         self.norm = RMSNorm(width)
+        self.boundary = Boundary(spec, vocab, width, rngs=rngs)
 
     def body(self, rows: Array) -> Array:
         """[B, T, D] -> [B, T, D]."""
@@ -146,8 +147,8 @@ class RNN(LanguageModel):
     lookup, head, within = "embed", "head", "rnn"
 
     def __init__(self, spec: BoundarySpec | str, vocab: int, width: int, layers: int, *, rngs: nnx.Rngs) -> None:
-        self.boundary = Boundary(spec, vocab, width, rngs=rngs)
         self.layers = nnx.List([LSTM(width, rngs=rngs) for _ in range(layers)])
+        self.boundary = Boundary(spec, vocab, width, rngs=rngs)
 
     def body(self, rows: Array) -> Array:
         """[B, T, D] -> [B, T, D]."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -50,7 +51,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Point:
-    """One moment of training: mean training nll since the point before, and the path norms of this step."""
+    """One moment of training: mean training nll and mean path norms since the point before."""
 
     step: int
     train_nll: float
@@ -80,20 +81,24 @@ def fit(model: LanguageModel, tokens: np.ndarray, recipe: Recipe, progress: Prog
         DataError: fewer tokens than one batch of blocks holds.
     """
     optimizer = nnx.Optimizer(model, optimizer_of(recipe), wrt=nnx.Param)
-    window, curve, losses = max(1, recipe.steps // POINTS), [], []
-    start = time.perf_counter()
+    window, curve, losses, norms = max(1, recipe.steps // POINTS), [], [], []
+    start, shown = time.perf_counter(), 0.0
     for step, ids in zip(range(1, recipe.steps + 1), batches(tokens, recipe), strict=False):
         loss, seen = _step(model, optimizer, ids)
         losses.append(loss)
+        norms.append(seen)
         if step == 1:
             jax.block_until_ready(loss)
             start = time.perf_counter()
         if step % window == 0 or step == recipe.steps:
-            curve.append(Point(step, float(np.mean([float(x) for x in losses])), path_norms(seen)))
+            curve.append(Point(step, float(np.mean([float(x) for x in losses])), _mean(norms)))
             losses.clear()
+            norms.clear()
+            paused = time.perf_counter()
             progress(curve[-1], recipe.steps)
+            shown += time.perf_counter() - paused
     jax.block_until_ready(loss)
-    spent = time.perf_counter() - start
+    spent = time.perf_counter() - start - shown
     return Trained(tuple(curve), spent, (recipe.steps - 1) * recipe.batch * recipe.length)
 
 
@@ -158,12 +163,24 @@ def _step(model: LanguageModel, optimizer: nnx.Optimizer, ids: Any) -> tuple[Any
 
     value, (grads, seen) = jax.value_and_grad(loss, (0, 1))(params, probe())
     optimizer.update(model, grads)
-    return value, seen
+    return value, seen if model.boundary.ends.tied else _of_two_tables(grads)
 
 
 @nnx.jit
 def _losses(model: LanguageModel, ids: Any) -> Any:
     return model.boundary(ids[:, :-1], model.body, ids[:, 1:], reduction="none")
+
+
+def _mean(seen: list[Any]) -> PathNorms:
+    """Average what single steps' probes hold."""
+    found = [path_norms(x) for x in seen]
+    return PathNorms(*(float(np.mean([getattr(x, name) for x in found])) for name in ("a", "b", "total", "cosine")))
+
+
+def _of_two_tables(grads: Any) -> Any:
+    """‖A‖², ‖B‖², A·B [3] where each table has one gradient; A·B is nan where their widths differ."""
+    a, b = (grads["boundary"][name][...] for name in ("table_in", "table_out"))
+    return jnp.stack([(a**2).sum(), (b**2).sum(), (a * b).sum() if a.shape == b.shape else jnp.nan])
 
 
 def _matrices(params: Any) -> Any:

@@ -72,7 +72,7 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     clock = Clock()
     with ranks.agreed():
         installed = built(job, text, job.seed)
-        facts = _starting_facts(job, installed, text, counts) if ranks.first() else {}
+        facts = starting_facts(job, installed, text, counts) if ranks.first() else {}
         installed = _as_at(installed, job.spec, step)
         trainer = _trainer(job, installed, text, counts, clock)
     _finish(trainer, checkpoint, job.folder)
@@ -145,7 +145,7 @@ def _of_blocks(job: Job, installed: Installed, text: PreparedText, counts: np.nd
     return trainer
 
 
-def _starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
+def starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
     if job.settings.albert is not None:
         return albert.starting_facts(job, installed, text, counts)
     if job.settings.recurrent is not None:
@@ -174,7 +174,7 @@ def _concluded(
     if job.settings.recurrent is not None:
         assemble.settle(job, trainer.installed)
     outcome = Outcome(_result(job, trainer, text, counts, clock, facts), direct_path(trainer.installed, probe))
-    _keep(job, trainer.installed, text, outcome)
+    keep(job, trainer.installed, text, outcome)
     return outcome
 
 
@@ -236,7 +236,7 @@ def _words_seen(job: Job, text: PreparedText) -> np.ndarray:
     return np.arange(1, s.steps + 1) * (s.batch * s.accumulate * s.length)
 
 
-def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) -> None:
+def keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) -> None:
     """Write the final model and then the result; checkpoints, which only a resume needs, go."""
     made = job.folder / "final.partial"
     shutil.rmtree(made, ignore_errors=True)
