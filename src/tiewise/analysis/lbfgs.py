@@ -38,7 +38,7 @@ def minimise(loss: Callable[[Array], tuple[float, Array]], x: Array, steps: int,
 
     `loss` returns value and gradient.
     """
-    memory: deque[tuple[Array, Array]] = deque(maxlen=MEMORY)
+    memory: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)
     value, slope = loss(x)
     for step in range(steps):
         if np.abs(slope).max() <= tolerance:
@@ -54,24 +54,26 @@ def minimise(loss: Callable[[Array], tuple[float, Array]], x: Array, steps: int,
             memory.clear()
             continue
         moved, value, turned = found
-        if (moved - x) @ (turned - slope) > 0:
-            memory.append((moved - x, turned - slope))
+        s, y = moved - x, turned - slope
+        curvature = float(s @ y)
+        if curvature > 0:
+            memory.append((s, y, curvature))
         x, slope = moved, turned
     return Minimum(x, value, float(np.abs(slope).max()), steps)
 
 
-def _direction(slope: Array, memory: deque[tuple[Array, Array]]) -> Array:
+def _direction(slope: Array, memory: deque[tuple[Array, Array, float]]) -> Array:
     """Minus the slope times the inverse curvature that the last steps show."""
     found, shares = slope.copy(), []
-    for s, y in reversed(memory):
-        share = s @ found / (s @ y)
+    for s, y, curvature in reversed(memory):
+        share = s @ found / curvature
         found -= share * y
         shares.append(share)
     if memory:
-        s, y = memory[-1]
-        found *= (s @ y) / (y @ y)
-    for (s, y), share in zip(memory, reversed(shares), strict=True):
-        found += (share - y @ found / (s @ y)) * s
+        _, y, curvature = memory[-1]
+        found *= curvature / (y @ y)
+    for (s, y, curvature), share in zip(memory, reversed(shares), strict=True):
+        found += (share - y @ found / curvature) * s
     return -found
 
 
