@@ -3,8 +3,23 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 TINY = ("--set=width=8", "--set=batch=2", "--set=length=4", "--set=epochs=1")
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    """Write a file of vectors: numbers that say word and column, and lines as given behind them."""
+
+    def write(name, width, *lines):
+        rows = [f"{word} {' '.join(f'{i}.{column}' for column in range(width))}" for i, word in enumerate("abc", 1)]
+        (tmp_path / name).write_text("\n".join([*rows, *lines]) + "\n")
+        return name
+
+    return write
 
 
 @pytest.fixture
@@ -23,6 +38,81 @@ def test_a_run_says_what_became_unknown_and_what_it_leaves(tiewise, corpus, tmp_
     assert "20.00% of tune, 20.00% of heldout" in said.err
     assert "No published figure is known for pytorch-200 with width=8" in " ".join(said.out.split())
     assert (tmp_path / "out" / "untied" / "seed-1" / "final" / "tokenizer.json").is_file()
+
+
+def trained(folder):
+    return load_file(next((folder / "out").glob("*/seed-1/final/model.safetensors")))
+
+
+@pytest.mark.parametrize("freeze", ["", "+freeze"])
+def test_pretrained_vectors_are_frozen_or_tuned(freeze, tiewise, corpus, vectors, tmp_path, caplog):
+    name = vectors("eight.txt", 8)
+    boundary = f"tied+vectors={name}{freeze}"
+    said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out")
+    assert said.code == 0
+    (line,) = [line for line in caplog.messages if "no vector" in line]
+    assert "eight.txt: 3 of 6 words have no vector and start at random: " in line
+    assert set(line.rpartition(": ")[2].split(", ")) == {"d", "<eos>", "<unk>"}
+    table, tokenizer = (
+        trained(tmp_path)["embed.weight"],
+        Tokenizer.from_file(str(next(tmp_path.rglob("final/tokenizer.json")))),
+    )
+    written = torch.tensor([[float(f"{i}.{column}") for column in range(8)] for i in (1, 2, 3)])
+    kept = torch.equal(table[[tokenizer.token_to_id(word) for word in "abc"]], written)
+    assert kept == bool(freeze)
+
+
+def test_broken_lines_are_counted_and_named_once(tiewise, corpus, vectors, caplog):
+    name = vectors("broken.txt", 8, "d 1 2 three 4 5 6 7 8", "x 1 2", "y 1 2 3 4 5 6 7 inf")
+    said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", f"tied+vectors={name}", *TINY, "-o", "out")
+    assert said.code == 0
+    assert caplog.text.count("broken.txt: 3 broken lines skipped: 4, 5, 6") == 1
+
+
+def test_other_vectors_change_the_table_and_the_two_maps_alone(tiewise, corpus, vectors, tmp_path):
+    shapes = {}
+    for width in (300, 50):
+        boundary = f"projected:{width}+vectors={vectors(f'{width}.txt', width)}"
+        said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", f"{width}/out")
+        assert said.code == 0
+        shapes[width] = {name: tuple(tensor.shape) for name, tensor in trained(tmp_path / str(width)).items()}
+    assert shapes[300].keys() == shapes[50].keys()
+    differing = {name for name in shapes[300] if shapes[300][name] != shapes[50][name]}
+    assert {name for name in differing if "_map" in name} == {"embed.in_map.weight", "head.out_map.weight"}
+    assert {name for name in differing if "_map" not in name} == {"embed.weight"}
+    assert shapes[50]["embed.in_map.weight"] == (8, 50)
+    assert shapes[50]["head.out_map.weight"] == (50, 8)
+
+
+@pytest.mark.parametrize(
+    ("boundary", "said"),
+    [
+        ("tied+vectors=five.txt", "vectors (6, 5) do not fit the table (6, 8); use factored:5"),
+        (
+            "tied+vectors=nine.txt",
+            "vectors (6, 9) do not fit the table (6, 8); use factored:9 or, beyond the model's width, projected:9",
+        ),
+        ("tied+vectors=absent.txt", "absent.txt: no such file"),
+        ("tied+vectors=strange.txt", "none of the vocabulary's tokens in it"),
+        ("tied+freeze", "add vectors=FILE"),
+    ],
+)
+def test_vectors_that_do_not_fit_are_one_line(boundary, said, tiewise, corpus, vectors, tmp_path):
+    vectors("five.txt", 5)
+    vectors("nine.txt", 9)
+    (tmp_path / "strange.txt").write_text("Q 1 2 3 4 5 6 7 8\n")
+    found = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out")
+    assert found.code == 2
+    assert said in found.err
+    assert len(found.err.strip().splitlines()) == 1
+
+
+def test_a_missing_split_is_one_line(tiewise, corpus, tmp_path):
+    (tmp_path / "corpus" / "valid.txt").unlink()
+    found = tiewise("train", "--recipe", "pytorch-200", corpus, *TINY, "-o", "out")
+    assert found.code == 2
+    assert "valid.txt" in found.err
+    assert len(found.err.strip().splitlines()) == 1
 
 
 def test_a_comparison_has_the_papers_arms_and_a_report(tiewise, corpus, tmp_path):

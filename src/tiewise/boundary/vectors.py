@@ -10,6 +10,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from tiewise.errors import DataError, SpecError
 from tiewise.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
+
+_NAMED = 5  # broken lines and missing words that are named
 
 
 @dataclass(frozen=True)
@@ -116,9 +119,24 @@ def _text(path: Path, tokens: Sequence[str | None]) -> Vectors:
     if rows is None or not found:
         what = "no vector" if rows is None else "none of the vocabulary's tokens"
         raise DataError(f"vectors {path}: {what} in it", "check that file and tokenizer write words the same way")
+    missing = [token for token, row in index.items() if row not in found]
+    changed = path.stat().st_mtime_ns
     if broken:
-        log.warning("%s: %d broken lines skipped, the first is line %d", path, len(broken), broken[0])
+        _say_once(path.resolve(), changed, f"{path}: {len(broken):,} broken lines skipped: {_first(broken)}")
+    if missing:
+        what = f"{path}: {len(missing):,} of {len(index):,} words have no vector and start at random: {_first(missing)}"
+        _say_once(path.resolve(), changed, what)
     return Vectors(torch.from_numpy(rows), len(found), tuple(broken))
+
+
+def _first(items: Sequence[object]) -> str:
+    return ", ".join(map(str, items[:_NAMED])) + (", …" if len(items) > _NAMED else "")
+
+
+@cache
+def _say_once(file: Path, changed: int, what: str) -> None:
+    """A run reads its vectors when it is checked and when it begins; what is wrong with them is said once."""
+    log.warning(what)
 
 
 def _numbers(words: Sequence[str]) -> list[float] | None:
