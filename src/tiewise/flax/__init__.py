@@ -1,0 +1,9 @@
+"""The same boundary in JAX, for Flax NNX and Linen; see docs/flax.md. Its modules import no torch."""
+
+from importlib.util import find_spec
+
+from tiewise.errors import UnsupportedError
+
+_missing = [name for name in ("jax", "flax", "optax") if find_spec(name) is None]
+if _missing:
+    raise UnsupportedError(f"tiewise.flax needs {', '.join(_missing)}", "pip install 'tiewise[flax]'")
