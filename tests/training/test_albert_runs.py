@@ -25,7 +25,7 @@ from tiewise.training.recurrent.recipes import names, recipe
 from tiewise.training.run import train
 from tiewise.training.settings import FILE, Settings
 
-SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 20, "measured": 960}
+SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 12, "measured": 480}
 
 
 @pytest.fixture(scope="module")
