@@ -31,6 +31,7 @@ KINDS = [
     "projected",
     "projected:6,penalty=0.1,decay=0.2",
     "projected:6,in=none",
+    "projected:6,out_bias",
     "projected:3,untied",
     "residual:2,s=0.5",
     "spd",

@@ -34,12 +34,13 @@ def shapes(spec: BoundarySpec, d: int) -> dict[str, Shape]:
     has_in, has_out = spec.maps(d)
     in_width, out_width = spec.table_widths(d)
     found: dict[str, Shape] = {"in_map.weight": (d, in_width)} if has_in else {}
-    return found | ({"out_map.weight": (out_width, d)} if has_out else {})
+    found |= {"out_map.weight": (out_width, d)} if has_out else {}
+    return found | ({"out_map.bias": (out_width,)} if spec.out_bias else {})
 
 
 def draw(name: str, shape: Shape, key: Array) -> Array:
-    """Draw a map's parameter: N(0, 1/from), and P of a correction and the definite map's factor zero."""
-    if name in ("out_map.p", "out_map.factor"):
+    """Draw a map's parameter: N(0, 1/from), and P of a correction, the definite map's factor and a bias zero."""
+    if name in ("out_map.p", "out_map.factor", "out_map.bias"):
         return jnp.zeros(shape)
     return jax.random.normal(key, shape) * shape[1] ** -0.5
 
@@ -56,7 +57,8 @@ def through_in_map(params: Params, rows: Array) -> Array:
 def through_out_map(spec: BoundarySpec, params: Params, hidden: Array) -> Array:
     """[.., D] -> [.., E], or the hidden states themselves where nothing stands there."""
     if "out_map.weight" in params:
-        return hidden @ params["out_map.weight"].T
+        mapped = hidden @ params["out_map.weight"].T
+        return mapped + params["out_map.bias"] if "out_map.bias" in params else mapped
     if "out_map.p" in params:
         return hidden + spec.strength * (hidden @ params["out_map.q"].T) @ params["out_map.p"].T
     if "out_map.factor" in params:
