@@ -146,6 +146,7 @@ def _of_blocks(job: Job, installed: Installed, text: PreparedText, counts: np.nd
 
 
 def starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
+    """Return the tables' scale, and the first loss as predicted and as measured."""
     if job.settings.albert is not None:
         return albert.starting_facts(job, installed, text, counts)
     if job.settings.recurrent is not None:
