@@ -326,7 +326,7 @@ def test_what_a_run_leaves_loads_everywhere(words, counted, tmp_path):
     assert result.curve[-1].tokens == BATCH * sum(assemble.run_plan(settings(epochs=2), words, 1).lengths)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", [name for name in names() if recipe(name)["model"] != "albert"])
 def test_recipes_are_settings_and_come_back(name, tmp_path):
     chosen = Settings.of({**recipe(name), "text": ("corpus",)}).checked()
     chosen.save(tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -54,6 +54,8 @@ def train(
             lambda: o.asked(out, given, config, set_, resume=resume, overwrite=overwrite, single=True)
         )
         o.hush_libraries()
+        from tiewise.training.albert.assemble import FOUND
+        from tiewise.training.folder import read_json
         from tiewise.training.lock import locked
         from tiewise.training.results import to_record
         from tiewise.training.single import train_one
@@ -74,8 +76,9 @@ def train(
         return
     if not isfinite(result.heldout_nll):
         print("diverged: the loss is no number any more; try a lower --set learning_rate")
-    if isinstance(result.bits_per_byte, float) and not isfinite(result.bits_per_byte):
-        _pretrained(folder.parent, result)
+    pretrained = read_json(folder.parent / FOUND)
+    if pretrained is not None:
+        _pretrained(pretrained, result)
         print(f"model: {folder}")
         return
     print(
@@ -91,12 +94,8 @@ def train(
         Console().print(published_table(beside))
 
 
-def _pretrained(folder: Path, result: RunResult) -> None:
+def _pretrained(found: dict[str, Any], result: RunResult) -> None:
     """Print what an ALBERT was measured by."""
-    from tiewise.training.albert.assemble import FOUND
-    from tiewise.training.folder import read_json
-
-    found = read_json(folder / FOUND)
     shares = {"masked tokens": found["tokens"], **{f"pairs ({name})": of for name, of in found["pairs"].items()}}
     print(
         f"held-out nll {result.heldout_nll:.4f} per masked token (by their frequencies: {found['unigram_nll']:.4f}), "
