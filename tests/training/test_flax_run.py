@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -10,8 +11,11 @@ import tiewise.hf
 from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
 from tiewise.training import flax_run, run
+from tiewise.training.compare import compare
 from tiewise.training.evaluate import bits_per_byte
 from tiewise.training.job import Job
+from tiewise.training.shown import Shown
+from tiewise.training.start import start
 
 assert tiewise.hf  # factored checkpoints load through it
 
@@ -20,7 +24,9 @@ def job(settings, folder, arm):
     return Job(arm, BoundarySpec.parse(arm), 1, settings, folder)
 
 
-@pytest.mark.parametrize("arm", ["tied", "untied", "factored:8"])
+@pytest.mark.parametrize(
+    "arm", ["tied", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("untied", "factored:8"))]
+)
 def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_path):
     theirs = run.train(job(tiny(), tmp_path / "torch", arm), text, counts, [3, 4])
     ours = flax_run.train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4])
@@ -52,8 +58,40 @@ def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_pa
     assert flax_run.train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4]) == ours
 
 
-def test_what_the_backend_lacks_is_refused(text, counts, tiny, tmp_path):
-    with pytest.raises(RunError, match="model = 'gpt2' with the flax backend"):
-        flax_run.train(job(tiny(model="gpt2"), tmp_path, "tied"), text, counts, [])
-    with pytest.raises(RunError, match="schedules and vectors need the torch backend"):
-        flax_run.train(job(tiny(), tmp_path, "tied+untie_at=3"), text, counts, [])
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "gpt2"}, "model = 'gpt2' with the flax backend"),
+        ({"accumulate": 2}, "accumulate = 2 with the flax backend"),
+        ({"minutes": 3.0}, "minutes = 3.0 with the flax backend"),
+        ({"arms": ("tied+untie_at=3",)}, "schedules and vectors need the torch backend"),
+        ({"arms": ("tied",), "seed": 1}, "backend is a setting of compare"),
+        ({"backend": "tpu"}, "backend = 'tpu'; choose torch or flax"),
+    ],
+)
+def test_what_the_backend_lacks_is_refused(tiny, changes, said):
+    with pytest.raises(RunError, match=said):
+        tiny(**{"backend": "flax", **changes}).checked()
+
+
+@pytest.mark.slow
+def test_a_comparison_by_flax_has_the_report_of_every_comparison(tiny, tmp_path):
+    """`tiewise compare --backend flax`: the same results.json and page, with the versions of what trained."""
+    settings = tiny(backend="flax", arms=("tied", "untied", "factored:8"), seeds=2, steps=12).checked()
+    out = tmp_path / "run"
+    start(settings, out, "tiewise compare", Shown(print), overwrite=False)
+    asked = []
+
+    def trainer(backend):
+        asked.append(backend)
+        return flax_run.train
+
+    found = compare(out, Shown(print), trainer)
+    assert asked == ["flax"]
+    assert [(r.arm, r.seed) for r in found.runs] == [(a, s) for s in (1, 2) for a in ("tied", "untied", "factored:8")]
+    assert found.env["jax"] == jax.__version__
+    assert found.setting["backend"] == "flax"
+    assert {d.arm for d in found.differences if d.metric == "heldout_nll"} == {"untied", "factored:8"}
+    assert json.loads((out / "results.json").read_text())["setting"]["backend"] == "flax"
+    again = compare(out, Shown(print), trainer)
+    assert again.runs == found.runs

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.running import running
+
+if TYPE_CHECKING:
+    from tiewise.training.run import Train
 
 
 def compare(
@@ -31,6 +35,9 @@ def compare(
         show_default="width",
     ),
     tune: bool = typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate."),
+    backend: str = typer.Option(
+        None, metavar="torch|flax", help="flax: the steps are taken in JAX.", show_default="torch"
+    ),
     set_: list[str] = o.SET,
     config: Path = o.CONFIG,
     out: Path = o.OUT,
@@ -57,6 +64,7 @@ def compare(
         "minutes": minutes,
         "match": match,
         "tune": tune,
+        "backend": backend,
     }
     out = out or Path("runs/compare")
     with running("compare", out, begun=resume) as run:
@@ -74,9 +82,11 @@ def compare(
         shown = o.shown(quiet)
         with locked(out):
             if settings is not None:
+                if settings.backend == "flax":
+                    o.need("jax", "flax", "optax", extra="flax")
                 start(settings, out, o.command_line(), shown, overwrite=overwrite)
             run.begun = True
-            comparison = finish(out, shown)
+            comparison = finish(out, shown, _trainer)
             report = ranks.first_does(lambda: write_report(comparison, out / "report.html"))
         speaks = ranks.first()
     if not speaks:
@@ -90,6 +100,17 @@ def compare(
     if beside is not None:
         console.print(published_table(beside))
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _trainer(backend: str) -> Train:
+    """Return what trains one job; JAX is imported only where it is asked for."""
+    if backend == "flax":
+        from tiewise.training.flax_run import train as train_flax
+
+        return train_flax
+    from tiewise.training.run import train
+
+    return train
 
 
 def split_arms(text: str) -> list[str]:

@@ -170,8 +170,8 @@ def need_torch() -> None:
     need("torch", "transformers", "datasets", "accelerate", "plotly")
 
 
-def need(*names: str) -> None:
-    """Say how to get packages of the `torch` extra where they are missing.
+def need(*names: str, extra: str = "torch") -> None:
+    """Say how to get packages of an extra where they are missing.
 
     Raises:
         RunError: one is not there.
@@ -180,4 +180,4 @@ def need(*names: str) -> None:
 
     missing = [name for name in names if find_spec(name) is None]
     if missing:
-        raise RunError(f"this command needs {', '.join(missing)}", "pip install 'tiewise[torch]'")
+        raise RunError(f"this command needs {', '.join(missing)}", f"pip install 'tiewise[{extra}]'")

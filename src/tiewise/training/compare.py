@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tiewise.training.folder import ENVIRONMENT, read_json, write_json
 from tiewise.training.recurrent.assemble import options, run_plan
 from tiewise.training.recurrent.recipes import changed
 from tiewise.training.results import Comparison, DirectPath
-from tiewise.training.run import Job, Outcome, train, tuned
+from tiewise.training.run import Job, Outcome, Train, train, tuned
 from tiewise.training.settings import ALL, Settings
 from tiewise.training.shown import Shown
 from tiewise.training.start import make_jobs, open_run, open_text, seeded
@@ -36,8 +37,13 @@ BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
 CANDIDATES = 200
 
 
-def compare(out: Path, shown: Shown) -> Comparison:
+def compare(out: Path, shown: Shown, trainer: Callable[[str], Train] = lambda backend: train) -> Comparison:
     """Run or finish the comparison in `out` (made by `tiewise.training.start.start`) and write `results.json`.
+
+    Args:
+        out: the run's folder.
+        shown: how progress is shown.
+        trainer: backend ("torch", "flax") → what trains one job; given by the caller so that nobody loads both.
 
     Raises:
         RunError: `out` holds no run, or a single one.
@@ -49,13 +55,14 @@ def compare(out: Path, shown: Shown) -> Comparison:
     text = open_text(out)
     counts = token_counts(text.split("train"), text.vocab)
     jobs = make_jobs(settings, text, out, bars=shown.bars)
+    train_one = trainer(settings.backend)
     trials: list[Any] = []
     if settings.tune:
-        choices, trials = tune(jobs, out, text, counts, shown.say)
+        choices, trials = tune(jobs, out, text, counts, shown.say, train_one)
         jobs = [tuned(job, choices[job.arm].init, choices[job.arm].learning_rate) for job in jobs]
     bigrams = _telling_bigrams(text)
     probe = list(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))
-    outcomes = _train_all(settings, jobs, text, counts, probe, shown)
+    outcomes = _train_all(train_one, jobs, text, counts, probe, shown, settings.seeds)
     command = (read_json(out / ENVIRONMENT) or {}).get("command", "")
     comparison = _comparison(settings, text, command, outcomes, trials, bigrams, probe)
     ranks.first_does(lambda: write_json(out / "results.json", comparison.to_dict()))
@@ -63,19 +70,20 @@ def compare(out: Path, shown: Shown) -> Comparison:
 
 
 def _train_all(
-    settings: Settings,
+    train_one: Train,
     jobs: Sequence[Job],
     text: PreparedText,
     counts: np.ndarray,
     probe: list[int],
     shown: Shown,
+    seeds: int,
 ) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    whole = settings.seeds * len(jobs)
-    for seed in range(1, settings.seeds + 1):
+    whole = seeds * len(jobs)
+    for seed in range(1, seeds + 1):
         for job in jobs:
             title = f"{len(outcomes) + 1}/{whole} {job.arm} seed {seed}"
-            outcome = train(seeded(job, seed, title), text, counts, probe)
+            outcome = train_one(seeded(job, seed, title), text, counts, probe)
             r = outcome.result
             shown.say(f"{title}: held-out nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}, {r.seconds:.0f} s")
             outcomes.append(outcome)
@@ -103,7 +111,7 @@ def _comparison(
             reference=settings.arms[0],
             setting=_setting(settings, text),
             data={k: v for k, v in text.facts.items() if k != "request"},
-            env=environment(),
+            env=environment() | _jax(settings),
             runs=[o.result for o in outcomes],
             tuning=trials,
             direct_path=[
@@ -152,12 +160,18 @@ def _setting(settings: Settings, text: PreparedText) -> dict[str, Any]:
         "match",
         "tune",
         "bf16",
+        "backend",
     )
     shape = {name: getattr(settings, name) for name in names}
     if settings.recurrent is not None:
         return _recurrent_setting(settings, text)
     tokens = settings.steps * settings.batch * settings.accumulate * settings.length
     return {**shape, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
+
+
+def _jax(settings: Settings) -> dict[str, str]:
+    """Versions of what trained, where it was not PyTorch."""
+    return {name: version(name) for name in ("jax", "flax", "optax")} if settings.backend == "flax" else {}
 
 
 def _recurrent_setting(settings: Settings, text: PreparedText) -> dict[str, Any]:

@@ -3,7 +3,7 @@
     PyTorch's model of the arm → its weights → Flax decoder → Optax steps → the weights back → the same measures
 
 Both backends start an arm of a seed from the same numbers, are measured by the same code and leave the same files. A
-run that was interrupted starts again; finished ones are kept.
+run that was interrupted starts again; finished ones are kept. What this backend lacks, `Settings.checked` refuses.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tiewise.data.prepared import PreparedText
 from tiewise.errors import Interrupted, RunError
 from tiewise.flax.models import Decoder
 from tiewise.flax.training import Point, Recipe, Trained, fit, token_losses
+from tiewise.training import ranks
 from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
 from tiewise.training.job import Job
@@ -27,17 +28,16 @@ from tiewise.training.model import build, parameters
 from tiewise.training.results import CurvePoint, RunResult
 from tiewise.training.run import CURVE_BLOCKS, Outcome, finished, keep, starting_facts
 
-_PLAIN = {"recurrent": None, "albert": None, "bf16": False, "accumulate": 1, "model": "llama"}
-
 
 def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) -> Outcome:
     """Train one job to its end, or return what it left; arguments as `tiewise.training.run.train`.
 
     Raises:
-        RunError: settings that this backend does not have.
+        RunError: several processes train together.
         Interrupted: after Ctrl-C; whatever finished is kept.
     """
-    check(job)
+    if ranks.size() > 1:
+        raise RunError(f"{ranks.size()} processes with the flax backend", "start one, or use the torch backend")
     done = finished(job.folder)
     if done is not None:
         return done
@@ -52,17 +52,6 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     outcome = Outcome(_result(job, installed, text, counts, facts, trained, curve), direct_path(installed, probe))
     keep(job, installed, text, outcome)
     return outcome
-
-
-def check(job: Job) -> None:
-    """Refuse what this backend does not have. Raises as `train`."""
-    for name, value in _PLAIN.items():
-        if getattr(job.settings, name) != value:
-            raise RunError(
-                f"{name} = {getattr(job.settings, name)!r} with the flax backend", "leave it out, or use torch"
-            )
-    if job.spec != job.spec.plainly() or job.spec.vectors is not None:
-        raise RunError(f"{job.spec} with the flax backend", "schedules and vectors need the torch backend")
 
 
 def _fit(job: Job, installed: Installed, text: PreparedText) -> tuple[Trained, list[CurvePoint]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ class Outcome:
 
     result: RunResult
     direct_path: list[list[float]]
+
+
+Train = Callable[[Job, PreparedText, np.ndarray, list[int]], Outcome]
 
 
 def finished(folder: Path) -> Outcome | None:

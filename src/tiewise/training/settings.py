@@ -19,6 +19,18 @@ FILE = "run.yaml"
 ALL = 1_000_000_000  # steps of a recipe whose number is not limited: its epochs have fewer
 
 
+# what the flax backend has no choice of
+_OF_FLAX = {
+    "model": "llama",
+    "recurrent": None,
+    "albert": None,
+    "minutes": None,
+    "accumulate": 1,
+    "bf16": False,
+    "activation_checkpointing": False,
+}
+
+
 @dataclass(frozen=True)
 class Settings:
     """Defaults are those of the bare command, chosen for two CPU cores (docs/compare.md says how they were found)."""
@@ -45,6 +57,7 @@ class Settings:
     bf16: bool = False
     activation_checkpointing: bool = False
     seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
+    backend: str = "torch"  # or flax: who takes the steps
     recipe: str = ""  # whose settings these began as; "" for none
     recurrent: Recurrent | None = None  # of a recurrent model; in YAML its settings stand beside the others
     albert: Albert | None = None  # of an ALBERT, likewise
@@ -94,6 +107,8 @@ class Settings:
         if self.albert is not None:
             self._check_albert(self.albert)
         specs = self.specs()
+        if self.backend != "torch":
+            self._check_flax(specs)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
         for name, spec in specs.items():
@@ -110,6 +125,19 @@ class Settings:
         for name, given in of_compare.items():
             if given:
                 raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
+
+    def _check_flax(self, specs: dict[str, BoundarySpec]) -> None:
+        if self.backend != "flax":
+            raise RunError(f"backend = {self.backend!r}", "choose torch or flax")
+        if self.seed is not None:
+            raise RunError("backend is a setting of compare", "leave it out, or use tiewise compare")
+        for name, value in _OF_FLAX.items():
+            if getattr(self, name) != value:
+                what = f"{name} = {getattr(self, name)!r} with the flax backend"
+                raise RunError(what, "leave it out, or use the torch backend")
+        for arm, spec in specs.items():
+            if spec != spec.plainly() or spec.vectors is not None:
+                raise RunError(f"{arm} with the flax backend", "schedules and vectors need the torch backend")
 
     def _check_recurrent(self, options: Recurrent) -> None:
         if self.model not in CELLS:

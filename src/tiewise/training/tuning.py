@@ -20,7 +20,7 @@ from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.model import make_config, starting_std
-from tiewise.training.run import Job, train, tuned
+from tiewise.training.run import Job, Train, train, tuned
 from tiewise.training.shown import Say
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
@@ -37,9 +37,9 @@ class Choice:
 
 
 def tune(
-    jobs: list[Job], out: Path, text: PreparedText, counts: np.ndarray, say: Say
+    jobs: list[Job], out: Path, text: PreparedText, counts: np.ndarray, say: Say, train: Train = train
 ) -> tuple[dict[str, Choice], list[Any]]:
-    """Choose for each job's arm, taking up what `tuning.json` already holds.
+    """Choose for each job's arm, taking up what `tuning.json` already holds; `train` is what trains one job.
 
     Returns:
         the choice per arm, and every trial (arm, init, learning_rate, nll, chosen) for the report.
@@ -52,7 +52,7 @@ def tune(
             if (job.arm, choice.init, choice.learning_rate) in known:
                 continue
             folder = out / "tuning" / folder_name(job.arm) / f"init-{choice.init:.4g}-lr-{choice.learning_rate:.4g}"
-            nll = _trial(job, choice, folder, text, counts)
+            nll = _trial(job, choice, folder, text, counts, train)
             shown = "diverged" if nll is None else f"{nll:.3f}"
             say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
             trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
@@ -77,7 +77,9 @@ def grid(job: Job, vocab: int) -> list[Choice]:
     return [Choice(std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS]
 
 
-def _trial(job: Job, choice: Choice, folder: Path, text: PreparedText, counts: np.ndarray) -> float | None:
+def _trial(
+    job: Job, choice: Choice, folder: Path, text: PreparedText, counts: np.ndarray, train: Train
+) -> float | None:
     steps = max(1, job.settings.steps // 4)
     spec = job.spec if (job.spec.tie_at or job.spec.untie_at or 0) < steps else job.spec.plainly()
     short = replace(
