@@ -101,7 +101,7 @@ def all_families() -> dict[str, Any]:
 def all_configs() -> tuple[dict[str, Any], list[str]]:
     """({family: entry}, families without tokens). A config that cannot be built by default is in neither."""
     families, tokenless = {}, []
-    for kind in sorted(kind for kind in CONFIG_MAPPING if kind != OWN_TYPE):  # registered by `import tiewise.hf`
+    for kind in sorted(kind for kind in CONFIG_MAPPING if kind.split("-")[0] != OWN_TYPE):  # registered by our imports
         try:
             entry = config_entry(CONFIG_MAPPING[kind])
         except Exception:  # it wants arguments
