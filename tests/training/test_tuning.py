@@ -7,7 +7,7 @@ import pytest
 from tiewise.training import tuning
 from tiewise.training.compare import compare
 from tiewise.training.folder import read_json
-from tiewise.training.run import Job
+from tiewise.training.run import Job, train
 
 
 @pytest.fixture
@@ -17,14 +17,13 @@ def few(monkeypatch):
     monkeypatch.setattr(tuning, "RATE_FACTORS", (1.0, 2.0))
 
 
-def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp_path, lines, few, monkeypatch):
+def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp_path, lines, few):
     asked: list[Job] = []
-    real = tuning.train
-    monkeypatch.setattr(tuning, "train", lambda job, *rest: asked.append(job) or real(job, *rest))
     out = lines.begin(tiny(tune=True, steps=20), tmp_path / "out")
-    found = compare(out, lines.shown)
+    found = compare(out, lines.shown, lambda backend: lambda job, *rest: asked.append(job) or train(job, *rest))
+    assert [job.split for job in asked] == ["tune"] * 8 + ["heldout"] * 2
     for arm in ("tied", "untied"):
-        jobs = [job for job in asked if job.arm == arm]
+        jobs = [job for job in asked[:8] if job.arm == arm]
         assert len(jobs) == 4
         assert {(job.split, job.settings.steps, job.seed) for job in jobs} == {("tune", 5, tuning.SEED)}
         trials = [t for t in found.tuning if t["arm"] == arm]
@@ -38,26 +37,23 @@ def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp
     assert sum(line.startswith("tune ") for line in lines) == 8
 
 
-def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few, monkeypatch):
+def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few):
     undisturbed = compare(lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.shown)
     out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "cut")
-    real, calls = tuning.train, []
+    calls = []
 
     def interrupted(job, *rest):
         calls.append(job)
         if len(calls) == 3:
             signal.raise_signal(signal.SIGINT)
-        return real(job, *rest)
+        return train(job, *rest)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(tuning, "train", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            compare(out, lines.shown)
+    with pytest.raises(KeyboardInterrupt):
+        compare(out, lines.shown, lambda backend: interrupted)
     assert len(read_json(out / "tuning.json")) == 2
     calls.clear()
-    monkeypatch.setattr(tuning, "train", lambda job, *rest: calls.append(job) or real(job, *rest))
-    resumed = compare(out, lines.shown)
-    assert len(calls) == 2
+    resumed = compare(out, lines.shown, lambda backend: lambda job, *rest: calls.append(job) or train(job, *rest))
+    assert [job.split for job in calls] == ["tune", "tune", "heldout"]
     assert resumed.tuning == undisturbed.tuning
     assert [r.heldout_nll for r in resumed.runs] == [r.heldout_nll for r in undisturbed.runs]
 
