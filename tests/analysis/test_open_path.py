@@ -5,6 +5,9 @@ import pytest
 import torch
 import transformers
 from safetensors.numpy import load_file, save_file
+from tests.internals.one_layer_models import CLASSES as NAMES
+from tests.internals.one_layer_models import SIZES as LAYERED
+from tests.internals.one_layer_models import E, V
 from transformers import AutoConfig
 
 import tiewise
@@ -15,30 +18,8 @@ from tiewise.analysis.path_tokens import transitions
 from tiewise.checkpoint.folder import open_folder
 from tiewise.errors import CheckpointError
 
-V, E = 40, 16
-SIZES = {
-    "vocab_size": V,
-    "hidden_size": E,
-    "num_hidden_layers": 0,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "intermediate_size": 32,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "dtype": "float64",
-}
-CLASSES = {
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_neo": "GPTNeoForCausalLM",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "gptj": "GPTJForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "opt": "OPTForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-}
+SIZES = LAYERED | {"num_hidden_layers": 0, "intermediate_size": 32}
+CLASSES = NAMES | {"olmoe": "OlmoeForCausalLM"}
 SETTINGS = {
     "opt": {"word_embed_proj_dim": E, "ffn_dim": 32},
     "gpt_neo": {"attention_types": [], "attention_layers": []},
