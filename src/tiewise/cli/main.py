@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -79,10 +80,10 @@ def main() -> None:
     try:
         code = command_line(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
-        sys.exit(code or 0)
+        _end(code or 0)
     except TiewiseError as error:
         _say(str(error))
-        sys.exit(2)
+        _end(2)
     except UsageError as error:
         if error.format_message():  # empty where no command was given, and the help says it all
             _say(f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help")
@@ -90,6 +91,21 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+def _end(code: int) -> NoReturn:
+    """Exit; as one of several processes without taking the interpreter down.
+
+    Threads of the process group outlive it (the wrapped model holds it) and may drop a tensor while the interpreter
+    goes, which aborts the process (https://github.com/pytorch/pytorch/pull/179291 tells of it).
+    """
+    ranks = sys.modules.get("tiewise.training.ranks")
+    if ranks is None or not ranks.launched():
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _say(line: str) -> None:
