@@ -28,6 +28,8 @@ def truth(given: dict[str, Any], upstream: np.ndarray | None = None, **options: 
         for name in ("features", "weight", "bias")
     ]
     features, weight, bias = tensors
+    if "class_weight" in options:
+        options["class_weight"] = torch.tensor(options["class_weight"])
     loss = oracle(features, weight, torch.tensor(given["targets"]), bias, **options)
     leaves = [x for x in tensors if x is not None]
     grads = torch.autograd.grad(loss, leaves, None if upstream is None else torch.tensor(upstream))

@@ -26,15 +26,17 @@ def errors(values, wanted):
 
 def by_shard_map(leaves, targets, options, mesh, data):
     """Table over `vocab`; tokens whole on every device, or split over `data`."""
+    weights = options.get("class_weight")
 
-    def loss(leaves, targets):
+    def loss(leaves, targets, weights):
         h, w, b = leaves
-        value = linear_cross_entropy(h, w, targets, b, axis="vocab", vocab=V, chunk=4, reduction="sum", **options)
+        chosen = {"axis": "vocab", "vocab": V, "chunk": 4, **options, "class_weight": weights}
+        value = linear_cross_entropy(h, w, targets, b, **chosen)
         return jax.lax.psum(value, data) if data else value
 
-    specs = (P(data), P("vocab"), P("vocab"))
-    sharded = jax.shard_map(loss, mesh=mesh, in_specs=(specs, P(data)), out_specs=P())
-    return jax.jit(jax.value_and_grad(sharded))(leaves, targets)
+    split = (P(data), P("vocab"), P("vocab"))
+    sharded = jax.shard_map(loss, mesh=mesh, in_specs=(split, P(data), P("vocab")), out_specs=P())
+    return jax.jit(jax.value_and_grad(sharded))(leaves, targets, weights)
 
 
 def by_the_compiler(leaves, targets, options, mesh):
@@ -45,7 +47,7 @@ def by_the_compiler(leaves, targets, options, mesh):
 
     def loss(leaves, targets):
         h, w, b = leaves
-        return linear_cross_entropy(h, w, targets, b, vocab=V, chunk=4, reduction="sum", **options)
+        return linear_cross_entropy(h, w, targets, b, vocab=V, chunk=4, **options)
 
     value, grads = jax.jit(jax.value_and_grad(loss), out_shardings=None)(placed, targets)
     return value, grads
@@ -60,13 +62,20 @@ def main() -> None:
     line = jax.make_mesh((4,), ("vocab",), axis_types=(jax.sharding.AxisType.Auto,))
     square = jax.make_mesh((2, 2), ("data", "vocab"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     found = {}
-    for name, options in (("plain", {}), ("options", OPTIONS)):
-        wanted = truth(given, reduction="sum", **options)
+    weighted = OPTIONS | {"class_weight": np.linspace(0.2, 2, V)}
+    for name, options in (("plain", {}), ("options", OPTIONS), ("class weights", weighted)):
+        options = options | {"reduction": "sum"}
+        wanted = truth(given, **options)
+        if "class_weight" in options:
+            options["class_weight"] = jnp.pad(options["class_weight"], (0, ROWS - V))
         found[f"shard_map {name}"] = errors(by_shard_map(leaves, targets, options, line, None), wanted)
         found[f"shard_map batch and vocabulary {name}"] = errors(
             by_shard_map(leaves, targets, options, square, "data"), wanted
         )
         found[f"compiler {name}"] = errors(by_the_compiler(leaves, targets, options, line), wanted)
+    mean = {"class_weight": options["class_weight"]}
+    wanted = truth(given, class_weight=weighted["class_weight"])
+    found["shard_map weighted mean"] = errors(by_shard_map(leaves, targets, mean, line, None), wanted)
     json.dump(found, sys.stdout)
 
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from flax_side import error, problem, truth
 from tiewise.errors import UnsupportedError
@@ -37,11 +38,14 @@ OPTIONS = [
     {"label_smoothing": 0.3, "bias": True},
     {"z_loss": 0.05, "scale": 0.5},
     {"label_smoothing": 1.0},
+    {"class_weight": True},
+    {"class_weight": True, "label_smoothing": 0.2, "bias": True, "softcap": 2.0, "z_loss": 0.05},
 ]
+CLASS_WEIGHT = np.random.default_rng(7).uniform(0, 3, 13)
 
 
 CASES = list(itertools.product(OPTIONS, ("mean", "sum", "none")))
-QUICK = [CASES[0], CASES[2], CASES[4], CASES[9], CASES[12]]
+QUICK = [CASES[0], CASES[2], CASES[4], CASES[9], CASES[12], CASES[24]]
 
 
 @pytest.mark.parametrize(
@@ -52,6 +56,8 @@ QUICK = [CASES[0], CASES[2], CASES[4], CASES[9], CASES[12]]
 def test_every_option_equals_the_fp64_oracle_across_ragged_chunks(options, reduction):
     given = problem(11, 13, 5, bias=options.get("bias", False))
     chosen = {k: v for k, v in options.items() if k != "bias"} | {"reduction": reduction}
+    if "class_weight" in chosen:
+        chosen["class_weight"] = CLASS_WEIGHT
     upstream = np.random.default_rng(3).normal(size=11) if reduction == "none" else None
     loss, grads = truth(given, upstream, **chosen)
     with jax.enable_x64(True):
@@ -61,7 +67,40 @@ def test_every_option_equals_the_fp64_oracle_across_ragged_chunks(options, reduc
             assert error(a, b) < 1e-12, name
 
 
-@pytest.mark.parametrize("v", [1, 2, 3_000, 3_001, 50_257])
+@pytest.mark.parametrize(
+    ("smoothing", "reduction"),
+    [(0.0, "mean"), *(pytest.param(*c, marks=pytest.mark.slow) for c in itertools.product((0.0, 0.3), ("sum", "none"))),
+     (0.3, "mean")],
+)  # fmt: skip
+def test_class_weights_are_those_of_torch(smoothing, reduction):
+    """Beside an ignored target that is a class of its own weight."""
+    given = problem(11, 13, 5, ignored=0)
+    upstream = np.random.default_rng(3).normal(size=11) if reduction == "none" else None
+    features, weight = (torch.tensor(given[name], requires_grad=True) for name in ("features", "weight"))
+    ignored = int(given["targets"][4])
+    options = {"label_smoothing": smoothing, "reduction": reduction, "ignore_index": ignored}
+    loss = torch.nn.functional.cross_entropy(
+        features @ weight.T, torch.tensor(given["targets"]), torch.tensor(CLASS_WEIGHT), **options
+    )
+    loss.backward(None if upstream is None else torch.tensor(upstream))
+    with jax.enable_x64(True):
+        value, found = value_and_grads(given, upstream, chunk=4, class_weight=CLASS_WEIGHT, **options)
+        assert error(value, loss.detach()) < 1e-13
+        assert error(found[0], features.grad) < 1e-12
+        assert error(found[1], weight.grad) < 1e-12
+
+
+def test_class_weights_get_no_gradient_and_may_all_be_zero():
+    given = problem(5, 7, 3)
+    h, w = jnp.asarray(given["features"], jnp.float32), jnp.asarray(given["weight"], jnp.float32)
+    loss = lambda h, c: linear_cross_entropy(h, w, given["targets"], class_weight=c)  # noqa: E731
+    for weights in (jnp.arange(7.0), jnp.zeros(7)):
+        value, (dh, dc) = jax.value_and_grad(loss, (0, 1))(h, weights)
+        assert not np.any(dc)
+        assert bool(np.any(dh)) == bool(value > 0) == bool(weights.any())
+
+
+@pytest.mark.parametrize("v", [1, 2, 7, 3_000, 4_099, 50_257])
 def test_awkward_vocabularies_in_fp32(v):
     given = problem(37, v, 24)
     given = {k: x.astype(np.float32) if k in ("features", "weight") else x for k, x in given.items()}
@@ -81,10 +120,12 @@ def test_large_logits_neither_overflow_nor_lose_the_target():
     assert error(found[1], grads[1]) < 1e-4  # a near tie of logits of 300: their difference has lost digits
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_all_ignored_gives_zero_with_zero_gradients(reduction):
+@pytest.mark.parametrize(
+    ("reduction", "weights"), [("mean", None), ("mean", np.arange(7.0)), ("sum", None), ("none", None)]
+)
+def test_all_ignored_gives_zero_with_zero_gradients(reduction, weights):
     given = problem(5, 7, 3, bias=True, ignored=5)
-    value, found = value_and_grads(given, reduction=reduction)
+    value, found = value_and_grads(given, reduction=reduction, class_weight=weights)
     assert not np.any(value)
     assert all(not np.any(g) for g in found)
 
@@ -125,7 +166,8 @@ def test_vmap_over_the_batch_equals_a_loop():
     t = jnp.asarray(given["targets"]).reshape(3, 4)
 
     def both(h, t):
-        return jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, t, chunk=3), (0, 1))(h, w)
+        options = {"chunk": 3, "class_weight": jnp.arange(1.0, 8.0)}
+        return jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, t, **options), (0, 1))(h, w)
 
     together = jax.jit(jax.vmap(both))(h, t)
     alone = jax.jit(both)
@@ -147,9 +189,11 @@ def test_leading_dimensions_are_kept():
 
 def test_rows_beyond_the_vocabulary_are_in_no_normaliser():
     given = problem(9, 10, 4, bias=True)
-    loss, grads = truth(given, label_smoothing=0.1, softcap=3.0)
+    options = {"label_smoothing": 0.1, "softcap": 3.0}
+    loss, grads = truth(given, class_weight=CLASS_WEIGHT[:10], **options)
     wider = given | {"weight": np.pad(given["weight"], ((0, 6), (0, 0))), "bias": np.pad(given["bias"], (0, 6))}
-    value, found = value_and_grads(wider, dtype=jnp.float32, vocab=10, label_smoothing=0.1, softcap=3.0)
+    options["class_weight"] = np.pad(CLASS_WEIGHT[:10], (0, 6), constant_values=np.nan)
+    value, found = value_and_grads(wider, dtype=jnp.float32, vocab=10, **options)
     assert error(value, loss) < 1e-6
     for a, b in zip(found[1:], grads[1:], strict=True):
         assert error(a[:10], b) < 1e-6
@@ -186,6 +230,7 @@ def test_a_target_outside_the_vocabulary():
         ({"features": np.zeros((5, 4))}, r"shapes do not meet: features \(5, 4\), weight \(7, 3\)"),
         ({"targets": np.zeros(4, int)}, "shapes do not meet"),
         ({"bias": np.zeros(3)}, r"bias has shape \(3,\)"),
+        ({"class_weight": np.zeros(3)}, r"class_weight has shape \(3,\); need \[V\] = \[7\]"),
         ({"reduction": "avg"}, "unknown reduction 'avg'"),
         ({"label_smoothing": 1.5}, "label_smoothing"),
         ({"softcap": 0.0}, "softcap must be positive"),

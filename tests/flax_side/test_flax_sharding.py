@@ -14,7 +14,7 @@ def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
     done = subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert len(found) == 6
+    assert len(found) == 10
     for case, errors in found.items():
         assert errors.pop("padding") == 0, case
         assert max(errors.values()) < 1e-6, (case, errors)

@@ -2,10 +2,11 @@
 
     z      = softcap(scale · features @ weightᵀ + bias)            softcap(z) = c · tanh(z / c)
     lse    = log Σ_j exp z_j
-    loss_i = (1 − ε)(lse − z_t) + (ε / V) Σ_j (lse − z_j) + ζ lse²        t = target of token i
+    loss_i = (1 − ε) w_t (lse − z_t) + (ε / V) Σ_j w_j (lse − z_j) + ζ lse²        t = target of token i
 
-with ε label smoothing and ζ the z-loss coefficient: the function of `tiewise.ops.cross_entropy`, term by term. Tokens
-whose target is `ignore_index` count for nothing; where every token is ignored the loss is 0 with zero gradients.
+with ε label smoothing, w class weights (1 where none) and ζ the z-loss coefficient: the function of
+`tiewise.ops.cross_entropy`, term by term. Tokens whose target is `ignore_index` count for nothing. `mean` divides the
+sum by Σ_i w_t and gives 0 with zero gradients where every token is ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from jax import Array, lax
 from tiewise.chunk_rows import chunk_rows
 from tiewise.errors import UnsupportedError
 from tiewise.flax.indices import as_array, check_range
-from tiewise.flax.sweep import Problem, Tensors, promoted, sweep
+from tiewise.flax.sweep import Problem, Tensors, counted, promoted, sweep
 from tiewise.flax.varying import alike
 
 REDUCTIONS = ("mean", "sum", "none")
@@ -37,10 +38,11 @@ class LossOptions:
         ignore_index: target value whose tokens count for nothing.
         label_smoothing: ε, in [0, 1].
         z_loss: ζ, the coefficient of lse².
+        class_weight: w [V], or None; gets no gradient.
         reduction: `mean`, `sum` (both an fp32 scalar) or `none` (fp32, shaped like the targets).
         chunk: tokens per chunk; None chooses by vocabulary so that a chunk of logits is about 100 MB.
-        axis: inside `shard_map`, the mesh axis over which the rows of `weight` and `bias` are split; targets stay
-            numbers of the whole vocabulary.
+        axis: inside `shard_map`, the mesh axis over which the rows of `weight`, `bias` and `class_weight` are split;
+            targets stay numbers of the whole vocabulary.
         vocab: V where the rows of all parts are more, because they must split evenly: the rest is masked.
     """
 
@@ -49,6 +51,7 @@ class LossOptions:
     ignore_index: int = -100
     label_smoothing: float = 0.0
     z_loss: float = 0.0
+    class_weight: Array | None = None
     reduction: str = "mean"
     chunk: int | None = None
     axis: str | None = None
@@ -97,12 +100,13 @@ def linear_cross_entropy(
     flat, table = promoted(features.reshape(-1, features.shape[-1]), weight)
     # signed, so that ignored and impossible targets stay apart from the first rows
     at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
-    table, at, bias = alike(flat, table, at, bias)
+    w = None if o.class_weight is None else lax.stop_gradient(jnp.asarray(o.class_weight))
+    table, at, bias, w = alike(flat, table, at, bias, w)
     chunk = chunk_rows(len(at), vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
     problem = Problem(
         vocab, max(1, min(chunk, len(at))), o.scale, o.softcap, o.ignore_index, o.label_smoothing, o.z_loss, o.axis
     )
-    tensors = Tensors(flat, table, at, bias)
+    tensors = Tensors(flat, table, at, bias, w)
     if o.reduction == "none":
         return _tokens(problem, tensors).reshape(targets.shape)
     return _scalar(problem, o.reduction == "mean", tensors)
@@ -123,7 +127,7 @@ def _scalar_forward(problem: Problem, mean: bool, tensors: Tensors) -> tuple[Arr
 def _scalar_backward(problem: Problem, mean: bool, kept: Any, upstream: Array) -> tuple[Tensors]:
     found, types = kept
     scaled = [None if x is None else (x * upstream).astype(like.dtype) for x, like in zip(found, types, strict=True)]
-    return (Tensors(scaled[0], scaled[1], None, scaled[2]),)
+    return (Tensors(scaled[0], scaled[1], None, scaled[2], None),)
 
 
 _scalar.defvjp(_scalar_forward, _scalar_backward)
@@ -142,7 +146,7 @@ def _tokens_backward(problem: Problem, tensors: Tensors, upstream: Array) -> tup
     found = sweep(tensors, problem, upstream)[1]
     pairs = zip(found or (), _types(tensors), strict=True)
     cast = [None if x is None else x.astype(like.dtype) for x, like in pairs]
-    return (Tensors(cast[0], cast[1], None, cast[2]),)
+    return (Tensors(cast[0], cast[1], None, cast[2], None),)
 
 
 _tokens.defvjp(_tokens_forward, _tokens_backward)
@@ -153,9 +157,9 @@ def _reduced(each: Array, factor: Array) -> Array:
 
 
 def _factor(tensors: Tensors, problem: Problem, mean: bool) -> Array:
-    """1 / number of tokens that count, 1 where none does; 1 for a sum."""
-    count = (tensors.targets != problem.ignore_index).sum() if mean else jnp.ones((), jnp.int32)
-    return 1 / jnp.maximum(count, 1).astype(jnp.promote_types(tensors.weight.dtype, jnp.float32))
+    """1 / Σ w_t over the tokens that count, 1 where that is 0; 1 for a sum."""
+    whole = counted(tensors, problem) if mean else jnp.ones(())
+    return 1 / jnp.where(whole > 0, whole, 1).astype(jnp.promote_types(tensors.weight.dtype, jnp.float32))
 
 
 def _types(tensors: Tensors) -> tuple[Any, Any, Any]:
@@ -173,8 +177,9 @@ def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: 
     if weight.ndim != 2 or features.shape[-1] != weight.shape[1] or features.shape[:-1] != targets.shape:
         got = f"features {features.shape}, weight {weight.shape}, targets {targets.shape}"
         raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")
-    if bias is not None and bias.shape != (weight.shape[0],):
-        raise ValueError(f"bias has shape {bias.shape}; need [V] = [{weight.shape[0]}]")
+    for name, vector in (("bias", bias), ("class_weight", o.class_weight)):
+        if vector is not None and vector.shape != (weight.shape[0],):
+            raise ValueError(f"{name} has shape {vector.shape}; need [V] = [{weight.shape[0]}]")
     if o.reduction not in REDUCTIONS:
         raise ValueError(f"unknown reduction {o.reduction!r}; choose one of {', '.join(REDUCTIONS)}")
     if not 0 <= o.label_smoothing <= 1 or o.z_loss < 0 or (o.chunk is not None and o.chunk < 1):

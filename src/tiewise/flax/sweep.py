@@ -2,7 +2,8 @@
 
 For a chunk of n tokens with features h [n, E], logits z, s = Σ_j exp(z_j − m):
 
-    ∂loss_i/∂z_j = c_i P_ij − q_i [j = t_i] − ε/V            P = exp(z − m) / s,  q = 1 − ε,  c = 1 + 2ζ lse
+    ∂loss_i/∂z_j = c_i P_ij − q_i [j = t_i] − ε w_j / V      P = exp(z − m) / s
+                                                             q = (1 − ε) w_t,  c = q + ε mean(w) + 2ζ lse
     dfeatures = (c/s) ∘ (e W) − q ∘ W[t]                      e = exp(z − m)
     dweight   = eᵀ((c/s) ∘ h) − scatter(t, q ∘ h)
 
@@ -16,7 +17,7 @@ the last chunk has the ignored target, so it is in no sum.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,12 +27,13 @@ from tiewise.flax.varying import zeros_like
 
 
 class Tensors(NamedTuple):
-    """features [N, E], weight [V, E], targets [N] and bias [V] or None."""
+    """features [N, E], weight [V, E], targets [N]; bias [V] and class weights [V], or None."""
 
     features: Array
     weight: Array
     targets: Array
     bias: Array | None
+    class_weight: Array | None
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,13 @@ def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple
     Returns:
         the loss of each token [N], and the gradients of Σ row_weight_i · loss_i; None where `row_weight` is None.
     """
-    features, weight, targets, bias = tensors
+    features, weight, targets, bias, _ = tensors
     n, chunk = len(targets), problem.chunk
     pieces = max(1, -(-n // chunk))
     lacking = pieces * chunk - n
     rows = jnp.pad(features, ((0, lacking), (0, 0))).reshape(pieces, chunk, -1)
     at = jnp.pad(targets, (0, lacking), constant_values=problem.ignore_index).reshape(pieces, chunk)
-    part = _Part.of(weight, bias, problem)
+    part = _Part.of(tensors, problem)
     if row_weight is None:
         _, each = lax.scan(lambda carry, x: (carry, part.losses(*x)), None, (rows, at))
         return each.reshape(-1)[:n], None
@@ -89,6 +91,12 @@ def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple
     return each.reshape(-1)[:n], Gradients(d_features, d_weight, d_bias)
 
 
+def counted(tensors: Tensors, problem: Problem) -> Array:
+    """Σ w_t over the tokens that count: their number where classes have no weights."""
+    count = tensors.targets != problem.ignore_index
+    return jnp.where(count, _Part.of(tensors, problem).of_class(tensors.targets), 0).sum()
+
+
 class _Softmax(NamedTuple):
     """Unnormalised exponentials e [n, V], their sum s [n], lse [n]; logits after the soft-cap [n, V]."""
 
@@ -104,16 +112,19 @@ class _Part:
 
     weight: Array
     bias: Array | None
+    class_weight: Array | None
     problem: Problem
     kind: Any  # type of the products
     wide: Any  # type of everything else
     first: Array | int  # vocabulary number of the first row
 
     @classmethod
-    def of(cls, weight: Array, bias: Array | None, problem: Problem) -> _Part:
-        kind = weight.dtype
-        first = 0 if problem.axis is None else lax.axis_index(problem.axis) * weight.shape[0]
-        return cls(weight, bias, problem, kind, jnp.promote_types(kind, jnp.float32), first)
+    def of(cls, tensors: Tensors, problem: Problem) -> _Part:
+        kind, w = tensors.weight.dtype, tensors.class_weight
+        wide = jnp.promote_types(kind, jnp.float32)
+        first = 0 if problem.axis is None else lax.axis_index(problem.axis) * tensors.weight.shape[0]
+        part = cls(tensors.weight, tensors.bias, None, problem, kind, wide, first)
+        return part if w is None else replace(part, class_weight=jnp.where(part._real, w.astype(wide), 0))
 
     def losses(self, h: Array, t: Array) -> Array:
         """Loss of each token [n]; nan where the target is outside the vocabulary."""
@@ -125,8 +136,9 @@ class _Part:
         soft = self._softmax(h)
         each = self._losses(soft, t)
         on = jnp.where(t == p.ignore_index, 0, jnp.where(self._exists(t), on, jnp.nan))
-        c = on * (1 + 2 * p.z_loss * soft.lse)
-        q = on * (1 - p.smoothing)
+        hit = (1 - p.smoothing) * self.of_class(t)
+        c = on * (hit + self._spread + 2 * p.z_loss * soft.lse)
+        q = on * hit
         row, here = self._row(t)
         if p.softcap is not None:
             q = q * (1 - (self._at(soft.logits, row) / p.softcap) ** 2)
@@ -140,6 +152,21 @@ class _Part:
         if d_bias is not None:
             d_bias = (d_bias + factor @ matrix).at[row].add(-q)
         return each, d_rows, d_weight, d_bias
+
+    def of_class(self, t: Array) -> Array | int:
+        """w_t [n], or 1 where classes have no weights."""
+        if self.class_weight is None:
+            return 1
+        row, here = self._row(t)
+        return self._over(lax.psum, jnp.where(here, self.class_weight[row], 0))
+
+    @property
+    def _spread(self) -> Array | float:
+        """ε mean(w)."""
+        p = self.problem
+        if self.class_weight is None or not p.smoothing:
+            return p.smoothing
+        return p.smoothing / p.vocab * self._over(lax.psum, self.class_weight.sum())
 
     def _softmax(self, h: Array) -> _Softmax:
         p = self.problem
@@ -159,10 +186,11 @@ class _Part:
         p = self.problem
         row, here = self._row(t)
         logit = self._over(lax.psum, jnp.where(here, self._at(soft.logits, row), 0))
-        each = (1 - p.smoothing) * (soft.lse - logit)
+        each = (1 - p.smoothing) * self.of_class(t) * (soft.lse - logit)
         if p.smoothing:
             finite = jnp.where(self._real, soft.logits, 0) if self._padded else soft.logits
-            each = each + p.smoothing * (soft.lse - self._over(lax.psum, finite.sum(1)) / p.vocab)
+            weighted = finite if self.class_weight is None else finite * self.class_weight
+            each = each + self._spread * soft.lse - p.smoothing / p.vocab * self._over(lax.psum, weighted.sum(1))
         if p.z_loss:
             each = each + p.z_loss * soft.lse**2
         return jnp.where(t == p.ignore_index, 0, jnp.where(self._exists(t), each, jnp.nan))
@@ -173,7 +201,8 @@ class _Part:
         factor = c / soft.s
         if p.softcap is None and not p.smoothing:
             return soft.e, factor
-        matrix = soft.e * factor[:, None] - (on * (p.smoothing / p.vocab))[:, None]
+        even = (on * (p.smoothing / p.vocab))[:, None]
+        matrix = soft.e * factor[:, None] - (even if self.class_weight is None else even * self.class_weight)
         if p.softcap is not None:
             matrix = matrix * (1 - (soft.logits / p.softcap) ** 2)
         return (jnp.where(self._real, matrix, 0) if self._padded else matrix), jnp.ones_like(factor)
