@@ -43,6 +43,11 @@ DIFFERING = [Vocabularies(9, 6), Vocabularies(6, 9), Vocabularies(6, 4, (3, -1, 
 IDS = np.array([[1, 2, 5, 1], [0, 2, 2, 4]])
 
 
+def fitting(kind, vocab):
+    """Without a map of tokens where the kind has two tables, which take none."""
+    return Vocabularies(vocab.inputs, vocab.outputs) if "untied" in kind and vocab != V else vocab
+
+
 def random_torch(spec, vocab):
     """PyTorch's boundary with every parameter random, its zero ones too."""
     torch.manual_seed(0)
@@ -130,7 +135,47 @@ def test_differing_vocabularies_equal_pytorch(kind, vocab, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "vocab"), list(itertools.product(KINDS, DIFFERING)), ids=str)
 def test_every_spec_with_differing_vocabularies_equals_pytorch(kind, vocab, tmp_path):
-    compare(kind, Vocabularies(vocab.inputs, vocab.outputs) if "untied" in kind else vocab, tmp_path)
+    compare(kind, fitting(kind, vocab), tmp_path)
+
+
+LINEAR = "+bias+input_scale=sqrt_d+output_scale=1/d+alpha=0.3+pad=2"
+DENSE = list(itertools.product([kind for kind in KINDS if "out_bias" not in kind], [V, *DIFFERING]))
+QUICK_DENSE = [("tied", V), ("factored:3", DIFFERING[2])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_DENSE else [pytest.mark.slow]) for c in DENSE], ids=str
+)
+def test_plain_tables_of_both_ends_equal_pytorch_and_do_what_the_boundary_does(kind, vocab, tmp_path):
+    spec, vocab, path = kind + LINEAR, fitting(kind, vocab), tmp_path / "boundary.safetensors"
+    theirs, ours = random_torch(spec, vocab), Boundary(spec, vocab, D, rngs=nnx.Rngs(0))
+    save_model(theirs, path)
+    params = load(path, ours.ends)
+    ours.load(params)
+    linen_side = LinenBoundary(spec, vocab, D)
+
+    @jax.jit
+    def everything(params, ids, hidden):
+        by_linen = linen_side.apply({"params": nested(params)}, method="dense")
+        return ours.dense(), by_linen, ours.ends.embed(params, ids), ours.ends.logits(params, hidden)
+
+    hidden = np.random.default_rng(0).normal(size=(3, D)).astype(np.float32)
+    dense, by_linen, rows, logits = everything(params, IDS, hidden)
+    for a, b, c in zip(dense, by_linen, theirs.dense(), strict=True):
+        assert error(a, c) < 1e-5
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    assert error(np.asarray(dense[0])[IDS], rows) < 1e-6
+    assert error(hidden @ np.asarray(dense[1]).T + np.asarray(params["bias"]), logits) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [("tied+softcap=3", "has a soft-cap, which is not linear"), ("projected:6,out_bias", "bias is no table")],
+)
+def test_what_no_plain_table_can_hold_is_refused_as_in_pytorch(spec, message):
+    for boundary in (random_torch(spec, V), Boundary(spec, V, D, rngs=nnx.Rngs(0))):
+        with pytest.raises(SpecError, match=message):
+            boundary.dense()
 
 
 @pytest.mark.parametrize("spec", [*KINDS, "untied+bias"])

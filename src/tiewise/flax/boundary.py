@@ -52,6 +52,10 @@ class _Verbs:
         """Penalty of a `projected` spec, to be added to the loss; 0 elsewhere."""
         return self._ends().penalty(self._params())
 
+    def dense(self) -> tuple[Array, Array]:
+        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function; see `Ends.dense`."""
+        return self._ends().dense(self._params())
+
     def predicted_nll(self) -> float:
         """Expected loss (nats) of the first step; see `Ends.predicted_nll`."""
         return self._ends().predicted_nll()

@@ -155,6 +155,22 @@ class Ends:
         """Penalty of a `projected` spec, to be added to the loss; 0 elsewhere."""
         return maps.penalty(self.spec, params)
 
+    def dense(self, params: Params) -> tuple[Array, Array]:
+        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+
+        Raises:
+            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
+        """
+        if self.spec.out_bias:
+            fix = "keep the boundary, or train without out_bias"
+            raise SpecError(f"{self.spec}: the projection's bias is no table", fix)
+        if self.spec.softcap is not None:
+            raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+        into, out = self.spec.scales(self.width)
+        read = maps.through_in_map(params, params["table_in"][: self.vocab.inputs])
+        written = self._output_rows(params["table_in" if self.tied else "table_out"])
+        return read * into, maps.against_hidden(self.spec, params, written, self.width) * out
+
     def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
         ids = as_array(ids)
         if not jnp.issubdtype(ids.dtype, jnp.integer):

@@ -67,6 +67,13 @@ def through_out_map(spec: BoundarySpec, params: Params, hidden: Array) -> Array:
     return hidden
 
 
+def against_hidden(spec: BoundarySpec, params: Params, rows: Array, d: int) -> Array:
+    """[V, E] -> [V, D]: rows that meet hidden states as these do behind the map before the head; no bias."""
+    if not any(name.startswith("out_map.") for name in params):
+        return rows
+    return rows @ through_out_map(spec, params, jnp.eye(d, dtype=rows.dtype)).T
+
+
 def penalty(spec: BoundarySpec, params: Params) -> Array:
     """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; 0 where the spec has neither."""
     if not (spec.penalty or spec.decay) or "out_map.weight" not in params:
