@@ -3,6 +3,7 @@
     states, calls = applied(stack, ids)      # residual stream, and one `Call` per application
     calls[3].again(states[4])                # layer 3 applied once more, to its own output
     repeats(keys(calls))                     # runs of applications that use the same parameters again
+    one_block(calls)                         # the run that is all of them, where a model repeats one block and no more
 
 Layers are the same where they use the same Parameter objects in the same places, whatever modules hold them.
 """
@@ -16,9 +17,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tiewise.errors import UnsupportedError
 from tiewise.internals.stack import Stack
 
 Key = tuple[Any, ...]
+_WHOLE = "give a model whose whole layers are shared over the whole depth"
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,24 @@ def repeats(found: list[Key]) -> list[Repeat]:
             runs.append(run)
         start = start + 1 if run is None else run.end
     return runs
+
+
+def one_block(calls: list[Call]) -> Repeat:
+    """Return the shortest block that all applications repeat.
+
+    Raises:
+        UnsupportedError: there is none; the reason names what the layers share instead.
+    """
+    found, count = keys(calls), len(calls)
+    for period in range(1, count // 2 + 1):
+        if found == found[:period] * (count // period):
+            return Repeat(0, period, count // period)
+    shared = max(shared_fractions(calls), default=0.0)
+    if not shared:
+        what = "every layer has parameters of its own" if count > 1 else "there is one layer, applied once"
+        raise UnsupportedError(f"{what}, so none can be applied more or less often", _WHOLE)
+    what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
+    raise UnsupportedError(what, _WHOLE)
 
 
 def shared_fractions(calls: Iterable[Call]) -> list[float]:
