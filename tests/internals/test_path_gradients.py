@@ -18,8 +18,10 @@ from tiewise.data.frequency import bin_of
 from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
 from tiewise.internals.loaded import Opened
-from tiewise.internals.path_gradients import HISTOGRAM, _by_batch, path_gradients
+from tiewise.internals.path_batches import by_batch
+from tiewise.internals.path_gradients import path_gradients
 from tiewise.internals.path_rows import cosine_null, row_sums
+from tiewise.internals.path_shares import HISTOGRAM
 from tiewise.internals.text_loss import HALF, HIDDEN, NEXT, TextLoss
 from tiewise.internals.two_leaves import parted
 
@@ -293,7 +295,7 @@ def test_norms_by_batch_size_are_unbiased():
         rows = torch.from_numpy(a)[:, None]
         singles = [row_sums(row, row, True).split() for row in rows]
         mean = float(np.linalg.norm(a.mean(0)))
-        for at in _by_batch(singles, (mean, mean), size):
+        for at in by_batch(singles, (mean, mean), size):
             if at.windows in squares:
                 squares[at.windows].append(at.a**2)
     for windows, found in squares.items():

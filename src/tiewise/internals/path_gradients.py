@@ -11,7 +11,6 @@ a batch size. Both are given: one batch (mean and interval over batches) and the
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,138 +19,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiewise.analysis.estimates import Estimate, mean_interval, ratio
-from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.data.blocks import token_counts
-from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.data.windows import Ids
 from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
 from tiewise.internals.loaded import Opened
-from tiewise.internals.path_rows import RowSums, Split, cosine_null, row_sums
+from tiewise.internals.path_batches import Activation, AtBatch, PerBatch, Single, activation, by_batch, per_batch
+from tiewise.internals.path_rows import Split, cosine_null, row_sums
+from tiewise.internals.path_shares import Bin, Rows, by_frequency, by_row
 from tiewise.internals.text_loss import TextLoss
 from tiewise.internals.two_leaves import parted
 from tiewise.training.results import to_record
 
-QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-HISTOGRAM = 20  # bins of a row's share
 PERMUTATIONS = 19
-_TOP = 20
-ACTIVATION_CONVENTION = "activation-norm convention (not commensurable)"
-
-
-@dataclass(frozen=True)
-class PerBatch:
-    """Norms of single batches' gradients: means over `batches` batches of `windows` windows, with 95 % intervals.
-
-    Args:
-        windows: windows of a batch.
-        batches: whole batches; a smaller last one is not among them.
-        a: ‖A‖.
-        b: ‖B‖.
-        share_b: ‖B‖ / (‖A‖ + ‖B‖), the mean of the batches' shares.
-        cosine: between A and B; nan for two tables.
-    """
-
-    windows: int
-    batches: int
-    a: Estimate
-    b: Estimate
-    share_b: Estimate
-    cosine: Estimate
-
-
-@dataclass(frozen=True)
-class AtBatch:
-    """Root mean square norms that batches of so many windows would have; `windows` None is the limit."""
-
-    windows: int | None
-    a: float
-    b: float
-    share_b: float
-
-
-@dataclass(frozen=True)
-class Activation:
-    """The older convention of arXiv:2603.26663: two norms that are not of one thing.
-
-    Args:
-        a: norm of the gradient at the lookups' outputs [b, T, D] of a batch, where each position is a row of its own.
-        b: ‖B‖ [V, E] of the same batch.
-        share_b: b / (a + b), mean over batches.
-        share_b_l1: the same with L1 norms.
-    """
-
-    a: Estimate
-    b: Estimate
-    share_b: Estimate
-    share_b_l1: Estimate
-    convention: str = ACTIVATION_CONVENTION
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Tokens of one frequency.
-
-    Args:
-        label: counts in the text, as `tiewise.data.frequency.frequency_bins` has them.
-        tokens: rows of the table.
-        occurrences: how often they occur together.
-        gradient: of the text's mean loss, on these rows.
-        update: Adam's step on these rows.
-        of_a: these rows' part of ‖A‖².
-        of_b: their part of ‖B‖².
-    """
-
-    label: str
-    tokens: int
-    occurrences: int
-    gradient: Split
-    update: Split
-    of_a: float
-    of_b: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """One token's row: what it reads as, its count in the windows, ‖A_r‖, ‖B_r‖, B's share, its part of ‖A‖² + ‖B‖²."""
-
-    token: int
-    text: str
-    count: int
-    a: float
-    b: float
-    share_b: float
-    of_all: float
-    update_share_b: float
-
-
-@dataclass(frozen=True)
-class Rows:
-    """How rows of tokens that occur in the windows divide: B's share in each row.
-
-    Args:
-        tokens: how many occur.
-        quantiles: of the rows' shares in the gradient, at `QUANTILES`.
-        update_quantiles: the same in Adam's step.
-        histogram: part of these rows by share, `HISTOGRAM` equal bins of [0, 1].
-        update_histogram: the same in Adam's step.
-        absent: tokens that occur in no window: they get Path B alone.
-        absent_of_b: absent tokens' part of ‖B‖².
-        absent_of_update: absent tokens' part of ‖u‖², the step with both paths.
-        top: the rows with most of ‖A‖² + ‖B‖².
-    """
-
-    tokens: int
-    quantiles: tuple[float, ...]
-    update_quantiles: tuple[float, ...]
-    histogram: tuple[float, ...]
-    update_histogram: tuple[float, ...]
-    absent: int
-    absent_of_b: float
-    absent_of_update: float
-    top: tuple[Row, ...]
 
 
 @dataclass(frozen=True)
@@ -235,7 +116,7 @@ def path_gradients(
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
     pieces = order.split(batch)
     full = len(windows) // batch
-    singles: list[tuple[Split, float, float]] = []
+    singles: list[Single] = []
     nll = 0.0
     with parted(opened.ends) as leaves:
         a, b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)
@@ -253,7 +134,7 @@ def path_gradients(
             if done == full:
                 mean = row_sums(a, b, one).split()
                 scale = len(windows) / (full * batch)
-                scatter = _by_batch([s for s, _, _ in singles], (mean.a * scale, mean.b * scale), batch)
+                scatter = by_batch([s for s, _, _ in singles], (mean.a * scale, mean.b * scale), batch)
             del found
             progress("gradients", min(done * batch, len(windows)), len(windows))
         if not (a.isfinite().all() and b.isfinite().all()):
@@ -275,50 +156,14 @@ def path_gradients(
         nll,
         gradient.split(),
         null,
-        _per_batch([s for s, _, _ in singles], batch),
+        per_batch([s for s, _, _ in singles], batch),
         scatter,
         update.split(),
         adam,
-        _activation(singles),
-        _bins(gradient, update, seen if counts is None else _lengthened(counts, len(seen))),
-        _rows(opened, gradient, update, seen),
+        activation(singles),
+        by_frequency(gradient, update, seen if counts is None else _lengthened(counts, len(seen))),
+        by_row(opened, gradient, update, seen),
     )
-
-
-def _per_batch(singles: Sequence[Split], batch: int) -> PerBatch:
-    means = (mean_interval([getattr(s, name) for s in singles]) for name in ("a", "b", "share_b", "cosine"))
-    return PerBatch(batch, len(singles), *means)
-
-
-def _activation(singles: Sequence[tuple[Split, float, float]]) -> Activation:
-    return Activation(
-        mean_interval([l2 for _, l2, _ in singles]),
-        mean_interval([s.b for s, _, _ in singles]),
-        mean_interval([ratio(s.b, l2 + s.b) for s, l2, _ in singles]),
-        mean_interval([ratio(s.b_l1, l1 + s.b_l1) for s, _, l1 in singles]),
-    )
-
-
-def _by_batch(singles: Sequence[Split], mean: tuple[float, float], batch: int) -> tuple[AtBatch, ...]:
-    """E‖g‖² at k windows = |G|² + tr Σ / k, both estimated without bias (McCandlish et al., arXiv:1812.06162, App. A).
-
-    `mean` are the norms of the mean gradient of the same batches. An estimate of |G|² below zero is no result: nan.
-    """
-    n = len(singles)
-    if n < 2:
-        return ()
-    parts = []
-    for norm, squares in zip(mean, ([s.a**2 for s in singles], [s.b**2 for s in singles]), strict=True):
-        spread = (sum(squares) / n - norm**2) * n / (n - 1)  # trace of the covariance of one batch's gradient
-        parts.append((norm**2 - spread / n, spread * batch))
-    sizes: list[int | None] = [2**k for k in range(13)]
-    return tuple(_at(windows, parts) for windows in [*sizes, None])
-
-
-def _at(windows: int | None, parts: Sequence[tuple[float, float]]) -> AtBatch:
-    squares = [signal + (0.0 if windows is None else spread / windows) for signal, spread in parts]
-    a, b = (math.sqrt(x) if x > 0 else math.nan for x in squares)
-    return AtBatch(windows, a, b, ratio(b, a + b))
 
 
 def _null(a: Tensor, b: Tensor, seed: int) -> tuple[float, float]:
@@ -329,56 +174,3 @@ def _null(a: Tensor, b: Tensor, seed: int) -> tuple[float, float]:
 
 def _lengthened(counts: NDArray, rows: int) -> NDArray:
     return np.pad(np.asarray(counts), (0, max(0, rows - len(counts))))[:rows]
-
-
-def _bins(gradient: RowSums, update: RowSums, counts: NDArray) -> tuple[Bin, ...]:
-    where, all_a, all_b = bin_of(counts), gradient.a2.sum(), gradient.b2.sum()
-    found = []
-    for index, kind in enumerate(frequency_bins(counts)):
-        rows = where == index
-        parts = ratio(float(gradient.a2[rows].sum()), all_a), ratio(float(gradient.b2[rows].sum()), all_b)
-        found.append(Bin(kind.label, kind.tokens, kind.occurrences, gradient.split(rows), update.split(rows), *parts))
-    return tuple(found)
-
-
-def _rows(opened: Opened, gradient: RowSums, update: RowSums, seen: NDArray) -> Rows:
-    present = seen > 0
-    shares, steps = gradient.share_b, update.share_b
-    energy = gradient.a2 + gradient.b2
-    best = [int(r) for r in np.argsort(-energy, kind="stable")[:_TOP]]
-    top = tuple(
-        Row(
-            r,
-            text,
-            int(seen[r]),
-            math.sqrt(gradient.a2[r]),
-            math.sqrt(gradient.b2[r]),
-            float(shares[r]),
-            ratio(float(energy[r]), float(energy.sum())),
-            float(steps[r]),
-        )
-        for r, text in zip(best, read_as(opened.folder, best), strict=True)
-    )
-    whole = update.split().total
-    return Rows(
-        int(present.sum()),
-        _quantiles(shares[present]),
-        _quantiles(steps[present]),
-        _histogram(shares[present]),
-        _histogram(steps[present]),
-        int((~present).sum()),
-        ratio(float(gradient.b2[~present].sum()), float(gradient.b2.sum())),
-        ratio(update.split(~present).total ** 2, whole**2),
-        top,
-    )
-
-
-def _quantiles(shares: NDArray) -> tuple[float, ...]:
-    kept = shares[np.isfinite(shares)]
-    return tuple(float(x) for x in np.quantile(kept, QUANTILES)) if len(kept) else (math.nan,) * len(QUANTILES)
-
-
-def _histogram(shares: NDArray) -> tuple[float, ...]:
-    kept = shares[np.isfinite(shares)]
-    counts = np.histogram(kept, HISTOGRAM, (0.0, 1.0))[0]
-    return tuple(float(x) / max(len(kept), 1) for x in counts)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.internals.path_gradients import HISTOGRAM, PathGradients
+from tiewise.internals.path_gradients import PathGradients
+from tiewise.internals.path_shares import HISTOGRAM
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
