@@ -10,7 +10,7 @@ import yaml
 from cli_tiny import TINY
 from transformers import Qwen2Config
 
-from tiewise.cli.compare import split_arms
+from tiewise.cli.options import split_specs
 from tiewise.training.results import Comparison
 
 LOADING = """
@@ -176,7 +176,11 @@ def test_settings_from_yaml_set_and_options_in_that_order(tiewise, text, tmp_pat
         ("projected:300,penalty=0.1+bias,spd", ["projected:300,penalty=0.1+bias", "spd"]),
         ("residual:8,s=0.1,residual:16", ["residual:8,s=0.1", "residual:16"]),
         ("tied,glued", ["tied", "glued"]),
+        ("tied,glued:in=4", ["tied", "glued:in=4"]),
+        ("factored-untied:in=64, out=128 , tied", ["factored-untied:in=64,out=128", "tied"]),
+        ("tied+share=all:groups=2,ends=1,untied", ["tied+share=all:groups=2,ends=1", "untied"]),
+        ("none,all:cycle=2,ends=1+rank=4,sandwich,ffn", ["none", "all:cycle=2,ends=1+rank=4", "sandwich", "ffn"]),
     ],
 )
-def test_commas_between_arms_and_within_them(text, arms):
-    assert split_arms(text) == arms
+def test_commas_between_specs_and_within_them(text, arms):
+    assert split_specs(text) == arms

@@ -18,10 +18,14 @@ def compare(
     corpus: str = o.CORPUS,
     arms: str = typer.Option(
         None,
+        "--arms",
+        "--boundary",
+        "-b",
         help="Boundaries to compare, separated by commas; the first is the reference. "
         "E.g. tied,untied,factored:64+bias,residual:16.",
         show_default="tied,untied,factored:64",
     ),
+    share: str = o.SHARE,
     seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
     recipe: str = o.RECIPE,
     text: list[str] = o.TEXT,
@@ -54,7 +58,8 @@ def compare(
     from tiewise.training import ranks
 
     given = {
-        "arms": tuple(split_arms(arms)) if arms is not None else None,
+        "arms": tuple(o.split_specs(arms)) if arms is not None else None,
+        "share": o.split_specs(share) if share is not None else None,
         "seeds": seeds,
         "recipe": recipe,
         "text": o.texts(text, recipe, corpus),
@@ -111,21 +116,3 @@ def _trainer(backend: str) -> Train:
     from tiewise.training.run import train
 
     return train
-
-
-def split_arms(text: str) -> list[str]:
-    """Split at commas that start a new boundary; `factored-untied:in=64,out=128` keeps its own.
-
-    A piece `name=…` continues the one before. `untied` is always an arm: two projected tables of width 300 are
-    `projected:untied,k=300` here.
-    """
-    from tiewise.spec import KINDS
-
-    found: list[str] = []
-    for piece in text.split(","):
-        kind = piece.strip().partition(":")[0].partition("+")[0]
-        if found and kind not in KINDS and "=" in piece.partition("+")[0]:
-            found[-1] += "," + piece.strip()
-        else:
-            found.append(piece.strip())
-    return found

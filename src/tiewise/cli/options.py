@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +49,13 @@ CORPUS = typer.Argument(
     help="With --recipe: a folder with train.txt, valid.txt and test.txt, words parted by spaces.",
     show_default=False,
 )
+SHARE = typer.Option(
+    None,
+    metavar="SHARING",
+    help="What an ALBERT's layers share: none, attention, ffn, all, all:groups=2, … Of several, separated by commas, "
+    "compare trains each with every boundary.",
+    show_default="as the recipe",
+)
 RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
 OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")
@@ -64,7 +74,8 @@ def asked(
 ) -> Settings | None:
     """Return the checked settings: defaults, the recipe, the YAML file, `--set`, options; None given is not given.
 
-    They are those of one run where `single`, else of a comparison. With `resume`, None: the run has its settings.
+    They are those of one run where `single`, else of a comparison; a recipe of several arms is trained tied. `share` of
+    `given` is for every arm. With `resume`, None: the run has its settings.
 
     Raises:
         RunError, SpecError: a file, name or value that cannot be used, or `resume` with anything else.
@@ -82,7 +93,8 @@ def asked(
         from tiewise.training.recurrent.recipes import recipe
 
         record |= recipe(given["recipe"])
-    record |= {"arms": ("tied",), "seed": 1} if single else {}
+    if single:
+        record |= {"arms": record["arms"] if len(record.get("arms", ())) == 1 else ("tied",), "seed": 1}
     if config is not None:
         record |= {name: value for name, value in Settings.read(config).items() if value is not None}
     for item in assigned or []:
@@ -93,10 +105,37 @@ def asked(
             record |= Settings.typed({name: yaml.safe_load(value)}, "--set")
         except yaml.YAMLError:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
-    record |= {name: value for name, value in given.items() if value is not None}
+    record |= {name: value for name, value in given.items() if value is not None and name != "share"}
     if not single and record.get("seed") is not None:
         raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
-    return Settings.of(record).checked()
+    settings = Settings.of(record)
+    return (settings if given.get("share") is None else _shared(settings, given["share"])).checked()
+
+
+def _shared(settings: Settings, shares: Sequence[str]) -> Settings:
+    """Return the settings with every arm once for each of `shares`.
+
+    Raises:
+        RunError: the model is no ALBERT.
+        SpecError: an arm that says itself what its layers share, or a sharing that cannot be read.
+    """
+    from tiewise.training.albert.options import shared_arms
+
+    if settings.albert is None:
+        what = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
+        raise RunError(what, "add --recipe albert-small, say, or leave --share out")
+    return replace(settings, arms=shared_arms(settings.arms, shares))
+
+
+def split_specs(text: str) -> list[str]:
+    """Split boundaries or sharings at commas, but for those within one: `name=…` continues what stands before it.
+
+    `untied` is always a boundary: two projected tables of width 300 are `projected:untied,k=300` here.
+
+    >>> split_specs("all:groups=2,ends=1,none")
+    ['all:groups=2,ends=1', 'none']
+    """
+    return re.split(r",(?!\w+=)", re.sub(r"\s*,\s*", ",", text.strip()))
 
 
 def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...] | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli.compare import split_arms
 from tiewise.errors import PlanError
 
 if TYPE_CHECKING:
@@ -70,8 +69,8 @@ def plan(
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
     made = make(
         _built(model) if build else model,
-        split_arms(boundary),
-        None if share is None else [part.strip() for part in share.split(",")],
+        o.split_specs(boundary),
+        None if share is None else o.split_specs(share),
         Setting(Tokens(batch, length), dtype, World(world, tp), init),
     )
     if plot is not None:

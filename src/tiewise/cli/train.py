@@ -21,6 +21,7 @@ def train(
     boundary: str = typer.Option(
         None, "--boundary", "-b", help="The boundary to train, e.g. factored:64+bias.", show_default="tied"
     ),
+    share: str = o.SHARE,
     seed: int = typer.Option(None, help="Of data order, body and tables.", show_default="1"),
     recipe: str = o.RECIPE,
     text: list[str] = o.TEXT,
@@ -41,6 +42,7 @@ def train(
 
     given = {
         "arms": (boundary,) if boundary is not None else None,
+        "share": o.split_specs(share) if share is not None else None,
         "seed": seed,
         "recipe": recipe,
         "text": o.texts(text, recipe, corpus),

@@ -1,6 +1,6 @@
 """The model of an ALBERT arm: its boundary's width is that of the three tables, its projections are the maps.
 
-factored:64            E = 64, one table: ALBERT          factored-untied:64     E = 64, two tables
+factored:64            E = 64, one table and its projection: ALBERT; factored-untied:64 has two tables
 tied, untied, …        E = the run's `embedding`, or H, where no projection is needed
 """
 
@@ -18,6 +18,8 @@ from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.spec import BoundarySpec
 from tiewise.training.albert.options import Albert, read_arm
 from tiewise.training.settings import Settings
+
+_FACTORED = {"factored": "tied", "factored-untied": "untied"}  # by what is installed between the projections
 
 
 def options(settings: Settings) -> Albert:
@@ -44,7 +46,7 @@ def arm_config(settings: Settings, arm: str, vocab: int, marks: dict[str, int | 
         intermediate_size=o.inner,
         hidden_act=o.act,
         norm=o.norm,
-        projection=width != settings.width,
+        projection=width != settings.width or boundary.kind in _FACTORED,
         hidden_dropout_prob=o.dropout,
         attention_probs_dropout_prob=o.dropout,
         max_position_embeddings=settings.length,
@@ -75,7 +77,7 @@ def build_arm(settings: Settings, arm: str, text: PreparedText, seed: int) -> In
 
 
 def _width(boundary: BoundarySpec, otherwise: int) -> int:
-    if boundary.kind not in ("factored", "factored-untied"):
+    if boundary.kind not in _FACTORED:
         return otherwise
     if boundary.out_width not in (None, boundary.width):
         what = f"{boundary}: ALBERT's ends are both of one width E"
@@ -86,8 +88,7 @@ def _width(boundary: BoundarySpec, otherwise: int) -> int:
 
 def _installed(boundary: BoundarySpec) -> BoundarySpec:
     """What is installed at width E, where ALBERT's own projections are a factored boundary's maps."""
-    kinds = {"factored": "tied", "factored-untied": "untied"}
     plain = boundary.plainly()
-    if plain.kind in kinds:
-        return replace(plain, kind=kinds[plain.kind], width=None, out_width=None)
+    if plain.kind in _FACTORED:
+        return replace(plain, kind=_FACTORED[plain.kind], width=None, out_width=None)
     return plain

@@ -7,11 +7,12 @@ layers share where that is not the run's `share`: `factored:64+share=ffn`, `tied
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
 from tiewise.data.masking import Masking
 from tiewise.data.sentence_order import OBJECTIVES, Packing
-from tiewise.errors import RunError
+from tiewise.errors import RunError, SpecError
 from tiewise.sharing_spec import SharingSpec
 from tiewise.spec import BoundarySpec
 
@@ -100,6 +101,19 @@ def read_arm(text: str) -> tuple[BoundarySpec, SharingSpec | None]:
     """
     boundary, marked, share = text.partition(_SHARE)
     return BoundarySpec.parse(boundary), SharingSpec.parse(share) if marked else None
+
+
+def shared_arms(arms: Sequence[str], shares: Sequence[str]) -> tuple[str, ...]:
+    """Every arm with every sharing, boundary by boundary.
+
+    Raises:
+        SpecError: an arm that has a sharing of its own, or a text that cannot be read.
+    """
+    own = next((arm for arm in arms if _SHARE in arm), None)
+    if own is not None:
+        raise SpecError(f"{own} says itself what its layers share", "leave +share= out, or --share")
+    sharings = [SharingSpec.parse(share) for share in shares]
+    return tuple(arm_name(BoundarySpec.parse(arm), share) for arm in arms for share in sharings)
 
 
 def arm_name(boundary: BoundarySpec, share: SharingSpec | None) -> str:
