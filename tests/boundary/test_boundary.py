@@ -6,12 +6,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import predicted_nll, sound_std
-from tiewise.boundary.vectors import load_vectors
-from tiewise.errors import DataError, SpecError
+from tiewise.errors import SpecError
 from tiewise.ops.path_gradient import PathRecord, path_norms
 from tiewise.vocabulary import Vocabularies
 
@@ -265,45 +263,6 @@ def test_the_sound_scale_gives_rows_of_unit_norm():
     boundary = Boundary("tied", 5000, 256)
     assert boundary.table_in.norm(dim=1).mean().item() == pytest.approx(1.0, rel=0.02)
     assert sound_std(256) == 0.0625
-
-
-# --- pretrained vectors
-
-
-def test_word_vectors_by_token(tmp_path):
-    file = tmp_path / "glove.txt"
-    file.write_text("the 1 2 3\ncat 4 5 6\nbroken 1 x 3\nshort 1 2\ndog 7 8 9\n", encoding="utf-8")
-    vectors = load_vectors(file, ["dog", "unseen", "the"])
-    assert vectors.found == 2
-    assert vectors.broken_lines == (3, 4)
-    assert torch.equal(vectors.rows[[0, 2]], torch.tensor([[7.0, 8, 9], [1, 2, 3]]))
-    boundary = Boundary("projected:3", 3, 8)
-    drawn = boundary.table_in.detach().clone()
-    boundary.load_rows(vectors.rows, freeze=True)
-    assert torch.equal(boundary.table_in[1], drawn[1])
-    assert torch.equal(boundary.table_in[0], vectors.rows[0])
-    assert not boundary.table_in.requires_grad
-
-
-def test_word2vec_header_and_safetensors(tmp_path):
-    file = tmp_path / "w2v.txt"
-    file.write_text("2 2\na 1 2\nb 3 4\n", encoding="utf-8")
-    assert load_vectors(file, ["b"]).rows.tolist() == [[3, 4]]
-    save_file({"table": torch.arange(6.0).view(3, 2)}, tmp_path / "t.safetensors")
-    assert load_vectors(tmp_path / "t.safetensors", ["x", "y", "z"]).rows.tolist() == [[0, 1], [2, 3], [4, 5]]
-    with pytest.raises(DataError, match="3 rows for a vocabulary of 2"):
-        load_vectors(tmp_path / "t.safetensors", ["x", "y"])
-
-
-@pytest.mark.parametrize(
-    ("content", "says"), [(None, "no such file"), ("", "no vector"), ("zebra 1 2\n", "none of the vocabulary's tokens")]
-)
-def test_vectors_that_cannot_be_used(tmp_path, content, says):
-    file = tmp_path / "v.txt"
-    if content is not None:
-        file.write_text(content)
-    with pytest.raises(DataError, match=says):
-        load_vectors(file, ["a", "b"])
 
 
 # --- refusals

@@ -1,53 +1,60 @@
-"""Pretrained word vectors as rows of a table: GloVe, word2vec and fastText text files, and safetensors.
+"""Pretrained word vectors as rows of a table: GloVe, word2vec and fastText, text or binary, and safetensors.
 
-A text file has one token per line followed by its numbers; word2vec and fastText put `count width` on the first line.
-A safetensors file has one two-dimensional tensor, rows in the order of the vocabulary.
+A safetensors file has one two-dimensional tensor, rows in the order of the vocabulary; the others name their words.
+Which format a file has is told by its bytes, not by its name.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tiewise.errors import DataError, SpecError
+from tiewise.boundary.vector_files.read import read_words
+from tiewise.errors import DataError, SpecError, printable
 from tiewise.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
 
-_NAMED = 5  # broken lines and missing words that are named
+_NAMED = 5  # missing words that are named
 
 
 @dataclass(frozen=True)
 class Vectors:
-    """Rows [V, E] for a vocabulary (nan where the file has none), tokens found, numbers of broken lines."""
+    """Rows [V, E] for a vocabulary (nan where the file has none), tokens found, and how many lines were broken."""
 
     rows: Tensor
     found: int
-    broken_lines: tuple[int, ...] = ()
+    broken: int = 0
 
 
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Vectors:
     """Read vectors for `tokens`, None where a row has none; the file is streamed, and only their rows are kept.
 
+    What is wrong with the file, and which words it lacks, is logged as a warning.
+
     Raises:
-        DataError: no such file, no vector in it, no token found, or a tensor of another number of rows.
+        DataError: no such file, none of the known formats, one that contradicts itself, no token found, or a tensor of
+            another number of rows.
     """
     path = Path(path)
     if not path.is_file():
-        raise DataError(f"vectors {path}: no such file", "give a GloVe, word2vec, fastText text or safetensors file")
-    if path.suffix == ".safetensors":
-        return _safetensors(path, len(tokens))
-    return _text(path, tokens)
+        raise DataError(f"vectors {path}: no such file", "give a GloVe, word2vec, fastText or safetensors file")
+    try:
+        if _is_safetensors(path):
+            return _safetensors(path, len(tokens))
+        changed = path.stat()
+        found = _by_word(path.resolve(), path, (changed.st_mtime_ns, changed.st_size), tuple(tokens))
+    except OSError as error:
+        raise DataError(f"vectors {path}: cannot be read ({error.strerror})", "check the file") from None
+    return replace(found, rows=found.rows.clone())
 
 
 def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
@@ -82,6 +89,15 @@ def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: BoundarySpe
     table.requires_grad_(not freeze)
 
 
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file begins as safetensors do, the length of a JSON header and its brace, or is called one."""
+    with path.open("rb") as file:
+        head = file.read(9)
+    return path.suffix == ".safetensors" or (
+        head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
+    )
+
+
 def _safetensors(path: Path, vocab: int) -> Vectors:
     try:
         with safe_open(path, framework="pt") as file:
@@ -95,53 +111,33 @@ def _safetensors(path: Path, vocab: int) -> Vectors:
     if len(rows) != vocab:
         fix = "safetensors rows follow the vocabulary; use a text file to match by token"
         raise DataError(f"vectors {path}: {len(rows)} rows for a vocabulary of {vocab}", fix)
+    if not rows.isfinite().all():
+        what = f"{int((~rows.isfinite()).any(1).sum()):,} rows hold values that are no finite numbers"
+        raise DataError(f"vectors {path}: {what}", "leave such rows out: give a text file, which names its words")
     return Vectors(rows, vocab)
 
 
-def _text(path: Path, tokens: Sequence[str | None]) -> Vectors:
-    index = {token: row for row, token in enumerate(tokens) if token is not None}
-    rows: np.ndarray | None = None
-    broken: list[int] = []
-    found: set[int] = set()
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, 1):
-            token, *numbers = line.rstrip("\n").rstrip(" ").split(" ")
-            if number == 1 and len(numbers) == 1:
-                continue  # the `count width` line of word2vec and fastText
-            vector = _numbers(numbers)
-            if rows is None and vector is not None:
-                rows = np.full((len(tokens), len(vector)), np.nan, dtype=np.float32)
-            if vector is None or rows is None or len(vector) != rows.shape[1]:
-                broken.append(number)
-            elif (row := index.get(token)) is not None:
-                rows[row] = vector
-                found.add(row)
-    if rows is None or not found:
-        what = "no vector" if rows is None else "none of the vocabulary's tokens"
-        raise DataError(f"vectors {path}: {what} in it", "check that file and tokenizer write words the same way")
-    missing = [token for token, row in index.items() if row not in found]
-    changed = path.stat().st_mtime_ns
-    if broken:
-        _say_once(path.resolve(), changed, f"{path}: {len(broken):,} broken lines skipped: {_first(broken)}")
+@lru_cache(maxsize=2)  # a run reads its vectors when it is checked and when each model begins
+def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str | None, ...]) -> Vectors:
+    """Read a file that names its words, and say what it lacks; `real` and `changed` tell it from every other."""
+    read = read_words(path, tokens)
+    rows, broken, said = read.rows, read.rows.broken, f"{path} ({read.form})"
+    skipped = f"{broken.count:,} broken {'lines' if read.form.endswith('text') else 'entries'}"
+    if not rows.found:
+        what = f"none of the vocabulary's tokens in it ({read.form}, {skipped})"
+        raise DataError(f"vectors {path}: {what}", "check that file and tokenizer write words the same way")
+    if read.odd:
+        log.warning(f"{said}: {read.odd}: is the file whole?")
+    if broken.count:
+        log.warning(f"{said}: {skipped} skipped: {_first(broken.first, broken.count)}")
+    if rows.twice:
+        log.warning(f"{said}: a word stands in it again {rows.twice:,} times; its first vector counts")
+    missing = [word.decode(errors="replace") for word, row in rows.index.items() if row not in rows.found]
     if missing:
-        what = f"{path}: {len(missing):,} of {len(index):,} words have no vector and start at random: {_first(missing)}"
-        _say_once(path.resolve(), changed, what)
-    return Vectors(torch.from_numpy(rows), len(found), tuple(broken))
+        what = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
+        log.warning(f"{said}: {what}: {_first(missing, len(missing))}")
+    return Vectors(torch.from_numpy(rows.values), len(rows.found), broken.count)
 
 
-def _first(items: Sequence[object]) -> str:
-    return ", ".join(map(str, items[:_NAMED])) + (", …" if len(items) > _NAMED else "")
-
-
-@cache
-def _say_once(file: Path, changed: int, what: str) -> None:
-    """A run reads its vectors when it is checked and when it begins; what is wrong with them is said once."""
-    log.warning(what)
-
-
-def _numbers(words: Sequence[str]) -> list[float] | None:
-    try:
-        values = [float(word) for word in words]
-    except ValueError:
-        return None
-    return values if values and all(map(math.isfinite, values)) else None
+def _first(items: Sequence[object], count: int) -> str:
+    return ", ".join(printable(str(item)) for item in items[:_NAMED]) + (", …" if count > _NAMED else "")

@@ -1,0 +1,286 @@
+"""Files of pretrained vectors: every format against an independent writer, and every way to be wrong."""
+
+import contextlib
+import logging
+import tempfile
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import vector_writers as writers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from safetensors.torch import save_file
+
+from tiewise.boundary.boundary import Boundary
+from tiewise.boundary.vector_files import stream
+from tiewise.boundary.vectors import load_vectors
+from tiewise.errors import DataError
+
+ABC = {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "c": [7.0, 8.0, 9.0]}
+WRITERS = {
+    "GloVe text": writers.text,
+    "word2vec text": lambda path, vectors: writers.text(path, vectors, header=True),
+    "word2vec binary": writers.word2vec,
+    "word2vec binary without line feeds": lambda path, vectors: writers.word2vec(path, vectors, end=b""),
+}
+word = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "M")), min_size=1, max_size=9)
+
+
+@st.composite
+def tables(draw):
+    """Words and their vectors, any float32 that is finite; two columns or more, as one is hardly told from a header."""
+    words = draw(st.lists(word, min_size=1, max_size=8, unique=True))
+    finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+    values = draw(arrays(np.float32, (len(words), draw(st.integers(2, 6))), elements=finite))
+    return dict(zip(words, values, strict=True))
+
+
+@pytest.mark.parametrize("form", WRITERS)
+@settings(max_examples=25, deadline=None)
+@given(vectors=tables(), data=st.data())
+def test_every_format_gives_back_what_was_written(form, vectors, data):
+    asked = data.draw(st.permutations(list(vectors)))[: data.draw(st.integers(1, len(vectors)))]
+    with tempfile.TemporaryDirectory() as folder:
+        path = WRITERS[form](Path(folder) / "a name that says nothing", vectors)
+        found = load_vectors(path, [None, *asked])
+    assert (found.found, found.broken) == (len(asked), 0)
+    assert found.rows[0].isnan().all()
+    assert np.array_equal(found.rows[1:].numpy(), np.stack([vectors[each] for each in asked]))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(word, min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(-1, 3), st.integers(1, 50))
+def test_fasttext_models_give_the_mean_of_a_word_and_its_ngrams(words, shortest, more, bucket):
+    words = [*words, "</s>"]
+    lengths = {"minn": shortest, "maxn": shortest + more} if more >= 0 else {"minn": 0, "maxn": 0}
+    matrix = np.random.default_rng(0).normal(size=(len(words) + bucket, 3)).astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        path = writers.fasttext(Path(folder) / "model", words, matrix, labels=["__label__x"], **lengths)
+        found = load_vectors(path, [*reversed(words), "not there", "__label__x"])
+    assert found.found == len(words)
+    assert found.rows[-2:].isnan().all()
+    wanted = [writers.fasttext_vector(each, words, matrix, **lengths) for each in reversed(words)]
+    np.testing.assert_allclose(found.rows[:-2].numpy(), wanted, rtol=2e-7, atol=1e-7)
+
+
+def test_the_writer_s_hash_is_the_published_one():
+    """Test vectors of the FNV authors; without bytes above 127 there is no sign to extend."""
+    assert [writers.fnv(text) for text in ("", "a", "foobar")] == [0x811C9DC5, 0xE40C292C, 0xBF9CF968]
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64])
+def test_a_binary_file_is_read_in_pieces_of_any_size(piece, tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "_PIECE", piece)
+    found = load_vectors(writers.word2vec(tmp_path / "v", ABC), ["c", "a"])
+    assert found.rows.tolist() == [ABC["c"], ABC["a"]]
+    matrix = np.arange(12, dtype=np.float32).reshape(4, 3)
+    model = writers.fasttext(tmp_path / "m", ["a", "b"], matrix, maxn=0)
+    assert load_vectors(model, ["b"]).rows.tolist() == [[3, 4, 5]]
+
+
+def test_a_file_of_many_words_is_not_held(tmp_path):
+    """Peak of what Python and numpy allocate while a file of 16 MB is read for two words."""
+    row = np.ones(250, "<f4").tobytes()
+    path = tmp_path / "v"
+    with path.open("wb") as file:
+        file.write(b"16000 250\n")
+        file.writelines(b"w%d " % i + row for i in range(16_000))
+    tracemalloc.start()
+    assert load_vectors(path, ["w7", "w15999"]).found == 2
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6e6
+
+
+def test_tabs_spaces_and_carriage_returns(tmp_path):
+    path = tmp_path / "v"
+    path.write_bytes("a\t1\t2\r\nb  3 4 \r\nnaïve 5 6\r\n".encode())
+    found = load_vectors(path, ["naïve", "b", "a"])
+    assert (found.rows.tolist(), found.broken) == ([[5, 6], [3, 4], [1, 2]], 0)
+
+
+def test_rows_start_a_table_and_are_frozen(tmp_path):
+    vectors = load_vectors(writers.text(tmp_path / "v", ABC), ["c", "unseen", "a"])
+    boundary = Boundary("projected:3", 3, 8)
+    drawn = boundary.table_in.detach().clone()
+    boundary.load_rows(vectors.rows, freeze=True)
+    assert torch.equal(boundary.table_in[1], drawn[1])
+    assert boundary.table_in[[0, 2]].tolist() == [ABC["c"], ABC["a"]]
+    assert not boundary.table_in.requires_grad
+
+
+def test_safetensors_follow_the_vocabulary(tmp_path):
+    for name in ("t.safetensors", "t"):
+        save_file({"table": torch.arange(6.0).view(3, 2)}, tmp_path / name)
+        assert load_vectors(tmp_path / name, ["x", "y", "z"]).rows.tolist() == [[0, 1], [2, 3], [4, 5]]
+        with pytest.raises(DataError, match="3 rows for a vocabulary of 2"):
+            load_vectors(tmp_path / name, ["x", "y"])
+    save_file({"table": torch.tensor([[1.0, torch.inf], [2, 3]])}, tmp_path / "inf")
+    with pytest.raises(DataError, match="1 rows hold values that are no finite numbers"):
+        load_vectors(tmp_path / "inf", ["x", "y"])
+
+
+# --- files that can be read, and of which something is said
+
+
+def said(caplog, path, tokens):
+    caplog.set_level(logging.WARNING)
+    caplog.clear()
+    found = load_vectors(path, tokens)
+    assert all(line.startswith(f"{path} (") for line in caplog.messages)
+    return found, [line.removeprefix(str(path)) for line in caplog.messages]
+
+
+def test_broken_lines_are_counted_and_the_first_named(tmp_path, caplog):
+    path = tmp_path / "v"
+    good = "".join(f"w{i} 1 2 3\n" for i in range(20))
+    bad = "a 1 2 x\nstrange 1 2\nb 1 nan 3\nstrange 1 inf 3\nc 1 2 3 4\n\nd 1 1e99 3\n"
+    path.write_text(good + bad + "z 7 8 9\n")
+    found, lines = said(caplog, path, ["a", "b", "c", "d", "z"])
+    assert (found.found, found.broken) == (1, 7)
+    assert lines == [
+        " (GloVe text): 7 broken lines skipped: 21, 22, 23, 24, 25, …",
+        " (GloVe text): 4 of 5 words have no vector and start at random: a, b, c, d",
+    ]
+    assert found.rows[4].tolist() == [7, 8, 9]
+    assert found.rows[:4].isnan().all()
+
+
+def test_values_that_are_no_numbers_in_binary_files(tmp_path, caplog):
+    found, lines = said(caplog, writers.word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
+    assert found.rows[1].tolist() == ABC["a"]
+    assert lines[0] == " (word2vec binary): 1 broken entries skipped: 4"
+    matrix = np.ones((3, 2), np.float32)
+    matrix[1, 0] = np.inf
+    found, lines = said(caplog, writers.fasttext(tmp_path / "m", ["a", "b"], matrix, maxn=0), ["a", "b"])
+    assert lines[0] == " (fastText binary): 1 broken entries skipped: 2"
+
+
+@pytest.mark.parametrize("form", WRITERS)
+def test_a_word_s_first_vector_counts(form, tmp_path, caplog):
+    path = WRITERS[form](tmp_path / "v", {**ABC, "d": [0.0, 1.0, 2.0]})
+    path.write_bytes(path.read_bytes().replace(b"d", b"a"))
+    found, lines = said(caplog, path, ["a"])
+    assert found.rows.tolist() == [ABC["a"]]
+    assert [line.rpartition(": ")[2] for line in lines] == [
+        "a word stands in it again 1 times; its first vector counts"
+    ]
+
+
+def test_a_text_header_with_another_count(tmp_path, caplog):
+    path = writers.text(tmp_path / "v", ABC, header=True)
+    path.write_bytes(path.read_bytes().replace(b"3 3\n", b"9 3\n"))
+    found, lines = said(caplog, path, ["a"])
+    assert found.rows.tolist() == [ABC["a"]]
+    assert lines == [" (word2vec text): its first line says 9 words, and 3 lines follow: is the file whole?"]
+
+
+def test_a_file_is_read_and_spoken_of_once_until_it_changes(tmp_path, caplog):
+    path = writers.text(tmp_path / "v", ABC)
+    first, lines = said(caplog, path, ["a", "x"])
+    first.rows.zero_()
+    assert len(lines) == 1
+    again, lines = said(caplog, path, ["a", "x"])
+    assert (again.rows[0].tolist(), lines) == (ABC["a"], [])
+    writers.text(path, {"a": [3.0, 2.0, 1.5]})
+    assert said(caplog, path, ["a", "x"])[0].rows[0].tolist() == [3, 2, 1.5]
+
+
+# --- files that cannot be used: one line
+
+
+def raw(text):
+    return lambda path: path.write_bytes(text) and path
+
+
+def model(cut=0, **changes):
+    return lambda path: short(writers.fasttext(path, ["a", "b"], np.ones((4, 3), np.float32), **changes), cut)
+
+
+def short(path, cut):
+    path.write_bytes(path.read_bytes()[: -cut or None])
+    return path
+
+
+BAD = [
+    ("no such file", lambda path: path),
+    ("an empty file", lambda path: path.touch() or path),
+    ("compressed by gzip; unpack it", raw(b"\x1f\x8b\x08 and so on")),
+    ("a zip archive; unpack it", raw(b"PK\x03\x04 and so on")),
+    ("a pickle, which is never opened; save its vectors as text", raw(b"\x80\x04\x95 and so on")),
+    ("none of the formats that are known; give GloVe", raw(b"Well, Prince,\nso Genoa and Lucca\nare now just\n")),
+    ("none of the formats that are known", raw(bytes(range(256)) * 9)),
+    ("none of the formats that are known", raw(b"a 1 2 x\nb 1 2 3\nc x\n")),
+    ("cut short, or no word2vec file", raw(b"2 3\n")),
+    ("tokens in it (GloVe text, 0 broken lines); check that file and", lambda p: writers.text(p, {"z": [1.0, 2.0]})),
+    (
+        "tokens in it (word2vec binary, 2 broken entries)",
+        lambda p: writers.word2vec(p, dict.fromkeys("ab", [np.nan] * 3)),
+    ),
+    ("says 300 numbers per word, and its lines have 3; correct", raw(b"2 300\na 1 2 3\nb 1 2 3\n")),
+    ("20,000 numbers per word; use", raw(b"a" + b" 1" * 20_000 + b"\n")),
+    ("line 21 has more than 1,048,576 bytes", raw(b"w 1 2\n" * 20 + b"a" + b" 1.5" * 300_000)),
+    # word2vec binary
+    (
+        "cut short, or no word2vec file: its first line promises 9 words of 3",
+        lambda p: writers.word2vec(p, ABC, count=9),
+    ),
+    ("cut short, it ends at byte 45 within an entry; take", lambda p: short(writers.word2vec(p, ABC), 4)),
+    ("behind the 2 words of 3 numbers that its first line promises", lambda p: writers.word2vec(p, ABC, count=2)),
+    ("first line", lambda p: writers.word2vec(p, ABC, width=2)),
+    ("cut short", lambda p: writers.word2vec(p, ABC, width=4)),
+    ("its first line says 0 numbers per word", lambda p: writers.word2vec(p, ABC, width=0)),
+    ("its first line says 99,999 numbers", lambda p: writers.word2vec(p, ABC, width=99_999)),
+    ("a word of more than 10,000 bytes at byte 4", raw(b"2 3\n" + b"\0" * 30_000)),
+    # fastText
+    ("version 11, not 12; save its vectors as text (.vec)", model(version=11)),
+    ("a quantised fastText model; save its vectors as text (.vec)", model(quantised=True)),
+    ("a pruned fastText model; save its vectors as text (.vec)", model(pruned=0)),
+    ("cut short, it ends at byte 7 within an entry", raw(writers.struct.pack("<i", 793712314) + b"\x0c\0\0")),
+    ("cut short, it ends at byte 118 within", model(cut=102)),
+    ("cut short, its matrix of 4 x 3 needs", model(cut=60)),
+    ("contradicts itself: sizes that no model has", model(dim=0)),
+    ("contradicts itself: sizes that no model has", model(count=-1)),
+    ("contradicts itself: n-grams without rows", model(bucket=0)),
+    ("contradicts itself: n-grams without rows", model(bucket=-1, maxn=0)),
+    ("contradicts itself: a matrix of 5 x 3", model(m=5)),
+    ("contradicts itself: a matrix of 4 x 3", model(bucket=1)),
+    ("contradicts itself: labels among its words", model(count=1, bucket=3, labels=["c"])),
+]
+
+
+@pytest.mark.parametrize(("says", "write"), BAD, ids=[says for says, _ in BAD])
+def test_a_file_that_cannot_be_used_is_one_line(says, write, tmp_path):
+    path = write(tmp_path / "v")
+    with pytest.raises(DataError) as error:
+        load_vectors(path, ["a", "b"])
+    assert str(error.value).startswith(f"vectors {path}: ")
+    assert says in str(error.value)
+    assert error.value.fix
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_a_folder_and_a_name_are_not_a_file(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        load_vectors(tmp_path, ["a"])
+    (tmp_path / "text.safetensors").write_text("a 1 2\n")
+    with pytest.raises(DataError, match="not a safetensors file"):
+        load_vectors(tmp_path / "text.safetensors", ["a"])
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sampled_from([*WRITERS, "fastText"]), st.data())
+def test_damaged_files_are_read_or_refused_and_never_anything_else(form, data):
+    """Any byte replaced, and the end cut off anywhere."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "v"
+        model()(path) if form == "fastText" else WRITERS[form](path, ABC)
+        content = bytearray(path.read_bytes())
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+        path.write_bytes(content[: data.draw(st.integers(1, len(content)))])
+        with contextlib.suppress(DataError):
+            assert load_vectors(path, ["a", "b"]).found > 0
