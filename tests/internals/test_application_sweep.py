@@ -1,6 +1,7 @@
 """A block applied more or less often, against transformers' own models of that many layers."""
 
 import json
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -9,19 +10,53 @@ import torch.nn.functional as F
 import transformers as tr
 from scipy.stats import t
 from tests.boundary.tiny_models import _BERT, FAMILIES, V, build
-from tests.internals.test_path_gradients import opened, text
 from tests.internals.test_refinement import Affine, with_layers
+from tokenizers import Tokenizer, models
 
-from tiewise.errors import UnsupportedError
-from tiewise.internals import application_sweep as sweep_module
+from tiewise.boundary.locate import locate
+from tiewise.checkpoint.folder import open_folder
+from tiewise.data.windows import windows
+from tiewise.errors import DataError, UnsupportedError
 from tiewise.internals.application_sweep import application_sweep
-from tiewise.internals.refinement import refinement
-from tiewise.internals.text_loss import HIDDEN, NEXT, TextLoss
+from tiewise.internals.asked import questions
+from tiewise.internals.loaded import Opened
+from tiewise.internals.text_loss import HIDDEN, NEXT
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 
 TRAINED = 3
-COUNTS = np.random.default_rng(1).integers(0, 50, V)
+T, COUNT = 16, 5
+SPECIAL = {"pad": 0, "cls": 1, "sep": 2, "mask": 3}
+DOT, WORDS = 4, np.arange(6, V)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a tokenizer of words and a full stop, in which every word begins with a capital."""
+    path = tmp_path_factory.mktemp("tokenizer")
+    marks = {f"{name}_token": f"[{name.upper()}]" for name in SPECIAL}
+    words = (
+        dict(zip(marks.values(), SPECIAL.values(), strict=True)) | {".": DOT, "##s": 5} | {f"W{i}": i for i in WORDS}
+    )
+    tokenizer = Tokenizer(models.WordLevel({word: int(i) for word, i in words.items()}, unk_token="##s"))
+    tr.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks).save_pretrained(path)
+    (path / "config.json").write_text("{}")
+    return open_folder(path)
+
+
+def text(seed=0, sentences=60):
+    """Sentences of three to five words, as ids [N]."""
+    draw = np.random.default_rng(seed)
+    return np.concatenate([[*draw.choice(WORDS, draw.integers(3, 6)), DOT] for _ in range(sentences)])
+
+
+def opened(model, folder):
+    model = model.double().eval()
+    return Opened(folder, model, locate(model))
+
+
+def sweep(found, **changed):
+    return application_sweep(found, text(), **{"length": T, "count": COUNT, "seed": 4} | changed)
 
 
 def albert(layers=TRAINED, **settings):
@@ -56,16 +91,28 @@ def decoder(name, layers=TRAINED, sharing="all", **settings):
     return model
 
 
-def nll_by_window(model, loss, weights=None):
-    """Of a whole model's own forward, window by window; `weights` of a model whose layers are all one."""
-    model = model.double().eval()
-    if weights is not None:
-        missing = model.load_state_dict(weights.state_dict(), strict=False).missing_keys
+def nll_by_window(found, model=None):
+    """Of a whole model's own forward, window by window; of `model` with the weights of the one that was opened."""
+    hidden = isinstance(found.model, tr.AlbertForMaskedLM | OpenAlbertForPreTraining)
+    if model is None:
+        model = found.model
+    else:
+        missing = model.load_state_dict(found.model.double().state_dict(), strict=False).missing_keys
+        model = model.double().eval()
         assert not any(f".{i}." in name for name in missing for i in (0, 1))  # of layers, only what these already are
-    ids, asked, targets = loss.asked(torch.arange(len(loss.windows)))
+    each = []
     with torch.no_grad():
-        logits = model(ids).logits[asked]
-    return F.cross_entropy(logits, targets, reduction="none").reshape(len(ids), -1).mean(-1).numpy()
+        if hidden:
+            for batch in questions(found, False, text(), T, COUNT, 4).batches:
+                for row in range(len(batch.where)):
+                    given = {name: value[row : row + 1] for name, value in batch.given.items()}
+                    own = batch.where[: row + 1].sum(1)
+                    targets = batch.targets[own[:-1].sum() : own.sum()]
+                    each.append(F.cross_entropy(model(**given).logits[0, batch.where[row]], targets).item())
+        else:
+            for ids in torch.from_numpy(windows(text(), T, COUNT)):
+                each.append(F.cross_entropy(model(ids[None]).logits[0, :-1], ids[1:]).item())
+    return np.array(each)
 
 
 MODELS = {
@@ -78,21 +125,18 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_n_applications_are_a_model_of_n_layers(name, tmp_path):
+def test_n_applications_are_a_model_of_n_layers(name, folder):
     make, objective = MODELS[name]
-    found, windows = opened(make(), tmp_path), text()
-    got, loss = application_sweep(found, windows, COUNTS, seed=4), TextLoss(found, windows, 4)
-    assert (got.objective, got.trained, got.layers, got.windows) == (objective, TRAINED, 1, 5)
-    assert got.predicted == {NEXT: 11, HIDDEN: 2}[objective] * 5
+    found = opened(make(), folder)
+    got, own = sweep(found), nll_by_window(found)
+    assert (got.objective, got.trained, got.layers, got.windows) == (objective, TRAINED, 1, COUNT)
     assert [one.times for one in got.course] == list(range(1, 25))
-    own = nll_by_window(found.model, loss)
     assert got.own.nll.value == pytest.approx(own.mean(), rel=1e-12)
     seen = []
     for times in (1, 2, 3, 4, 9):
-        each = nll_by_window(make(times), loss, found.model)
-        one = got.course[times - 1]
+        one, each = got.course[times - 1], nll_by_window(found, make(times))
         assert one.nll.value == pytest.approx(each.mean(), rel=1e-9)
-        half = t.ppf(0.975, 4) * each.std(ddof=1) / 5**0.5
+        half = t.ppf(0.975, COUNT - 1) * each.std(ddof=1) / COUNT**0.5
         assert one.nll.high - one.nll.value == pytest.approx(half, rel=1e-6)
         assert one.more.value == pytest.approx((each - own).mean(), rel=1e-6, abs=1e-12)
         seen.append(one.nll.value)
@@ -100,70 +144,121 @@ def test_n_applications_are_a_model_of_n_layers(name, tmp_path):
     json.dumps(got.record(), allow_nan=False)
 
 
-def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(tmp_path):
+def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
     sizes = {"sliding_window": 3, "attn_implementation": "eager"}
-    found, windows = opened(decoder("gemma2", 2, **sizes), tmp_path), text()
+    found = opened(decoder("gemma2", 2, **sizes), folder)
     assert len(set(found.model.config.layer_types)) == 2
-    got, loss = application_sweep(found, windows, COUNTS), TextLoss(found, windows)
+    got = sweep(found)
     for times in (1, 2, 3, 4, 7):
-        each = nll_by_window(decoder("gemma2", times, **sizes), loss, found.model)
+        each = nll_by_window(found, decoder("gemma2", times, **sizes))
         assert got.course[times - 1].nll.value == pytest.approx(each.mean(), rel=1e-9)
 
 
-def test_a_block_of_two_layers_is_applied_as_one(tmp_path):
-    found, windows = opened(open_albert(6, "all:cycle=2"), tmp_path), text()
-    got, loss = application_sweep(found, windows, COUNTS), TextLoss(found, windows)
+def test_a_block_of_two_layers_is_applied_as_one(folder):
+    found = opened(open_albert(6, "all:cycle=2"), folder)
+    got = sweep(found)
     assert (got.layers, got.trained) == (2, 3)
-    assert got.own.nll.value == pytest.approx(nll_by_window(found.model, loss).mean(), rel=1e-12)
-    deeper = nll_by_window(open_albert(10, "all:cycle=2"), loss, found.model)
+    assert got.own.nll.value == pytest.approx(nll_by_window(found).mean(), rel=1e-12)
+    deeper = nll_by_window(found, open_albert(10, "all:cycle=2"))
     assert got.course[4].nll.value == pytest.approx(deeper.mean(), rel=1e-9)
 
 
-def test_changes_are_those_of_the_refinement_section(tmp_path):
-    found, windows = opened(decoder("llama"), tmp_path), text()
-    got = application_sweep(found, windows, COUNTS)
-    (rest,) = refinement(found, windows, further=21).trained.repeats
-    assert [one.change.value for one in got.course] == pytest.approx([e.value for e in rest.residual], rel=1e-6)
+@pytest.mark.parametrize("name", ["albert", "llama"])
+def test_changes_are_those_between_the_states_of_a_deep_model(name, folder):
+    make, objective = MODELS[name]
+    found, deep = opened(make(), folder), make(9).double().eval()
+    deep.load_state_dict(found.model.state_dict(), strict=False)
+    got, each = sweep(found), []
+    for batch in questions(found, objective == NEXT, text(), T, COUNT, 4).batches:
+        with torch.no_grad():
+            states = deep.base_model(**batch.given, output_hidden_states=True).hidden_states
+        sizes = [np.linalg.norm(state, axis=-1) for state in states[:-1]]  # the last of a decoder is normalised
+        steps = [np.linalg.norm(new - old, axis=-1) for old, new in pairwise(states[:-1])]
+        read = batch.readable.numpy()
+        assert read.all() == (objective == NEXT)  # rows of sentences leave some places empty
+        for row in range(len(read)):
+            each.append([(step / size)[row, read[row]].mean() for step, size in zip(steps, sizes, strict=False)])
+    assert [one.change.value for one in got.course[:8]] == pytest.approx(np.mean(each, 0), rel=1e-9)
 
 
-def test_the_unigram_is_of_the_given_counts(tmp_path):
-    found, windows = opened(decoder("llama"), tmp_path), text()
-    got = application_sweep(found, windows, COUNTS)
-    shares = (COUNTS + 1) / (COUNTS.sum() + V)
-    assert got.unigram.value == pytest.approx(-np.log(shares[windows[:, 1:]]).mean(), rel=1e-12)
+def test_the_unigram_is_of_the_whole_text(folder):
+    got = sweep(opened(decoder("llama"), folder))
+    counts = np.bincount(text(), minlength=V) + 1
+    nll = -np.log(counts / counts.sum())[windows(text(), T, COUNT)[:, 1:]]
+    assert got.unigram.value == pytest.approx(nll.mean(), rel=1e-12)
+    assert got.predicted == nll.size
 
 
-@pytest.mark.parametrize("make", [albert, open_albert, lambda layers=TRAINED: decoder("llama", layers)])
-def test_parameters_with_and_without_sharing_are_those_of_built_models(make, tmp_path):
-    model = make()
-    got = application_sweep(opened(model, tmp_path), text(2), COUNTS)
-    assert got.parameters == sum({id(p): p.numel() for p in model.parameters()}.values())
-    if make is albert:
-        model = albert(num_hidden_groups=TRAINED)
+@pytest.mark.parametrize("name", ["albert", "open albert", "llama"])
+def test_parameters_with_and_without_sharing_are_those_of_built_models(name, folder):
+    found = opened(MODELS[name][0](), folder)
+    got = sweep(found, count=2)
+    assert got.parameters == sum({id(p): p.numel() for p in found.model.parameters()}.values())
+    apart = found.model
+    if name == "albert":
+        apart = albert(num_hidden_groups=TRAINED)
     else:
-        share_layers(model, "none")
-    assert got.separate == sum({id(p): p.numel() for p in model.parameters()}.values())
-    assert got.separate > got.parameters
+        share_layers(apart, "none")
+    assert got.separate == sum({id(p): p.numel() for p in apart.parameters()}.values()) > got.parameters
 
 
-def test_more_layers_than_24_are_all_measured(tmp_path):
-    got = application_sweep(opened(open_albert(26), tmp_path), text(2), COUNTS)
+def test_more_layers_than_24_are_all_measured(folder):
+    got = sweep(opened(open_albert(26), folder), count=2)
     assert len(got.course) == got.trained == 26
 
 
-def test_pieces_do_not_change_the_numbers(tmp_path, monkeypatch):
-    found, windows = opened(albert(), tmp_path), text()
-    whole = application_sweep(found, windows, COUNTS)
-    monkeypatch.setattr(sweep_module, "TOKENS_AT_ONCE", 24)
+@pytest.mark.parametrize("name", ["albert", "llama"])
+def test_pieces_do_not_change_the_numbers(name, folder, monkeypatch):
+    found = opened(MODELS[name][0](), folder)
+    whole = sweep(found)
+    monkeypatch.setattr("tiewise.internals.asked.TOKENS_AT_ONCE", 2 * T)
     monkeypatch.setattr("tiewise.internals.translators.LOGITS", 3 * V)
-    apart = application_sweep(found, windows, COUNTS)
+    apart = sweep(found)
+    assert (whole.windows, whole.predicted) == (apart.windows, apart.predicted)
     for one, other in zip(whole.course, apart.course, strict=True):
         assert one.nll.value == pytest.approx(other.nll.value, rel=1e-12)
+        assert one.change.value == pytest.approx(other.change.value, rel=1e-12)
+
+
+def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
+    found, ids = opened(albert(), folder), text()
+    stream = " ".join(map(str, ids))
+    (batch,) = questions(found, False, ids, T, COUNT, 4).batches
+    asked = batch.given["input_ids"].clone()
+    masked = asked[batch.where] == SPECIAL["mask"]
+    assert 0.5 < masked.double().mean() < 1  # of the chosen, 80 % on average
+    asked[batch.where] = batch.targets
+    for row, read, kinds in zip(asked, batch.readable, batch.given["token_type_ids"], strict=True):
+        assert row[0] == SPECIAL["cls"]
+        one, other = (row[read & (kinds == kind)].tolist() for kind in (0, 1))
+        assert one[-1] == other[-1] == SPECIAL["sep"]
+        assert " ".join(map(str, one[1:-1] + other[:-1])) in stream
+        assert one[-2] == other[-2] == DOT
+    other = next(questions(found, False, ids, T, COUNT, 5).batches)
+    assert not torch.equal(other.given["input_ids"], batch.given["input_ids"])
+
+
+def test_an_encoder_without_segments_is_given_none(folder):
+    found = opened(albert(type_vocab_size=1), folder)
+    assert set(next(questions(found, False, text(), T, COUNT, 4).batches).given) == {"input_ids", "attention_mask"}
+    assert sweep(found).own.nll.value > 0
+
+
+def test_a_tokenizer_without_marks_and_a_text_without_a_window_are_refused(folder, tmp_path):
+    bare = Tokenizer(models.WordLevel({f"W{i}": i for i in range(V)}, unk_token="W0"))
+    tr.PreTrainedTokenizerFast(tokenizer_object=bare, mask_token="W3").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"its tokenizer has no \[CLS\], \[SEP\], \[PAD\]; put the model's own"):
+        sweep(opened(albert(), open_folder(tmp_path)))
+    with pytest.raises(DataError, match="hold no window of 16"):
+        application_sweep(opened(decoder("llama"), folder), text()[:9], T)
+    with pytest.raises(DataError, match="no document has two sentences"):
+        application_sweep(opened(albert(), folder), WORDS, T)
 
 
 def test_what_is_not_finite_is_no_number_and_never_the_best():
     layer = Affine(1e9 * np.eye(16), np.zeros(16))  # fp32 ends at 3e38
-    got = application_sweep(with_layers([layer] * 2), text(), COUNTS)
+    got = sweep(with_layers([layer] * 2))
     assert (got.course[-1].nll, got.course[-1].more, got.course[-1].change) == (None, None, None)
     assert got.own.nll.value >= got.best.nll.value > 0
     assert got.record()["course"][-1]["nll"] is None
@@ -182,7 +277,7 @@ def test_what_is_not_finite_is_no_number_and_never_the_best():
         (lambda: build("t5"), "an encoder and a decoder"),
     ],
 )
-def test_where_no_block_is_repeated_the_reason_is_one_line(make, reason, tmp_path):
+def test_where_no_block_is_repeated_the_reason_is_one_line(make, reason, folder):
     with pytest.raises(UnsupportedError, match=reason) as caught:
-        application_sweep(opened(make(), tmp_path), text(), COUNTS)
+        sweep(opened(make(), folder))
     assert "\n" not in str(caught.value)

@@ -20,6 +20,7 @@ from tiewise.inspection.of_run import run_alignment
 from tiewise.inspection.request import Progress, Request
 from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
+from tiewise.internals.application_sweep import application_sweep
 from tiewise.internals.course import course
 from tiewise.internals.first_mlp import first_mlp_of
 from tiewise.internals.lens import lenses
@@ -91,6 +92,11 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
     def refined(subject: Subject, request: Request, progress: Progress) -> Any:
         return refinement(bench.opened(subject), bench.windows(subject)[1], request.seed, progress)
 
+    def applications(subject: Subject, request: Request, progress: Progress) -> Any:
+        effort = request.effort
+        ids = bench.ids(subject)
+        return application_sweep(bench.opened(subject), ids, effort.length, effort.windows, request.seed, progress)
+
     return (
         Measure("direct_path", each=tables.direct_path),
         Measure("first_mlp", each=first_mlp),
@@ -103,6 +109,7 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         Measure("tokens", each=tokens),
         Measure("lens", each=lens, text=True),
         Measure("refinement", each=refined, text=True),
+        Measure("applications", each=applications, text=True),
     )
 
 

@@ -1,10 +1,9 @@
 """What a model that repeats one block of layers predicts if the block is applied more or less often than in training.
 
-    opened = open_model("checkpoint")
-    found = application_sweep(opened, windows(ids, 128, 64), counts)     # counts [V] of the text's other tokens
-    found.course[11].nll                       # nll of the text after 12 applications, with its interval over windows
-    found.course[11].more                      # the same less the nll after as many as in training, window by window
-    found.unigram                              # nll of the same tokens by their frequencies alone
+    found = application_sweep(open_model("checkpoint"), ids)       # a text in the model's tokens [N]
+    found.course[11].nll       # nll of the text after 12 applications, with its interval over windows
+    found.course[11].more      # the same less the nll after as many as in training, window by window
+    found.unigram              # nll of the same tokens by their frequencies in the text alone
 
 The model's own masks, positions, norms and head are used throughout: after as many applications as in training, the
 nll is the model's own. A model applied less often is the same one cut off. See docs/refinement.md.
@@ -25,17 +24,17 @@ from torch import Tensor
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.checkpoint.facts import Progress, silent
+from tiewise.data.blocks import token_counts
 from tiewise.data.windows import Ids
 from tiewise.internals.applications import Call, Repeat, applied, one_block
+from tiewise.internals.asked import Asked, questions
 from tiewise.internals.iteration import relative
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import Stack, find_stack
-from tiewise.internals.text_loss import TextLoss
 from tiewise.internals.translators import chunks
 from tiewise.training.results import to_record
 
 MOST = 24
-TOKENS_AT_ONCE = 2048
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Applied:
 
     Args:
         times: n.
-        nll: nats per predicted token.
+        nll: nats per predicted token; each window counts alike.
         more: nll less that of the same window after as many applications as in training.
         change: ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states before and after the n-th application.
     """
@@ -60,14 +59,14 @@ class Sweep:
     """A block applied from once to 24 times, or to as often as the model applies it.
 
     Args:
-        objective: what is predicted, as `TextLoss` names it: the next token, or hidden ones.
+        objective: what is predicted, as `asked` names it: the next token, or hidden ones.
         predicted: tokens that are.
         windows: windows of text they stand in.
         layers: layers in the block.
         trained: how often the model applies it.
         parameters: of the whole model, each counted once.
         separate: of the same model if every application had parameters of its own.
-        unigram: nll of the predicted tokens by their frequencies elsewhere in the text, one added to each count.
+        unigram: nll of the predicted tokens by their frequencies in the whole text, one added to each count.
         course: n = 1, 2, ….
     """
 
@@ -98,40 +97,42 @@ class Sweep:
 
 
 def application_sweep(
-    opened: Opened, windows: Ids, counts: NDArray[np.int64], seed: int = 0, progress: Progress = silent
+    opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0, progress: Progress = silent
 ) -> Sweep:
     """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text each time.
 
     Args:
         opened: the model.
-        windows: ids [n, T], T ≥ 2; one window gives no intervals.
-        counts: how often each token stands in a text that the windows are no part of [V].
+        ids: the text in the model's tokens [N].
+        length: tokens of a window, or as many as the model has positions.
+        count: most windows; one gives no intervals.
         seed: of which tokens are hidden, where the model predicts hidden tokens.
         progress: told of windows done.
 
     Raises:
-        DataError: windows that this model cannot be run on, or a masked model without a mask token in its tokenizer.
+        DataError: a text, or a tokenizer, that this model cannot be asked by (`asked.questions`).
         UnsupportedError: the model has not one stack of layers, or its stack is not one block that is repeated.
     """
     stack = find_stack(opened)
     block = one_block(applied(stack, torch.full((1, 2), stack.token))[1])
-    loss = TextLoss(opened, windows, seed)
-    step = min(loss.at_once, max(1, TOKENS_AT_ONCE // windows.shape[1]))
-    parts, unigram = [], []
-    for which in torch.arange(len(windows)).split(step):
-        parts.append(torch.stack(list(_measured(stack, block, loss, which))))
-        unigram.append(_by_frequency(loss.asked(which)[2], counts).reshape(len(which), -1).mean(-1))
-        progress("applications", int(which[-1]) + 1, len(windows))
+    asked = questions(opened, stack.causal, ids, length, count, seed)
+    shares = _frequencies(opened, ids)
+    parts, unigram, predicted = [], [], 0
+    for batch in asked.batches:
+        parts.append(torch.stack(list(_measured(stack, block, batch))))
+        unigram.append(_by_window(-shares[batch.targets], batch.where))
+        predicted += len(batch.targets)
+        progress("applications", sum(map(len, unigram)), asked.windows)
     nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)  # [n, windows] each
     return Sweep(
-        objective=loss.kind,
-        predicted=loss.per_window * len(windows),
-        windows=len(windows),
+        objective=asked.kind,
+        predicted=predicted,
+        windows=asked.windows,
         layers=block.period,
         trained=block.times,
         parameters=sum(p.numel() for p in opened.model.parameters()),
         separate=_separate(stack, block),
-        unigram=mean_interval(np.concatenate(unigram)),
+        unigram=mean_interval(torch.cat(unigram)),
         course=tuple(
             Applied(n, _estimate(nll[n - 1]), _estimate(nll[n - 1] - nll[block.times - 1]), _estimate(change[n - 1]))
             for n in range(1, len(nll) + 1)
@@ -140,15 +141,25 @@ def application_sweep(
 
 
 @torch.no_grad()
-def _measured(stack: Stack, block: Repeat, loss: TextLoss, which: Tensor) -> Iterator[Tensor]:
-    """Nll and change [2, b] after each application of the block, of the windows `which` [b]."""
-    ids, asked, targets = loss.asked(which)
-    states, calls = applied(stack, ids)
+def _measured(stack: Stack, block: Repeat, batch: Asked) -> Iterator[Tensor]:
+    """Nll and change [2, b] after each application of the block."""
+    states, calls = applied(stack, batch.given["input_ids"], **_others(batch))
     before = states[0]
     for state in islice(_states(states, calls, block), max(MOST, block.times)):
-        nll = _nll(stack, state[asked], targets).reshape(len(which), -1).mean(-1)
-        yield torch.stack([nll, relative(state, before).double()])
+        nll = _nll(stack, state[batch.where], batch.targets)
+        change = relative(state[batch.readable][:, None], before[batch.readable][:, None])  # [N, 1, D]: each by itself
+        yield torch.stack([_by_window(nll, batch.where), _by_window(change.double(), batch.readable)])
         before = state
+
+
+def _others(batch: Asked) -> dict[str, Tensor]:
+    return {name: value for name, value in batch.given.items() if name != "input_ids"}
+
+
+def _by_window(values: Tensor, where: Tensor) -> Tensor:
+    """Mean [b] over each window's positions `where`, bool [b, T], of their values [M]."""
+    sums = values.new_zeros(len(where)).index_add_(0, where.nonzero()[:, 0], values)
+    return sums / where.sum(1)
 
 
 def _states(states: list[Tensor], calls: list[Call], block: Repeat) -> Iterator[Tensor]:
@@ -173,10 +184,10 @@ def _nll(stack: Stack, hidden: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(found).double()
 
 
-def _by_frequency(tokens: Tensor, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """−ln of the tokens' shares in `counts`, each count plus one: the unigram model that a bias alone can be."""
-    found: NDArray[np.float64] = -np.log((counts + 1) / (counts.sum() + len(counts)))[tokens.numpy()]
-    return found
+def _frequencies(opened: Opened, ids: Ids) -> Tensor:
+    """Logarithms [V] of the tokens' shares in a text, each count plus one: the best that a bias alone can be."""
+    counts = torch.from_numpy(token_counts(ids, opened.vocab)).double() + 1
+    return (counts / counts.sum()).log()
 
 
 def _separate(stack: Stack, block: Repeat) -> int:

@@ -67,14 +67,17 @@ class Repeat:
         return self.first + self.period * self.times
 
 
-def applied(stack: Stack, ids: Tensor) -> tuple[list[Tensor], list[Call]]:
-    """Run ids [B, T]; return the residual stream, L + 1 tensors [B, T, D], and the L calls between them."""
+def applied(stack: Stack, ids: Tensor, **others: Tensor) -> tuple[list[Tensor], list[Call]]:
+    """Run ids [B, T]; return the residual stream, L + 1 tensors [B, T, D], and the L calls between them.
+
+    `others` is what else the model's forward is given by name, as a mask.
+    """
     given: list[tuple[Any, Any]] = []
     with ExitStack() as held:
         for module in {id(one.module): one.module for one in stack.applications}.values():
             hook = module.register_forward_pre_hook(lambda _, *found: given.append(found), with_kwargs=True)
             held.callback(hook.remove)
-        states = stack.states(ids)
+        states = stack.states(ids, **others)
     pairs = zip(stack.applications, given, strict=True)
     return states, [Call(one.name, one.module, *found) for one, found in pairs]
 

@@ -72,12 +72,13 @@ class Stack:
         """Whether a layer is applied more than once."""
         return len({id(one.module) for one in self.applications}) < len(self.applications)
 
-    def states(self, ids: Tensor) -> list[Tensor]:
+    def states(self, ids: Tensor, **given: Tensor) -> list[Tensor]:
         """Residual stream of ids [B, T]: L + 1 tensors [B, T, D], before each application and after the last.
 
-        Where the family can, logits are computed for the last position only.
+        `given` is what else the model's forward takes, as a mask. Where the family can, logits are computed for the
+        last position only.
         """
-        return self._run(ids, logits_to_keep=1)[0]
+        return self._run(ids, logits_to_keep=1, **given)[0]
 
     def run(self, ids: Tensor) -> tuple[list[Tensor], Tensor]:
         """Residual stream as `states` gives it, and the model's logits [B, T, V], of one forward of ids [B, T]."""

@@ -59,30 +59,18 @@ class TextLoss:
 
     def total(self, which: Tensor) -> Tensor:
         """Sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
-        if self.kind == HALF:
-            ids, half = self.windows[which], self.windows.shape[1] // 2
-            first, second = ids[:, :half], ids[:, half:]
-            shifted = self.model.prepare_decoder_input_ids_from_labels(labels=second)
-            logits, targets = self.model(input_ids=first, decoder_input_ids=shifted).logits.flatten(0, 1), second
-        else:
-            given, asked, targets = self.asked(which)
-            logits = self.model(input_ids=given).logits[asked]
-        return F.cross_entropy(logits, targets.flatten(), reduction="sum")
-
-    def asked(self, which: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What a model without an encoder of its own is asked of the windows `which` [b].
-
-        Returns:
-            ids that it is given [b, T], the positions whose logits are asked for, bool [b, T] and as many in each
-            window, and the tokens that those are to predict [b · per_window].
-        """
         ids = self.windows[which]
-        if self.kind == HIDDEN:
+        if self.kind == NEXT:
+            logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
+        elif self.kind == HIDDEN:
             hidden = self._hidden[which]
-            return ids.masked_fill(hidden, self._mask), hidden, ids[hidden]
-        before = torch.ones_like(ids, dtype=torch.bool)
-        before[:, -1] = False
-        return ids, before, ids[:, 1:].flatten()
+            logits = self.model(input_ids=ids.masked_fill(hidden, self._mask)).logits[hidden]
+            targets = ids[hidden]
+        else:
+            first, targets = ids[:, : ids.shape[1] // 2], ids[:, ids.shape[1] // 2 :]
+            shifted = self.model.prepare_decoder_input_ids_from_labels(labels=targets)
+            logits = self.model(input_ids=first, decoder_input_ids=shifted).logits
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
 
 
 def _check(opened: Opened, windows: Ids) -> None:

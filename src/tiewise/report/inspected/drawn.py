@@ -7,6 +7,7 @@ from typing import Any
 
 from tiewise.report.inspected import (
     alignment_figures,
+    applications_figures,
     bigrams_figures,
     closer_figures,
     course_figures,
@@ -31,4 +32,5 @@ DRAWN: Mapping[str, Any] = {
     "tokens": tokens_figures,
     "lens": lens_figures,
     "refinement": refinement_figures,
+    "applications": applications_figures,
 }

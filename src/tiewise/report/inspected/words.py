@@ -8,6 +8,7 @@ from typing import Any
 from tiewise.inspection.inspect import Section
 from tiewise.report.inspected import (
     alignment,
+    applications,
     bigrams,
     closer,
     course,
@@ -34,6 +35,7 @@ WORDS: Mapping[str, Any] = {
     "tokens": tokens,
     "lens": lens,
     "refinement": refinement,
+    "applications": applications,
 }
 
 
