@@ -14,8 +14,10 @@ from flax import nnx
 from tiewise.data.corpus import prepare
 from tiewise.flax.checkpoint import write
 from tiewise.flax.find_tied import find_tied
+from tiewise.flax.fitting import Point
 from tiewise.flax.models import RNN, Decoder, count_parameters
-from tiewise.flax.training import Point, Recipe, fit, token_losses
+from tiewise.flax.recipe import Recipe
+from tiewise.flax.training import fit, token_losses
 
 OUT = Path("runs/flax")
 VOCAB, WIDTH = 2048, 64

@@ -113,8 +113,9 @@ def trains(folder):
     return lambda: path.exists() and path.stat().st_size > 0
 
 
-def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, text):
-    process = begun(tmp_path, tmp_path / text)
+@pytest.mark.parametrize("backend", ["torch", pytest.param("flax", marks=pytest.mark.slow)])
+def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, text, backend):
+    process = begun(tmp_path, tmp_path / text, f"--backend={backend}")
     until(trains(tmp_path), process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -6,7 +6,8 @@ from flax import nnx
 
 from tiewise.errors import DataError
 from tiewise.flax.models import RNN
-from tiewise.flax.training import Recipe, batches, fit, token_losses
+from tiewise.flax.recipe import Recipe, batches
+from tiewise.flax.training import fit, token_losses
 
 V, T = 7, 6
 CYCLE = np.arange(700) % V  # each token names the next: an nll of zero can be reached

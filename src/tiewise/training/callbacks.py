@@ -128,22 +128,29 @@ class Lines(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Keep what a resumed run has already said up to its checkpoint, and nothing torn or later."""
-        ranks.first_does(lambda: self._keep(state.global_step))
-
-    def _keep(self, step: int) -> None:
-        kept = [line for line in read_lines(self.path) if line["step"] <= step]
-        with written_whole(self.path) as file:
-            file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+        ranks.first_does(lambda: keep_lines(self.path, state.global_step))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Append the training loss of the window, and what the Trainer measured beside it."""
         if logs and "loss" in logs and ranks.first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {k: logs[k] for k in (*MEASURED, *self.more) if k in logs}) + "\n")
+            add_line(self.path, line | {k: logs[k] for k in (*MEASURED, *self.more) if k in logs})
 
 
 MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
+
+
+def add_line(path: Path, line: dict[str, Any]) -> None:
+    """Append a line to a `metrics.jsonl`."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def keep_lines(path: Path, step: int) -> None:
+    """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    with written_whole(path) as file:
+        file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 
     PyTorch's model of the arm → its weights → Flax decoder → Optax steps → the weights back → the same measures
 
-Both backends start an arm of a seed from the same numbers, are measured by the same code and leave the same files. A
-run that was interrupted starts again; finished ones are kept. What this backend lacks, `Settings.checked` refuses.
+Both backends start an arm of a seed from the same numbers, are measured by the same code and leave the same results. A
+run that was interrupted goes on from its newest checkpoint. What this backend lacks, `Settings.checked` refuses.
 """
 
 from __future__ import annotations
@@ -14,27 +14,31 @@ from typing import Any
 import numpy as np
 import torch
 from flax import nnx
+from tqdm.auto import tqdm
 
 from tiewise.boundary.install import Installed
 from tiewise.data.prepared import PreparedText
 from tiewise.errors import Interrupted, RunError
+from tiewise.flax.fitting import Fitting, Point
 from tiewise.flax.models import Decoder
-from tiewise.flax.training import Point, Recipe, Trained, fit, token_losses
-from tiewise.training import ranks
+from tiewise.flax.recipe import Recipe
+from tiewise.flax.training import token_losses
+from tiewise.training import flax_checkpoint, ranks
+from tiewise.training.callbacks import Interrupt, add_line, keep_lines
 from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
 from tiewise.training.job import Job
 from tiewise.training.model import build, parameters
-from tiewise.training.results import CurvePoint, RunResult
-from tiewise.training.run import CURVE_BLOCKS, Outcome, finished, keep, starting_facts
+from tiewise.training.results import RunResult
+from tiewise.training.run import CURVE_BLOCKS, METRICS, Outcome, curve, finished, keep, starting_facts
 
 
 def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) -> Outcome:
-    """Train one job to its end, or return what it left; arguments as `tiewise.training.run.train`.
+    """Train one job to its end, or take up its finished or interrupted self; arguments as `tiewise.training.run.train`.
 
     Raises:
         RunError: several processes train together.
-        Interrupted: after Ctrl-C; whatever finished is kept.
+        Interrupted: after Ctrl-C, with a checkpoint written.
     """
     if ranks.size() > 1:
         raise RunError(f"{ranks.size()} processes with the flax backend", "start one, or use the torch backend")
@@ -45,49 +49,61 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     reset_peak_memory()
     installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
     facts = starting_facts(job, installed, text, counts)
-    try:
-        trained, curve = _fit(job, installed, text)
-    except KeyboardInterrupt:
-        raise Interrupted(str(job.folder)) from None
-    outcome = Outcome(_result(job, installed, text, counts, facts, trained, curve), direct_path(installed, probe))
+    fitting = _started(job, installed, text)
+    flax_checkpoint.take_up(fitting, job.folder)
+    keep_lines(job.folder / METRICS, fitting.step)
+    _finish(job, fitting, text)
+    state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
+    installed.model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names
+    outcome = Outcome(_result(job, installed, text, counts, facts, fitting), direct_path(installed, probe))
     keep(job, installed, text, outcome)
     return outcome
 
 
-def _fit(job: Job, installed: Installed, text: PreparedText) -> tuple[Trained, list[CurvePoint]]:
-    """Train in JAX and put the trained weights back into `installed`."""
+def _started(job: Job, installed: Installed, text: PreparedText) -> Fitting:
+    """Return the arm as a Flax decoder of the same numbers, no step taken."""
     s, torch_model = job.settings, installed.model
-    config = torch_model.config
-    sizes = (text.vocab, s.width, s.layers, s.heads, config.intermediate_size)
+    sizes = (text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
     model = Decoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
     model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
     recipe = Recipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
-    curve: list[CurvePoint] = []
+    return Fitting(model, text.split("train"), recipe)
 
-    def seen(point: Point, steps: int) -> None:
-        losses, _ = token_losses(model, text.split(job.split), s.length, CURVE_BLOCKS)
-        paths, tokens = point.paths, point.step * s.batch * s.length
-        nll, cosine = float(losses.mean()), None if math.isnan(paths.cosine) else paths.cosine
-        curve.append(CurvePoint(point.step, tokens, point.train_nll, nll, paths.a, paths.b, cosine))
 
-    trained = fit(model, text.split("train"), recipe, seen)
-    state = {name: torch.from_numpy(np.array(value)) for name, value in model.named().items()}
-    torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` has checked the names
-    return trained, curve
+def _finish(job: Job, fitting: Fitting, text: PreparedText) -> None:
+    """Take the steps that are left; checkpoints as often as PyTorch's runs write them, and at Ctrl-C."""
+    steps = job.settings.steps
+    every = 4 * max(1, steps // 20)
+    with (
+        Interrupt() as interrupt,
+        tqdm(desc=job.title, total=steps, initial=fitting.step, leave=False, disable=not job.bars) as bar,
+    ):
+        for point in fitting.steps():
+            bar.update()
+            if point is not None:
+                bar.set_postfix(nll=f"{point.train_nll:.3f}")
+                add_line(job.folder / METRICS, _line(job, fitting, point, text))
+            if interrupt.caught or fitting.step % every == 0:
+                flax_checkpoint.keep(fitting, job.folder)
+            if interrupt.caught:
+                raise Interrupted(str(job.folder))
+
+
+def _line(job: Job, fitting: Fitting, point: Point, text: PreparedText) -> dict[str, Any]:
+    """Return what `metrics.jsonl` says of a point."""
+    losses, _ = token_losses(fitting.model, text.split(job.split), job.settings.length, CURVE_BLOCKS)
+    found = {"step": point.step, "train_nll": point.train_nll, "heldout_nll": float(losses.mean())}
+    found |= {"path_a": point.paths.a, "path_b": point.paths.b}
+    return found if math.isnan(point.paths.cosine) else found | {"cosine": point.paths.cosine}
 
 
 def _result(
-    job: Job,
-    installed: Installed,
-    text: PreparedText,
-    counts: np.ndarray,
-    facts: dict[str, Any],
-    trained: Trained,
-    curve: list[CurvePoint],
+    job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, facts: dict[str, Any], fitting: Fitting
 ) -> RunResult:
     s, size, count = job.settings, text.facts["splits"][job.split], parameters(installed)
     blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
     heldout, training = (measure(installed, text.split(n), s.length, counts, blocks) for n in (job.split, "train"))
+    seconds, tokens = fitting.seconds, s.batch * s.length
     return RunResult(
         arm=job.arm,
         seed=job.seed,
@@ -100,10 +116,10 @@ def _result(
         parameters=count,
         total_parameters=sum(count.values()),
         bytes=4 * sum(count.values()),
-        tokens_per_second=trained.tokens / trained.seconds if trained.seconds else math.nan,
+        tokens_per_second=fitting.timed * tokens / seconds if seconds else math.nan,
         peak_memory_bytes=peak_memory(),
-        seconds=trained.seconds,
+        seconds=seconds,
         learning_rate=s.learning_rate,
-        curve=curve,
+        curve=curve(job, tokens * np.arange(1, s.steps + 1)),
         **facts,
     )

@@ -36,7 +36,7 @@ from tiewise.training.recurrent import assemble
 from tiewise.training.results import CurvePoint, RunResult, from_record, to_record
 from tiewise.training.trainer import TiewiseTrainer
 
-RESULT = "result.json"
+RESULT, METRICS = "result.json", "metrics.jsonl"
 CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split
 
 
@@ -192,12 +192,6 @@ def _result(
     count = parameters(installed)
     seen = _words_seen(job, text)
     tensors = {id(p): p.numel() * p.element_size() for p in installed.model.parameters()}
-    curve = [
-        CurvePoint(
-            step=p["step"], tokens=int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p}
-        )
-        for p in read_lines(job.folder / "metrics.jsonl")
-    ]
     return RunResult(
         arm=job.arm,
         seed=job.seed,
@@ -215,9 +209,19 @@ def _result(
         peak_memory_bytes=peak_memory(),
         seconds=clock.seconds,
         learning_rate=s.learning_rate,
-        curve=curve,
+        curve=curve(job, seen),
         **facts,
     )
+
+
+def curve(job: Job, seen: np.ndarray) -> list[CurvePoint]:
+    """Return the points of `metrics.jsonl`; `seen` [steps] counts the training tokens up to and with each step."""
+    return [
+        CurvePoint(
+            step=p["step"], tokens=int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p}
+        )
+        for p in read_lines(job.folder / METRICS)
+    ]
 
 
 def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
