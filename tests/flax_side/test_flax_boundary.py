@@ -218,12 +218,19 @@ def test_linen_computes_what_nnx_does(kind):
     assert {name: x.shape for name, x in flat(shapes).items() if name in params} == {
         name: x.shape for name, x in params.items() if name in flat(shapes)
     }
-    variables = {"params": nested(params)}
-    rows = linen_side.apply(variables, IDS, method="embed")
-    np.testing.assert_array_equal(rows, nnx_side.embed(IDS))
-    hidden = jnp.ones((2, 4, D))
-    np.testing.assert_array_equal(linen_side.apply(variables, hidden, method="logits"), nnx_side.logits(hidden))
-    np.testing.assert_array_equal(linen_side.apply(variables, hidden, IDS, method="loss"), nnx_side.loss(hidden, IDS))
+    variables, hidden = {"params": nested(params)}, jnp.ones((2, 4, D))
+
+    @jax.jit
+    def by_linen(variables):
+        apply = lambda verb, *given: linen_side.apply(variables, *given, method=verb)  # noqa: E731
+        return apply("embed", IDS), apply("logits", hidden), apply("loss", hidden, IDS)
+
+    @nnx.jit
+    def by_nnx(model):
+        return model.embed(IDS), model.logits(hidden), model.loss(hidden, IDS)
+
+    for a, b in zip(by_linen(variables), by_nnx(nnx_side), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -260,23 +267,29 @@ def test_a_training_step_moves_the_one_table_and_keeps_it_one():
 
 
 def test_first_loss_is_what_the_table_predicts():
-    model = Boundary("tied", 2_000, 64, rngs=nnx.Rngs(0))
-    theirs = TorchBoundary("tied", 2_000, 64)
-    assert model.predicted_nll() == theirs.predicted_nll()
+    for spec in ("factored:32+init=0.05+softcap=3", "spd+output_scale=1/d+init=2", "tied"):
+        model = Boundary(spec, 2_000, 64, rngs=nnx.Rngs(0))
+        assert model.predicted_nll() == TorchBoundary(spec, 2_000, 64).predicted_nll()
+        assert float(jnp.std(model.table_in[...])) == pytest.approx(model.ends.spec.init or 64**-0.5, rel=0.02)
     hidden = jax.random.normal(jax.random.key(1), (2_000, 64))
     hidden = hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True) * 8
     loss = model.loss(hidden, np.arange(2_000))
     assert float(loss) == pytest.approx(model.predicted_nll(), abs=0.1)
-    assert float(jnp.std(model.table_in[...])) == pytest.approx(64**-0.5, rel=0.02)
 
 
 def test_pretrained_rows_and_frozen_ones():
-    model = Boundary("tied+pad=1+vectors=x+freeze", 4, 3, rngs=nnx.Rngs(0))
+    spec = "tied+pad=1+vectors=x+freeze"
+    model, theirs = Boundary(spec, 4, 3, rngs=nnx.Rngs(0)), TorchBoundary(spec, 4, 3)
     drawn = np.asarray(model.table_in[...])
+    with torch.no_grad():
+        theirs.table_in.copy_(torch.tensor(drawn))
     rows = np.full((4, 3), 7.0)
     rows[2] = np.nan
     model.load_rows(rows)
     np.testing.assert_array_equal(model.table_in[...], [[7] * 3, [0] * 3, drawn[2], [7] * 3])
+    theirs.load_rows(torch.tensor(rows), freeze=True)
+    np.testing.assert_array_equal(model.table_in[...], theirs.table_in.detach())
+    assert not theirs.table_in.requires_grad
     ids = np.array([0, 2])
     gradients = nnx.grad(lambda m: m(ids, jnp.tanh, ids))(model)
     assert not np.any(gradients["table_in"][...])

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parent / "sharded_loss.py"
 
 
+@pytest.mark.slow
 def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
     done = subprocess.run([sys.executable, SCRIPT], env=env, capture_output=True, text=True, check=False)

@@ -52,6 +52,7 @@ def same(one, other):
             assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-6), (a.step, name)
 
 
+@pytest.mark.slow
 def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, text, counts, tmp_path, monkeypatch):
     """In the middle of a window of the curve, right before one ends, and at the last step."""
     whole = trained(tiny, text, counts, tmp_path / "whole").result
@@ -70,27 +71,27 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, text, counts, tmp_
     assert sorted(path.name for path in folder.iterdir()) == ["final", "metrics.jsonl", "result.json"]
 
 
-def test_a_checkpoint_of_something_else_is_refused(tiny, text, counts, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        pressed(patch, 2)
-        with pytest.raises(Interrupted):
-            trained(tiny, text, counts, tmp_path)
-    with pytest.raises(CheckpointError, match="checkpoint-2 is of another model or optimizer; use the versions"):
-        trained(tiny, text, counts, tmp_path, width=32)
-    (tmp_path / "checkpoint-2" / flax_checkpoint.ARRAYS).write_bytes(b"nothing of the kind")
+def begun(seed, width=8):
+    """A training run of seconds, no step taken."""
+    recipe = Recipe(steps=60, batch=4, length=6, learning_rate=3e-2)
+    return fitting.Fitting(RNN("untied", 7, width, 1, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path):
+    run = begun(0)
+    flax_checkpoint.keep(run, tmp_path)
+    with pytest.raises(CheckpointError, match="checkpoint-0 is of another model or optimizer; use the versions"):
+        flax_checkpoint.take_up(begun(0, width=4), tmp_path)
+    (tmp_path / "checkpoint-0" / flax_checkpoint.ARRAYS).write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
-        trained(tiny, text, counts, tmp_path)
-    (tmp_path / "checkpoint-2" / flax_checkpoint.STATE).write_text('{"global_step": 2}')
-    with pytest.raises(CheckpointError, match="checkpoint-2 is no checkpoint of the flax backend"):
-        trained(tiny, text, counts, tmp_path)
+        flax_checkpoint.take_up(run, tmp_path)
+    (tmp_path / "checkpoint-0" / flax_checkpoint.STATE).write_text('{"global_step": 0}')
+    with pytest.raises(CheckpointError, match="checkpoint-0 is no checkpoint of the flax backend"):
+        flax_checkpoint.take_up(run, tmp_path)
 
 
 def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
     """Cut in the middle of a window of the curve, with two older checkpoints and a torn newer one."""
-
-    def begun(seed):
-        recipe = Recipe(steps=60, batch=4, length=6, learning_rate=3e-2)
-        return fitting.Fitting(RNN("untied", 7, 8, 1, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
 
     def points(run):
         return [point for point in run.steps() if point is not None]
