@@ -17,6 +17,8 @@ from tests.report.test_page_browser import BROWSER, FLAGS, Visit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tiewise.sharing.share import share_layers
+
 WORDS = ["new", "york", "san", "diego", "a", "b", "c", "d", "e", "f", *(f"w{i}" for i in range(110))]
 RUNNING = ["bigrams", "gradients", "lens", "refinement"]
 
@@ -97,6 +99,23 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     assert (pair["first"], pair["second"]) == ("new", "york")
 
 
+def test_a_shared_layer_applied_more_or_less_often(here, tmp_path):
+    model = LlamaForCausalLM.from_pretrained(tmp_path / "untied")
+    share_layers(model, "all")
+    model.save_pretrained(tmp_path / "shared")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(tmp_path / "untied" / name, tmp_path / "shared")
+    options = ["-t", "text.txt", "--only", "applications", "--length", "16", "--windows", "10", "--out", "seen"]
+    said = here("shared", "untied", *options)
+    assert said.code == 0, said.err
+    assert "shared applies one layer 2 times; the nll of 150 next tokens in 10 windows" in " ".join(said.out.split())
+    section = json.loads((tmp_path / "seen/inspection.json").read_text())["sections"]["applications"]
+    assert [one["times"] for one in section["found"]["shared"]["course"]] == list(range(1, 25))
+    assert "every layer has parameters of its own" in section["left_out"]["untied"]
+    page = (tmp_path / "seen/report.html").read_text()
+    assert "Nll by how often the block is applied" in page
+
+
 def check_in_a_browser(path):
     """Every figure is drawn, offline, without a complaint."""
     if BROWSER is None:
@@ -119,6 +138,10 @@ def check_in_a_browser(path):
         (["nowhere"], "nowhere: no such file or folder; give a checkpoint folder"),
         (["tied", "--only", "path"], "there is no section 'path'; sections are direct_path"),
         (["tied", "--only", "lens"], "needs a text; give --text"),
+        (
+            ["tied", "-t", "text.txt", "--length", "16", "--only", "applications"],
+            "every layer has parameters of its own",
+        ),
         (["tied", "--tokens", "new"], "is no pair; write two tokens"),
         (["tied", "--tokens", "new, nowhere"], "nowhere is not one token of this vocabulary"),
         (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),

@@ -33,7 +33,8 @@ def inspect(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Show what tying does inside a model: direct path, bigrams, alignment, gradients, tokens, lenses, refinement.
+    """Show what tying does inside a model: direct path, bigrams, alignment, gradients, tokens, lenses, refinement,
+    other numbers of applications.
 
     Every measure with its interval and its chance level. What needs a text is left out without --text.
     """

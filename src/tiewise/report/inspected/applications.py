@@ -39,8 +39,8 @@ def _lines(label: str, found: Sweep) -> Iterator[str]:
         clear = best.more is not None and best.more.high < 0
         how = "its interval leaves out 0" if clear else "its interval holds 0"
         yield (
-            f"{label}'s nll is lowest after {_times(best)}: {shown(best.nll)}, and {shown(best.more)} more than as "
-            f"trained, window by window; {how}, and the best of {last.times} was chosen, which flatters it."
+            f"{label}'s nll is lowest after {_times(best)}: {shown(best.nll)}, a difference of {shown(best.more)} "
+            f"to its own, window by window; {how}, and to choose the best of {last.times} flatters it."
         )
     said = " and ".join(f"{shown(one.nll)} after {_times(one)}" for one in (found.course[0], last) if one is not own)
     worse = [one.times for one in found.course if one.nll is None or one.nll.value >= found.unigram.value]

@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 import plotly.graph_objects as go
 
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.sharing_costs import packaged_costs
 from tiewise.internals.application_sweep import Applied, Sweep
-from tiewise.report import theme
+from tiewise.report import sharing_costs, theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
 from tiewise.report.inspected.refinement import shown
@@ -21,7 +22,7 @@ _MARKED = "The large open marker is the number of applications that the model wa
 
 
 def panels(found: Mapping[str, Sweep]) -> list[Panel]:
-    """Return the nll, its difference to the model's own, and the change of the states, by number of applications."""
+    """Return nll, its difference to the model's own and change by number of applications, and what sharing saves."""
     nll = f"{_MARKED} Dotted: the tokens' frequencies alone. Bands are 95 % intervals over windows."
     more = f"Window by window, so that how hard a text is takes no part; above 0 is worse than as trained. {_MARKED}"
     change = f"‖h after − h before‖ / ‖h before‖ of the last of n applications, mean over tokens. {_MARKED}"
@@ -29,6 +30,7 @@ def panels(found: Mapping[str, Sweep]) -> list[Panel]:
         Panel(_nll_figure(found), nll, _table(found, _nll)),
         Panel(_more_figure(found), more, _table(found, _more)),
         Panel(_change_figure(found), change, _table(found, _change)),
+        *map(sharing_costs.panel, packaged_costs()),
     ]
 
 
@@ -46,13 +48,16 @@ def _change(one: Applied) -> Estimate | None:
 
 def _nll_figure(found: Mapping[str, Sweep]) -> go.Figure:
     figure = _lines(found, _nll)
+    alike = len({one.unigram for one in found.values()}) == 1
     for position, (label, one) in enumerate(found.items()):
+        if alike and position:
+            break
         figure.add_scatter(
-            x=[1, len(one.course)],
+            x=[1, _longest(found)],
             y=[one.unigram.value] * 2,
             mode="lines",
-            name=f"{html.escape(label)}, token frequencies",
-            line={"color": theme.style(position).colour, "width": 1.4, "dash": "dot"},
+            name="token frequencies" if alike else f"{html.escape(label)}, frequencies",
+            line={"color": "#8a8f99" if alike else theme.style(position).colour, "width": 1.6, "dash": "dot"},
             hovertemplate=shown(one.unigram),
         )
     return finish(figure, "Nll by how often the block is applied", "nats per token")
@@ -86,7 +91,10 @@ def _lines(found: Mapping[str, Sweep], value: Measured) -> go.Figure:
             hovertemplate="%{x} times: %{customdata}",
         )
         figure.add_trace(_trained(one, value, look))
-    return figure.update_xaxes(title="applications of the block", tick0=1, dtick=_step(found), zeroline=False)
+    longest = _longest(found)
+    step = max(1, longest // 6)
+    ticks = {"tickvals": [1, *range(max(step, 2), longest + 1, step)], "range": [0.5, longest + 0.5]}
+    return figure.update_xaxes(title="applications of the block", zeroline=False, **ticks)
 
 
 def _trained(one: Sweep, value: Measured, look: theme.Style) -> go.Scatter:
@@ -117,14 +125,13 @@ def _band(points: Points, look: theme.Style) -> go.Scatter:
     )
 
 
-def _step(found: Mapping[str, Sweep]) -> int:
-    return max(1, max(len(one.course) for one in found.values()) // 12)
+def _longest(found: Mapping[str, Sweep]) -> int:
+    return max(len(one.course) for one in found.values())
 
 
 def _table(found: Mapping[str, Sweep], value: Measured) -> Table:
-    longest = max((one.course for one in found.values()), key=len)
     rows = [
         [str(n), *(shown(value(one.course[n - 1])) if n <= len(one.course) else shown(None) for one in found.values())]
-        for n in range(1, len(longest) + 1)
+        for n in range(1, _longest(found) + 1)
     ]
     return Table(["applications", *found], rows)
