@@ -80,7 +80,10 @@ class SharingSpec:
         head, *options = SHORT.get(text.strip(), text.strip()).split("+")
         kind, colon, arguments = head.partition(":")
         if kind not in KINDS:
-            raise SpecError(f"unknown sharing {kind!r} in {text!r}", f"choose one of {', '.join((*KINDS, *SHORT))}")
+            begun = kind.partition(",")[0]
+            known = f"choose one of {', '.join((*KINDS, *SHORT))}"
+            fix = f"write {begun}:groups=2 or {begun}+rank=4, say" if begun in KINDS else known
+            raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
         values: dict[str, Any] = {}
         for item in arguments.split(",") if colon else ():
             _read(text, kind, item, ARGUMENTS, "argument", values)

@@ -65,6 +65,13 @@ REFUSED = [
     ("compare", ["--share=ffn", "--arms=tied+share=all"], "leave +share= out, or --share"),
     ("compare", ["--share=all:groups=3"], "3 groups of 2 layers"),
     ("compare", ["--resume", "--share=ffn"], "--resume takes its settings from the run"),
+    (
+        "compare",
+        ["--arms=factored:8+share=all,rank=4"],
+        "unknown sharing 'all,rank=4' in 'all,rank=4'; write all:groups=2 or all+rank=4, say",
+    ),
+    ("train", ["--set=heads=3"], "3 heads do not divide width 16"),
+    ("train", ["--set=length=4"], "rows of 4 tokens"),
     ("compare", ["--share=none", "--boundary=glued"], "unknown boundary 'glued'"),
     ("train", ["--share=none,ffn"], "2 boundaries (factored:64+share=none, factored:64+share=ffn) for one run"),
 ]
@@ -76,6 +83,14 @@ def test_refused(albert, tree, command, options, says):
     said = albert(command, *options)
     assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
     assert says in said.err
+    assert tree() == before
+
+
+def test_documents_of_one_sentence(albert, tree):
+    before = tree()
+    said = albert("train", text="ones.jsonl")
+    assert (said.code, said.out, said.err.count("\n")) == (2, "", 1)
+    assert "no document has two sentences" in said.err
     assert tree() == before
 
 

@@ -90,6 +90,11 @@ def test_a_run(objective, settings, text, counts, tmp_path):
     said = json.loads((tmp_path / assemble.FOUND).read_text())
     assert said["tokens"]["nll"] == found.heldout_nll
     assert said["pairs"].keys() == {"sop", "nsp"}
+    assert {name: share.share for name, share in found.shares.items()} == {
+        "masked": said["tokens"]["share"],
+        **{name: of["share"] for name, of in said["pairs"].items()},
+    }
+    assert found.unigram_nll == said["unigram_nll"]
     for of in said["pairs"].values():
         assert 0 <= of["low"] <= of["share"] <= of["high"] <= 1
     again = AutoModelForPreTraining.from_pretrained(tmp_path / "final").eval()
@@ -111,6 +116,9 @@ def test_logged_losses_are_those_of_the_steps(settings, text, counts, tmp_path):
         assert line["pair_nll"] == pytest.approx(out.pair_loss.item(), rel=1e-4)
         right = (out.pair_logits.argmax(-1) == given["pair_labels"]).float().mean().item()
         assert line["pair_accuracy"] == pytest.approx(right)
+        wanted = given["labels"] != -100
+        judged = out.logits.argmax(-1)[wanted] == given["labels"][wanted]
+        assert line["train_accuracy"] == pytest.approx(judged.float().mean().item())
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])

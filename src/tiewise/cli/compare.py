@@ -79,7 +79,8 @@ def compare(
 
         from tiewise.report.page import write_report
         from tiewise.report.published import of_comparison
-        from tiewise.report.table import published_table, results_table
+        from tiewise.report.sharing_order import orders
+        from tiewise.report.table import published_table, results_table, sharing_table
         from tiewise.training.compare import compare as finish
         from tiewise.training.lock import locked
         from tiewise.training.start import start
@@ -104,6 +105,8 @@ def compare(
     beside = of_comparison(comparison)
     if beside is not None:
         console.print(published_table(beside))
+    if found := orders(comparison):
+        console.print(sharing_table(found))
     console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
 
 

@@ -42,7 +42,7 @@ RECIPE = typer.Option(
     None,
     metavar="NAME",
     help="A published recurrent model, trained on CORPUS: press-wolf-small, press-wolf-large, inan-200, inan-650, "
-    "pytorch-200, pytorch-650 or awd.",
+    "pytorch-200, pytorch-650 or awd. Or an ALBERT, trained on --text: albert-small or albert-base.",
 )
 CORPUS = typer.Argument(
     None,

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tiewise.numerals import plain
-from tiewise.report import panels, published, sheet
+from tiewise.report import panels, pretraining, published, sharing_order, sheet
 from tiewise.report.grid import Table
 from tiewise.report.published import Beside
 from tiewise.report.rows import header, rows
+from tiewise.report.sharing_order import Order
 from tiewise.report.sheet import Section, Sheet
 from tiewise.report.table import DEMO
 from tiewise.training.results import Comparison
@@ -68,11 +69,14 @@ def _subject(comparison: Comparison) -> str:
 def _sections(comparison: Comparison) -> list[Section]:
     maps = list(panels.direct_path_panels(comparison))
     beside = published.of_comparison(comparison)
+    judged, bytes_ = list(pretraining.share_panels(comparison)), pretraining.memory_panel(comparison)
     return [
         *([_published(beside)] if beside is not None else []),
+        _sharing(sharing_order.orders(comparison)),
         Section("Loss", list(panels.loss_panels(comparison))),
+        Section("Masked tokens and pairs", judged, lead=pretraining.share_lead(comparison) if judged else ""),
         Section("Gradient paths", list(panels.path_panels(comparison))),
-        Section("Parameters", list(panels.parameter_panels(comparison))),
+        Section("Parameters", [*panels.parameter_panels(comparison), *([bytes_] if bytes_ is not None else [])]),
         Section("Direct path", maps, _bigrams(comparison), "panels maps"),
     ]
 
@@ -81,6 +85,12 @@ def _published(beside: Beside) -> Section:
     found = published.table(beside)
     said = "".join(f"<p>{html.escape(line)}</p>" for line in published.lines(beside))
     return Section("Published figures", [], "" if found is None else sheet.table(found, "Beside this run"), lead=said)
+
+
+def _sharing(found: Sequence[Order]) -> Section:
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in sharing_order.lines(found))
+    rows = sheet.table(sharing_order.table(found), "What layers share, here and in the paper") if found else ""
+    return Section("What layers share", [], rows, lead=said)
 
 
 def _bigrams(comparison: Comparison) -> str:

@@ -7,32 +7,24 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tiewise.numerals import NONE, count, plain, signed, size
+from tiewise.report import shares
 from tiewise.training.results import Comparison, RunResult
 from tiewise.training.wording import interval
 
 
 def header(comparison: Comparison) -> list[str]:
     """Column names, the arm first."""
-    return [
-        "arm",
-        "parameters",
-        "held-out nll",
-        f"held-out − {comparison.reference}",
-        "95 % interval",
-        "training nll",
-        "perplexity",
-        "bits per byte",
-        "tokens/s",
-        "peak memory",
-    ]
+    return ["arm", *_columns(comparison)]
 
 
 def rows(comparison: Comparison) -> list[list[str]]:
     """One row of text per arm that has a finished run, as `header` names its columns."""
-    return [_row(comparison, arm, runs) for arm in comparison.arms if (runs := comparison.of(arm))]
+    columns = _columns(comparison).values()
+    found = {arm: runs for arm in comparison.arms if (runs := comparison.of(arm))}
+    return [[arm, *(column(arm, runs) for column in columns)] for arm, runs in found.items()]
 
 
 def spread(values: Iterable[float]) -> str:
@@ -44,21 +36,57 @@ def spread(values: Iterable[float]) -> str:
     return mean if len(numbers) < 2 else f"{mean} ± {plain(statistics.stdev(numbers))}"
 
 
-def _row(comparison: Comparison, arm: str, runs: list[RunResult]) -> list[str]:
-    difference = comparison.difference(arm, "heldout_nll")
-    heldout = statistics.fmean(run.heldout_nll for run in runs)
-    return [
-        arm,
-        count(runs[0].total_parameters),
-        spread(run.heldout_nll for run in runs),
-        signed(difference.mean) if difference else "reference" if arm == comparison.reference else NONE,
-        interval(difference) if difference else NONE,
-        spread(run.train_nll for run in runs),
-        plain(_exp(heldout), 2),
-        plain(statistics.fmean(run.bits_per_byte for run in runs)),
-        count(statistics.fmean(run.tokens_per_second for run in runs)),
-        size(max(run.peak_memory_bytes for run in runs)),
-    ]
+SHORT = 16  # characters of a name within a heading
+Column = Callable[[str, list[RunResult]], str]  # of an arm and its runs
+
+
+def _columns(comparison: Comparison) -> dict[str, Column]:
+    def difference(arm: str, runs: list[RunResult]) -> str:
+        found = comparison.difference(arm, "heldout_nll")
+        return signed(found.mean) if found else "reference" if arm == comparison.reference else NONE
+
+    def evidence(arm: str, runs: list[RunResult]) -> str:
+        found = comparison.difference(arm, "heldout_nll")
+        return interval(found) if found else NONE
+
+    judged = _shares(comparison)
+    reference = _reference(comparison)
+    text: dict[str, Column] = {
+        "perplexity": lambda arm, runs: plain(_exp(statistics.fmean(run.heldout_nll for run in runs)), 2),
+        "bits per byte": lambda arm, runs: plain(statistics.fmean(run.bits_per_byte for run in runs)),
+    }
+    return {
+        "parameters": lambda arm, runs: count(runs[0].total_parameters),
+        "held-out nll": lambda arm, runs: spread(run.heldout_nll for run in runs),
+        f"held-out − {reference}": difference,
+        "95 % interval": evidence,
+        "training nll": lambda arm, runs: spread(run.train_nll for run in runs),
+        **(judged or text),
+        "tokens/s": lambda arm, runs: count(statistics.fmean(run.tokens_per_second for run in runs)),
+        "peak memory": lambda arm, runs: size(max(run.peak_memory_bytes for run in runs)),
+    }
+
+
+def _shares(comparison: Comparison) -> dict[str, Column]:
+    """Each measured share, and its difference to the reference in points; in place of figures of a whole text."""
+
+    def column(name: str) -> Column:
+        return lambda arm, runs: shares.percent(shares.over_seeds(runs, name))
+
+    def minus_reference(name: str) -> Column:
+        return lambda arm, runs: shares.points(comparison.difference(arm, f"share:{name}"))
+
+    found: dict[str, Column] = {}
+    for name in shares.measured(comparison):
+        found[shares.NAMES[name]] = column(name)
+        if len(comparison.arms) > 1:
+            found[f"{name} − {_reference(comparison)}"] = minus_reference(name)
+    return found
+
+
+def _reference(comparison: Comparison) -> str:
+    """The reference's name where it is short enough for a heading."""
+    return comparison.reference if len(comparison.reference) <= SHORT else "reference"
 
 
 def _exp(nll: float) -> float:

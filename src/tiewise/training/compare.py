@@ -166,6 +166,7 @@ def _setting(settings: Settings, text: PreparedText) -> dict[str, Any]:
     if settings.recurrent is not None:
         return _recurrent_setting(settings, text)
     tokens = settings.steps * settings.batch * settings.accumulate * settings.length
+    shape |= vars(settings.albert) if settings.albert is not None else {}
     return {**shape, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
 
 

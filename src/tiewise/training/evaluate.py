@@ -7,7 +7,7 @@ resumed steps alone. Every arm is measured by the same call on the same blocks, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,16 +16,21 @@ from torch import Tensor
 
 from tiewise.boundary.install import Installed
 from tiewise.data.frequency import bin_of, frequency_bins
-from tiewise.training.results import BinNll
+from tiewise.training.results import BinNll, Share
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Mean nll in nats per predicted token, the tokens that were predicted, and the same by frequency bin."""
+    """Mean nll in nats per predicted token, the tokens that were predicted, and the same by frequency bin.
+
+    `shares` and `unigram_nll` as in `RunResult`.
+    """
 
     nll: float
     tokens: int
     bins: list[BinNll]
+    shares: dict[str, Share] = field(default_factory=dict)
+    unigram_nll: float | None = None
 
 
 def measure(

@@ -19,6 +19,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from tiewise.errors import RunError
 
 SCHEMA = 1
+MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged
+_SURE = 1.959963984540054  # standard errors of a 95 % interval
 T = TypeVar("T")
 
 
@@ -29,6 +31,25 @@ class BinNll:
     label: str
     tokens: int  # held-out tokens in the bin
     nll: float | None  # None where the bin holds no token
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of so many pairs or tokens, with its 95 % interval (Wilson 1927), and the mean nll behind it."""
+
+    share: float
+    low: float
+    high: float
+    count: int
+    nll: float
+
+    @classmethod
+    def of(cls, right: int, count: int, nll: float) -> Share:
+        """Make one of a count."""
+        p, z = right / count, _SURE
+        middle, spread = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
+        scale = 1 + z * z / count
+        return cls(p, (middle - spread) / scale, (middle + spread) / scale, count, nll)
 
 
 @dataclass(frozen=True)
@@ -67,6 +88,9 @@ class RunResult:
     predicted_initial_nll: float
     initial_nll: float
     curve: list[CurvePoint] = field(default_factory=list)
+    trainable_parameters: int | None = None
+    shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs, held-out: masked tokens; pairs as sop, as nsp
+    unigram_nll: float | None = None  # of the same masked tokens, by the training text's frequencies alone
 
 
 @dataclass(frozen=True)
@@ -83,7 +107,7 @@ class Difference:
     """Arm minus reference, paired over seeds. Made by `tiewise.training.statistics.paired`."""
 
     arm: str
-    metric: str  # a field of RunResult, or "frequency:LABEL"
+    metric: str  # a field of RunResult, "frequency:LABEL", or "share:NAME"
     n: int  # pairs
     mean: float
     low: float | None  # 95 % interval; None for fewer than two pairs

@@ -24,7 +24,7 @@ from tiewise.errors import Interrupted
 from tiewise.spec import BoundarySpec
 from tiewise.training import ranks
 from tiewise.training.albert import assemble as albert
-from tiewise.training.albert.model import build_arm
+from tiewise.training.albert.model import build_arm, parts
 from tiewise.training.arguments import arguments, batch_share, callbacks
 from tiewise.training.callbacks import MEASURED, Clock, Interrupt, read_lines
 from tiewise.training.environment import peak_memory, reset_peak_memory
@@ -189,7 +189,7 @@ def _result(
     s, installed = job.settings, trainer.installed
     heldout, train = _final(job, installed, text, counts)
     size = text.facts["splits"][job.split]
-    count = parameters(installed)
+    count = parts(installed) if s.albert else parameters(installed)
     seen = _words_seen(job, text)
     tensors = {id(p): p.numel() * p.element_size() for p in installed.model.parameters()}
     return RunResult(
@@ -210,6 +210,9 @@ def _result(
         seconds=clock.seconds,
         learning_rate=s.learning_rate,
         curve=curve(job, seen),
+        trainable_parameters=sum(p.numel() for p in installed.model.parameters() if p.requires_grad),
+        shares=heldout.shares,
+        unigram_nll=heldout.unigram_nll,
         **facts,
     )
 

@@ -78,9 +78,20 @@ def _differences(comparison: Comparison) -> Iterator[Difference]:
             continue
         pairs = list(_pairs(comparison, comparison.reference, arm))
         for metric in METRICS if pairs else ():
+            if metric == "bits_per_byte" and pairs[0][0].shares:
+                continue  # masked tokens are not a text
             values = [(getattr(a, metric), getattr(b, metric)) for a, b in pairs]
             yield paired(*zip(*values, strict=True), arm=arm, metric=metric)
+        yield from _share_differences(arm, pairs)
         yield from _bin_differences(arm, pairs)
+
+
+def _share_differences(arm: str, pairs: Sequence[tuple[RunResult, RunResult]]) -> Iterator[Difference]:
+    runs = [run for pair in pairs for run in pair]
+    for name in runs[0].shares if runs else ():
+        if all(name in run.shares for run in runs):
+            values = [(a.shares[name].share, b.shares[name].share) for a, b in pairs]
+            yield paired(*zip(*values, strict=True), arm=arm, metric=f"share:{name}")
 
 
 def _bin_differences(arm: str, pairs: Sequence[tuple[RunResult, RunResult]]) -> Iterator[Difference]:

@@ -5,7 +5,6 @@ The rows of a split are drawn from a seed of their own, the same for all arms an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,31 +21,11 @@ from tiewise.data.prepared import PreparedText
 from tiewise.data.pretraining import Marks, PairRows, split_sentences
 from tiewise.training.albert.model import options
 from tiewise.training.evaluate import Measured
-from tiewise.training.results import BinNll
+from tiewise.training.results import MASKED, BinNll, Share
 from tiewise.training.settings import Settings
 
 MEASURED_SEED = 20_191
 _BATCH = 16
-_SURE = 1.959963984540054  # standard errors of a 95 % interval
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of so many pairs or tokens, with its 95 % interval (Wilson 1927), and the mean nll behind it."""
-
-    share: float
-    low: float
-    high: float
-    count: int
-    nll: float
-
-    @classmethod
-    def of(cls, right: int, count: int, nll: float) -> Share:
-        """Make one of a count."""
-        p, z = right / count, _SURE
-        middle, spread = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-        scale = 1 + z * z / count
-        return cls(p, (middle - spread) / scale, (middle + spread) / scale, count, nll)
 
 
 @dataclass(frozen=True)
@@ -66,8 +45,9 @@ class Pretrained:
     bins: list[BinNll]
 
     def measured(self) -> Measured:
-        """As every run's result holds it: the masked tokens."""
-        return Measured(self.tokens.nll, self.tokens.count, self.bins)
+        """As every run's result holds it: its losses are those of the masked tokens."""
+        shares = {MASKED: self.tokens, **self.pairs}
+        return Measured(self.tokens.nll, self.tokens.count, self.bins, shares, self.unigram_nll)
 
     def record(self) -> dict[str, Any]:
         """As JSON."""

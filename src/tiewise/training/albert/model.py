@@ -17,6 +17,7 @@ from tiewise.errors import SpecError
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.spec import BoundarySpec
 from tiewise.training.albert.options import Albert, read_arm
+from tiewise.training.model import parameters
 from tiewise.training.settings import Settings
 
 _FACTORED = {"factored": "tied", "factored-untied": "untied"}  # by what is installed between the projections
@@ -74,6 +75,16 @@ def build_arm(settings: Settings, arm: str, text: PreparedText, seed: int) -> In
     model: Any = OpenAlbertForPreTraining(config)
     torch.manual_seed(seed + 1_000_003)
     return install(model, _installed(read_arm(arm)[0]))
+
+
+def parts(installed: Installed) -> dict[str, int]:
+    """Parameters as `tiewise.training.model.parameters` counts them, the body's by attention, ffn and the rest."""
+    found = parameters(installed)
+    rest = found.pop("body")
+    for name in ("attention", "ffn"):
+        found[name] = sum(p.numel() for key, p in installed.model.named_parameters() if f".{name}." in key)
+        rest -= found[name]
+    return {**found, "positions, projection, heads": rest}
 
 
 def _width(boundary: BoundarySpec, otherwise: int) -> int:

@@ -15,7 +15,15 @@ from tiewise.training.albert.options import Albert
 from tiewise.training.lamb import Lamb, lamb_groups
 from tiewise.training.trainer import TiewiseTrainer
 
-LOGGED = ("pair_nll", "pair_accuracy", "heldout_accuracy", "heldout_pair_nll", "heldout_pair_accuracy")
+SAMPLE = 256  # predicted tokens of a micro-batch behind a logged training accuracy
+LOGGED = (
+    "train_accuracy",
+    "pair_nll",
+    "pair_accuracy",
+    "heldout_accuracy",
+    "heldout_pair_nll",
+    "heldout_pair_accuracy",
+)
 
 
 class PretrainingTrainer(TiewiseTrainer):
@@ -35,6 +43,7 @@ class PretrainingTrainer(TiewiseTrainer):
         self.options = options
         self._found = found
         self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._right: list[Tensor] = []
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -48,6 +57,8 @@ class PretrainingTrainer(TiewiseTrainer):
             pair_loss = output.pair_loss.detach()
             right = (output.pair_logits.detach().argmax(-1) == inputs["pair_labels"]).float().mean()
         self._parts.append((output.mlm_loss.detach(), pair_loss, right))
+        if (self.state.global_step + 1) % self.args.logging_steps == 0:
+            self._right.append(_sampled(output.logits, inputs["labels"]))
         loss = loss if penalty is None else loss + penalty
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
@@ -75,7 +86,16 @@ class PretrainingTrainer(TiewiseTrainer):
             logs = {**logs, "loss": tokens}
             if self.options.objective != "none":
                 logs |= {"pair_nll": pairs, "pair_accuracy": right}
+            if self._right:
+                logs["train_accuracy"] = float(torch.cat(self._right).mean())
             self._parts.clear()
+            self._right.clear()
             if ranks.first():
                 logs |= self._found()
         super().log(logs, start_time)
+
+
+@torch.no_grad()
+def _sampled(logits: Any, labels: Tensor) -> Tensor:
+    """Whether the first predicted tokens of a micro-batch are right; the fused loss computes no logits to ask."""
+    return (logits[:SAMPLE].argmax(-1) == labels[labels != -100][:SAMPLE]).float()

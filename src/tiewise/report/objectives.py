@@ -1,0 +1,164 @@
+"""SOP beside NSP: models pretrained on one objective of pairs and judged on both, beside the paper's Table 5.
+
+    runs = [Comparison.from_dict(json.loads(Path(f"runs/{name}/results.json").read_text())) for name in ("sop", "nsp")]
+    write_objectives(runs, "objectives.html")
+
+The paper is Lan et al. 2020 (arXiv:1909.11942). Its pairs are of other texts, so directions are compared, not sizes.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.ledger import results
+from tiewise.errors import RunError
+from tiewise.numerals import NONE, plain
+from tiewise.report import shares, theme
+from tiewise.report.bars import finish
+from tiewise.report.grid import Table
+from tiewise.report.pretraining import CHANCE
+from tiewise.report.sheet import Panel, Section, Sheet, paragraphs, table, write
+from tiewise.training.results import MASKED, Comparison
+
+SOURCE = "ALBERT (arXiv:1909.11942), Table 5"
+METRICS = {
+    MASKED: "masked tokens right, %",
+    "nsp": "pairs right as nsp, %",
+    "sop": "pairs right as sop, %",
+}  # of the ledger
+JUDGED = {"nsp": "next sentence (nsp)", "sop": "sentence order (sop)"}
+
+
+@cache
+def published() -> Mapping[str, Mapping[str, float]]:
+    """Table 5: objective → share → percent."""
+    found: dict[str, dict[str, float]] = {}
+    for name, metric in METRICS.items():
+        for result in results(metric):
+            found.setdefault(result.setting.removeprefix("objective="), {})[name] = result.value
+    return found
+
+
+def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[str]) -> Path:
+    """Write the figure and its table as one HTML file, whole or not at all, and return it.
+
+    Args:
+        comparisons: of ALBERTs, one for each objective (`--set objective=…`); the first arm of each is shown.
+        path: of the page.
+
+    Raises:
+        RunError: one that is no ALBERT's, an objective given twice, or a file that cannot be written.
+    """
+    found = objectives_table(comparisons)
+    caption = "Filled marks with 95 % intervals are measured here, hollow ones are the paper’s. The line is chance."
+    return write(
+        Sheet(
+            command_name="objectives",
+            title="SOP beside NSP: tiewise",
+            subject=", ".join(_by_objective(comparisons)),
+            heading="SOP beside NSP",
+            lead=paragraphs(finding(comparisons)),
+            results=table(found, "Judged right by objective of pretraining"),
+            note=f'<p class="note">{html.escape(shares.NOTE)} The paper: {SOURCE}, on other texts.</p>',
+            sections=[Section("Judged as both", [Panel(objectives_figure(comparisons), caption, found)])],
+            command="\n".join(one.command for one in comparisons),
+        ).render(),
+        path,
+        "path",
+    )
+
+
+def objectives_table(comparisons: Sequence[Comparison]) -> Table:
+    """One row per objective: what is judged right, here and in the paper. Raises as `write_objectives`."""
+    header = ["pretrained on", *(f"{name}, {whose}" for whose in ("here", "paper %") for name in METRICS)]
+    rows = [
+        [
+            objective,
+            *(shares.percent(shares.over_seeds(one.of(one.reference), name)) for name in METRICS),
+            *(plain(published()[objective][name], 1) if objective in published() else NONE for name in METRICS),
+        ]
+        for objective, one in _by_objective(comparisons).items()
+    ]
+    return Table(header, rows)
+
+
+def objectives_figure(comparisons: Sequence[Comparison]) -> go.Figure:
+    """Pairs judged right as nsp and as sop, by objective of pretraining. Raises as `write_objectives`."""
+    figure = go.Figure()
+    for position, (objective, one) in enumerate(_by_objective(comparisons).items()):
+        found = {name: shares.over_seeds(one.of(one.reference), name) for name in JUDGED}
+        look, name = theme.style(position), f"pretrained on {objective}"
+        figure.add_trace(_marks(found, {"color": look.colour, "size": 10, "symbol": look.marker}, name, objective))
+        theirs = {key: published().get(objective, {}).get(key) for key in JUDGED}
+        paper = {key: None if x is None else Estimate(x / 100, x / 100, x / 100, 1) for key, x in theirs.items()}
+        hollow = {"color": look.colour, "size": 10, "symbol": f"{look.marker}-open"}
+        figure.add_trace(_marks(paper, hollow, f"{objective}, the paper", f"{objective}, paper"))
+    figure.add_hline(y=CHANCE, line={"width": 1, "color": "#8a8f99"})
+    figure.update_layout(scattermode="group", scattergap=0.5)
+    figure.update_xaxes(type="category", title="judged as")
+    figure.update_yaxes(tickformat=".0%")
+    return finish(figure, "Pairs judged right, by objective of pretraining", "share judged right")
+
+
+def finding(comparisons: Sequence[Comparison]) -> str:
+    """Say of each objective's models whether they are told from chance on each judgement, one line each."""
+    said = []
+    for objective, one in _by_objective(comparisons).items():
+        each = [
+            f"{name} {shares.percent(found)}, {_against_chance(found)}"
+            for name in JUDGED
+            if (found := shares.over_seeds(one.of(one.reference), name)) is not None
+        ]
+        said.append(f"Pretrained on {objective}: {'; '.join(each)}.")
+    return "\n".join(said)
+
+
+def _against_chance(found: Estimate) -> str:
+    if found.low > CHANCE:
+        return "above chance"
+    return "below chance" if found.high < CHANCE else "not told from chance"
+
+
+def _marks(found: Mapping[str, Estimate | None], marker: dict[str, Any], name: str, group: str) -> go.Scatter:
+    there = {key: one for key, one in found.items() if one is not None}
+    return go.Scatter(
+        x=[JUDGED[key] for key in there],
+        y=[one.value for one in there.values()],
+        mode="markers",
+        name=html.escape(name),
+        offsetgroup=group,
+        marker=marker,
+        error_y={
+            "type": "data",
+            "symmetric": False,
+            "array": [one.high - one.value for one in there.values()],
+            "arrayminus": [one.value - one.low for one in there.values()],
+            "thickness": 1.6,
+            "width": 5,
+            "color": marker["color"],
+            "visible": any(one.high > one.low for one in there.values()),
+        },
+        hovertemplate="%{y:.1%}<extra>" + html.escape(name) + "</extra>",
+    )
+
+
+def _by_objective(comparisons: Sequence[Comparison]) -> dict[str, Comparison]:
+    found: dict[str, Comparison] = {}
+    for one in comparisons:
+        objective = one.setting.get("objective")
+        if objective is None or not any(run.shares for run in one.of(one.reference)):
+            raise RunError(
+                "a comparison without an objective of pairs", "give those of ALBERTs (--recipe albert-small)"
+            )
+        if objective in found:
+            raise RunError(f"objective {objective} twice", "give one comparison for each objective")
+        found[objective] = one
+    return found
