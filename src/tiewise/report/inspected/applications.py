@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from tiewise.numerals import count, size
+from tiewise.numerals import NONE, count, size
 from tiewise.report.grid import Table
 from tiewise.report.inspected.refinement import shown
 
@@ -76,10 +76,11 @@ def _counts(times: list[int]) -> str:
 
 def _table(found: Sweep) -> Table:
     header = ["applications", "nll", "more than as trained", "change by the last application"]
-    rows = [[name(found, one), shown(one.nll), shown(one.more), shown(one.change)] for one in found.course]
-    return Table(header, [*rows, ["token frequencies", shown(found.unigram), shown(None), shown(None)]])
+    rows = [_row(found, one) for one in found.course]
+    return Table(header, [*rows, ["token frequencies", shown(found.unigram), NONE, NONE]])
 
 
-def name(found: Sweep, one: Applied) -> str:
-    """12, or 12 (as trained)."""
-    return f"{one.times} (as trained)" if one is found.own else str(one.times)
+def _row(found: Sweep, one: Applied) -> list[str]:
+    own = one is found.own
+    name = f"{one.times} (as trained)" if own else str(one.times)
+    return [name, shown(one.nll), NONE if own else shown(one.more), shown(one.change)]
