@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import tiewise
 from benchmarks.measure import alternate, ratio, spread
-from tiewise.analysis.sharing_costs import RECORD, Cost, Record, SharingCosts
+from tiewise.internals.sharing_costs import RECORD, Cost, Record, SharingCosts
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 from tiewise.training.environment import environment

@@ -3,8 +3,8 @@
 import pytest
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.sharing_costs import Cost, SharingCosts, packaged_costs
 from tiewise.internals.application_sweep import Applied, Sweep
+from tiewise.internals.sharing_costs import Cost, SharingCosts, packaged_costs
 from tiewise.report.inspected.applications import lines, tables
 from tiewise.report.inspected.applications_figures import panels
 from tiewise.report.sharing_costs import panel
@@ -14,13 +14,13 @@ def about(value, rows=4, half=0.25):
     return Estimate(value, value - half, value + half, rows)
 
 
-def sweep(nlls=(4.0, 3.0, 2.0, 2.5), trained=3, unigram=3.5, half=0.25, **changed):
+def sweep(nlls=(4.0, 3.0, 2.0, 2.5), trained=3, unigram=3.5, half=0.25, rows=4, **changed):
     own = nlls[trained - 1]
     course = tuple(
         Applied(
             n,
             None if nll is None else about(nll),
-            None if nll is None else about(nll - own, half=half),
+            None if nll is None else about(nll - own, rows, half),
             None if nll is None else about(0.5**n, half=0.01),
         )
         for n, nll in enumerate(nlls, 1)
@@ -45,6 +45,8 @@ def sweep(nlls=(4.0, 3.0, 2.0, 2.5), trained=3, unigram=3.5, half=0.25, **change
         ),
         (sweep(trained=2), "its interval leaves out 0"),
         (sweep(trained=2, half=1.5), "its interval holds 0"),
+        (sweep(trained=2, rows=1), "a difference of −1.000 to its own, window by window; one window gives no interval"),
+        (sweep((2.0, 2.0, 2.0)), "No other number of applications from 1 to 3 gives A a lower nll."),
         (sweep(), "4.000 [3.750, 4.250] after one application and 2.500 [2.250, 2.750] after 4 applications"),
         (sweep(), "frequencies alone do as well as 1 application."),
         (sweep((4.0, 3.0, 2.0, None)), "and – after 4 applications; frequencies alone do as well as 1, 4 applications"),
@@ -123,6 +125,6 @@ def test_a_package_without_a_record_draws_none(monkeypatch):
     def absent(path):
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr("tiewise.analysis.sharing_costs.packaged_json", absent)
+    monkeypatch.setattr("tiewise.internals.sharing_costs.packaged_json", absent)
     assert packaged_costs() == []
     assert len(panels({"A": sweep()})) == 3

@@ -11,6 +11,7 @@ nll is the model's own. A model applied less often is the same one cut off. See 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -87,9 +88,9 @@ class Sweep:
 
     @property
     def best(self) -> Applied:
-        """Where the nll is lowest, of those where it is a number; the model's own where it is nowhere."""
-        measured = [one for one in self.course if one.nll is not None]
-        return min(measured, key=lambda one: one.nll.value if one.nll else 0.0, default=self.own)
+        """Where the nll is lowest; the model's own where no other is lower, or none is a number."""
+        own_first = [self.own, *self.course]
+        return min(own_first, key=lambda one: math.inf if one.nll is None else one.nll.value)
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""

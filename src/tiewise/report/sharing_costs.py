@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.analysis.sharing_costs import Cost, SharingCosts
+from tiewise.internals.sharing_costs import Cost, SharingCosts
 from tiewise.numerals import count, plain, size
 from tiewise.report import theme
 from tiewise.report.bars import finish
@@ -42,17 +42,26 @@ def _figure(found: SharingCosts) -> go.Figure:
     figure = go.Figure()
     first = found.costs[0]
     for position, cost in enumerate(found.costs):
-        look = theme.style(position)
         ratios = [[a / b for a, b in zip(read(cost), read(first), strict=True)] for read, _ in _MEASURES.values()]
         middle = [statistics.median(values) for values in ratios]
         figure.add_bar(
             name=cost.sharing,
             x=list(_MEASURES),
             y=middle,
-            marker={"color": look.colour, "pattern": {"shape": theme.COMPONENT_PATTERNS[position], "solidity": 0.2}},
+            marker={
+                "color": theme.COMPONENT_COLOURS[position % len(theme.COMPONENT_COLOURS)],
+                "pattern": {
+                    "shape": theme.COMPONENT_PATTERNS[position % len(theme.COMPONENT_PATTERNS)],
+                    "fillmode": "overlay",
+                    "size": 6,
+                    "solidity": 0.18,
+                },
+                "line": {"width": 0},
+            },
             error_y={
-                "array": [max(values) - at for values, at in zip(ratios, middle, strict=True)],
-                "arrayminus": [at - min(values) for values, at in zip(ratios, middle, strict=True)],
+                "array": [_reach(max(values) - at, values) for values, at in zip(ratios, middle, strict=True)],
+                "arrayminus": [_reach(at - min(values), values) for values, at in zip(ratios, middle, strict=True)],
+                "color": "#8a8f99",
                 "thickness": 1.2,
                 "width": 3,
             },
@@ -63,6 +72,11 @@ def _figure(found: SharingCosts) -> go.Figure:
     figure.update_layout(barmode="group", bargap=0.25)
     title = f"What sharing saves: {found.batch} × {found.length} tokens, width {found.width}"
     return finish(figure, title, "× unshared").update_yaxes(rangemode="tozero")
+
+
+def _reach(length: float, values: Sequence[float]) -> float | None:
+    """Length of one side of a range; none where there is one value."""
+    return length if len(values) > 1 else None
 
 
 def _table(found: SharingCosts) -> Table:

@@ -36,8 +36,9 @@ def _lines(label: str, found: Sweep) -> Iterator[str]:
     if best is own:
         yield f"No other number of applications from 1 to {last.times} gives {label} a lower nll."
     else:
-        clear = best.more is not None and best.more.high < 0
-        how = "its interval leaves out 0" if clear else "its interval holds 0"
+        how = "one window gives no interval"
+        if best.more is not None and best.more.rows > 1:
+            how = "its interval leaves out 0" if best.more.high < 0 else "its interval holds 0"
         yield (
             f"{label}'s nll is lowest after {_times(best)}: {shown(best.nll)}, a difference of {shown(best.more)} "
             f"to its own, window by window; {how}, and to choose the best of {last.times} flatters it."

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import plotly.graph_objects as go
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.sharing_costs import packaged_costs
 from tiewise.internals.application_sweep import Applied, Sweep
+from tiewise.internals.sharing_costs import packaged_costs
 from tiewise.report import sharing_costs, theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
