@@ -1,6 +1,7 @@
 """Recipes on the command line: one run and a table, what was published beside them, and refusals of one line."""
 
 import json
+import struct
 
 import pytest
 import torch
@@ -44,14 +45,24 @@ def trained(folder):
     return load_file(next((folder / "out").glob("*/seed-1/final/model.safetensors")))
 
 
-@pytest.mark.parametrize("freeze", ["", "+freeze"])
-def test_pretrained_vectors_are_frozen_or_tuned(freeze, tiewise, corpus, vectors, tmp_path, caplog):
-    name = vectors("eight.txt", 8)
+def as_word2vec(path):
+    """Write a text of vectors again as word2vec's binary format."""
+    rows = [line.split() for line in path.read_text().splitlines()]
+    width = len(rows[0]) - 1
+    entries = [word.encode() + b" " + struct.pack(f"<{width}f", *map(float, row)) for word, *row in rows]
+    path.write_bytes(b"\n".join([f"{len(rows)} {width}".encode(), *entries, b""]))
+
+
+@pytest.mark.parametrize(("freeze", "form"), [("", "GloVe text"), ("+freeze", "word2vec binary")])
+def test_pretrained_vectors_are_frozen_or_tuned(freeze, form, tiewise, corpus, vectors, tmp_path, caplog):
+    name = vectors("eight", 8)
+    if form == "word2vec binary":
+        as_word2vec(tmp_path / name)
     boundary = f"tied+vectors={name}{freeze}"
     said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out")
     assert said.code == 0
     (line,) = [line for line in caplog.messages if "no vector" in line]
-    assert "eight.txt: 3 of 6 words have no vector and start at random: " in line
+    assert f"eight ({form}): 3 of 6 words have no vector and start at random: " in line
     assert set(line.rpartition(": ")[2].split(", ")) == {"d", "<eos>", "<unk>"}
     table, tokenizer = (
         trained(tmp_path)["embed.weight"],
@@ -66,7 +77,7 @@ def test_broken_lines_are_counted_and_named_once(tiewise, corpus, vectors, caplo
     name = vectors("broken.txt", 8, "d 1 2 three 4 5 6 7 8", "x 1 2", "y 1 2 3 4 5 6 7 inf")
     said = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", f"tied+vectors={name}", *TINY, "-o", "out")
     assert said.code == 0
-    assert caplog.text.count("broken.txt: 3 broken lines skipped: 4, 5, 6") == 1
+    assert caplog.text.count("broken.txt (GloVe text): 3 broken lines skipped: 4, 5, 6") == 1
 
 
 def test_other_vectors_change_the_table_and_the_two_maps_alone(tiewise, corpus, vectors, tmp_path):
@@ -94,12 +105,17 @@ def test_other_vectors_change_the_table_and_the_two_maps_alone(tiewise, corpus, 
         ),
         ("tied+vectors=absent.txt", "absent.txt: no such file"),
         ("tied+vectors=strange.txt", "none of the vocabulary's tokens in it"),
+        ("tied+vectors=cut.bin", "cut.bin: cut short"),
+        ("tied+vectors=corpus/train.txt", "none of the formats that are known; give GloVe, word2vec"),
         ("tied+freeze", "add vectors=FILE"),
     ],
 )
 def test_vectors_that_do_not_fit_are_one_line(boundary, said, tiewise, corpus, vectors, tmp_path):
     vectors("five.txt", 5)
     vectors("nine.txt", 9)
+    cut = tmp_path / vectors("cut.bin", 8)
+    as_word2vec(cut)
+    cut.write_bytes(cut.read_bytes()[:-10])
     (tmp_path / "strange.txt").write_text("Q 1 2 3 4 5 6 7 8\n")
     found = tiewise("train", "--recipe", "pytorch-200", corpus, "--boundary", boundary, *TINY, "-o", "out")
     assert found.code == 2
