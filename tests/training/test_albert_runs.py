@@ -18,6 +18,7 @@ from tiewise.data.pretraining import MARKS, mark
 from tiewise.errors import Interrupted, TiewiseError
 from tiewise.training import run
 from tiewise.training.albert import assemble, measure
+from tiewise.training.albert import trainer as pretraining
 from tiewise.training.albert.model import build_arm
 from tiewise.training.albert.options import Albert
 from tiewise.training.job import Job
@@ -121,6 +122,18 @@ def test_logged_losses_are_those_of_the_steps(settings, text, counts, tmp_path):
         assert line["train_accuracy"] == pytest.approx(judged.float().mean().item())
 
 
+def test_training_accuracy_is_of_the_first_predicted_tokens(settings, text):
+    installed = build_arm(settings, "factored:8", text, 1)
+    head = installed.model.predictions.decoder
+    hidden = torch.randn(600, 8)
+    ids = head(hidden).argmax(-1)
+    labels = torch.where(torch.arange(600) % 3 == 0, ids, (ids + 1) % text.vocab)  # one in three is right
+    scattered = torch.full((600, 3), -100)
+    scattered[:, 1] = labels
+    judged = pretraining._sampled(head(hidden.requires_grad_()), scattered)
+    assert judged.tolist() == [float(i % 3 == 0) for i in range(pretraining.SAMPLE)]
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_resumed_run_is_the_whole(optimizer, settings, text, counts, tmp_path, monkeypatch):
     own = replace(settings, albert=replace(settings.albert, optimizer=optimizer, dropout=0.1))
@@ -160,6 +173,7 @@ def test_accumulated_micro_batches_are_one_batch(settings, text, counts, tmp_pat
 @pytest.mark.parametrize(
     ("arm", "width", "sharing", "tied", "projected"),
     [
+        ("factored:16+share=none", 16, "none", True, True),
         ("factored:8", 8, "all", True, True),
         ("factored-untied:8+share=none", 8, "none", False, True),
         ("tied+share=ffn", 16, "ffn", True, False),

@@ -34,6 +34,7 @@ METRICS = {
     "nsp": "pairs right as nsp, %",
     "sop": "pairs right as sop, %",
 }  # of the ledger
+SHOWN = {MASKED: "masked tokens", "nsp": "pairs as nsp", "sop": "pairs as sop"}
 JUDGED = {"nsp": "next sentence (nsp)", "sop": "sentence order (sop)"}
 
 
@@ -78,7 +79,7 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
 
 def objectives_table(comparisons: Sequence[Comparison]) -> Table:
     """One row per objective: what is judged right, here and in the paper. Raises as `write_objectives`."""
-    header = ["pretrained on", *(f"{name}, {whose}" for whose in ("here", "paper %") for name in METRICS)]
+    header = ["pretrained on", *(f"{name}, {whose}" for whose in ("here", "paper %") for name in SHOWN.values())]
     rows = [
         [
             objective,
@@ -95,7 +96,7 @@ def objectives_figure(comparisons: Sequence[Comparison]) -> go.Figure:
     figure = go.Figure()
     for position, (objective, one) in enumerate(_by_objective(comparisons).items()):
         found = {name: shares.over_seeds(one.of(one.reference), name) for name in JUDGED}
-        look, name = theme.style(position), f"pretrained on {objective}"
+        look, name = theme.style(position), f"pretrained {_on(objective)}"
         figure.add_trace(_marks(found, {"color": look.colour, "size": 10, "symbol": look.marker}, name, objective))
         theirs = {key: published().get(objective, {}).get(key) for key in JUDGED}
         paper = {key: None if x is None else Estimate(x / 100, x / 100, x / 100, 1) for key, x in theirs.items()}
@@ -104,7 +105,8 @@ def objectives_figure(comparisons: Sequence[Comparison]) -> go.Figure:
     figure.add_hline(y=CHANCE, line={"width": 1, "color": "#8a8f99"})
     figure.update_layout(scattermode="group", scattergap=0.5)
     figure.update_xaxes(type="category", title="judged as")
-    figure.update_yaxes(tickformat=".0%")
+    lowest = min((y for trace in figure.data for y in trace.y), default=CHANCE)
+    figure.update_yaxes(tickformat=".0%", range=[min(lowest - 0.1, 0.4), 1])
     return finish(figure, "Pairs judged right, by objective of pretraining", "share judged right")
 
 
@@ -117,8 +119,12 @@ def finding(comparisons: Sequence[Comparison]) -> str:
             for name in JUDGED
             if (found := shares.over_seeds(one.of(one.reference), name)) is not None
         ]
-        said.append(f"Pretrained on {objective}: {'; '.join(each)}.")
+        said.append(f"Pretrained {_on(objective)}: {'; '.join(each)}.")
     return "\n".join(said)
+
+
+def _on(objective: str) -> str:
+    return "without pairs" if objective == "none" else f"on {objective}"
 
 
 def _against_chance(found: Estimate) -> str:
