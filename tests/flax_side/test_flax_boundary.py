@@ -16,6 +16,7 @@ from tiewise.boundary.boundary import Boundary as TorchBoundary
 from tiewise.errors import CheckpointError, SpecError
 from tiewise.flax.boundary import Boundary, LinenBoundary
 from tiewise.flax.checkpoint import flat, load, nested, save
+from tiewise.flax.ends import Ends
 from tiewise.flax.find_tied import find_tied
 from tiewise.flax.path_gradient import path_norms, probe
 from tiewise.ops.path_gradient import PathRecord
@@ -36,7 +37,7 @@ KINDS = [
     "residual:2,s=0.5",
     "spd",
 ]
-QUICK = ["tied", "factored:3", "spd"]
+QUICK = ["tied", "spd"]
 OPTIONS = ["bias", "input_scale=sqrt_d", "output_scale=1/sqrt_d", "softcap=1.5", "alpha=0.3", "alpha=0", "pad=2"]
 TOGETHER = "+bias+input_scale=sqrt_d+output_scale=1/d+softcap=1.5+alpha=0.3+pad=2"
 DIFFERING = [Vocabularies(9, 6), Vocabularies(6, 9), Vocabularies(6, 4, (3, -1, 0, -1))]
@@ -125,9 +126,7 @@ def test_every_spec_equals_pytorch_with_every_option(kind, option, tmp_path):
     compare(f"{kind}+{option}" if option else kind, V, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("kind", "vocab"), [*itertools.product(["tied"], DIFFERING), ("untied", DIFFERING[1])], ids=str
-)
+@pytest.mark.parametrize(("kind", "vocab"), [("tied", DIFFERING[2]), ("untied", DIFFERING[1])], ids=str)
 def test_differing_vocabularies_equal_pytorch(kind, vocab, tmp_path):
     compare(kind + "+bias", vocab, tmp_path)
 
@@ -135,7 +134,7 @@ def test_differing_vocabularies_equal_pytorch(kind, vocab, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "vocab"), list(itertools.product(KINDS, DIFFERING)), ids=str)
 def test_every_spec_with_differing_vocabularies_equals_pytorch(kind, vocab, tmp_path):
-    compare(kind, fitting(kind, vocab), tmp_path)
+    compare(kind + "+bias", fitting(kind, vocab), tmp_path)
 
 
 LINEAR = "+bias+input_scale=sqrt_d+output_scale=1/d+alpha=0.3+pad=2"
@@ -208,7 +207,7 @@ def test_half_types_survive_bit_for_bit(dtype, tmp_path):
     assert first.read_bytes() == second.read_bytes()
 
 
-@pytest.mark.parametrize("kind", QUICK)
+@pytest.mark.parametrize("kind", ["factored:3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in QUICK)])
 def test_linen_computes_what_nnx_does(kind):
     spec = kind + TOGETHER
     nnx_side = Boundary(spec, V, D, rngs=nnx.Rngs(0))
@@ -268,9 +267,11 @@ def test_a_training_step_moves_the_one_table_and_keeps_it_one():
 
 def test_first_loss_is_what_the_table_predicts():
     for spec in ("factored:32+init=0.05+softcap=3", "spd+output_scale=1/d+init=2", "tied"):
-        model = Boundary(spec, 2_000, 64, rngs=nnx.Rngs(0))
-        assert model.predicted_nll() == TorchBoundary(spec, 2_000, 64).predicted_nll()
-        assert float(jnp.std(model.table_in[...])) == pytest.approx(model.ends.spec.init or 64**-0.5, rel=0.02)
+        ends = Ends.of(spec, 2_000, 64)
+        assert ends.predicted_nll() == TorchBoundary(spec, 2_000, 64).predicted_nll()
+        drawn = np.asarray(ends.draw("table_in", jax.random.key(0)))
+        assert np.std(drawn) == pytest.approx(ends.spec.init or 64**-0.5, rel=0.02)
+    model = Boundary("tied", 2_000, 64, rngs=nnx.Rngs(0))
     hidden = jax.random.normal(jax.random.key(1), (2_000, 64))
     hidden = hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True) * 8
     loss = model.loss(hidden, np.arange(2_000))

@@ -37,6 +37,7 @@ def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_pa
         "init_std",
         "parameters",
         "total_parameters",
+        "trainable_parameters",
         "bytes",
         "steps",
     ):

@@ -115,6 +115,7 @@ def _result(
         frequency=heldout.bins,
         parameters=count,
         total_parameters=sum(count.values()),
+        trainable_parameters=sum(count.values()),
         bytes=4 * sum(count.values()),
         tokens_per_second=fitting.timed * tokens / seconds if seconds else math.nan,
         peak_memory_bytes=peak_memory(),
