@@ -45,7 +45,7 @@ def _lines(label: str, found: Sweep) -> Iterator[str]:
         )
     said = " and ".join(f"{shown(one.nll)} after {_times(one)}" for one in (found.course[0], last) if one is not own)
     worse = [one.times for one in found.course if one.nll is None or one.nll.value >= found.unigram.value]
-    beaten = f"frequencies alone do as well as {_counts(worse)}" if worse else "frequencies alone do worse than any"
+    beaten = f"frequencies alone do no worse than {_counts(worse)}" if worse else "frequencies alone do worse than any"
     yield f"{label}'s nll is {said}; {beaten}."
     yield (
         f"{label} has {count(found.parameters)} parameters, {count(found.separate)} if each application had its own: "
