@@ -40,10 +40,17 @@ def small(**settings):
     return RNNLM(RNNConfig(**{**SMALL, **settings}))
 
 
-def dense_logits(model, installed, ids):
-    """The formula of docs/boundary.md over dense tables, around the model's own layers."""
+def leaves(installed):
+    """Both tables in double, as leaves of autograd; one tensor where they are one."""
+    table_in, table_out = installed.tables()
+    made = table_in.detach().double().requires_grad_()
+    return made, made if table_out is table_in else table_out.detach().double().requires_grad_()
+
+
+def dense_logits(model, installed, ids, tables=None):
+    """The formula of docs/boundary.md over dense tables, those given or detached, around the model's own layers."""
     spec = installed.spec
-    table_in, table_out = (table.detach().double() for table in installed.tables())
+    table_in, table_out = tables or (table.detach() for table in leaves(installed))
     scale_in, scale_out = spec.scales(8)
     in_map, out_map = getattr(model.embed, "in_map", None), getattr(model.head, "out_map", None)
     rows = table_in[ids] if in_map is None else copy.deepcopy(in_map).double()(table_in[ids])
@@ -137,15 +144,19 @@ def test_vocabularies_that_differ(spec, inputs, outputs, tmp_path):
     installed = install(model, spec)
     assert [len(table) for table in installed.tables()] == [23, 23]
     ids, targets = words(vocab=inputs), words(vocab=outputs, seed=9)
-    logits = dense_logits(model, installed, ids)[..., :outputs]
+    dense = leaves(installed)
+    logits = dense_logits(model, installed, ids, dense)[..., :outputs]
+    torch.testing.assert_close(model.eval()(ids).logits.double() + 0, logits.detach(), rtol=1e-4, atol=1e-5)
     loss = model.train()(ids, shift_labels=targets).loss
     wanted = F.cross_entropy(logits.reshape(-1, outputs), targets.reshape(-1))
-    torch.testing.assert_close(loss.double(), wanted, rtol=1e-5, atol=0)
+    torch.testing.assert_close(loss.double(), wanted.detach(), rtol=1e-5, atol=0)
     loss.backward()
-    assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
-    table_out = installed.tables()[1]
+    assert installed.counts.fused == 1
+    wanted.backward()
+    for table, leaf in zip(installed.tables(), dense, strict=True):
+        torch.testing.assert_close(table.grad.double(), leaf.grad, rtol=1e-4, atol=1e-6)
     if installed.spec.tables == 2:
-        assert not table_out.grad[outputs:].any()
+        assert not installed.tables()[1].grad[outputs:].any()
     model.save_pretrained(tmp_path)
     again = tiewise.hf.load(tmp_path).eval()
     assert again(ids).logits.shape == (3, 6, outputs)
@@ -171,9 +182,22 @@ def test_two_tables_of_two_vocabularies_hold_no_row_too_many():
 def test_e_unlike_h_is_refused_where_it_is_plainly_tied():
     with pytest.raises(InstallError, match=r"choose factored:k or projected:k, whose maps meet both widths"):
         install(small(embedding_size=5), "tied")
-    installed = install(small(embedding_size=5), "projected:4")
-    assert installed.tables()[0].shape == (23, 4)
-    assert installed.counts.materialised == 0
+    for spec, width, maps in (("projected:4", 4, [(5, 4), (4, 8)]), ("projected:5,in=none", 5, [(5, 8)])):
+        model = small(embedding_size=5)
+        installed = install(model, spec)
+        assert installed.tables()[0] is installed.tables()[1]
+        assert installed.tables()[0].shape == (23, width)
+        assert [tuple(p.shape) for name, p in model.named_parameters() if "_map." in name] == maps
+        assert installed.counts.materialised == 0
+
+
+@pytest.mark.parametrize("cell", ["tanh", "lstm"])
+def test_a_table_that_the_first_layer_cannot_read_is_refused(cell):
+    """Torch's LSTM kernel alone would read past the rows, and say nothing."""
+    model = small(cell=cell, lstm_bias="two")
+    with pytest.raises(TiewiseError, match="the first layer reads vectors of 8, and is given 6 columns; let a map"):
+        install(model, "projected:6,in=none")
+    assert model.embed.weight.shape == (23, 8)
 
 
 class Written(nn.Module):

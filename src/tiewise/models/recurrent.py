@@ -49,6 +49,11 @@ class Layer(nn.Module):
         """H."""
         return self.weight_hh.shape[1]
 
+    @property
+    def reads(self) -> int:
+        """E."""
+        return self.width if self.weight_ih is None else self.weight_ih.shape[1]
+
     def weights(self, dropped: float) -> Weights:
         """Return what to multiply by, a share of the recurrent weights dropped."""
         recurrent = F.dropout(self.weight_hh, dropped) if dropped else self.weight_hh
@@ -75,8 +80,11 @@ class Recurrent(nn.Module):
         """Run over x [B, T, E] from `state` (None: zeros); return the last layer's h [B, T, H] and the state behind.
 
         Raises:
-            SpecError: a state of another shape.
+            SpecError: a state of another shape, or x of another width, which the kernel of an LSTM does not notice.
         """
+        if x.shape[2] != self._layers()[0].reads:
+            what = f"the first layer reads vectors of {self._layers()[0].reads}, and is given {x.shape[2]} columns"
+            raise SpecError(what, f"let a map stand between: projected:{x.shape[2]} without in=none")
         before = self._started(x, state)
         after: list[LayerState] = []
         for run in self._runs():
