@@ -154,9 +154,10 @@ def test_values_that_are_no_numbers_in_binary_files(tmp_path, caplog):
     found, lines = said(caplog, writers.word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
     assert found.rows[1].tolist() == ABC["a"]
     assert lines[0] == " (word2vec binary): 1 broken entries skipped: 4"
-    matrix = np.ones((3, 2), np.float32)
-    matrix[1, 0] = np.inf
-    found, lines = said(caplog, writers.fasttext(tmp_path / "m", ["a", "b"], matrix, maxn=0), ["a", "b"])
+    matrix = np.ones((4, 2), np.float32)
+    matrix[1:3, 0] = np.inf, -np.inf  # the mean of b and of its n-grams, all of which are hashed to one row
+    model = writers.fasttext(tmp_path / "m", ["a", "b", "</s>"], matrix[[0, 1, 3, 2]])
+    found, lines = said(caplog, model, ["</s>", "b"])
     assert lines[0] == " (fastText binary): 1 broken entries skipped: 2"
 
 

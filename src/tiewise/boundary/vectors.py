@@ -53,7 +53,7 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Vectors:
         changed = path.stat()
         found = _by_word(path.resolve(), path, (changed.st_mtime_ns, changed.st_size), tuple(tokens))
     except OSError as error:
-        raise DataError(f"vectors {path}: cannot be read ({error.strerror})", "check the file") from None
+        raise DataError(f"vectors {path}: cannot be read ({error.strerror or error})", "check the file") from None
     return replace(found, rows=found.rows.clone())
 
 

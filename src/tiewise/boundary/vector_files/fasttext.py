@@ -90,7 +90,9 @@ def read_fasttext(file: BinaryIO, path: Path, tokens: Sequence[str | None], size
     matrix = np.memmap(file, "<f4", "r", begins, (height, width)) if wanted else np.empty(0)
     for word, row in wanted.items():
         own = [row, *(words + ngram for ngram in ngrams.of(word))]
-        rows.put(word, matrix[own].mean(0, dtype=np.float64), row + 1)
+        with np.errstate(invalid="ignore"):  # of values that `put` will find to be no finite numbers
+            vector = matrix[own].mean(0, dtype=np.float64)
+        rows.put(word, vector, row + 1)
     return rows
 
 

@@ -48,7 +48,7 @@ class Rows:
     def put(self, word: bytes, vector: np.ndarray, place: int) -> None:
         """Keep the `vector` [E] of a wanted word; one with a value that is no finite float32 is broken."""
         row = self.index[word]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             vector = vector.astype(np.float32)
         if not np.isfinite(vector).all():
             self.broken.add(place)
