@@ -1,5 +1,7 @@
 """SOP beside NSP: both judgements of models pretrained on either, beside the paper's Table 5."""
 
+from dataclasses import replace
+
 import pytest
 from tests.report.albert_sample import ARMS, albert_comparison
 from tests.report.comparison_sample import sample_comparison
@@ -8,6 +10,7 @@ from tests.report.test_page import Page
 from tiewise.errors import RunError
 from tiewise.report import shares
 from tiewise.report.objectives import finding, objectives_figure, objectives_table, published, write_objectives
+from tiewise.training.results import Share
 
 # Lan et al. 2020 (arXiv:1909.11942), Table 5, intrinsic tasks: MLM, NSP, SOP
 TABLE_5 = {"none": (54.9, 52.4, 53.3), "nsp": (54.5, 90.5, 52.0), "sop": (54.0, 78.9, 86.5)}
@@ -42,6 +45,15 @@ def test_finding_tells_chance_from_what_was_learnt(runs):
     assert "above chance; sop" in nsp
     assert sop.count("above chance") == 2
     assert "not told from chance" in none
+
+
+def test_seeds_that_guess_alike_are_not_told_from_chance(runs):
+    """A guess that is always the same has the same share in every seed: an interval of no width, on few rows."""
+    few = {"sop": Share.of(14, 20, 0.7), "nsp": Share.of(19, 20, 0.1)}
+    alike = replace(runs[2], runs=[replace(run, shares=few) for run in runs[2].runs])
+    said = finding([alike])
+    assert "nsp 95.0 % (95.0 to 95.0), above chance" in said
+    assert "sop 70.0 % (70.0 to 70.0), not told from chance" in said
 
 
 def test_page(runs, tmp_path):

@@ -34,6 +34,7 @@ METRICS = {
     "nsp": "pairs right as nsp, %",
     "sop": "pairs right as sop, %",
 }  # of the ledger
+TOLD = "Told from chance means by that interval and by Wilson’s over the rows."
 SHOWN = {MASKED: "masked tokens", "nsp": "pairs as nsp", "sop": "pairs as sop"}
 JUDGED = {"nsp": "next sentence (nsp)", "sop": "sentence order (sop)"}
 
@@ -68,7 +69,7 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
             heading="SOP beside NSP",
             lead=paragraphs(finding(comparisons)),
             results=table(found, "Judged right by objective of pretraining"),
-            note=f'<p class="note">{html.escape(shares.NOTE)} The paper: {SOURCE}, on other texts.</p>',
+            note=f'<p class="note">{html.escape(f"{shares.NOTE} {TOLD} The paper: {SOURCE}, on other texts.")}</p>',
             sections=[Section("Judged as both", [Panel(objectives_figure(comparisons), caption, found)])],
             command="\n".join(one.command for one in comparisons),
         ).render(),
@@ -114,10 +115,12 @@ def finding(comparisons: Sequence[Comparison]) -> str:
     """Say of each objective's models whether they are told from chance on each judgement, one line each."""
     said = []
     for objective, one in _by_objective(comparisons).items():
+        runs = one.of(one.reference)
+        judged = ((name, shares.over_seeds(runs, name), shares.over_rows(runs, name)) for name in JUDGED)
         each = [
-            f"{name} {shares.percent(found)}, {_against_chance(found)}"
-            for name in JUDGED
-            if (found := shares.over_seeds(one.of(one.reference), name)) is not None
+            f"{name} {shares.percent(seeds)}, {_against_chance(seeds, rows)}"
+            for name, seeds, rows in judged
+            if seeds is not None and rows is not None
         ]
         said.append(f"Pretrained {_on(objective)}: {'; '.join(each)}.")
     return "\n".join(said)
@@ -127,10 +130,11 @@ def _on(objective: str) -> str:
     return "without pairs" if objective == "none" else f"on {objective}"
 
 
-def _against_chance(found: Estimate) -> str:
-    if found.low > CHANCE:
+def _against_chance(seeds: Estimate, rows: Estimate) -> str:
+    """Judge by both intervals: seeds that all guess alike agree on the same rows by chance."""
+    if min(seeds.low, rows.low) > CHANCE:
         return "above chance"
-    return "below chance" if found.high < CHANCE else "not told from chance"
+    return "below chance" if max(seeds.high, rows.high) < CHANCE else "not told from chance"
 
 
 def _marks(found: Mapping[str, Estimate | None], marker: dict[str, Any], name: str, group: str) -> go.Scatter:

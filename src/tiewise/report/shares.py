@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Sequence
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.numerals import NONE, plain, signed
-from tiewise.training.results import MASKED, Comparison, Difference, RunResult
+from tiewise.training.results import MASKED, Comparison, Difference, RunResult, Share
 
 PAIRS = {"sop": "sentence order", "nsp": "next sentence"}
 NAMES = {MASKED: "masked tokens right", **{name: f"pairs right ({name})" for name in PAIRS}}
@@ -30,6 +32,16 @@ def over_seeds(runs: Sequence[RunResult], name: str) -> Estimate | None:
     if len(found) == 1:
         return Estimate(found[0].share, found[0].low, found[0].high, 1)
     return mean_interval([one.share for one in found]) if found else None
+
+
+def over_rows(runs: Sequence[RunResult], name: str) -> Estimate | None:
+    """Mean share with Wilson's interval over the rows that all seeds are asked alike; None where none has it."""
+    found = [run.shares[name] for run in runs if name in run.shares]
+    if not found:
+        return None
+    count, mean = found[0].count, statistics.fmean(one.share for one in found)
+    interval = Share.of(round(mean * count), count, math.nan)
+    return Estimate(mean, interval.low, interval.high, count)
 
 
 def percent(estimate: Estimate | None) -> str:

@@ -108,7 +108,8 @@ def _summary(pairs: Sequence[Pair]) -> str:
         return " The paper orders no two of these alike at both widths."
     counted = [f"{sum(pair.verdict == verdict for pair in pairs)} {verdict}" for verdict in VERDICTS]
     each = "; ".join(_sentence(pair) for pair in pairs)
-    return f" Of {len(pairs)} pairs that the paper orders alike at both widths: {', '.join(counted)}. {each}."
+    said = f"Of {len(pairs)} pair{'' if len(pairs) == 1 else 's'} that the paper orders alike at both widths"
+    return f" {said}: {', '.join(counted)}. {each}."
 
 
 def _pairs(runs: Mapping[str, Sequence[RunResult]]) -> Iterator[Pair]:
