@@ -23,6 +23,7 @@ from tiewise.training.model import build
 from tiewise.training.recurrent import assemble
 from tiewise.training.recurrent.averaged import AveragedSGD
 from tiewise.training.recurrent.measure import measure_streams, side_by_side
+from tiewise.training.recurrent.model import recurrent_config
 from tiewise.training.recurrent.recipes import changed, names, recipe
 from tiewise.training.recurrent.streams import Steps, plan
 from tiewise.training.run import train
@@ -88,8 +89,8 @@ class Plain(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, ids, state):
-        hidden, state = self.body(self.embedding(ids), state)
-        return self.head(hidden), tuple(s.detach() for s in state)
+        self.hidden, state = self.body(self.embedding(ids), state)
+        return self.head(self.hidden), tuple(s.detach() for s in state)
 
 
 def reference(model, tokens, chosen):
@@ -109,8 +110,10 @@ def reference(model, tokens, chosen):
             targets = streams[:, start + 1 : start + 1 + LENGTH]
             logits, state = model(streams[:, start : start + targets.shape[1]], state)
             nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            h = model.hidden
+            loss = nll + o.activation * (h**2).mean() + o.slowness * ((h[:, 1:] - h[:, :-1]) ** 2).mean()
             optimizer.zero_grad()
-            (nll * targets.shape[1] if o.objective == "time" else nll).backward()
+            (loss * targets.shape[1] if o.objective == "time" else loss).backward()
             nn.utils.clip_grad_norm_(model.parameters(), o.clip)
             optimizer.step()
             found.append(nll.item())
@@ -124,6 +127,7 @@ def reference(model, tokens, chosen):
         ("untied", {"weight_decay": 1e-3}, 1e-5),
         ("tied", {"objective": "time", "clip": 2.0}, 1e-5),
         ("tied", {"optimizer": "adamw", "learning_rate": 0.01}, 1e-4),
+        ("untied", {"activation": 2.0, "slowness": 1.0}, 1e-5),
     ],
 )
 def test_step_for_step_a_plain_model(arm, changes, exact, words, counted, tmp_path):
@@ -225,6 +229,7 @@ VARIANTS = {
         "average_patience": 1,
         "vary_length": True,
         "weight_drop": 0.2,
+        "dropout_recurrent": 0.2,
         "variational": True,
         "dropout_output": 0.2,
         "activation": 2.0,
@@ -370,6 +375,7 @@ def test_parameters_are_those_of_the_papers():
     [
         ({"bias": "three"}, "bias = 'three'"),
         ({"dropout_input": 1.0}, "dropout_input = 1.0"),
+        ({"dropout_recurrent": -0.1}, "dropout_recurrent = -0.1"),
         ({"epochs": 0}, "epochs = 0"),
         ({"decay": 0.0}, "decay = 0.0"),
         ({"clip": -1.0}, "clip = -1.0"),
@@ -387,6 +393,20 @@ def test_what_cannot_be_is_one_line(changes, said):
     with pytest.raises(TiewiseError, match=said) as refused:
         settings(**changes)
     assert "\n" not in str(refused.value)
+
+
+def test_every_share_that_is_dropped_reaches_its_place():
+    places = {
+        "dropout_embedding": "embedding_dropout",
+        "dropout_input": "input_dropout",
+        "dropout_between": "layer_dropout",
+        "dropout_output": "output_dropout",
+        "dropout_recurrent": "recurrent_dropout",
+        "weight_drop": "weight_dropout",
+    }
+    shares = {name: (i + 1) / 10 for i, name in enumerate(places)}
+    config = recurrent_config(settings(**shares), 10)
+    assert {name: getattr(config, place) for name, place in places.items()} == shares
 
 
 def test_recurrent_settings_need_a_recipe():

@@ -33,6 +33,7 @@ def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
         embedding_dropout=o.dropout_embedding,
         input_dropout=o.dropout_input,
         layer_dropout=o.dropout_between,
+        recurrent_dropout=o.dropout_recurrent,
         output_dropout=o.dropout_output,
         weight_dropout=o.weight_drop,
         variational=o.variational,

@@ -32,6 +32,7 @@ class Recurrent:
         dropout_input: dropout of the looked-up vectors.
         dropout_between: dropout between layers.
         dropout_output: dropout of what the head reads.
+        dropout_recurrent: dropout of h before its matrix, one mask per sequence.
         weight_drop: dropout of the hidden-to-hidden matrices.
         variational: one dropout mask for all positions of a sequence, not one for each.
         activation: coefficient of the activation regularisation (AR) of AWD-LSTM, on the mean squared output.
@@ -64,6 +65,7 @@ class Recurrent:
     dropout_input: float = 0.0
     dropout_between: float = 0.0
     dropout_output: float = 0.0
+    dropout_recurrent: float = 0.0
     weight_drop: float = 0.0
     variational: bool = False
     activation: float = 0.0

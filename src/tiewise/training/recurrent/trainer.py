@@ -42,9 +42,6 @@ class StatefulTrainer(TiewiseTrainer):
         self.options, self.annealing = options, annealing
         self.carried: Any = None
         self._nlls: list[tuple[Tensor, int]] = []
-        self._seen: list[Tensor] = []
-        if options.activation or options.slowness:
-            self._watch(installed.model)
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -57,7 +54,8 @@ class StatefulTrainer(TiewiseTrainer):
             loss, nll = self._loss(output.logits, targets)
         self.carried = detached(output.state)
         self._nlls.append((nll.detach(), targets.numel()))
-        loss = loss + self._regularisation()
+        if output.regularisation is not None:
+            loss = loss + output.regularisation
         if self.options.objective == "time":
             loss = loss * targets.shape[1]  # the mean over streams of the sum over positions
         penalty = self.installed.penalty()
@@ -81,24 +79,6 @@ class StatefulTrainer(TiewiseTrainer):
         with torch.no_grad():
             nll = F.cross_entropy(flat, wanted)
         return loss, nll
-
-    def _regularisation(self) -> Tensor | float:
-        """AR and TAR of the step, which the model knows and adds to no loss but its own."""
-        if not (self.options.activation or self.options.slowness):
-            return 0.0
-        found = self.installed.model._penalty(*self._seen)
-        self._seen.clear()
-        return found
-
-    def _watch(self, model: Any) -> None:
-        """Keep what AR and TAR are of: the last layer's h, then what the head reads of it behind its dropout."""
-
-        def see(x: Tensor) -> None:
-            if model.training:
-                self._seen.append(x)
-
-        model.rnn.register_forward_hook(lambda module, args, output: see(output[0]))
-        model.get_output_embeddings().register_forward_pre_hook(lambda module, args: see(args[0]))
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """Plain SGD, able to average, or AdamW, over all weights alike, decay included: as the papers' code does."""
