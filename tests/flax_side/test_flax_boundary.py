@@ -34,6 +34,7 @@ KINDS = [
     "projected:6,in=none",
     "projected:6,out_bias",
     "projected:3,untied",
+    "projected:3,untied,out=none",
     "residual:2,s=0.5",
     "spd",
 ]

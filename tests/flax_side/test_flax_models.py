@@ -45,9 +45,13 @@ PAIRS = {
     "rnn": (recurrent, lambda spec: RNN(spec, V, D, 2, rngs=nnx.Rngs(0))),
 }
 CASES = [("decoder", "tied"), ("decoder", "untied"), ("decoder", "factored:3"), ("rnn", "tied"), ("rnn", "untied")]
+QUICK = [("decoder", "factored:3"), ("rnn", "tied")]
 
 
-@pytest.mark.parametrize(("family", "spec"), CASES)
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+)
 def test_models_equal_pytorch_and_their_files_are_the_same(family, spec, tmp_path):
     theirs, ours = (make(spec) for make in PAIRS[family])
     theirs.save_pretrained(tmp_path)
@@ -70,7 +74,7 @@ def test_models_equal_pytorch_and_their_files_are_the_same(family, spec, tmp_pat
         assert error(gradient, wanted[name]) < 2e-5, name
 
 
-@pytest.mark.parametrize("family", PAIRS)
+@pytest.mark.parametrize("family", [pytest.param("decoder", marks=pytest.mark.slow), "rnn"])
 def test_a_tied_model_has_one_table_and_learns(family):
     model = PAIRS[family][1]("tied")
     optimizer = nnx.Optimizer(model, optax.adamw(3e-2), wrt=nnx.Param)

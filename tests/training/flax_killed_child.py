@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from killed_child import after, on_call
+from killed_child import on_call
 
 from tiewise.flax import fitting
 from tiewise.training import compare, flax_checkpoint, flax_run
@@ -18,19 +18,12 @@ def half_of_the_arrays(real, path):
     path.with_name(path.name + ".tmp").write_bytes(b"half")
 
 
-def half_an_old_checkpoint(real, path, *arguments, **named):
-    (path / flax_checkpoint.ARRAYS).unlink(missing_ok=True)
-
-
 # Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
 MOMENTS = {
-    "before the first checkpoint": lambda: on_call(fitting, "_step", 5),
-    "at a step": lambda: on_call(fitting, "_step", 29),
     "at a step of the second run": lambda: on_call(fitting, "_step", 60),
     "checkpoint with half its arrays": lambda: on_call(flax_checkpoint, "written_whole", 2, half_of_the_arrays),
     "checkpoint without its state": lambda: on_call(flax_checkpoint, "write_json", 3),
     "checkpoint not in its place": lambda: on_call(flax_checkpoint, "replace_path", 4),
-    "checkpoint just in its place": lambda: on_call(flax_checkpoint, "replace_path", 7, after),
     "half a line of metrics": lambda: on_call(flax_run, "add_line", 13, half_a_line),
     "while the final loss is measured": lambda: on_call(flax_run, "_result", 1),
 }

@@ -118,7 +118,15 @@ def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def context():
+def context(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        # what one child has compiled the next one loads
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield _server()
+
+
+def _server():
     made = multiprocessing.get_context("forkserver")
     made.set_forkserver_preload(["tiewise.training.compare", "tiewise.training.flax_run"])
     return made
@@ -162,7 +170,7 @@ def test_killed_at_random_steps_again_and_again(context, prepared, undisturbed, 
     """After a random step, until it gets through before its next one."""
     out, draw, kills = tmp_path / "run", random.Random(0), 0
     shutil.copytree(prepared, out)
-    while killed(context, flax_killed_child.dies_at_step, str(out), draw.randint(9, 60)) == -signal.SIGKILL:
+    while killed(context, flax_killed_child.dies_at_step, str(out), draw.randint(20, 70)) == -signal.SIGKILL:
         kills += 1
     assert kills
     for one, other in zip(flax_killed_child.finish(out).runs, undisturbed.runs, strict=True):
