@@ -114,7 +114,8 @@ class BoundarySpec:
     def table_widths(self, d: int) -> tuple[int, int]:
         """Widths (input table, output table) in a model of width `d`."""
         width = self.width or d
-        return width, self.out_width or width
+        bare_output = self.kind == "projected" and self.two_tables and self.out_map is False
+        return width, d if bare_output else self.out_width or width
 
     def maps(self, d: int) -> tuple[bool, bool]:
         """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
@@ -134,8 +135,8 @@ class BoundarySpec:
         # Press & Wolf's projection stands before the head; behind the lookup only where the widths ask for it
         in_map = differs if self.in_map is None else self.in_map
         out_map = True if self.out_map is None else self.out_map
-        if differs and not out_map:
-            fix = f"use out=linear, or a table of width {d}"
+        if differs and not out_map and not self.two_tables:
+            fix = f"use out=linear, a table of width {d}, or two tables (untied)"
             raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", fix)
         return in_map, out_map
 

@@ -22,6 +22,7 @@ SPECS = [
     "projected",
     "projected:20",
     "projected:7,untied,penalty=0.15",
+    "projected:7,untied,out=none",
     "residual:3,s=0.5",
     "spd",
 ]
@@ -275,7 +276,7 @@ def test_refusals():
         Boundary("tied+pad=41", V, D)
     with pytest.raises(SpecError, match="changes during training"):
         Boundary("tied+untie_at=5", V, D)
-    with pytest.raises(SpecError, match="cannot meet a table"):
+    with pytest.raises(SpecError, match=r"cannot meet a table.*two tables \(untied\)"):
         Boundary("projected:20,out=none", V, D)
     with pytest.raises(SpecError, match="soft-cap"):
         Boundary("tied+softcap=3", V, D).dense()

@@ -59,6 +59,7 @@ SPECS = [
     "projected",
     "projected:20",
     "projected:12,in=linear,out=linear,untied",
+    "projected:7,untied,out=none",
     "residual:3,s=0.5",
     "spd",
     "tied+bias",

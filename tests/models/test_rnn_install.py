@@ -25,6 +25,7 @@ SPECS = [
     "factored-untied:in=3,out=4",
     "projected:9",
     "projected:8,untied",
+    "projected:9,untied,out=none",
     "projected:8,penalty=0.15",
     "projected:9,out_bias",
     "residual:2",
