@@ -16,7 +16,16 @@ from tiewise.boundary.install import install
 from tiewise.boundary.link import link_of
 from tiewise.errors import InstallError, UnsupportedError
 
-SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "projected:20", "projected:7,untied,out=none", "residual:3", "spd"]
+SPECS = [
+    "tied",
+    "untied",
+    "factored:6",
+    "factored-untied:in=6,out=10",
+    "projected:20",
+    "projected:7,untied,out=none",
+    "residual:3",
+    "spd",
+]
 SPECS += ["untied+bias", "tied+softcap=3+input_scale=sqrt_d", "tied+pad=3+alpha=0.5+init=0.1"]
 FAMILIES = ["llama", "t5", "bart", "bert", "opt_350m"]
 CASES = [(f, s) for f in FAMILIES for s in SPECS if not (f == "bart" and "softcap" in s)]
