@@ -90,6 +90,9 @@ def test_a_planted_contraction_is_found_with_its_rate_and_distance():
     for k in range(times + 4):
         step = (norm(states[k + 1] - states[k], axis=-1) / norm(states[k], axis=-1)).mean()
         assert rest.residual[k].value == pytest.approx(step, rel=1e-4, abs=1e-6)
+    units = np.stack([state / norm(state, axis=-1, keepdims=True) for state in states[: times + 1]])
+    cosines = np.einsum("iwtd,jwtd->ijwt", units, units).mean((2, 3))
+    np.testing.assert_allclose(found.trained.alike, cosines, atol=1e-6)
     assert len(rest.residual) == times + further
     assert rest.growth.value == pytest.approx(0.6, rel=0.02)  # a random difference turns into the leading direction
 

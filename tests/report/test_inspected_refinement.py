@@ -35,16 +35,19 @@ def rest(**changed):
     return Rest(**(settings | changed))
 
 
+def alike(states):
+    return tuple(tuple(0.9 ** abs(i - j) for j in range(states)) for i in range(states))
+
+
 def shared(**changed):
-    course = Course(
-        (application(0.5), application(0.25, 0, 1.0, -0.5), application(0.125, 0, 1.0, -0.25)), (rest(**changed),)
-    )
-    control = Course(course.applications, (rest(converged=0, from_end=None, growth=about(1.2)),))
+    applications = (application(0.5), application(0.25, 0, 1.0, -0.5), application(0.125, 0, 1.0, -0.25))
+    course = Course(applications, (rest(**changed),), alike(4))
+    control = Course(applications, (rest(converged=0, from_end=None, growth=about(1.2)),), alike(4))
     return Refinement(64, 4, 2, course, control)
 
 
 def unshared(fraction=0.0):
-    course = Course((application(0.5), application(0.25, None, fraction, 0.3)), ())
+    course = Course((application(0.5), application(0.25, None, fraction, 0.3)), (), alike(3))
     return Refinement(64, 4, 2, course, None)
 
 
@@ -75,7 +78,7 @@ def test_tables_and_panels_show_every_application_of_both_models_and_their_contr
     assert [row[-2] for row in tables(both)[0][1].rows] == ["no", "all, as 1", "all, as 1"]
     drawn = panels(both)
     assert drawn[0].title == "Change per application"
-    assert len(drawn) == 4
+    assert len(drawn) == 7
     for panel in drawn:
         assert panel.figure.layout.height
         assert all(len(row) == len(panel.table.header) for row in panel.table.rows)
@@ -86,9 +89,12 @@ def test_tables_and_panels_show_every_application_of_both_models_and_their_contr
     ]
     assert list(change[0].y) == [0.5, 0.25, 0.125]
     assert [trace.line.dash for trace in change if "untrained" in trace.name] == ["dash"]
-    residual = drawn[3].figure.data
+    maps = drawn[3:6]  # of both models, and of the control that one of them has
+    assert [len(panel.figure.data[0].z) for panel in maps] == [4, 4, 3]
+    assert maps[0].table.rows[1] == ["1", "0.900", "1.000", "0.900", "0.810"]
+    residual = drawn[6].figure.data
     assert min(residual[0].y) > 0  # a log axis has no place for 0
-    assert len(panels({"own": unshared()})) == 3
+    assert len(panels({"own": unshared()})) == 4
 
 
 def test_a_single_window_is_said_without_an_interval():

@@ -72,10 +72,17 @@ class Rest:
 
 @dataclass(frozen=True)
 class Course:
-    """All applications of one model's stack, and every block that it repeats."""
+    """All applications of one model's stack, and every block that it repeats.
+
+    Args:
+        applications: in order, L of them.
+        repeats: runs in which a block is applied again and again.
+        alike: [L + 1][L + 1], cosine of h_i and h_j, mean over tokens and windows; h_0 is what the first layer reads.
+    """
 
     applications: tuple[Application, ...]
     repeats: tuple[Rest, ...]
+    alike: tuple[tuple[float, ...], ...]
 
     @property
     def shared(self) -> bool:

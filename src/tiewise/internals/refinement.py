@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -84,9 +85,11 @@ def _check(opened: Opened, windows: Ids) -> None:
 def _course(stack: Stack, windows: Ids, seed: int, further: int, watch: Callable[[int], None]) -> Course:
     sums: list[Parts] = [{} for _ in stack.applications]
     iterated: dict[Repeat, Parts] = {}
+    alike = torch.zeros((len(sums) + 1,) * 2, dtype=torch.float64)
     for number, batch in enumerate(_batches(windows, stack.opened.vocab)):
         states, calls = applied(stack, batch)
         found = keys(calls)
+        alike += _cosines(states) / len(windows)
         _add_applications(states, calls, sums)
         for block in repeats(found):
             _add_repeat(states, calls, block, iterated.setdefault(block, {}), further, seed + number)
@@ -102,7 +105,8 @@ def _course(stack: Stack, windows: Ids, seed: int, further: int, watch: Callable
             zip(calls, sums, found, shared_fractions(calls), strict=True)
         )
     )
-    return Course(applications, tuple(_rest(block, parts) for block, parts in iterated.items()))
+    rests = tuple(_rest(block, parts) for block, parts in iterated.items())
+    return Course(applications, rests, tuple(map(tuple, alike.tolist())))
 
 
 _PER_APPLICATION = ("change", "distance", "cosine", "turn", "norm", "again", "again_cosine")
@@ -185,6 +189,16 @@ def _cosine(a: Tensor, b: Tensor) -> Tensor:
     sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
     products = (a * b).sum(-1)
     return torch.where(sizes > 0, products / sizes, 0.0).mean(-1)
+
+
+@torch.no_grad()
+def _cosines(states: list[Tensor]) -> Tensor:
+    """Cosine of every two states, mean over tokens, summed over windows [L + 1, L + 1]; window by window for memory."""
+    total = torch.zeros((len(states),) * 2, dtype=torch.float64)
+    for window in zip(*states, strict=True):
+        units = torch.stack([F.normalize(state, dim=-1) for state in window]).flatten(1)
+        total += (units @ units.T).double().cpu() / len(window[0])
+    return total
 
 
 def _geometric(values: Tensor) -> Tensor:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import plotly.graph_objects as go
 
 from tiewise.analysis.estimates import Estimate
 from tiewise.internals.refined import Application, Course, Refinement, Rest
+from tiewise.numerals import plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
+from tiewise.report.heat_map import heat_map
 from tiewise.report.inspected.refinement import courses, shown
 from tiewise.report.sheet import Panel
 
@@ -45,6 +48,7 @@ def panels(found: Mapping[str, Refinement]) -> list[Panel]:
     if any(one.turn is not None for label in found for one in found[label].trained.applications):
         title = "Does a layer go on or turn back?"
         made.append(Panel(_lines(found, title, "cosine of successive changes", _turn), turn, _table(found, _turn)))
+    made += [_alike(f"How alike the states are: {name}", course) for *_, name, course in _all(found)]
     rests = list(_rests(found))
     if rests:
         caption = (
@@ -54,6 +58,22 @@ def panels(found: Mapping[str, Refinement]) -> list[Panel]:
         )
         made.append(Panel(_residuals(rests), caption, _residual_table(rests)))
     return made
+
+
+def _alike(title: str, course: Course) -> Panel:
+    """Heat map of one course, the same colours for all."""
+    states = [str(i) for i in range(len(course.alike))]
+    values = [[None if math.isnan(x) else x for x in row] for row in course.alike]
+    figure = heat_map(states, values, 1.0, title)
+    every = [i for i in range(len(states)) if i % max(1, len(states) // 12) == 0]
+    axis = {"tickvals": every, "ticktext": [states[i] for i in every], "tickangle": 0}
+    figure.update_layout(xaxis={**axis, "title": "applications"}, yaxis={**axis, "title": "applications"})
+    caption = (
+        "Cosine of the states after so many applications, mean over tokens; 0 is what the first layer reads. A square "
+        "of one colour is a stretch in which little changes."
+    )
+    rows = [[state, *(plain(x, 3) for x in row)] for state, row in zip(states, values, strict=True)]
+    return Panel(figure, caption, Table(["after", *states], rows))
 
 
 def _change(one: Application) -> Estimate | None:
