@@ -13,6 +13,7 @@ import flax_killed_child
 import numpy as np
 import pytest
 from flax import nnx
+from killing import killed
 
 from tiewise.errors import CheckpointError, Interrupted
 from tiewise.flax import fitting
@@ -145,14 +146,6 @@ def undisturbed(prepared, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     shutil.copytree(prepared, out)
     return flax_killed_child.finish(out)
-
-
-def killed(context, target, *arguments):
-    child = context.Process(target=target, args=arguments)
-    child.start()
-    child.join(120)
-    assert not child.is_alive()
-    return child.exitcode
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import signal
 
 import killed_child
 import pytest
+from killing import killed
 
 from tiewise.training.compare import compare
 from tiewise.training.shown import Shown
@@ -40,14 +41,6 @@ def undisturbed(prepared, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     shutil.copytree(prepared, out)
     return compare(out, SILENT)
-
-
-def killed(context, target, *arguments):
-    child = context.Process(target=target, args=arguments)
-    child.start()
-    child.join(120)
-    assert not child.is_alive()
-    return child.exitcode
 
 
 def check(out, undisturbed):

@@ -38,16 +38,7 @@ def stacked(
                 orientation="h",
                 y=[html.escape(bar) for bar in values],
                 x=found,
-                marker={
-                    "color": theme.COMPONENT_COLOURS[position % len(theme.COMPONENT_COLOURS)],
-                    "pattern": {
-                        "shape": theme.COMPONENT_PATTERNS[position % len(theme.COMPONENT_PATTERNS)],
-                        "fillmode": "overlay",
-                        "size": 6,
-                        "solidity": 0.18,
-                    },
-                    "line": {"width": 0},
-                },
+                marker=theme.component(position),
                 customdata=[shown(value) for value in found],
                 hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
             )

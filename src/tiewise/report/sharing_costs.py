@@ -48,16 +48,7 @@ def _figure(found: SharingCosts) -> go.Figure:
             name=cost.sharing,
             x=list(_MEASURES),
             y=middle,
-            marker={
-                "color": theme.COMPONENT_COLOURS[position % len(theme.COMPONENT_COLOURS)],
-                "pattern": {
-                    "shape": theme.COMPONENT_PATTERNS[position % len(theme.COMPONENT_PATTERNS)],
-                    "fillmode": "overlay",
-                    "size": 6,
-                    "solidity": 0.18,
-                },
-                "line": {"width": 0},
-            },
+            marker=theme.component(position),
             error_y={
                 "array": [_reach(max(values) - at, values) for values, at in zip(ratios, middle, strict=True)],
                 "arrayminus": [_reach(at - min(values), values) for values, at in zip(ratios, middle, strict=True)],

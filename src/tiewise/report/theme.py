@@ -7,6 +7,7 @@ template alone; every arm also has a dash and a marker of its own, because colou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -32,6 +33,16 @@ class Style:
 def style(position: int) -> Style:
     """Style of the arm at this position; the periods differ in length, so 168 arms look different."""
     return Style(COLOURS[position % len(COLOURS)], DASHES[position % len(DASHES)], MARKERS[position % len(MARKERS)])
+
+
+def component(position: int) -> dict[str, Any]:
+    """Marker of the bars of the component at this position: a colour, and a pattern for eyes that see none."""
+    pattern = COMPONENT_PATTERNS[position % len(COMPONENT_PATTERNS)]
+    return {
+        "color": COMPONENT_COLOURS[position % len(COMPONENT_COLOURS)],
+        "pattern": {"shape": pattern, "fillmode": "overlay", "size": 6, "solidity": 0.18},
+        "line": {"width": 0},
+    }
 
 
 def template(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
