@@ -78,7 +78,8 @@ def test_imports_point_downward(path):
         if target not in FLOORS:
             continue  # `from tiewise import __version__`
         assert target == unit or FLOORS[target] < max(FLOORS[unit], 1), f"{unit} may not import tiewise.{name}"
-        assert not inside or unit == "cli", f"{path.name} imports tiewise.{name} inside a function"
+        late = unit in ("cli", "__main__")  # a command loads what it needs; its start is clean of Ctrl-C's traceback
+        assert not inside or late, f"{path.name} imports tiewise.{name} inside a function"
 
 
 def test_no_cycle_between_modules():

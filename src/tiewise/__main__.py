@@ -1,6 +1,20 @@
-"""`python -m tiewise`: the command line, also for launchers (`torchrun --nproc_per_node 2 -m tiewise train …`)."""
+"""`tiewise`, and `python -m tiewise` for launchers (`torchrun --nproc_per_node 2 -m tiewise train …`)."""
 
-from tiewise.cli.main import main
+import sys
+
+from tiewise.errors import by_ctrl_c
+
+
+def main() -> None:
+    """Run the command line; Ctrl-C is clean from here on, also while the command line itself is being imported."""
+    try:
+        from tiewise.cli.main import main as run
+    except (Exception, KeyboardInterrupt) as error:
+        if not by_ctrl_c(error):
+            raise
+        sys.exit(130)
+    run()
+
 
 if __name__ == "__main__":
     main()

@@ -113,6 +113,10 @@ def trains(folder):
     return lambda: path.exists() and path.stat().st_size > 0
 
 
+def lines(folder):
+    return sum(1 for path in folder.glob("run/*/*/metrics.jsonl") for _ in path.open())
+
+
 @pytest.mark.parametrize("backend", ["torch", pytest.param("flax", marks=pytest.mark.slow)])
 def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, text, backend):
     process = begun(tmp_path, tmp_path / text, f"--backend={backend}")
@@ -152,33 +156,80 @@ def test_ctrl_c_before_anything_is_trained_leaves_nothing(tmp_path, text):
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def resumed(folder):
+    return subprocess.Popen(
+        [COMMAND, "compare", "--out=run", "--resume"],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 @pytest.mark.slow
 def test_interrupted_and_killed_by_turns_it_ends_with_the_same_figures(tmp_path, text):
     for name, signals in (("whole", []), ("cut", [signal.SIGINT, signal.SIGKILL, signal.SIGINT, signal.SIGKILL])):
-        (tmp_path / name).mkdir()
-        more = ["--steps=1500"]
-        process = begun(tmp_path / name, tmp_path / text, *more)
+        folder = tmp_path / name
+        folder.mkdir()
+        process = begun(folder, tmp_path / text, "--steps=1500")
         for number in signals:
-            until(trains(tmp_path / name), process)
-            time.sleep(0.4)
+            before = lines(folder)
+            until(lambda folder=folder, before=before: lines(folder) > before, process)
             process.send_signal(number)
-            process.communicate(timeout=60)
-            assert process.returncode in (130, -signal.SIGKILL)
-            process = subprocess.Popen(
-                [COMMAND, "compare", "--out=run", "--resume"],
-                cwd=tmp_path / name,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        process.communicate(timeout=300)
-        assert process.returncode == 0
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL), err
+            process = resumed(folder)
+        _, err = process.communicate(timeout=300)
+        assert process.returncode == 0, err
     whole, cut = (
         json.loads((tmp_path / name / "run" / "results.json").read_text())["runs"] for name in ("whole", "cut")
     )
     for one, other in zip(whole, cut, strict=True):
         for metric in ("heldout_nll", "train_nll"):
             assert one[metric] == pytest.approx(other[metric], abs=1e-6)
+
+
+# What presses Ctrl-C at the process itself: when it looks for its n-th module, or in its n-th call of `__set_name__`,
+# where Python before 3.12 turns it into a RuntimeError.
+IN_A_MODULE = """
+class Press:
+    left = {moment}
+    def find_spec(self, name, path=None, target=None):
+        Press.left -= 1
+        if Press.left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Press())
+"""
+IN_SET_NAME = """
+left = {moment}
+def press(frame, event, argument):
+    global left
+    if event == "call" and frame.f_code.co_name == "__set_name__":
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.setprofile(press)
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_the_libraries_are_imported(tmp_path, text):
+    process = begun(tmp_path, tmp_path / text)
+    until(trains(tmp_path), process)
+    process.kill()
+    process.communicate()
+    moments = [(IN_A_MODULE, n) for n in (2, 60, 300, 1000, 1800)] + [(IN_SET_NAME, n) for n in (1, 30, 100)]
+    for press, moment in moments:
+        code = f"""
+import os, signal, sys
+from tiewise.__main__ import main
+{press.format(moment=moment)}
+sys.argv = ["tiewise", "compare", "--out=run", "--resume"]
+main()
+"""
+        said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert (said.returncode, said.stdout) == (130, ""), (moment, said.stderr)
+        assert "Traceback" not in said.stderr, moment
 
 
 # --- a terminal

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import typer
 
-from tiewise.errors import TiewiseError
+from tiewise.errors import TiewiseError, by_ctrl_c
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
@@ -91,6 +91,10 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except Exception as error:
+        if not by_ctrl_c(error):
+            raise
+        _end(130)
 
 
 def _end(code: int) -> NoReturn:

@@ -12,7 +12,7 @@ from pathlib import Path
 import typer
 
 from tiewise.cli.options import tell
-from tiewise.errors import Interrupted, RunError, TiewiseError
+from tiewise.errors import Interrupted, RunError, TiewiseError, by_ctrl_c
 
 
 @dataclass
@@ -39,16 +39,16 @@ def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
         with quiet_threads():
             ranks.join()
             yield state
-    except (Interrupted, KeyboardInterrupt) as stop:
-        if ranks.first() and state.begun:
-            kept = "a checkpoint is written" if isinstance(stop, Interrupted) else "what was finished is kept"
-            tell(f"tiewise: interrupted, {kept}; {resume} goes on")
-        ranks.leave(together=ranks.known(stop))
-        raise typer.Exit(130) from None
     except ranks.Elsewhere as error:
         ranks.leave(together=ranks.known(error))
         raise typer.Exit(2) from None
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        if by_ctrl_c(error):
+            if ranks.first() and state.begun:
+                kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
+                tell(f"tiewise: interrupted, {kept}; {resume} goes on")
+            ranks.leave(together=ranks.known(error))
+            raise typer.Exit(130) from None
         way = f"make room there, then {resume}" if state.begun else "make room there, or choose another --out"
         said = error if isinstance(error, TiewiseError) else disk_error(error, out, way) or _lost(error, resume)
         if said is None:
@@ -61,7 +61,7 @@ def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
     ranks.leave(together=False)
 
 
-def _lost(error: Exception, resume: str) -> RunError | None:
+def _lost(error: BaseException, resume: str) -> RunError | None:
     """Say that another process is gone, where `error` is how this one saw it; the cause is that one's to say."""
     from tiewise.training import ranks
 

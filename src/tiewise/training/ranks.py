@@ -20,7 +20,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
-from tiewise.errors import Interrupted, RunError, TiewiseError
+from tiewise.errors import Interrupted, RunError, TiewiseError, by_ctrl_c
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -198,7 +198,7 @@ def _told(error: BaseException | None) -> tuple[str, str] | None:
         return None
     if isinstance(error, Interrupted):
         return "interrupted", error.out
-    return ("stopped" if isinstance(error, KeyboardInterrupt) else "failed"), f"{type(error).__name__}: {error}"
+    return ("stopped" if by_ctrl_c(error) else "failed"), f"{type(error).__name__}: {error}"
 
 
 def _heard(rank: int, how: str, what: str) -> BaseException:
