@@ -8,6 +8,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 FLOORS = {
     "errors": 0,
+    "ctrl_c": 0,
     "numerals": 0,
     "student": 0,
     "spec": 0,

@@ -2,15 +2,16 @@
 
 import sys
 
-from tiewise.errors import by_ctrl_c
+from tiewise import ctrl_c
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is clean from here on, also while the command line itself is being imported."""
+    ctrl_c.listen()
     try:
         from tiewise.cli.main import main as run
     except (Exception, KeyboardInterrupt) as error:
-        if not by_ctrl_c(error):
+        if not ctrl_c.behind(error):
             raise
         sys.exit(130)
     run()

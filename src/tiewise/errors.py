@@ -62,15 +62,3 @@ class Interrupted(Exception):
     def __init__(self, out: str) -> None:
         super().__init__(f"interrupted; everything so far is in {out}")
         self.out = out
-
-
-def by_ctrl_c(error: BaseException) -> bool:
-    """Whether Ctrl-C is behind an error, also where the interpreter or a library raised another one in its place.
-
-    Pressed while libraries are imported it comes out as whatever they make of it: a `RuntimeError` where it met a
-    `__set_name__`, before Python 3.12.
-    """
-    seen: BaseException | None = error
-    while seen is not None and not isinstance(seen, (Interrupted, KeyboardInterrupt)):
-        seen = seen.__cause__ or seen.__context__
-    return seen is not None

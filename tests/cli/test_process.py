@@ -189,14 +189,14 @@ def test_interrupted_and_killed_by_turns_it_ends_with_the_same_figures(tmp_path,
             assert one[metric] == pytest.approx(other[metric], abs=1e-6)
 
 
-# What presses Ctrl-C at the process itself: when it looks for its n-th module, or in its n-th call of `__set_name__`,
-# where Python before 3.12 turns it into a RuntimeError.
-IN_A_MODULE = """
+# What presses Ctrl-C at the process itself: when it looks for its n-th module, or for one by name, or in its n-th call
+# of `__set_name__`, where Python before 3.12 turns it into a RuntimeError.
+AT_A_MODULE = """
 class Press:
-    left = {moment}
+    seen = 0
     def find_spec(self, name, path=None, target=None):
-        Press.left -= 1
-        if Press.left == 0:
+        Press.seen += 1
+        if {moment!r} in (name, Press.seen):
             os.kill(os.getpid(), signal.SIGINT)
 sys.meta_path.insert(0, Press())
 """
@@ -212,24 +212,34 @@ sys.setprofile(press)
 """
 
 
+def pressed(folder, press, moment, *arguments):
+    code = f"""
+import os, signal, sys
+from tiewise.__main__ import main
+{press.format(moment=moment)}
+sys.argv = ["tiewise", *{arguments!r}]
+main()
+"""
+    said = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert (said.returncode, said.stdout) == (130, ""), (moment, said.stderr)
+    return said.stderr
+
+
+@pytest.mark.parametrize("moment", ["typer", "tiewise.cli.check", "numpy", "numpy._core.umath", "ml_dtypes", 300])
+def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(tmp_path, moment):
+    assert pressed(tmp_path, AT_A_MODULE, moment, "check", "model") == ""
+
+
 @pytest.mark.slow
 def test_ctrl_c_while_the_libraries_are_imported(tmp_path, text):
     process = begun(tmp_path, tmp_path / text)
     until(trains(tmp_path), process)
     process.kill()
     process.communicate()
-    moments = [(IN_A_MODULE, n) for n in (2, 60, 300, 1000, 1800)] + [(IN_SET_NAME, n) for n in (1, 30, 100)]
+    moments = [(AT_A_MODULE, n) for n in (2, 60, 300, 1000, 1800)] + [(IN_SET_NAME, n) for n in (1, 30, 100)]
     for press, moment in moments:
-        code = f"""
-import os, signal, sys
-from tiewise.__main__ import main
-{press.format(moment=moment)}
-sys.argv = ["tiewise", "compare", "--out=run", "--resume"]
-main()
-"""
-        said = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-        assert (said.returncode, said.stdout) == (130, ""), (moment, said.stderr)
-        assert "Traceback" not in said.stderr, moment
+        said = pressed(tmp_path, press, moment, "compare", "--out=run", "--resume")
+        assert "Traceback" not in said, moment
 
 
 # --- a terminal

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np  # before ml_dtypes, whose C part would import it and print what Ctrl-C raises there
+
+# isort: split
 import ml_dtypes
-import numpy as np
 from numpy.typing import NDArray
 
 BITS = {

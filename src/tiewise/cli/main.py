@@ -12,7 +12,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from tiewise.errors import TiewiseError, by_ctrl_c
+from tiewise import ctrl_c
+from tiewise.errors import TiewiseError
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
@@ -80,21 +81,26 @@ def main() -> None:
     try:
         code = command_line(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
-        _end(code or 0)
-    except TiewiseError as error:
+    except (Exception, KeyboardInterrupt) as error:
+        code = _code(error)
+    _end(code or 0)
+
+
+def _code(error: BaseException) -> int:
+    """Say why a command ended and return its exit code; what nobody foresaw is raised."""
+    if ctrl_c.behind(error):
+        return 130
+    if isinstance(error, TiewiseError):
         _say(str(error))
-        _end(2)
-    except UsageError as error:
+        return 2
+    if isinstance(error, UsageError):
         if error.format_message():  # empty where no command was given, and the help says it all
             _say(f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help")
-        sys.exit(2)
-    except BrokenPipeError:
+        return 2
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
-    except Exception as error:
-        if not by_ctrl_c(error):
-            raise
-        _end(130)
+        return 1
+    raise error
 
 
 def _end(code: int) -> NoReturn:

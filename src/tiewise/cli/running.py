@@ -11,8 +11,9 @@ from pathlib import Path
 
 import typer
 
+from tiewise import ctrl_c
 from tiewise.cli.options import tell
-from tiewise.errors import Interrupted, RunError, TiewiseError, by_ctrl_c
+from tiewise.errors import Interrupted, RunError, TiewiseError
 
 
 @dataclass
@@ -43,7 +44,7 @@ def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
         ranks.leave(together=ranks.known(error))
         raise typer.Exit(2) from None
     except (Exception, KeyboardInterrupt) as error:
-        if by_ctrl_c(error):
+        if ctrl_c.behind(error):
             if ranks.first() and state.begun:
                 kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
                 tell(f"tiewise: interrupted, {kept}; {resume} goes on")

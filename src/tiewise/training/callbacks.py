@@ -15,6 +15,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState, ProgressCallback
 
+from tiewise import ctrl_c
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.schedule import tie, untie
 from tiewise.data.atomic import written_whole
@@ -90,11 +91,12 @@ class Interrupt(TrainerCallback):
     """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
 
     Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed. Of several
-    processes that train together all stop after the same step, whichever was told.
+    processes that train together all stop after the same step, whichever was told. A press that came before and
+    was lost in a library (`tiewise.ctrl_c`) counts.
     """
 
     def __init__(self) -> None:
-        self.caught = False
+        self.caught = ctrl_c.pressed()
         self._before: Any = None
 
     def __enter__(self) -> Interrupt:

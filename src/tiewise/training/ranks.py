@@ -20,7 +20,8 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
-from tiewise.errors import Interrupted, RunError, TiewiseError, by_ctrl_c
+from tiewise import ctrl_c
+from tiewise.errors import Interrupted, RunError, TiewiseError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -94,7 +95,7 @@ def leave(*, together: bool) -> None:
         return
     if together:
         _group.gather(None)
-    _handle(signal.default_int_handler)
+    _handle(ctrl_c.press)
     _group.dist.destroy_process_group()
     _group = _Group()
 
@@ -138,7 +139,7 @@ def first_does(work: Callable[[], T]) -> T:
         return work()
     value, error = None, None
     if first():
-        before = _handle(signal.default_int_handler)  # nothing here needs a step to be finished
+        before = _handle(ctrl_c.press)  # nothing here needs a step to be finished
         try:
             value = work()
         except BaseException as raised:
@@ -198,7 +199,7 @@ def _told(error: BaseException | None) -> tuple[str, str] | None:
         return None
     if isinstance(error, Interrupted):
         return "interrupted", error.out
-    return ("stopped" if by_ctrl_c(error) else "failed"), f"{type(error).__name__}: {error}"
+    return ("stopped" if ctrl_c.behind(error) else "failed"), f"{type(error).__name__}: {error}"
 
 
 def _heard(rank: int, how: str, what: str) -> BaseException:

@@ -1,0 +1,97 @@
+"""Ctrl-C is found behind errors that other code made of it, and only behind those."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tiewise import ctrl_c
+from tiewise.errors import Interrupted
+from tiewise.training.callbacks import Interrupt
+
+
+@pytest.fixture
+def listening():
+    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    ctrl_c.listen()
+    yield
+    signal.signal(signal.SIGINT, handler)
+    sys.unraisablehook = hook
+    ctrl_c._Heard.pressed = False
+
+
+def raised(work):
+    with pytest.raises((Exception, KeyboardInterrupt)) as caught:
+        work()
+    return caught.value
+
+
+def by_cause():
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as error:
+        raise ImportError("no such module") from error
+
+
+def by_context():
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise ImportError("no such module")  # noqa: B904
+
+
+def of_its_own():
+    try:
+        raise ValueError("cause")
+    except ValueError as error:
+        raise ImportError("no such module") from error
+
+
+@pytest.mark.parametrize("work", [by_cause, by_context])
+def test_it_is_behind_what_came_from_it(work):
+    assert ctrl_c.behind(raised(work))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("run")])
+def test_it_is_behind_itself(error):
+    assert ctrl_c.behind(error)
+
+
+def test_it_is_not_behind_other_errors():
+    assert not ctrl_c.behind(raised(of_its_own))
+
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_press_that_was_swallowed_is_remembered(listening):
+    with pytest.raises(KeyboardInterrupt):
+        press()
+    assert ctrl_c.behind(raised(of_its_own))
+    with Interrupt() as interrupt:
+        assert interrupt.caught
+
+
+def test_training_that_nobody_interrupted_begins_so(listening):
+    with Interrupt() as interrupt:
+        assert not interrupt.caught
+        press()
+        assert interrupt.caught
+    assert not ctrl_c.pressed()
+
+
+def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
+    class Last:
+        def __init__(self, work):
+            self.work = work
+
+        def __del__(self):
+            self.work()
+
+    Last(press)
+    assert ctrl_c.pressed()
+    assert capsys.readouterr().err == ""
+    Last(of_its_own)
+    assert "no such module" in capsys.readouterr().err
