@@ -82,6 +82,16 @@ def test_training_that_nobody_interrupted_begins_so(listening):
     assert not ctrl_c.pressed()
 
 
+def test_a_process_that_ignores_it_goes_on_ignoring_it():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ctrl_c.listen()
+        press()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not ctrl_c.pressed()
+
+
 def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
     class Last:
         def __init__(self, work):

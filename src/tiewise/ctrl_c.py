@@ -21,9 +21,13 @@ class _Heard:
 
 
 def listen() -> None:
-    """Remember Ctrl-C from now on, in this process; a press that a finalizer swallows is not printed."""
-    signal.signal(signal.SIGINT, press)
-    sys.unraisablehook = _unraisable
+    """Remember Ctrl-C from now on, in this process; a press that a finalizer swallows is not printed.
+
+    A process that was started to ignore it, as a shell starts what runs in the background, goes on ignoring it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, press)
+        sys.unraisablehook = _unraisable
 
 
 def press(number: int, frame: FrameType | None) -> None:
