@@ -1,0 +1,6 @@
+"""What recorded answers are called by now: (case and path as recorded, path now or None for gone, why).
+
+The first part is matched as a regular expression against `case:/path/of/a/leaf`; the second may use its groups.
+"""
+
+RENAMED: list[tuple[str, str | None, str]] = []
