@@ -1,33 +1,74 @@
 """One ALBERT, its layers shared in four ways with the same weights: times, work and memory.
 
 python -m benchmarks.sharing [BATCH LENGTH WIDTH LAYERS TABLE VOCAB]
-
-Without sizes it also writes the record that comes with the package and that `tiewise inspect` draws.
 """
 
 from __future__ import annotations
 
 import copy
-import json
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-import tiewise
 from benchmarks.measure import alternate, ratio, spread
-from tiewise.internals.sharing_costs import RECORD, Cost, Record, SharingCosts
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 from tiewise.training.environment import environment
-from tiewise.training.results import to_record
 
 SHARINGS = ("none", "attention", "ffn", "all")
 SHAPES = ((4, 128, 256, 12, 64, 8192), (1, 16, 768, 12, 128, 8192))
-TARGET = Path(tiewise.__file__).parent / RECORD
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One way of sharing.
+
+    Args:
+        sharing: none, attention, ffn or all.
+        parameters: each counted once.
+        state: bytes of weights, gradients and AdamW's two moments, as found in memory after a step.
+        kept: bytes kept for the backward pass, as found in memory; weights are not among them.
+        flops: of one forward.
+        forward: seconds of one forward in each round.
+        step: seconds of forward and backward in each round.
+    """
+
+    sharing: str
+    parameters: int
+    state: int
+    kept: int
+    flops: int
+    forward: list[float]
+    step: list[float]
+
+
+@dataclass(frozen=True)
+class SharingCosts:
+    """All ways of sharing one model's layers, at one size; the first of them is none.
+
+    Args:
+        where: processor and versions.
+        threads: of torch.
+        batch, length: B and T.
+        width, layers, table, vocab: H, L, E and V of the model, an ALBERT.
+        equal: whether all of them gave the same logits, bit for bit.
+        costs: by sharing, measured in turn in one process.
+    """
+
+    where: str
+    threads: int
+    batch: int
+    length: int
+    width: int
+    layers: int
+    table: int
+    vocab: int
+    equal: bool
+    costs: list[Cost]
 
 
 def measure(batch: int, length: int, width: int, layers: int, table: int, vocab: int, rounds: int = 5) -> SharingCosts:
@@ -157,8 +198,6 @@ def table(found: SharingCosts) -> str:
 def main() -> None:
     asked = tuple(map(int, sys.argv[1:7]))
     found = [measure(*shape) for shape in ([asked] if asked else SHAPES)]  # type: ignore[misc]
-    if not asked:
-        TARGET.write_text(json.dumps(to_record(Record(found)), indent=1) + "\n", encoding="utf-8")
     print("\n\n".join(map(table, found)))
 
 

@@ -20,6 +20,7 @@ FLOORS = {
     "random_logits": 0,
     "chunk_rows": 0,
     "paths": 0,
+    "found": 0,
     "flax": 1,
     "ops": 1,
     "checkpoint": 1,

@@ -90,7 +90,7 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
         assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
     assert set(record["sections"]["closer"]["found"]) == {""}
     page = (tmp_path / "seen/report.html").read_text()
-    for title in ("Tie or not?", "Direct path", "Gradient by path", "Logit lens and tuned lens"):
+    for title in ("Tie or not?", "Direct path", "Gradient by path", "How much of the final prediction can be read off"):
         assert title in said.out
         assert title in page
     assert "No verdict: no tied and untied model were trained side by side" in " ".join(said.out.split())
@@ -108,12 +108,12 @@ def test_a_shared_layer_applied_more_or_less_often(here, tmp_path):
     options = ["-t", "text.txt", "--only", "applications", "--length", "16", "--windows", "10", "--out", "seen"]
     said = here("shared", "untied", *options)
     assert said.code == 0, said.err
-    assert "shared applies one layer 2 times; the nll of 150 next tokens in 10 windows" in " ".join(said.out.split())
+    assert "nll of 150 next tokens in 10 windows" in " ".join(said.out.split())
     section = json.loads((tmp_path / "seen/inspection.json").read_text())["sections"]["applications"]
-    assert [one["times"] for one in section["found"]["shared"]["course"]] == list(range(1, 25))
+    assert [curve["x"] for curve in section["found"]["shared"]["curves"]] == [list(range(1, 25))] * 3
     assert "every layer has parameters of its own" in section["left_out"]["untied"]
     page = (tmp_path / "seen/report.html").read_text()
-    assert "Nll by how often the block is applied" in page
+    assert "Loss by how often the block is applied" in page
 
 
 def check_in_a_browser(path):

@@ -13,19 +13,18 @@ from tiewise.analysis.tokens import tokens_of
 from tiewise.checkpoint.facts import silent
 from tiewise.data.blocks import token_counts
 from tiewise.data.windows import Ids
+from tiewise.found import Found
 from tiewise.inspection import tables
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.inspect import Inspection, Measure, NotHere, carry_out
 from tiewise.inspection.of_run import run_alignment
 from tiewise.inspection.request import Progress, Request
+from tiewise.inspection.sections import Section, sections
 from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.application_sweep import application_sweep
 from tiewise.internals.course import course
 from tiewise.internals.first_mlp import first_mlp_of
-from tiewise.internals.lens import lenses
 from tiewise.internals.path_gradients import path_gradients
-from tiewise.internals.refinement import refinement
 
 
 def inspect(
@@ -84,19 +83,6 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         counts = token_counts(bench.ids(subject), opened.vocab)
         return path_gradients(opened, bench.windows(subject)[0], seed=request.seed, progress=progress, counts=counts)
 
-    def lens(subject: Subject, request: Request, progress: Progress) -> Any:
-        run_on, held_out = bench.windows(subject)
-        steps = request.effort.lens_steps
-        return lenses(bench.opened(subject), run_on, held_out, steps, request.seed, progress)
-
-    def refined(subject: Subject, request: Request, progress: Progress) -> Any:
-        return refinement(bench.opened(subject), bench.windows(subject)[1], request.seed, progress)
-
-    def applications(subject: Subject, request: Request, progress: Progress) -> Any:
-        effort = request.effort
-        ids = bench.ids(subject)
-        return application_sweep(bench.opened(subject), ids, effort.length, effort.windows, request.seed, progress)
-
     return (
         Measure("direct_path", each=tables.direct_path),
         Measure("first_mlp", each=first_mlp),
@@ -107,10 +93,15 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         Measure("gradients", each=gradients, text=True),
         Measure("course", together=over_training),
         Measure("tokens", each=tokens),
-        Measure("lens", each=lens, text=True),
-        Measure("refinement", each=refined, text=True),
-        Measure("applications", each=applications, text=True),
+        *(_measure(section, bench) for section in sections()),
     )
+
+
+def _measure(section: Section, bench: Workbench) -> Measure:
+    def each(subject: Subject, request: Request, progress: Progress) -> Found:
+        return section.measure(subject, bench, progress).about(subject.label)
+
+    return Measure(section.name, each=each, text=section.text)
 
 
 def over_seeds(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 from tiewise.inspection.inspect import Inspection
 from tiewise.inspection.inspect import Section as Part
-from tiewise.report import sheet
+from tiewise.inspection.sections import SECTIONS
+from tiewise.report import faces, sheet
 from tiewise.report.grid import Table
 from tiewise.report.inspected.drawn import DRAWN
-from tiewise.report.inspected.words import WORDS, absent, left_out
+from tiewise.report.inspected.words import WORDS, absent, left_out, title
 from tiewise.report.sheet import Section, Sheet
 
 NAME = "report.html"
@@ -52,13 +53,26 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     for part in inspection.sections[1:]:
         if not part.found:
             continue
+        if part.name in SECTIONS:
+            yield _section(part)
+            continue
         panels = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
         new = [panel for panel in panels if panel.title not in drawn or part.name not in SHARING]
         drawn |= {panel.title for panel in panels}
         lead = "".join(f'<p class="said">{html.escape(line)}</p>' for line in _lines(part))
         tables = "".join(sheet.folded(table, caption) for caption, table in _made(part))
-        yield Section(html.escape(WORDS[part.name].TITLE), new, tables + _notes(left_out(part)), lead=lead)
+        yield Section(html.escape(title(part.name)), new, tables + _notes(left_out(part)), lead=lead)
     yield Section("Not measured", [], _notes(absent(inspection.sections)))
+
+
+def _section(part: Part) -> Section:
+    """One answer, one table with a row for each model, the figures, then every number for whoever asks."""
+    first = faces.summary(part.found)
+    lead = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
+    lead += sheet.table(first, title(part.name)) if first else ""
+    every = "".join(sheet.folded(made, caption) for caption, made in faces.tables(part.found))
+    extra = every + _notes(faces.notes(part.found)) + _notes(left_out(part))
+    return Section(html.escape(title(part.name)), faces.panels(part.found), extra, lead=lead)
 
 
 def _notes(lines: Iterable[str]) -> str:

@@ -16,9 +16,12 @@ from rich.text import Text
 from tiewise.inspection.evidence import NAME as EVIDENCE
 from tiewise.inspection.evidence import TieOrNot
 from tiewise.inspection.inspect import Inspection, Section
+from tiewise.inspection.sections import SECTIONS
 from tiewise.numerals import plain
+from tiewise.report import faces
+from tiewise.report.grid import Table
 from tiewise.report.inspected.evidence import measured
-from tiewise.report.inspected.words import WORDS, absent, left_out
+from tiewise.report.inspected.words import WORDS, absent, left_out, title
 
 
 def inspection_view(inspection: Inspection) -> RenderableType:
@@ -32,15 +35,31 @@ def inspection_view(inspection: Inspection) -> RenderableType:
 
 
 def _section(section: Section) -> Iterator[RenderableType]:
-    words = WORDS[section.name]
-    yield Text(words.TITLE, "bold")
-    for line in words.lines(section.found):
-        yield Padding(Text(line), (0, 0, 0, 2))
+    yield Text(title(section.name), "bold")
+    if section.name in SECTIONS:
+        yield Padding(Text(faces.sentence(section.found)), (0, 0, 0, 2))
+        yield from _table(faces.summary(section.found))
+        for note in faces.notes(section.found):
+            yield Padding(Text(note, "dim"), (0, 0, 0, 2))
+    else:
+        for line in WORDS[section.name].lines(section.found):
+            yield Padding(Text(line), (0, 0, 0, 2))
     if section.name == EVIDENCE:
         yield from (_evidence(found) for found in section.found.values() if found.rows)
     for line in left_out(section):
         yield Padding(Text(line, "dim"), (0, 0, 0, 2))
     yield Text()
+
+
+def _table(made: Table | None) -> Iterator[RichTable]:
+    """A row for each model; long names of columns are broken into lines."""
+    if made is not None:
+        shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
+        for name in made.header:
+            shown.add_column(Text(name), overflow="fold")
+        for row in made.rows:
+            shown.add_row(*map(Text, row))
+        yield shown
 
 
 def _absent(inspection: Inspection) -> Iterator[RenderableType]:

@@ -7,15 +7,12 @@ from typing import Any
 
 from tiewise.report.inspected import (
     alignment_figures,
-    applications_figures,
     bigrams_figures,
     closer_figures,
     course_figures,
     direct_path_figures,
     first_mlp_figures,
     gradients_figures,
-    lens_figures,
-    refinement_figures,
     run_alignment_figures,
     tokens_figures,
 )
@@ -30,7 +27,4 @@ DRAWN: Mapping[str, Any] = {
     "gradients": gradients_figures,
     "course": course_figures,
     "tokens": tokens_figures,
-    "lens": lens_figures,
-    "refinement": refinement_figures,
-    "applications": applications_figures,
 }

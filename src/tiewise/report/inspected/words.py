@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tiewise.inspection.inspect import Section
+from tiewise.inspection.sections import SECTIONS
 from tiewise.report.inspected import (
     alignment,
-    applications,
     bigrams,
     closer,
     course,
@@ -16,8 +16,6 @@ from tiewise.report.inspected import (
     evidence,
     first_mlp,
     gradients,
-    lens,
-    refinement,
     run_alignment,
     tokens,
 )
@@ -33,9 +31,6 @@ WORDS: Mapping[str, Any] = {
     "gradients": gradients,
     "course": course,
     "tokens": tokens,
-    "lens": lens,
-    "refinement": refinement,
-    "applications": applications,
 }
 
 
@@ -45,11 +40,16 @@ def left_out(section: Section) -> Iterator[str]:
         yield f"left out of {', '.join(labels)}: {reason}"
 
 
+def title(name: str) -> str:
+    """Title of a section: the question that it asks."""
+    return SECTIONS[name].asks if name in SECTIONS else str(WORDS[name].TITLE)
+
+
 def absent(sections: Sequence[Section]) -> Iterator[str]:
     """Say which sections have nothing at all, and why."""
     for section in sections:
         if not section.found:
-            yield from (f"“{WORDS[section.name].TITLE}”: {reason}" for reason in _reasons(section))
+            yield from (f"“{title(section.name)}”: {reason}" for reason in _reasons(section))
 
 
 def _reasons(section: Section) -> dict[str, list[str]]:
