@@ -6,6 +6,7 @@ import pytest
 
 from tiewise.found import NEITHER, ONE, TWO, Curve, Found, Grid, Listing, Quantity
 from tiewise.report import faces
+from tiewise.report.figures_of_found import panels
 
 
 def measured(value=0.5, **more):
@@ -87,7 +88,7 @@ def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
         line("<i>", (4.0, 3.0), mark=2, level=3.5, level_name="chance"),
         line("<i>", (5.0, 0.0, 1.0), "logit", log=True),
     )
-    (panel,) = faces.panels({"<i>": found(curves=curves)})
+    (panel,) = panels({"<i>": found(curves=curves)})
     traces = {trace.name: trace for trace in panel.figure.data if trace.name}
     assert set(traces) == {"&lt;i&gt;", "&lt;i&gt;, logit", "chance"}
     assert list(traces["&lt;i&gt;"].y) == [4.0, 3.0]
@@ -104,7 +105,7 @@ def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
 
 def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
     grid = Grid("Alike", ("0", "1"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
-    (panel,) = faces.panels({"a": found(grids=(grid,))})
+    (panel,) = panels({"a": found(grids=(grid,))})
     assert panel.title == "Alike: a"
     assert [list(row) for row in panel.figure.data[0].z] == [[1.0, None], [0.5, 1.0]]
     assert panel.table.rows == [["0", "1.000", "–"], ["1", "0.500", "1.000"]]
@@ -112,7 +113,7 @@ def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
 
 def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
     both = {"a": found(quantities=[measured()]).about("a"), "b": found(quantities=[measured(0.25)]).about("b")}
-    (panel,) = faces.panels(both)
+    (panel,) = panels(both)
     dots = {trace.name: trace for trace in panel.figure.data}
     assert {name: list(dots[name].x) for name in ("a", "b")} == {"a": [0.5], "b": [0.25]}
     assert list(dots["permuted"].x) == [-0.02, 0.03, -0.02, 0.03]

@@ -11,6 +11,7 @@ from tiewise.inspection.inspect import Inspection
 from tiewise.inspection.inspect import Section as Part
 from tiewise.inspection.sections import SECTIONS
 from tiewise.report import faces, sheet
+from tiewise.report.figures_of_found import panels
 from tiewise.report.grid import Table
 from tiewise.report.inspected.drawn import DRAWN
 from tiewise.report.inspected.words import WORDS, absent, left_out, title
@@ -56,9 +57,9 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
         if part.name in SECTIONS:
             yield _section(part)
             continue
-        panels = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
-        new = [panel for panel in panels if panel.title not in drawn or part.name not in SHARING]
-        drawn |= {panel.title for panel in panels}
+        made = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
+        new = [panel for panel in made if panel.title not in drawn or part.name not in SHARING]
+        drawn |= {panel.title for panel in made}
         lead = "".join(f'<p class="said">{html.escape(line)}</p>' for line in _lines(part))
         tables = "".join(sheet.folded(table, caption) for caption, table in _made(part))
         yield Section(html.escape(title(part.name)), new, tables + _notes(left_out(part)), lead=lead)
@@ -72,7 +73,7 @@ def _section(part: Part) -> Section:
     lead += sheet.table(first, title(part.name)) if first else ""
     every = "".join(sheet.folded(made, caption) for caption, made in faces.tables(part.found))
     extra = every + _notes(faces.notes(part.found)) + _notes(left_out(part))
-    return Section(html.escape(title(part.name)), faces.panels(part.found), extra, lead=lead)
+    return Section(html.escape(title(part.name)), panels(part.found), extra, lead=lead)
 
 
 def _notes(lines: Iterable[str]) -> str:
