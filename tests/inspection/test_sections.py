@@ -5,12 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from tiewise.analysis.estimates import Estimate
-from tiewise.inspection.sections import SECTIONS, sections
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.inspection.section import SECTIONS, sections
 from tiewise.inspection.sections.applications import found_of as applications
+from tiewise.inspection.sections.gradients_over_training import found_of as over_training
 from tiewise.inspection.sections.lens import found_of as lens
 from tiewise.inspection.sections.refinement import found_of as refinement
 from tiewise.internals.application_sweep import Applied, Sweep
+from tiewise.internals.course import Arm, Point, Range
 from tiewise.internals.lens_results import Layer, Lenses, Read
 from tiewise.internals.refined import Application, Course, Refinement, Rest
 
@@ -213,12 +215,55 @@ def test_one_window_gives_a_number_without_an_interval():
     assert str(found["distance from rest"]) == "0.250"
 
 
+# --- gradients over training
+
+
+def arm(shares=tuple(0.9 - 0.3 * k / 9 for k in range(10)), spread=0.02):
+    """Two seeds whose head path's share goes as `shares`, in windows of ten steps; one table."""
+    points = tuple(
+        Point(10 * k + 1, 10 * k + 10, (1 - s,) * 2, (s,) * 2, (s - spread / 2, s + spread / 2), (0.1, 0.3))
+        for k, s in enumerate(shares)
+    )
+    tenths = tuple(Range(p.first, p.step, mean_interval(p.share_b)) for p in points)
+    return Arm("tied", (1, 2), points, Range(1, 100, about(sum(shares) / 10)), tenths)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (arm(), "the output head; the head's share falls over training"),
+        (arm((0.1,) * 5 + (0.4,) * 5), "the lookup; the head's share rises over training"),
+        (arm((0.5,) * 10), "neither clearly; the head's share stays, as far as the seeds tell, over training"),
+    ],
+)
+def test_gradients_over_training_answer_which_use_pulls_harder(found, answer):
+    assert over_training(found).answer == answer
+
+
+def test_gradients_over_training_give_share_change_norms_and_cosines():
+    found = over_training(arm())
+    share, moved = found.quantities[:2]
+    assert numbers(share) == pytest.approx((0.75, 0.73, 0.77))
+    assert moved.value == pytest.approx(-0.3)
+    assert [found[f"{end} cosine of the two paths"].value for end in ("lowest", "highest")] == [0.2, 0.2]
+    by_name = {curve.name: curve for curve in found.curves}
+    assert by_name["Head path's share over training"].y == pytest.approx([0.9 - 0.3 * k / 9 for k in range(10)])
+    assert by_name["Norm of the lookup path's gradient"].y[0] == pytest.approx(0.1)
+    assert len(by_name) == 4
+    (tenths,) = found.listings
+    assert [row[0] for row in tenths.rows] == [*(f"{10 * k + 1}–{10 * k + 10}" for k in range(10)), "1–100"]
+
+
 # --- all of them
 
 
 def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
     found = sections()
-    assert {one.name for one in found} == set(SECTIONS) >= {"lens", "refinement", "applications"}
+    assert (
+        {one.name for one in found}
+        == set(SECTIONS)
+        >= {"lens", "refinement", "applications", "gradients_over_training"}
+    )
     assert all(one.asks.endswith("?") for one in found)
     assert len({one.place for one in found}) == len(found)
     assert [replace(one, measure=None).name for one in found] == [

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.conftest import prose
 
 from tiewise.errors import RunError
-from tiewise.internals.course import course, course_of, published
+from tiewise.internals.course import course, course_of
 from tiewise.training import run as run_module
 from tiewise.training.compare import compare
 from tiewise.training.folder import folder_name
@@ -97,7 +97,6 @@ def test_windows_cover_the_run_and_tenths_divide_it(trained):
     for arm in course(trained).arms:
         assert [(p.first, p.step) for p in arm.points] == [(s - 1, s) for s in range(2, STEPS + 1, 2)]
         assert [(t.first, t.last) for t in arm.tenths] == [(4 * k + 1, 4 * k + 4) for k in range(10)]
-        assert arm.published == ()  # shorter than a hundred steps
         assert arm.whole.share_b.value == pytest.approx(np.mean([t.share_b.value for t in arm.tenths]))
         change = [p.share_b for p in (*arm.points[-2:], *arm.points[:2])]
         by_seed = [(x[0] + x[1] - x[2] - x[3]) / 2 for x in zip(*change, strict=True)]
@@ -131,17 +130,16 @@ def made(curves, steps, arm="tied"):
 def test_ranges_count_windows_by_their_steps_and_say_which_steps_they_are():
     curve = [(60, 1.0, 9.0), (90, 1.0, 4.0), (150, 1.0, 1.0)]
     (arm,) = course_of(made([curve, curve], 150)).arms
-    (hundred,) = arm.published
-    assert (hundred.first, hundred.last) == (1, 90)
-    assert hundred.share_b.value == pytest.approx((60 * 0.9 + 30 * 0.8) / 90)
-    assert hundred.share_b.low == pytest.approx(hundred.share_b.value)  # equal seeds
+    assert (arm.whole.first, arm.whole.last) == (1, 150)
+    assert arm.whole.share_b.value == pytest.approx((60 * 0.9 + 30 * 0.8 + 60 * 0.5) / 150)
+    assert arm.whole.share_b.low == pytest.approx(arm.whole.share_b.value)  # equal seeds
     assert [(t.first, t.last) for t in arm.tenths] == [(1, 60), (61, 90), (91, 150)]  # three windows fill three tenths
 
 
 def test_a_step_that_one_seed_did_not_measure_is_left_out():
     (arm,) = course_of(made([[(1, 1.0, 1.0), (2, 1.0, 3.0)], [(1, 1.0, None), (2, 1.0, 1.0)]], 2)).arms
     assert [(p.first, p.step) for p in arm.points] == [(2, 2)]
-    assert arm.mean("share_b") == [pytest.approx(0.625)]
+    assert [one.value for one in arm.means("share_b")] == [pytest.approx(0.625)]
     assert course_of(made([[(1, None, None)]], 1)).arms == ()
 
 
@@ -151,12 +149,6 @@ def test_one_seed_has_no_interval():
     record = course_of(made([[(1, 1.0, 1.0)]], 1)).record()
     assert record["arms"][0]["whole"]["share_b"]["low"] is None
     assert math.isnan(arm.change().value)
-
-
-def test_published_shares_stand_in_the_ledger_with_their_source():
-    found = published()
-    assert [(n, round(100 * r.value, 1)) for n, r in found] == [(100, 90.2), (1000, 70.3), (10_000, 63.6)]
-    assert all("2603.26663" in r.source and "recomputed" in r.checked for _, r in found)
 
 
 def test_a_folder_without_a_comparison_is_refused(tmp_path):

@@ -19,10 +19,9 @@ from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.inspect import Inspection, Measure, NotHere, carry_out
 from tiewise.inspection.of_run import run_alignment
 from tiewise.inspection.request import Progress, Request
-from tiewise.inspection.sections import Section, sections
+from tiewise.inspection.section import Section, sections
 from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.course import course
 from tiewise.internals.first_mlp import first_mlp_of
 from tiewise.internals.path_gradients import path_gradients
 
@@ -91,7 +90,6 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         Measure("closer", together=tables.closer),
         Measure("run_alignment", together=over_seeds),
         Measure("gradients", each=gradients, text=True),
-        Measure("course", together=over_training),
         Measure("tokens", each=tokens),
         *(_measure(section, bench) for section in sections()),
     )
@@ -107,11 +105,6 @@ def _measure(section: Section, bench: Workbench) -> Measure:
 def over_seeds(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
     """Which end of the untied arm each tied arm resembles, seed by seed."""
     return run_alignment(_run(subjects), Settings(seed=request.seed, sampled=2048), progress)
-
-
-def over_training(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
-    """Both paths' gradients over the training of a comparison."""
-    return course(_run(subjects))
 
 
 def _run(subjects: tuple[Subject, ...]) -> Path:

@@ -2,7 +2,7 @@
 
 The trainer measures both norms at every step, before clipping, and keeps their means over logging windows. A share over
 a range of steps is the mean of its windows' shares ‖B‖ / (‖A‖ + ‖B‖), each counted by its steps: what the published
-figures are, which have a window of one step.
+figures of arXiv:2603.26663 are, which have a window of one step.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate, mean_interval, ratio
-from tiewise.analysis.ledger import Result, results
 from tiewise.errors import RunError
 from tiewise.training.folder import read_json
 from tiewise.training.results import Comparison, RunResult, to_record
 
-PUBLISHED = (100, 1000, 10_000)  # ranges 1–n that are printed of OLMo-1B
-PUBLISHED_CONVENTION = "activation norms: not commensurable"
 TENTHS = 10
 
 
@@ -57,18 +54,17 @@ class Range:
 
 @dataclass(frozen=True)
 class Arm:
-    """One arm: its seeds, its points, and its shares over tenths of the run and over ranges that others printed."""
+    """One arm: its seeds, its points, and its shares over the whole run and over its tenths."""
 
     arm: str
     seeds: tuple[int, ...]
     points: tuple[Point, ...]
     whole: Range
     tenths: tuple[Range, ...]
-    published: tuple[Range, ...]
 
-    def mean(self, name: str) -> list[float]:
-        """Mean over seeds of one of a point's fields, by point."""
-        return [mean_interval(getattr(point, name)).value for point in self.points]
+    def means(self, name: str) -> list[Estimate]:
+        """Means over seeds of one of a point's fields, by point."""
+        return [mean_interval(getattr(point, name)) for point in self.points]
 
     def change(self) -> Estimate:
         """Share of the last tenth minus that of the first, over seeds, each with itself; nan without tenths."""
@@ -86,15 +82,11 @@ class Course:
         steps: of every run.
         batch_tokens: tokens of a step: a share belongs to a batch size.
         arms: in the comparison's order; one that measured no paths is left out.
-        published: figures of others for steps 1–100, 1–1,000 and 1–10,000, from the ledger.
-        convention: what those figures are norms of.
     """
 
     steps: int
     batch_tokens: int | None
     arms: tuple[Arm, ...]
-    published: tuple[tuple[int, Result], ...]
-    convention: str = PUBLISHED_CONVENTION
 
     def record(self) -> dict[str, Any]:
         """Return everything as strict JSON takes it; what is not a number is None."""
@@ -125,12 +117,7 @@ def course_of(comparison: Comparison) -> Course:
     s = comparison.setting
     sizes = [s.get(name) for name in ("batch", "accumulate", "length")]
     tokens = math.prod(x for x in sizes if isinstance(x, int)) if all(isinstance(x, int) for x in sizes) else None
-    return Course(steps, tokens, tuple(arm for arm in arms if arm is not None), published())
-
-
-def published() -> tuple[tuple[int, Result], ...]:
-    """(last step, figure) of the ledger's shares of steps 1–100, 1–1,000 and 1–10,000."""
-    return tuple((n, r) for n in PUBLISHED for r in results(f"Path B share of steps 1–{n}, activation norms"))
+    return Course(steps, tokens, tuple(arm for arm in arms if arm is not None))
 
 
 def _arm(name: str, runs: Sequence[RunResult]) -> Arm | None:
@@ -139,14 +126,12 @@ def _arm(name: str, runs: Sequence[RunResult]) -> Arm | None:
         return None
     last = points[-1].step
     tenths = [_range(points, k * last // TENTHS + 1, (k + 1) * last // TENTHS) for k in range(TENTHS)]
-    others = [_range(points, 1, n) for n in PUBLISHED if n <= last]
     return Arm(
         name,
         tuple(run.seed for run in runs),
         points,
         Range(points[0].first, last, mean_interval(_per_seed(points, 1, last))),
         tuple(x for x in tenths if x is not None),
-        tuple(x for x in others if x is not None),
     )
 
 

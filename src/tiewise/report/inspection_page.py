@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tiewise.inspection.inspect import Inspection
 from tiewise.inspection.inspect import Section as Part
-from tiewise.inspection.sections import SECTIONS
+from tiewise.inspection.section import SECTIONS
 from tiewise.report import faces, sheet
 from tiewise.report.figures_of_found import panels
 from tiewise.report.grid import Table

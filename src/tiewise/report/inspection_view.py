@@ -16,7 +16,7 @@ from rich.text import Text
 from tiewise.inspection.evidence import NAME as EVIDENCE
 from tiewise.inspection.evidence import TieOrNot
 from tiewise.inspection.inspect import Inspection, Section
-from tiewise.inspection.sections import SECTIONS
+from tiewise.inspection.section import SECTIONS
 from tiewise.numerals import plain
 from tiewise.report import faces
 from tiewise.report.grid import Table

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tiewise.analysis.estimates import Estimate
 from tiewise.found import Curve, Found, Quantity
 from tiewise.inspection.request import Progress
-from tiewise.inspection.sections import section
+from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.application_sweep import Sweep, application_sweep

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from tiewise.found import Curve, Found, Listing, Quantity
 from tiewise.inspection.request import Progress
-from tiewise.inspection.sections import section
+from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.lens import lenses

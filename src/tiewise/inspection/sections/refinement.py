@@ -9,7 +9,7 @@ from typing import Any
 from tiewise.analysis.estimates import Estimate
 from tiewise.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.inspection.request import Progress
-from tiewise.inspection.sections import section
+from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.refined import Application, Course, Refinement, Rest

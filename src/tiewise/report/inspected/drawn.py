@@ -9,7 +9,6 @@ from tiewise.report.inspected import (
     alignment_figures,
     bigrams_figures,
     closer_figures,
-    course_figures,
     direct_path_figures,
     first_mlp_figures,
     gradients_figures,
@@ -25,6 +24,5 @@ DRAWN: Mapping[str, Any] = {
     "closer": closer_figures,
     "run_alignment": run_alignment_figures,
     "gradients": gradients_figures,
-    "course": course_figures,
     "tokens": tokens_figures,
 }

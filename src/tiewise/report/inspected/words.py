@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tiewise.inspection.inspect import Section
-from tiewise.inspection.sections import SECTIONS
+from tiewise.inspection.section import SECTIONS
 from tiewise.report.inspected import (
     alignment,
     bigrams,
     closer,
-    course,
     direct_path,
     evidence,
     first_mlp,
@@ -29,7 +28,6 @@ WORDS: Mapping[str, Any] = {
     "closer": closer,
     "run_alignment": run_alignment,
     "gradients": gradients,
-    "course": course,
     "tokens": tokens,
 }
 

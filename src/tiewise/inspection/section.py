@@ -1,0 +1,57 @@
+"""Sections of an inspection: one file each, which says what is asked, what it needs, and makes a `Found`.
+
+    @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
+    def applications(subject, bench, progress) -> Found: ...
+
+A new section is a new file in the folder `sections`: `--only` takes its function's name, and words, table, figures and
+JSON follow from what it finds. `bench` gives the subject's model and text, read once for all sections.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from tiewise.found import Found
+from tiewise.inspection.request import Progress
+from tiewise.inspection.subject import Subject
+
+if TYPE_CHECKING:  # the sections' own files run models, and the names of sections are asked for without torch
+    from tiewise.inspection.workbench import Workbench
+
+Measured = Callable[[Subject, "Workbench", Progress], Found]
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section: its name, the question that is its title, its place in the order, and whether it needs a text."""
+
+    name: str
+    asks: str
+    place: int
+    text: bool
+    measure: Measured
+
+
+SECTIONS: dict[str, Section] = {}
+
+
+def section(*, asks: str, place: int, text: bool = False) -> Callable[[Measured], Measured]:
+    """Register a function of the folder `sections` as a section."""
+
+    def registered(measure: Measured) -> Measured:
+        SECTIONS[measure.__name__] = Section(measure.__name__, asks, place, text, measure)
+        return measure
+
+    return registered
+
+
+def sections() -> tuple[Section, ...]:
+    """Every section of the folder, in order."""
+    folder = import_module("tiewise.inspection.sections")
+    for module in pkgutil.iter_modules(folder.__path__):
+        import_module(f"{folder.__name__}.{module.name}")
+    return tuple(sorted(SECTIONS.values(), key=lambda one: one.place))
