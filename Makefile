@@ -23,6 +23,7 @@ check: $(STAMP)
 	$(BIN)/ruff format --check src tests benchmarks tools
 	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy
+	$(BIN)/python tools/house.py --hold
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run
