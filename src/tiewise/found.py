@@ -3,6 +3,7 @@
     Quantity   one number: with its interval, what no effect gives, and what it would speak for
     Curve      numbers along an axis (depth, step, rank, frequency)
     Grid       numbers over two axes
+    Stack      parts that add up, a bar
     Listing    rows of names and numbers that a reader looks up
     Found      the answer in one sentence, and these
 
@@ -20,6 +21,13 @@ from typing import Any
 from tiewise.numerals import NONE, plain
 
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
+_WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+def visible(token: str) -> str:
+    """Make white space and control characters of a token visible: " the" becomes ␣the."""
+    shown = token.translate(_WHITE)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in shown) or "(empty)"
 
 
 @dataclass(frozen=True)
@@ -40,6 +48,7 @@ class Quantity:
     of: str = ""  # the model, arm or table
     unit: str = ""  # "nats per token", "cosine", "%" (the value is a share), "" for a count
     main: bool = True  # whether it stands in the one table that a reader sees first
+    figure: str = ""  # title of the dot plot that it is always drawn in
     question: str = ""
     below: str = NEITHER
     above: str = NEITHER
@@ -71,7 +80,8 @@ class Quantity:
             return plain(self.value, 0)
         else:
             scale, mark = 1.0, ""
-            digits = 3 if abs(self.value) >= 0.1 else 8 if 0 < abs(self.value) < 1e-4 else 5
+            size = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
+            digits = 3 if size >= 0.01 or not size else 5 if size >= 1e-4 else 8
         value, low, high = (plain(scale * x, digits) for x in (self.value, self.low, self.high))
         return f"{value}{mark}" if math.isnan(self.low) else f"{value}{mark} [{low}, {high}]"
 
@@ -122,6 +132,18 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """One bar of a figure, which holds the stacks of one `name`."""
+
+    name: str
+    bar: str  # "" for the model's own
+    parts: tuple[tuple[str, float], ...]  # from the bottom up
+    unit: str = ""
+    of: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Listing:
     """Rows of text that a reader looks up, the first column naming the row."""
 
@@ -139,6 +161,7 @@ class Found:
     quantities: tuple[Quantity, ...] = ()
     curves: tuple[Curve, ...] = ()
     grids: tuple[Grid, ...] = ()
+    stacks: tuple[Stack, ...] = ()
     listings: tuple[Listing, ...] = ()
     notes: tuple[str, ...] = field(default=())  # what was left out, and what a reader must know
 
@@ -153,6 +176,7 @@ class Found:
             quantities=named(self.quantities),
             curves=named(self.curves),
             grids=named(self.grids),
+            stacks=named(self.stacks),
             listings=named(self.listings),
         )
 

@@ -22,11 +22,12 @@ def found(answer="yes: they do", quantities=(), **more):
     [
         (Quantity("x", 0.19249, 0.1844, 0.1996, unit="cosine"), "0.192 [0.184, 0.200]"),
         (Quantity("x", 0.6181, 0.6012, 0.6299, unit="%"), "61.8 % [60.1, 63.0]"),
-        (Quantity("x", -0.01234, unit="nats"), "−0.01234"),
+        (Quantity("x", -0.00234, -0.0199, 0.0123, unit="nats"), "−0.002 [−0.020, 0.012]"),
+        (Quantity("x", -0.001234, unit="nats"), "−0.00123"),
         (Quantity("x", 3e-7, unit="of the norm"), "0.00000030"),
         (Quantity("x", 1_234_567), "1,234,567"),
         (Quantity("x", math.nan, unit="nats"), "–"),
-        (Quantity("x", 0.0, unit="nats"), "0.00000"),
+        (Quantity("x", 0.0, unit="nats"), "0.000"),
     ],
 )
 def test_a_number_with_its_interval_is_written_in_one_form(quantity, text):

@@ -114,37 +114,6 @@ def _losses(inspection: Inspection) -> Iterator[Evidence]:
     )
 
 
-def _bigrams(label: str, found: Any) -> Iterator[Evidence]:
-    i = found.irreversibility
-    yield _row(
-        ("What must any symmetric direct path pay for the order of words?", "nats per token"),
-        label,
-        (i.held_out, i.low, i.high),
-        0.0,
-        (NEITHER, NEITHER),
-        f"a lower estimate of the text's irreversibility (counts alone say {i.plug_in:.3f}, and {i.coin:.3f} if order "
-        "were tossed); every text in one direction has some, and whether this model's body makes up for it is not "
-        "measured here",
-        "bigrams",
-    )
-
-
-def _first_mlp(label: str, found: Any) -> Iterator[Evidence]:
-    if not found.tied:
-        return
-    change = found.change.centred
-    yield _row(
-        ("Does the first MLP make the tied path asymmetric?", "change of ‖S − Sᵀ‖²/‖S‖², centred"),
-        label,
-        (change.value, change.low, change.high),
-        0.0,
-        (NEITHER, NEITHER),
-        "above zero the path is no longer symmetric, as with any map in it; how far it follows the text's order is in "
-        "the section",
-        "first_mlp",
-    )
-
-
 def _alignment(label: str, found: Any) -> Iterator[Evidence]:
     if found.alignment is None or len(set(found.names)) < 2:  # one stored table, whatever maps stand before its ends
         return
@@ -216,8 +185,6 @@ def _tokens(label: str, found: Any) -> Iterator[Evidence]:
 
 
 _READERS: Mapping[str, Callable[[str, Any], Iterator[Evidence]]] = {
-    "bigrams": _bigrams,
-    "first_mlp": _first_mlp,
     "alignment": _alignment,
     "gradients": _gradients,
     "tokens": _tokens,

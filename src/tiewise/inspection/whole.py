@@ -7,12 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.analysis.alignment import Settings
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.bigrams_found import BigramsFound, bigrams_of
 from tiewise.analysis.tokens import tokens_of
 from tiewise.checkpoint.facts import silent
 from tiewise.data.blocks import token_counts
-from tiewise.data.windows import Ids
 from tiewise.found import Found
 from tiewise.inspection import tables
 from tiewise.inspection.evidence import with_evidence
@@ -22,7 +19,6 @@ from tiewise.inspection.request import Progress, Request
 from tiewise.inspection.section import Section, sections
 from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.first_mlp import first_mlp_of
 from tiewise.internals.path_gradients import path_gradients
 
 
@@ -59,19 +55,6 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
     """
     bench = Workbench(request)
     bench.check(subjects)
-    fitted: list[tuple[Ids, BigramsFound]] = []
-
-    def first_mlp(subject: Subject, request: Request, progress: Progress) -> Any:
-        opened = bench.opened(subject)
-        chain = Chain.of([bench.ids(subject)], opened.vocab) if bench.reads(subject) else None
-        return first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, progress, chain)
-
-    def bigrams(subject: Subject, request: Request, progress: Progress) -> Any:
-        ids = bench.ids(subject)
-        like = next((found for other, found in fitted if len(other) == len(ids) and (other == ids).all()), None)
-        found = bigrams_of(ids, subject.folder, request.pairs, None, request.seed, progress, like)
-        fitted.append((ids, found))
-        return found
 
     def tokens(subject: Subject, request: Request, progress: Progress) -> Any:
         ids = bench.ids(subject) if bench.reads(subject) else None
@@ -84,8 +67,6 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
 
     return (
         Measure("direct_path", each=tables.direct_path),
-        Measure("first_mlp", each=first_mlp),
-        Measure("bigrams", each=bigrams, text=True),
         Measure("alignment", each=tables.alignment),
         Measure("closer", together=tables.closer),
         Measure("run_alignment", together=over_seeds),

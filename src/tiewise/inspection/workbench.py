@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from tiewise.analysis.bigrams_found import BigramsFound
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.facts import Facts
 from tiewise.data.prepared import load_prepared
@@ -27,6 +28,7 @@ class Workbench:
     """Texts and models of one inspection, read and loaded at first use."""
 
     request: Request
+    fitted: list[tuple[Ids, BigramsFound]] = field(default_factory=list)  # texts whose direct paths were fitted
     _ids: dict[str, Ids] = field(default_factory=dict)
     _kept: TemporaryDirectory[str] | None = None
     _opened: dict[str, Opened] = field(default_factory=dict)

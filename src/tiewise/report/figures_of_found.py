@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.found import Curve, Found, Grid, Quantity
+from tiewise.found import Curve, Found, Grid, Quantity, Stack, visible
 from tiewise.numerals import NONE, plain
 from tiewise.report import theme
-from tiewise.report.bars import finish
+from tiewise.report.bars import finish, stacked
 from tiewise.report.faces import no_effect
 from tiewise.report.grid import Table
 from tiewise.report.heat_map import heat_map
@@ -27,38 +27,55 @@ LOWEST = 1e-9  # what a value that is exactly 0 is drawn at where the axis is on
 def panels(found: Mapping[str, Found]) -> list[Panel]:
     """Figures, in the order in which a section gives them: curves and grids; dots where it has neither."""
     curves: dict[str, list[Curve]] = {}
+    stacks: dict[str, list[Stack]] = {}
+    grids: list[Grid] = []
     for one in found.values():
         for curve in one.curves:
             curves.setdefault(curve.name, []).append(curve)
-    labels = list(found)
-    made = [_lines(name, drawn, labels) for name, drawn in curves.items()]
-    made += [_heat(grid) for one in found.values() for grid in one.grids]
-    return made or list(_dots(found))
+        for stack in one.stacks:
+            stacks.setdefault(stack.name, []).append(stack)
+        grids += (grid for grid in one.grids if all(repr(grid) != repr(drawn) for drawn in grids))  # NaN is not NaN
+    made = [_stacked(name, bars) for name, bars in stacks.items()]
+    made += [_lines(name, drawn, list(found)) for name, drawn in curves.items()]
+    made += [_heat(grid) for grid in grids]
+    every = [q for one in found.values() for q in one.quantities]
+    titles = {q.figure: "" for q in every if q.figure} if made or any(q.figure for q in every) else {}
+    made += [_dots(title, [q for q in every if q.figure == title], list(found)) for title in titles]
+    if not made:
+        units = {q.unit: "" for q in every if not math.isnan(q.low)}
+        made = [_dots(unit.capitalize(), [q for q in every if q.unit == unit], list(found)) for unit in units]
+    return made
 
 
-def _dots(found: Mapping[str, Found]) -> Iterator[Panel]:
-    """One dot plot for each unit that has intervals, a row for each quantity, a dot for each model."""
-    every = [q for one in found.values() for q in one.quantities if not math.isnan(q.low)]
-    for unit in dict.fromkeys(q.unit for q in every):
-        of_unit = [q for q in every if q.unit == unit]
-        step = 0.5 / max(len(found), 1)
-        series = [
-            Series(
-                "no effect", [Dot(q.name, q.chance) for q in of_unit if q.chance is not None], QUIET, "line-ns-open", 16
-            ),
-            Series("permuted", [Dot(q.name, value) for q in of_unit for value in q.null], QUIET, "x-thin-open", 7),
-        ]
-        for position, label in enumerate(found):
-            look = theme.style(position)
-            dots = [Dot(q.name, q.value, q.low, q.high) for q in of_unit if q.of == label]
-            series.append(
-                Series(label, dots, look.colour, look.marker, offset=step * (position - (len(found) - 1) / 2))
-            )
-        yield Panel(dot_plot(series, unit.capitalize(), unit), INTERVALS, Table(*_listed(of_unit)))
+def _dots(title: str, quantities: Sequence[Quantity], labels: Sequence[str]) -> Panel:
+    """A row for each quantity, a dot for each model."""
+    step = 0.5 / max(len(labels), 1)
+    chance = [Dot(q.name, q.chance) for q in quantities if q.chance is not None]
+    permuted = [Dot(q.name, value) for q in quantities for value in q.null]
+    series = [
+        Series("no effect", chance, QUIET, "line-ns-open", 16),
+        Series("permuted", permuted, QUIET, "x-thin-open", 7),
+    ]
+    for position, label in enumerate(labels):
+        look, place = theme.style(position), step * (position - (len(labels) - 1) / 2)
+        dots = [Dot(q.name, q.value, *_ends(q)) for q in quantities if q.of == label]
+        series.append(Series(label, dots, look.colour, look.marker, offset=place))
+    rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
+    table = Table(["measure", "model", "value [95 %]", "no effect"], rows)
+    return Panel(dot_plot(series, title, quantities[0].unit), INTERVALS, table)
 
 
-def _listed(quantities: Iterable[Quantity]) -> tuple[list[str], list[list[str]]]:
-    return ["measure", "model", "value [95 %]", "no effect"], [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
+def _ends(q: Quantity) -> tuple[float | None, float | None]:
+    return (None, None) if math.isnan(q.low) else (q.low, q.high)
+
+
+def _stacked(name: str, bars: Sequence[Stack]) -> Panel:
+    """Bars of parts; a bar that several models share is drawn once."""
+    values = {bar.bar or f"{bar.of}, its own": dict(bar.parts) for bar in bars}
+    parts = list(dict.fromkeys(part for one in values.values() for part in one))
+    rows = [[bar, *(plain(one.get(part)) for part in parts)] for bar, one in values.items()]
+    figure = stacked(values, name, bars[0].unit, plain, parts[0])
+    return Panel(figure, bars[0].why, Table(["", *parts], rows))
 
 
 def _lines(name: str, curves: Sequence[Curve], labels: Sequence[str]) -> Panel:
@@ -138,10 +155,22 @@ def _points(curves: Sequence[Curve]) -> Table:
 
 
 def _heat(grid: Grid) -> Panel:
+    """A heat map; cells without a number are crossed."""
     values = [[None if math.isnan(value) else value for value in row] for row in grid.values]
-    figure = heat_map(grid.rows, values, grid.top, f"{grid.name}: {grid.of}")
+    figure = heat_map(grid.rows, values, grid.top, f"{grid.name}{grid.of and f': {grid.of}'}")
+    empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
+    if empty:
+        figure.add_scatter(
+            x=[x for x, _ in empty],
+            y=[y for _, y in empty],
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+        figure.update_layout(xaxis={"range": [-0.5, len(values) - 0.5]})
     if grid.axes[0]:
         figure.update_yaxes(title=grid.axes[0])
         figure.update_xaxes(title=grid.axes[1])
-    rows = [[name, *(plain(value, 3) for value in row)] for name, row in zip(grid.rows, values, strict=True)]
-    return Panel(figure, grid.why, Table(["", *grid.columns], rows))
+    rows = [[visible(name), *(plain(value, 3) for value in row)] for name, row in zip(grid.rows, values, strict=True)]
+    return Panel(figure, grid.why, Table(["", *map(visible, grid.columns)], rows))

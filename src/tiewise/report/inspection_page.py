@@ -18,7 +18,6 @@ from tiewise.report.inspected.words import WORDS, absent, left_out, title
 from tiewise.report.sheet import Section, Sheet
 
 NAME = "report.html"
-SHARING = ("bigrams",)  # sections that draw what the one before may have drawn already
 
 
 def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], command: str) -> Path:
@@ -49,17 +48,14 @@ def render(inspection: Inspection, command: str) -> str:
 
 
 def _sections(inspection: Inspection) -> Iterator[Section]:
-    """All but the first; a figure that two sections share is drawn in the first of them."""
-    drawn: set[str] = set()
+    """All but the first."""
     for part in inspection.sections[1:]:
         if not part.found:
             continue
         if part.name in SECTIONS:
             yield _section(part)
             continue
-        made = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
-        new = [panel for panel in made if panel.title not in drawn or part.name not in SHARING]
-        drawn |= {panel.title for panel in made}
+        new = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
         lead = "".join(f'<p class="said">{html.escape(line)}</p>' for line in _lines(part))
         tables = "".join(sheet.folded(table, caption) for caption, table in _made(part))
         yield Section(html.escape(title(part.name)), new, tables + _notes(left_out(part)), lead=lead)

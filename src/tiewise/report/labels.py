@@ -4,13 +4,7 @@ from __future__ import annotations
 
 import html
 
-_VISIBLE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
-
-
-def visible(token: str) -> str:
-    """Make white space and control characters visible: " the" becomes ␣the."""
-    shown = token.translate(_VISIBLE)
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in shown) or "(empty)"
+from tiewise.found import visible
 
 
 def token_label(token: str) -> str:

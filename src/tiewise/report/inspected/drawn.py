@@ -7,10 +7,8 @@ from typing import Any
 
 from tiewise.report.inspected import (
     alignment_figures,
-    bigrams_figures,
     closer_figures,
     direct_path_figures,
-    first_mlp_figures,
     gradients_figures,
     run_alignment_figures,
     tokens_figures,
@@ -18,8 +16,6 @@ from tiewise.report.inspected import (
 
 DRAWN: Mapping[str, Any] = {
     "direct_path": direct_path_figures,
-    "first_mlp": first_mlp_figures,
-    "bigrams": bigrams_figures,
     "alignment": alignment_figures,
     "closer": closer_figures,
     "run_alignment": run_alignment_figures,

@@ -9,11 +9,9 @@ from tiewise.inspection.inspect import Section
 from tiewise.inspection.section import SECTIONS
 from tiewise.report.inspected import (
     alignment,
-    bigrams,
     closer,
     direct_path,
     evidence,
-    first_mlp,
     gradients,
     run_alignment,
     tokens,
@@ -22,8 +20,6 @@ from tiewise.report.inspected import (
 WORDS: Mapping[str, Any] = {
     "evidence": evidence,
     "direct_path": direct_path,
-    "first_mlp": first_mlp,
-    "bigrams": bigrams,
     "alignment": alignment,
     "closer": closer,
     "run_alignment": run_alignment,
