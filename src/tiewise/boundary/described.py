@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tiewise.boundary.fold import Fold
+
 
 class Described:
     """Shape and kind of hidden [..., E] @ table [V, E]ᵀ, from its factors."""
@@ -15,6 +17,8 @@ class Described:
     hidden: Tensor
     table: Tensor
     dtype: torch.dtype
+    fold: Fold
+    grad_mode: bool  # whether gradients were enabled where the head was called
 
     @property
     def shape(self) -> torch.Size:
@@ -34,7 +38,8 @@ class Described:
     @property
     def requires_grad(self) -> bool:
         """Whether computing them now would give a tensor with a gradient."""
-        return torch.is_grad_enabled() and (self.hidden.requires_grad or self.table.requires_grad)
+        leaves = (self.hidden, self.table, self.fold.bias)
+        return torch.is_grad_enabled() and self.grad_mode and any(x is not None and x.requires_grad for x in leaves)
 
     def size(self, dim: int | None = None) -> Any:
         """Shape, or one dimension of it."""

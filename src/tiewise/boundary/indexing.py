@@ -35,5 +35,5 @@ def _dimensions(item: Any) -> int | None:
     if item is Ellipsis or item is None:
         return 0
     if torch.is_tensor(item):
-        return item.dim() if item.dtype == torch.bool else 1
+        return item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
     return 1 if isinstance(item, int | slice) and not isinstance(item, bool) else None

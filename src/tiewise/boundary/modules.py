@@ -85,7 +85,7 @@ class Head(nn.Linear):
         table, bias = link.table(self.weight), self.bias
         scaled = self.output_scale != 1.0
         first = None if scaled else bias
-        logits = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
+        logits: Any = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
         if scaled:
             logits = logits * self.output_scale
             logits = logits if bias is None else logits + bias
