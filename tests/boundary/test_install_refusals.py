@@ -118,6 +118,11 @@ CASES = {
     "other vocabularies": (lambda: _with(lambda m: _shorter_head(m), tied=False), "tied", "61 .* and|rows"),
     "no labels": (lambda: _with(lambda m: setattr(m, "forward", m.model.forward)), None, "takes no labels"),
     "no values yet": (lambda: _on_meta(), None, "meta device"),
+    "backward hook": (
+        lambda: _with(lambda m: m.lm_head.register_full_backward_hook(lambda *_: None)),
+        None,
+        "before the loss: a backward hook on its output head; register the hook after install",
+    ),
     "cap of a cap": (lambda: build("gemma2"), "tied+softcap=5", "something else to its logits"),
 }
 
