@@ -24,9 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tiewise.boundary.described import Described
 from tiewise.boundary.fold import Fold
-from tiewise.boundary.indexing import split_index
 from tiewise.errors import UnsupportedError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.ops.problem import compute_dtype
@@ -46,7 +44,7 @@ class Counts:
         self.operations.clear()
 
 
-class Deferred(Described):
+class Deferred:
     """Logits [..., V] = steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]) that have not been computed."""
 
     __array_priority__ = Tensor.__array_priority__  # NumPy's numbers leave their operators to ours
@@ -56,7 +54,7 @@ class Deferred(Described):
         self.fold = Fold(bias=bias)
         self.steps: tuple[tuple[Any, ...], ...] = ()
         self.dtype = self.product = compute_dtype(hidden, table)
-        self.grad_mode = torch.is_grad_enabled()
+        self.grad_mode = torch.is_grad_enabled()  # where the head was called
         self._real: Tensor | None = None
 
     def _after(self, fold: Fold, dtype: torch.dtype, *step: Any) -> Deferred:
@@ -72,6 +70,42 @@ class Deferred(Described):
 
     def __repr__(self) -> str:
         return f"Deferred(shape={tuple(self.shape)}, dtype={self.dtype}, {len(self.steps)} steps)"
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the logits."""
+        return torch.Size((*self.hidden.shape[:-1], self.table.shape[0]))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the logits."""
+        return self.hidden.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.hidden.dim()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether computing them now would give a tensor with a gradient."""
+        leaves = (self.hidden, self.table, self.fold.bias)
+        return torch.is_grad_enabled() and self.grad_mode and any(x is not None and x.requires_grad for x in leaves)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Shape, or one dimension of it."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.hidden.dim()
+
+    def numel(self) -> int:
+        """Number of logits."""
+        return prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
 
     def float(self, **kwargs: Any) -> Any:
         """Cast to fp32, in which the fused loss accumulates in any case."""
@@ -111,7 +145,7 @@ class Deferred(Described):
         return self._at(self.hidden.flatten(start_dim, end_dim))
 
     def __getitem__(self, index: Any) -> Any:
-        split = split_index(index, self.ndim)
+        split = _split_index(index, self.ndim)
         if split is None:
             return self._compute("__getitem__", index)
         positions, tokens = split
@@ -222,6 +256,32 @@ def fused_cross_entropy(
 
 def _real(value: Any, because: str) -> Any:
     return value.real(because) if isinstance(value, Deferred) else value
+
+
+def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
+    """Which positions and which tokens an index into logits [..., V] asks for; None where it does not slice tokens.
+
+    (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    used, dots = [_dimensions(item) for item in items], sum(item is Ellipsis for item in items)
+    if None in used or dots > 1:
+        return None
+    if sum(used) != dims and (not dots or items[-1] is Ellipsis):  # type: ignore[arg-type]
+        return items, slice(None)
+    last = items[-1]
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return None
+    return (*items[:-1], slice(None)), last
+
+
+def _dimensions(item: Any) -> int | None:
+    """How many dimensions an item consumes; None where that takes more thought than it is worth."""
+    if item is Ellipsis or item is None:
+        return 0
+    if torch.is_tensor(item):
+        return item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
+    return 1 if isinstance(item, int | slice) and not isinstance(item, bool) else None
 
 
 def _in_place(name: str) -> bool:
