@@ -135,6 +135,14 @@ def test_autocast_multiplies_in_bf16_and_keeps_fp32_outside():
         assert 1e-6 < error(g, true) <= 1.05 * error(plain_g, true)
 
 
+def test_autocast_leaves_fp64_alone_as_torch_does():
+    (h, w, b), t = problem()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.linear(h, w).dtype == torch.float64
+        got = linear_cross_entropy(h, w, t, b)
+    torch.testing.assert_close(got, oracle(h, w, t, b), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_an_all_ignored_batch_gives_zero(reduction):
     inputs, t = problem(torch.float32)
