@@ -124,11 +124,16 @@ def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
     assert json.loads(again.out)["runs"] == json.loads(said.out)["runs"]
 
 
-def test_minutes_and_tuning(compare, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.training.start.CALIBRATION_STEPS", 3)
+def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiewise.training.minutes.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.tuning.RATE_FACTORS", (1.0,))
-    assert compare("--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--out=a").code == 0
-    assert yaml.safe_load((tmp_path / "a" / "run.yaml").read_text())["steps"] >= 20
+    tiny = [item for item in TINY if not item.startswith("--steps")]
+    said = tiewise(
+        "compare", "-t", text, *tiny, "--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--tune", "--out=a"
+    )
+    assert said.code == 2
+    assert re.search(r"0.005 minutes do not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", said.err)
+    assert not (tmp_path / "a").exists()
     said = compare("--arms=tied", "--seeds=1", "--tune", "--steps=4", "--out=b")
     assert said.code == 0
     assert said.err.count("tune tied: init ") == 3

@@ -90,7 +90,7 @@ def compare(
             if settings is not None:
                 if settings.backend == "flax":
                     o.need("jax", "flax", "optax", extra="flax")
-                start(settings, out, o.command_line(), shown, overwrite=overwrite)
+                start(settings, out, o.command_line(), shown, overwrite=overwrite, gone=run.gone)
             run.begun = True
             comparison = finish(out, shown, _trainer)
             report = ranks.first_does(lambda: write_report(comparison, out / "report.html"))

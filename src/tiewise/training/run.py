@@ -25,7 +25,7 @@ from tiewise.spec import BoundarySpec
 from tiewise.training import ranks
 from tiewise.training.albert import assemble as albert
 from tiewise.training.albert.model import build_arm, parts
-from tiewise.training.arguments import arguments, batch_share, callbacks
+from tiewise.training.arguments import arguments, batch_share, callbacks, logging_window
 from tiewise.training.callbacks import MEASURED, Clock, Interrupt, read_lines
 from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import Measured, bits_per_byte, direct_path, measure
@@ -133,7 +133,9 @@ def _of_blocks(job: Job, installed: Installed, text: PreparedText, counts: np.nd
     s, heldout = job.settings, text.split(job.split)
     trainer = TiewiseTrainer(
         installed,
-        evaluator=lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
+        evaluator=None
+        if job.trial
+        else lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
         args=arguments(
             job,
             per_device_train_batch_size=batch_share(job),
@@ -187,7 +189,7 @@ def _result(
     job: Job, trainer: TiewiseTrainer, text: PreparedText, counts: np.ndarray, clock: Clock, facts: dict[str, Any]
 ) -> RunResult:
     s, installed = job.settings, trainer.installed
-    heldout, train = _final(job, installed, text, counts)
+    heldout, train = final(job, installed, text, counts)
     size = text.facts["splits"][job.split]
     count = parts(installed) if s.albert else parameters(installed)
     seen = _words_seen(job, text)
@@ -227,8 +229,8 @@ def curve(job: Job, seen: np.ndarray) -> list[CurvePoint]:
     ]
 
 
-def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
-    """(held-out, training) losses of a finished model; of a recurrent one, over the whole held-out split."""
+def final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
+    """(held-out, training) losses of a finished model: of a trial the first, of a recurrent one over all the split."""
     s = job.settings
     if s.albert is not None:
         return albert.final(job, installed, text, counts)
@@ -237,7 +239,17 @@ def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarra
         return whole, assemble.measured(job, installed, text, counts, s.measured, "train")
     blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
     heldout = measure(installed, text.split(job.split), s.length, counts, blocks)
-    return heldout, measure(installed, text.split("train"), s.length, counts, blocks)
+    return heldout, Measured(math.nan, 0, []) if job.trial else measure(
+        installed, text.split("train"), s.length, counts, blocks
+    )
+
+
+def evaluated(job: Job, text: PreparedText) -> int:
+    """Tokens that a run of a decoder evaluates: before its first step, at the points of its course, at its end."""
+    steps, tokens = job.settings.steps, len(text.split(job.split))
+    points = 1 if job.trial else 1 + steps // logging_window(steps)
+    course = points * min(tokens, CURVE_BLOCKS * job.settings.length)
+    return course + (1 if job.trial else 2) * min(tokens, job.settings.measured)
 
 
 def _words_seen(job: Job, text: PreparedText) -> np.ndarray:
