@@ -219,7 +219,7 @@ def press(monkeypatch, step):
 
 
 def without_times(outcome):
-    measured = ("tokens_per_second", "seconds", "peak_memory_bytes")
+    measured = ("tokens_per_second", "seconds")
     return {name: value for name, value in vars(outcome.result).items() if name not in measured}
 
 

@@ -22,7 +22,7 @@ runs = st.builds(
     parameters=st.dictionaries(word, whole, max_size=3),
     curve=st.lists(points, max_size=3),
     **dict.fromkeys(("arm",), word),
-    **dict.fromkeys(("seed", "steps", "total_parameters", "bytes", "peak_memory_bytes"), whole),
+    **dict.fromkeys(("seed", "steps", "total_parameters", "bytes"), whole),
     **dict.fromkeys(
         ("train_nll", "heldout_nll", "perplexity", "bits_per_byte", "tokens_per_second", "seconds"), finite
     ),

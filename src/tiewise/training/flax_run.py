@@ -24,7 +24,6 @@ from tiewise.flax.recipe import Recipe
 from tiewise.flax.training import token_losses
 from tiewise.training import flax_checkpoint, ranks
 from tiewise.training.callbacks import Interrupt, add_line, keep_lines
-from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import bits_per_byte, direct_path
 from tiewise.training.job import Job
 from tiewise.training.model import build, parameters
@@ -45,7 +44,6 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     if done is not None:
         return done
     job.folder.mkdir(parents=True, exist_ok=True)
-    reset_peak_memory()
     installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
     facts = starting_facts(job, installed, text, counts)
     fitting = _started(job, installed, text)
@@ -117,9 +115,9 @@ def _result(
         parameters=count,
         total_parameters=sum(count.values()),
         trainable_parameters=sum(count.values()),
+        training_bytes=4 * 4 * sum(count.values()),  # weights, gradients and Adam's two moments
         bytes=4 * sum(count.values()),
         tokens_per_second=fitting.timed * tokens / seconds if seconds else math.nan,
-        peak_memory_bytes=peak_memory(),
         seconds=seconds,
         learning_rate=s.learning_rate,
         curve=curve(job, tokens * np.arange(1, s.steps + 1)),

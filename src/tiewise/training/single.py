@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tiewise.data.blocks import token_counts
 from tiewise.errors import RunError
+from tiewise.training.folder import FINAL
 from tiewise.training.results import RunResult
 from tiewise.training.run import train
 from tiewise.training.shown import Shown
@@ -27,4 +28,4 @@ def train_one(out: Path, shown: Shown) -> tuple[RunResult, Path]:
         job = make_jobs(settings, text, out, bar)[0]
         job = seeded(job, settings.seed, f"{job.arm} seed {settings.seed}")
         result = train(job, text, token_counts(text.split("train"), text.vocab), []).result
-    return result, job.folder / "final"
+    return result, job.folder / FINAL
