@@ -32,7 +32,7 @@ def compare(
     tokenizer: str = o.TOKENIZER,
     model: str = o.MODEL,
     steps: int = o.STEPS,
-    minutes: float = typer.Option(None, help="Instead of --steps: the time that all runs together may take."),
+    minutes: float = typer.Option(None, help="Instead of --steps: the time for all, start and tuning included."),
     match: str = typer.Option(
         None,
         help="width: same body. parameters: what an arm saves at the boundary is spent on its body.",

@@ -36,7 +36,10 @@ def train(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it."""
+    """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it: `final`.
+
+    Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
+    """
     o.need_torch()
     from tiewise.training import ranks
 
