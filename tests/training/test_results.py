@@ -54,7 +54,7 @@ def test_round_trip_through_strict_json(comparison):
 def example(**changes):
     common = {"version": "0", "command": "c", "demo": False, "arms": ["tied"], "seeds": [0], "reference": "tied"}
     run = RunResult(
-        "tied", 0, 1, 1.0, 1.0, 2.7, 1.0, [], {"body": 3}, 3, 12, 1.0, 1, 1.0, 0.02, 1e-3, 8.3, 8.3, [CurvePoint(0, 0)]
+        "tied", 0, 1, 1.0, 1.0, 2.7, 1.0, [], {"body": 3}, 3, 12, 1.0, 1.0, 0.02, 1e-3, 8.3, 8.3, [CurvePoint(0, 0)]
     )
     return replace(Comparison(**common, setting={}, data={}, env={}, runs=[run]), **changes)
 
