@@ -171,7 +171,7 @@ def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
         "compare", "-t", text, *tiny, "--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--tune", "--out=a"
     )
     assert said.code == 2
-    assert re.search(r"0.005 minutes do not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", said.err)
+    assert re.search(r"--minutes 0.005 does not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", said.err)
     assert not (tmp_path / "a").exists()
     said = compare("--arms=tied", "--seeds=1", "--tune", "--steps=4", "--out=b")
     assert said.code == 0

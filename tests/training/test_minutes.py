@@ -87,7 +87,7 @@ def test_evaluation_is_counted(machine, tiny, tmp_path, lines, monkeypatch):
 
 @pytest.mark.parametrize(("tune", "runs"), [(False, "4 runs"), (True, "18 tuning runs and 4 runs")])
 def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_path, lines, tune, runs):
-    with pytest.raises(RunError, match=f"2 minutes do not hold {runs} of 20 steps") as refused:
+    with pytest.raises(RunError, match=f"--minutes 2 does not hold {runs} of 20 steps") as refused:
         lines.begin(tiny(minutes=2.0, seeds=2, tune=tune), tmp_path / "out", gone=machine.gone)
     assert not (tmp_path / "out").exists()
     assert ("without tuning" in refused.value.fix) is tune

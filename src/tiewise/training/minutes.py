@@ -115,7 +115,7 @@ def _most(jobs: Sequence[Job], paces: Sequence[Pace], text: PreparedText, gone: 
         runs = f"{s.seeds * len(jobs)} runs of {LEAST} steps"
         tuning = f"{per_arm() * len(jobs)} tuning runs and " if s.tune else ""
         otherwise = f", or {_minutes(gone + needed(LEAST, tune=False))} without tuning" if s.tune else ""
-        what = f"{s.minutes:g} minutes do not hold {tuning}{runs} on this machine"
+        what = f"--minutes {s.minutes:g} does not hold {tuning}{runs} on this machine"
         raise RunError(what, f"give --minutes {_minutes(gone + needed(LEAST))} or more{otherwise}")
     fewest, most = LEAST, LEAST
     while needed(most) <= left:
