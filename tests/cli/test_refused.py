@@ -86,6 +86,8 @@ OPTIONS = [
     (["--steps=many"], "'--steps'"),
     (["--minutes=0"], "minutes = 0"),
     (["--minutes=nan"], "minutes = nan"),
+    (["--minutes=1"], "both steps and minutes are given"),  # TINY has steps
+    (["--set=minutes=1"], "both steps and minutes are given"),
     (["--match=tokens"], "choose width or parameters"),
     (["--model=nothing"], "use llama, gpt2, or the path of a config.json"),
     (["--tokenizer=bpe:12"], "bpe:12"),

@@ -33,7 +33,7 @@ def trained(common, noise, *seed):
 
 def result(arm, seed, nll):
     named = {"arm": arm, "seed": seed, "heldout_nll": nll, "frequency": [], "parameters": {"body": 1}}
-    whole = dict.fromkeys(("steps", "total_parameters", "bytes", "peak_memory_bytes"), 1)
+    whole = dict.fromkeys(("steps", "total_parameters", "bytes"), 1)
     needed = [
         field.name for field in fields(RunResult) if field.default is MISSING and field.default_factory is MISSING
     ]

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiewise.boundary.initial import sound_std
@@ -27,9 +28,9 @@ def trained(text, counts, *arguments, **changes):
 
 
 def differing(one, other):
-    """Fields of two results that differ, beyond how long it took and how much memory was there."""
+    """Fields of two results that differ, beyond how long it took."""
     left, right = vars(one.result), vars(other.result)
-    measured = ("tokens_per_second", "seconds", "peak_memory_bytes")
+    measured = ("tokens_per_second", "seconds")
     return {name for name in left if name not in measured and left[name] != right[name]}
 
 
@@ -52,6 +53,26 @@ def test_what_a_run_leaves(text, counts, tiny, tmp_path):
     assert result.tokens_per_second == pytest.approx(39 * 64 / result.seconds)
     assert len(outcome.direct_path) == 3
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes"), [("tied", {}), ("untied", {"model": "gpt2"}), ("tied+vectors={}+freeze", {})]
+)
+def test_training_bytes_are_those_of_tensors(text, counts, tiny, tmp_path, monkeypatch, arm, changes):
+    """Of weights, gradients and the optimizer's moments, as PyTorch holds them at the last step."""
+    if "vectors" in arm:
+        save_file({"rows": torch.randn(300, 16)}, tmp_path / "rows.safetensors")
+        arm = arm.format(tmp_path / "rows.safetensors")
+    held = []
+
+    def look(self, args, state, control, **kw):
+        weights = list(kw["model"].parameters())
+        moments = [t for of in kw["optimizer"].state.values() for name, t in of.items() if name.startswith("exp_avg")]
+        held[:] = [*weights, *(p.grad for p in weights if p.grad is not None), *moments]
+
+    monkeypatch.setattr(run.Clock, "on_pre_optimizer_step", look)
+    result = trained(text, counts, tiny(steps=3, **changes), tmp_path / "run", arm).result
+    assert result.training_bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
 def test_the_final_model_is_the_measured_one(text, counts, tiny, tmp_path):

@@ -29,7 +29,6 @@ def run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
         total_parameters=parameters,
         bytes=4 * parameters,
         tokens_per_second=1.0,
-        peak_memory_bytes=1,
         seconds=1.0,
         init_std=0.02,
         learning_rate=1e-3,
