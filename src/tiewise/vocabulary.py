@@ -41,6 +41,13 @@ class Vocabularies:
     def __str__(self) -> str:
         return str(self.inputs) if self.inputs == self.outputs else f"{self.inputs}->{self.outputs}"
 
+    @property
+    def read_and_predicted(self) -> int:
+        """Input tokens that are output tokens too: in a tied table one row is both."""
+        if self.output_to_input is None:
+            return min(self.inputs, self.outputs)
+        return len(set(self.output_to_input) - {-1})
+
     def rows(self, tied: bool) -> int:
         """Rows of the input table; a tied one also holds the output tokens that have no input token."""
         if not tied:
