@@ -1,11 +1,9 @@
 """The models of a comparison: what arms of one seed share, what they hold, where they start."""
 
 import json
-import math
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from transformers import BloomConfig, GPT2Config, Qwen2Config

@@ -76,7 +76,7 @@ class Ends:
 
     @property
     def std(self) -> float:
-        """σ of a drawn table: `init` of the spec, or D^-½, which gives rows of unit norm."""
+        """σ of a drawn table: `init` of the spec, or D^-½, which gives embedded rows of unit norm."""
         return self.spec.init or self.width**-0.5
 
     def draw(self, name: str, key: Array) -> Array:
