@@ -23,6 +23,9 @@ class Vocabularies:
     output_to_input: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for count in (self.inputs, self.outputs):
+            if not hasattr(count, "__index__") or count < 1:
+                raise SpecError(f"a vocabulary of {count!r} tokens", "give a whole number, 1 or more")
         rows = self.output_to_input
         if rows is None:
             return

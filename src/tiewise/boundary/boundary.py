@@ -58,7 +58,9 @@ class Boundary(nn.Module):
     def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int) -> None:
         super().__init__()
         self.spec = BoundarySpec.parse(spec)
-        self.vocab = Vocabularies.same(vocab) if isinstance(vocab, int) else vocab
+        self.vocab = vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab)
+        if not hasattr(width, "__index__") or width < 1:
+            raise SpecError(f"a width of {width!r}", "give D, a whole number")
         self.width = width
         if self.spec != self.spec.plainly():
             fix = "give the schedule to a training run; build the boundary without it"

@@ -50,7 +50,7 @@ class Ends:
             SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
         """
         chosen = BoundarySpec.parse(spec)
-        ends = cls(chosen, Vocabularies.same(vocab) if isinstance(vocab, int) else vocab, width)
+        ends = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
         if chosen != chosen.plainly():
             fix = "give the schedule to a training run; build the boundary without it"
             raise SpecError(f"{chosen} changes during training", fix)
