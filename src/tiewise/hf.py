@@ -49,7 +49,7 @@ def load(path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
     Raises:
         InstallError: config.json does not say which model class to build, or the model has no boundary.
     """
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(os.fspath(path))
     model = model_class(config, path).from_pretrained(path, config=config, **options)
     reinstall(model, getattr(config, ENTRY, None))
     return model

@@ -109,7 +109,7 @@ def test_corrected_cka_does_not_depend_on_how_noisy_a_table_is(tmp_path, share):
     """CKA of two Gaussian parts of which one has the share s of the other is s² (and little by chance)."""
     for number, noise in enumerate(((2.0, 0.3, 0.3), (0.3, 2.0, 1.5))):
         run = write_run(tmp_path / str(number), planted((1, 2, 3), share, noise))
-        lean = run_alignment(run, QUICK).leaning("tied", CKA)
+        lean = run_alignment(str(run), QUICK).leaning("tied", CKA)
         assert lean.corrected_output.value == pytest.approx(share**2, abs=0.06)
         assert abs(lean.corrected_input.value) < 0.06
     assert lean.output.value < 0.5 * share**2  # what it corrects is there

@@ -256,3 +256,10 @@ def test_the_first_loss_is_measured_before_any_step(text, counts, tiny, tmp_path
     fresh = build(settings, BoundarySpec("tied"), text, 1, None)
     assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, counts, 32).nll, abs=1e-9)
     assert result.init_std == sound_std(16)
+
+
+def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(text, counts, tiny, tmp_path):
+    for arm in ("tied", "untied"):
+        found = trained(text, counts, tiny(steps=1, init=1.0, width=64), tmp_path / arm, arm).result
+        assert found.initial_nll == pytest.approx(found.predicted_initial_nll, rel=0.05)
+        assert (found.initial_nll > 50) == (arm == "tied")

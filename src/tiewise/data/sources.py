@@ -14,6 +14,7 @@ each article in one piece.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from tiewise.errors import DataError
 
 __all__ = ["Document", "Source", "open_sources", "read_sources", "resolve"]
 
+Text = str | os.PathLike[str]
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a document cut from plain text
 _EMPTY = "give a text that is not empty"
 
@@ -69,13 +71,14 @@ def resolve(text: str) -> Source:
     return Source(text, "files", find_files(text))
 
 
-def open_sources(texts: Sequence[str]) -> Iterator[Document]:
+def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
     """Stream the documents of all `texts` in the order given.
 
     Raises:
         DataError: at once where a text does not exist; while iterating where one cannot be read or holds no text.
     """
-    return read_sources([resolve(text) for text in texts])
+    given = [texts] if isinstance(texts, str | os.PathLike) else texts
+    return read_sources([resolve(os.fspath(text)) for text in given])
 
 
 def read_sources(sources: Sequence[Source]) -> Iterator[Document]:

@@ -17,6 +17,7 @@ columns when functions of log frequency in the training text are taken out (`ana
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -56,7 +57,9 @@ Scores = dict[str, float]  # measure → score
 Models = dict[int, Ends]  # seed → its final model
 
 
-def run_alignment(run: Path, settings: Settings | None = None, progress: Progress = silent) -> RunAlignment:
+def run_alignment(
+    run: str | os.PathLike[str], settings: Settings | None = None, progress: Progress = silent
+) -> RunAlignment:
     """Compare the tables of all final models of a comparison.
 
     Args:
@@ -68,6 +71,7 @@ def run_alignment(run: Path, settings: Settings | None = None, progress: Progres
         RunError: no finished comparison, or none of an arm with one table and an arm with two.
         CheckpointError: a final model that cannot be read.
     """
+    run = Path(run)
     models, left_out = _final_models(run)
     two = [arm for arm, found in models.items() if all(ends.shared is None for ends in found.values())]
     one = {arm: found for arm, found in models.items() if arm not in two}

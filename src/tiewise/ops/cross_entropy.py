@@ -84,6 +84,7 @@ def linear_cross_entropy(
         logit is −inf costs inf, and its gradient is finite.
 
     Raises:
+        TypeError: features, weight or targets that are no tensors: a module in place of its weight, say.
         ValueError: shapes that do not meet, an option out of range.
         IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
         UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
@@ -143,6 +144,9 @@ def plain(
 
 def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, o: LossOptions) -> None:
     """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
+    for name, given in (("features", features), ("weight", weight), ("targets", targets)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)

@@ -17,9 +17,9 @@ from transformers.trainer_callback import ExportableState
 
 from tiewise import ctrl_c
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.schedule import tie, untie
+from tiewise.boundary.schedule import KEEP, STATE, tie, untie
 from tiewise.data.atomic import written_whole
-from tiewise.errors import UnsupportedError
+from tiewise.errors import SpecError, UnsupportedError
 from tiewise.training import ranks
 from tiewise.training.shown import Whole
 
@@ -28,8 +28,12 @@ class _Scheduled(TrainerCallback):
     """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
 
     becomes = ""
+    choices: tuple[str, ...] = ()
 
     def __init__(self, step: int, choice: str) -> None:
+        if not hasattr(step, "__index__") or step < 0 or choice not in self.choices:
+            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
+            raise SpecError(what, f"give a number of steps, and one of {', '.join(self.choices)}")
         self.step, self.choice = step, choice
         self.done = False
 
@@ -53,7 +57,7 @@ class _Scheduled(TrainerCallback):
 class TieAt(_Scheduled):
     """`tie_at(step)`: from then on both ends are one table. See `tiewise.boundary.schedule.tie`."""
 
-    becomes = "tied"
+    becomes, choices = "tied", KEEP
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Tie, keeping `choice`: input, output or mean."""
@@ -63,7 +67,7 @@ class TieAt(_Scheduled):
 class UntieAt(_Scheduled):
     """`untie_at(step)`: from then on each end has its own table. See `tiewise.boundary.schedule.untie`."""
 
-    becomes = "untied"
+    becomes, choices = "untied", STATE
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Untie, the optimizer's state by `choice`: copy, split or reset."""

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from transformers.trainer_callback import PrinterCallback
 
-from tiewise.boundary.initial import starting_nll
 from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.schedule import tie, untie
@@ -32,7 +31,7 @@ from tiewise.training.callbacks import MEASURED, Clock, Interrupt, read_lines
 from tiewise.training.evaluate import Measured, bits_per_byte, direct_path, measure
 from tiewise.training.folder import DENSE, FINAL, newest_checkpoint, read_json, replace_path, write_json
 from tiewise.training.job import Job
-from tiewise.training.model import build, model_width, parameters, starting_std
+from tiewise.training.model import build, model_width, parameters, predicted_nll, starting_std
 from tiewise.training.recurrent import assemble
 from tiewise.training.results import CurvePoint, RunResult, from_record, to_record
 from tiewise.training.settings import Settings
@@ -159,13 +158,12 @@ def starting_facts(job: Job, installed: Installed, text: PreparedText, counts: n
     if job.settings.recurrent is not None:
         first = assemble.measured(job, installed, text, counts, assemble.CURVE_WORDS)
         # a state that starts at zero says nothing of any word
-        std = job.settings.recurrent.start / math.sqrt(3)
+        std = job.spec.init or job.settings.recurrent.start / math.sqrt(3)
         return {"init_std": std, "predicted_initial_nll": math.log(text.vocab), "initial_nll": first.nll}
-    std = starting_std(job.settings, job.spec, model_width(installed.model))
     first = measure(installed, text.split(job.split), job.settings.length, counts, CURVE_BLOCKS)
     return {
-        "init_std": std,
-        "predicted_initial_nll": starting_nll(job.spec, text.vocab, model_width(installed.model), std),
+        "init_std": starting_std(job.settings, job.spec, model_width(installed.model)),
+        "predicted_initial_nll": predicted_nll(job.settings, job.spec, text.vocab, job.feed_forward),
         "initial_nll": first.nll,
     }
 
