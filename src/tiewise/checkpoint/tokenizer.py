@@ -20,7 +20,9 @@ from tiewise.errors import CheckpointError
 
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
-_RESERVED = re.compile(r"unused|reserved|extra_id|extra_token|dummy|madeup|placeholder|^\W*pad\W*$", re.IGNORECASE)
+# Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
+_NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
+_RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,10 @@ class Tokenizer:
 
     @cached_property
     def used(self) -> frozenset[int]:
-        """Ids that text can produce: all but those named as padding, reserved or unused."""
+        """Ids that text can produce: all but placeholders, `[unused12]`, `<|reserved_special_token_3|>`, `<pad>`."""
         texts = ((text, number) for text, number in self.base.items() if number not in self.added)
-        kept = {number for text, number in texts if not _RESERVED.search(text)}
-        return frozenset(kept | {number for number, text in self.added.items() if not _RESERVED.search(text)})
+        kept = {number for text, number in texts if not _RESERVED.fullmatch(text)}
+        return frozenset(kept | {number for number, text in self.added.items() if not _RESERVED.fullmatch(text)})
 
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
