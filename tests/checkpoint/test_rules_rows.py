@@ -84,14 +84,40 @@ def test_b041_rows_of_zeros_count_where_tokens_use_them(tmp_path, tokenizer, sev
     assert all("7" in finding.evidence and "(0" not in finding.evidence for finding in found)
 
 
-PLACEHOLDERS = (
-    "[PAD] <pad> <|pad|> [PAD151936] [unused12] <unused5> [UNUSED_TOKEN_145] <|reserved_special_token_3|>".split()
-)
-PLACEHOLDERS += "<|reserved_200014|> <reserved_106> <extra_id_7> <|extra_12|> <|dummy_85|> <|placeholder1|>".split()
-PLACEHOLDERS += "<｜▁pad▁｜> <｜place▁holder▁no▁5｜> madeupword0001".split()
-WORDS = (
-    "preserved reserved pad unused ##pad dummy extra padding placeholder ▁reserved Ġunused <|im_start|> [SEP]".split()
-)
+PLACEHOLDERS = [
+    "[PAD]",
+    "<pad>",
+    "<|pad|>",
+    "[PAD151936]",
+    "[unused12]",
+    "<unused5>",
+    "[UNUSED_TOKEN_145]",
+    "<|reserved_special_token_3|>",
+]
+PLACEHOLDERS += [
+    "<|reserved_200014|>",
+    "<reserved_106>",
+    "<extra_id_7>",
+    "<|extra_12|>",
+    "<|dummy_85|>",
+    "<|placeholder1|>",
+]
+PLACEHOLDERS += ["<｜▁pad▁｜>", "<｜place▁holder▁no▁5｜>", "madeupword0001"]
+WORDS = [
+    "preserved",
+    "reserved",
+    "pad",
+    "unused",
+    "##pad",
+    "dummy",
+    "extra",
+    "padding",
+    "placeholder",
+    "▁reserved",
+    "Ġunused",
+    "<|im_start|>",
+    "[SEP]",
+]
 
 
 @pytest.mark.parametrize("where", ["vocabulary", "added"])
