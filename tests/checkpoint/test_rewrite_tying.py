@@ -2,6 +2,7 @@
 
 import json
 from fractions import Fraction
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -15,7 +16,7 @@ from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.rewrite import dedupe, repair, tie, untie
+from tiewise.checkpoint.rewrite import dedupe, factor, repair, resize, tie, untie
 from tiewise.errors import CheckpointError
 
 TIED = ["llama", "gpt2", "gemma2", "granite", "cohere", "opt_350m", "bart", "qwen2", "bert", "roberta", "marian", "phi"]
@@ -220,6 +221,25 @@ def test_nothing_to_do(tmp_path):
         with pytest.raises(CheckpointError, match=r"nothing to|finds nothing wrong"):
             verb(tmp_path / source, tmp_path / "to")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tied", "untied"]
+
+
+QUANTISED = {
+    "lm_head.qweight": {"qweight": np.ones((1, 24), np.int32), "scales": np.ones((1, 24), np.float16)},
+    "lm_head.weight": {"weight": np.ones((24, 8), np.int8), "SCB": np.ones(24, np.float32)},
+    "lm_head.weight ": {"weight": np.ones((24, 8), ml_dtypes.float8_e4m3fn), "weight_scale": np.ones(1, np.float32)},
+    "model.embed_tokens.qweight": {"qweight": np.ones((1, 24), np.int32), "scales": np.ones((1, 24), np.float16)},
+}
+
+
+@pytest.mark.parametrize("verb", [tie, untie, dedupe, partial(factor, rank=2), partial(resize, vocab=30)])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_the_end_that_is_quantised_is_named(tmp_path, verb, name):
+    """GPTQ, bitsandbytes and fp8 heads beside a plain table, and the other way round."""
+    module = name.strip().rpartition(".")[0]
+    made = {f"{module}.weight": None} | {f"{module}.{part}": value for part, value in QUANTISED[name].items()}
+    llama(tmp_path / "a", False, tensors=made)
+    with pytest.raises(CheckpointError, match=rf"{name.strip()} is quantised \((I32|I8|F8_E4M3)\)"):
+        verb(tmp_path / "a", tmp_path / "b")
 
 
 def test_t5_is_not_flipped(tmp_path):
