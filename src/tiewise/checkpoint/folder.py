@@ -104,11 +104,12 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(path)
-    if path.suffix == ".safetensors" or path.is_file():
+    if path.suffix == ".safetensors" or os.path.isfile(path):
         return _file(path)
-    raise CheckpointError(f"{path}: no such file or folder", "give a checkpoint folder, or one .safetensors file")
+    what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+    raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
 
 
 def _file(path: Path) -> Folder:
