@@ -95,12 +95,12 @@ def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, .
     """Return the measures of these names, or all.
 
     Raises:
-        DataError: a section that cannot be measured with what is installed.
+        DataError: a name that no measure has.
     """
     names = [measure.name for measure in measures]
-    missing = next((name for name in only if name not in names), None)
-    if missing is not None:
-        raise DataError(f"section {missing} runs a model, which needs torch", "pip install 'tiewise[torch]'")
+    unknown = next((name for name in only if name not in names), None)
+    if unknown is not None:
+        raise DataError(f"there is no section {unknown!r}", f"sections are {', '.join(names)}")
     return tuple(measure for measure in measures if not only or measure.name in only)
 
 

@@ -67,9 +67,6 @@ class Request:
         only: names of sections; none for all that the models and the text allow.
         seed: of every draw.
         effort: how much work.
-
-    Raises:
-        DataError: there is no section of a name.
     """
 
     texts: tuple[str, ...] = ()
@@ -78,11 +75,17 @@ class Request:
     seed: int = 0
     effort: Effort = Effort()
 
-    def __post_init__(self) -> None:
+    def checked(self) -> Request:
+        """Return it.
+
+        Raises:
+            DataError: there is no section of a name.
+        """
         unknown = next((name for name in self.only if name not in SECTIONS), None)
         if unknown is not None:
             fix = f"sections are {', '.join(SECTIONS)}; the evidence is drawn from those that are chosen"
             raise DataError(f"there is no section {unknown!r}", fix)
+        return self
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
