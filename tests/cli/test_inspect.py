@@ -17,6 +17,8 @@ from tests.report.test_page_browser import BROWSER, FLAGS, Visit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tiewise.inspection.request import SECTIONS
+from tiewise.report.inspected.words import WORDS as TOLD
 from tiewise.sharing.share import share_layers
 
 WORDS = ["new", "york", "san", "diego", "a", "b", "c", "d", "e", "f", *(f"w{i}" for i in range(110))]
@@ -132,11 +134,21 @@ def check_in_a_browser(path):
         chromium.close()
 
 
+def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, monkeypatch):
+    monkeypatch.setattr("tiewise.inspection.subject.subjects_of", lambda paths: pytest.fail("it was opened"))
+    refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
+
+
+def test_the_sections_are_those_that_are_told():
+    assert tuple(TOLD) == ("evidence", *SECTIONS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["nowhere"], "nowhere: no such file or folder; give a checkpoint folder"),
         (["tied", "--only", "path"], "there is no section 'path'; sections are direct_path"),
+        (["tied", "--only", "evidence"], "there is no section 'evidence'; sections are direct_path"),
         (["tied", "--only", "lens"], "needs a text; give --text"),
         (
             ["tied", "-t", "text.txt", "--length", "16", "--only", "applications"],

@@ -82,6 +82,16 @@ def test_thresholds_come_with_what_they_stand_on():
     assert found["share of the untied model that tying saves"] == "0.1513"
 
 
+def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
+    made = plan({"model_type": "bert", "architectures": ["BertModel"]})
+    assert subject(made).endswith("as it is one table and no head")
+    assert {choice.saved for choice in made.choices} == {0}
+    assert made.record()["model"]["boundary"] is None
+    assert scale(made).startswith("V/d = 39.74, c = B/d² = ")
+    said = [*remarks(made), *(name for name, _, _ in thresholds(made))]
+    assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []
+
+
 def test_neighbours_leave_the_model_out(made):
     assert "gpt2" not in {model.name for model in near(made)}
 

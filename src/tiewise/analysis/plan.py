@@ -98,7 +98,7 @@ class Plan:
         return self.architecture.notes
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it; an infinite threshold is null."""
+        """Everything as JSON takes it; an infinite threshold is null, and the model's boundary where it has no head."""
         a, s = self.architecture, self.setting
         return {
             "model": {
@@ -108,7 +108,7 @@ class Plan:
                 "width": a.width,
                 "table_width": a.ends.width,
                 "layers": a.layers,
-                "boundary": str(self.as_it_is[0]),
+                "boundary": str(self.as_it_is[0]) if a.ends.head else None,
                 "share": str(self.as_it_is[1]),
                 "parameters": {"total": a.total, **a.parameters()},
                 "estimated": a.estimated,
@@ -150,7 +150,7 @@ def plan(
     sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
-    plainest = budget(architecture, UNTIED, SharingSpec())
+    plainest, ends = budget(architecture, UNTIED, SharingSpec()), architecture.ends
     return Plan(
         name,
         architecture,
@@ -160,7 +160,7 @@ def plan(
             _choice(architecture, budget(architecture, *each), plainest, setting) for each in product(specs, sharing)
         ),
         memory.activation_bytes(architecture, setting.tokens.count, setting.dtype),
-        thresholds(architecture.ends.vocab, architecture.ends.width, plainest.total - plainest.tables),
+        thresholds(ends.vocab, ends.width, plainest.total - plainest.tables, ends.head),
     )
 
 

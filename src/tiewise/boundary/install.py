@@ -122,11 +122,11 @@ def install(
     return _install(model, wanted, wanted, batch)
 
 
-def reinstall(model: Any, spec: BoundarySpec | str | None) -> Installed:
+def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None = None) -> Installed:
     """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
     saved = None if spec is None else BoundarySpec.parse(spec)
     as_loaded = None if saved is None else replace(saved, init=None, vectors=None, freeze=False)
-    return _install(model, saved, as_loaded, None)
+    return _install(model, saved, as_loaded, batch)
 
 
 def _install_with_vectors(model: Any, spec: BoundarySpec, batch: Batch | None, tokenizer: Any) -> Installed:

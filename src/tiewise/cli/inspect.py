@@ -45,7 +45,7 @@ def inspect(
 
     effort = Effort(windows=windows, length=length, samples=samples, lens_steps=lens_steps).checked()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
-    request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort)
+    request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort).checked()
     try:
         if out is not None:
             _check_room(out)

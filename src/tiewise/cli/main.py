@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -79,11 +80,18 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
     try:
+        _require_no_empty(sys.argv[1:])
         code = command_line(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = _code(error)
     _end(code or 0)
+
+
+def _require_no_empty(arguments: Sequence[str]) -> None:
+    """Refuse an argument without a character, which as a path would be the current folder."""
+    if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in arguments):
+        raise typer.BadParameter("an argument is empty: is a variable unset?")
 
 
 def _code(error: BaseException) -> int:

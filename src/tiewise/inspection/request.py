@@ -9,6 +9,20 @@ from typing import Any
 from tiewise.errors import DataError
 
 Progress = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
+SECTIONS = (  # that can be asked for, as they are told; the evidence is drawn from them
+    "direct_path",
+    "first_mlp",
+    "bigrams",
+    "alignment",
+    "closer",
+    "run_alignment",
+    "gradients",
+    "course",
+    "tokens",
+    "lens",
+    "refinement",
+    "applications",
+)
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,18 @@ class Request:
     only: tuple[str, ...] = ()
     seed: int = 0
     effort: Effort = Effort()
+
+    def checked(self) -> Request:
+        """Return it.
+
+        Raises:
+            DataError: there is no section of a name.
+        """
+        unknown = next((name for name in self.only if name not in SECTIONS), None)
+        if unknown is not None:
+            fix = f"sections are {', '.join(SECTIONS)}; the evidence is drawn from those that are chosen"
+            raise DataError(f"there is no section {unknown!r}", fix)
+        return self
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""

@@ -48,7 +48,7 @@ def inspect(
     Raises:
         TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
     """
-    request = request or Request()
+    request = (request or Request()).checked()
     subjects = subjects_of([model] if other is None else [model, other])
     return with_evidence(carry_out(subjects, measures(subjects, request), request, progress))
 

@@ -47,12 +47,16 @@ def _plain(fault: Fault, folder: Folder) -> str:
 
 def _index(facts: Facts) -> Iterator[Finding]:
     folder = facts.folder
+    mapped: dict[str, list[str]] = {}
+    for name, file in folder.index.weight_map.items() if folder.index is not None and folder.faults else ():
+        mapped.setdefault(file, []).append(name)
     for fault in folder.faults:
         if fault.file == INDEX:
             yield Finding("B002", FATAL, INDEX, _plain(fault, folder), fault.fix)
         elif not folder.has(fault.file) and folder.index is not None:
-            held = [name for name, file in folder.index.weight_map.items() if file == fault.file]
-            what = f"the index maps {len(held):,} tensors to it ({names(held)}), and it is not there"
+            held = mapped[fault.file]
+            tensors = "1 tensor" if len(held) == 1 else f"{len(held):,} tensors"
+            what = f"the index maps {tensors} to it ({names(held)}), and it is not there"
             yield Finding("B002", FATAL, short(fault.file), what, "download the missing file")
     if folder.index is None:
         yield from _without_index(folder)

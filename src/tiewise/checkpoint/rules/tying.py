@@ -116,9 +116,12 @@ def _inverted(facts: Facts) -> Iterator[Finding]:
         return
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
-    yield Finding(
-        "B016", ERROR, short(roles.output.name), what, f"store the tensor as {short(wanted)}, and the flag as true"
-    )
+    safe = facts.claims.tied is True and not facts.claims.t5_like and roles.input_name is not None
+    safe = safe and not roles.quantised_output
+    fix = facts.command("repair" if safe else "tie")
+    if not safe:
+        fix = f"if it was trained tied: {fix}; else take the input table from its source"
+    yield Finding("B016", ERROR, short(roles.output.name), what, fix, safe)
 
 
 def _input(facts: Facts) -> Stored:
@@ -215,7 +218,8 @@ again, and says by how much any logit changes.""",
 table and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It
 comes from saves that drop shared names in alphabetical order or by pointer, without asking which one is canonical
 (safetensors#98).
-What to do: store the tensor under the input table's name, with the flag true.""",
+What to do: `tiewise tie` stores the tensor under the input table's name, with the flag true; `tiewise repair` does it
+where the config says tied.""",
         ("llama.cpp#12456", "safetensors#98"),
         _inverted,
     ),
