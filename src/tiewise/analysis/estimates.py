@@ -38,6 +38,21 @@ def mean_interval(values: ArrayLike) -> Estimate:
     return Estimate(mean, mean - half, mean + half, n)
 
 
+def p_value(estimate: Estimate, levels: Sequence[float]) -> float:
+    """Two-sided p, from the distribution of its interval, that what was estimated lies within the range of `levels`.
+
+    For symmetric intervals of Student's t with rows − 1 degrees of freedom, as `mean_interval` gives; nan without one.
+    """
+    half = (estimate.high - estimate.low) / 2
+    away = max(min(levels) - estimate.value, estimate.value - max(levels), 0.0)
+    if not math.isfinite(half + away):
+        return math.nan
+    if half <= 0:
+        return 0.0 if away else 1.0
+    t = away / half * _t(estimate.rows)
+    return student.two_sided(t, estimate.rows - 1) if estimate.rows < 1000 else math.erfc(t / math.sqrt(2))
+
+
 def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int]) -> Estimate:
     """A statistic of n independent units with its delete-one interval; for means over *pairs*, which share units.
 
