@@ -81,6 +81,15 @@ def test_one_model_without_a_text(here):
     assert sections["direct_path"]["found"]["untied"]["tied"] is False
 
 
+def test_nothing_held_out_gives_fitted_scores_of_all_rows(here):
+    said = here("untied", "--json", "--only", "alignment", "--held-out", "0")
+    found = json.loads(said.out)["sections"]["alignment"]["found"]["untied"]["alignment"]
+    assert found["fitted_rows"] == found["pairs"]
+    assert {(score["rows"], score["estimate"]["rows"]) for score in found["scores"]} == {("fitted", found["pairs"])}
+    words = here("untied", "--only", "alignment", "--held-out", "0").out
+    assert "that the map was fitted on" in " ".join(words.split())
+
+
 @pytest.mark.slow
 def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     options = ["-t", "text.txt", "--tokens", "new, york", "--length", "16", "--windows", "40", "--lens-steps", "20"]
@@ -159,6 +168,7 @@ def test_the_sections_are_those_that_are_told():
         (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),
         (["tied", "-t", "short.txt"], "the text has 6 tokens, 10 windows of 128 need 1,280; give a longer text"),
         (["tied", "--windows", "7"], "--windows 7; use 8 or more"),
+        (["tied", "--held-out", "0.7"], "--held-out 0.7; use a share from 0 (fit and score all rows) to 0.5"),
         (["tied", "--out", "text.txt"], "text.txt is a file; choose another --out"),
         (["tied", "tied", "untied"], "unexpected extra argument"),
         (["empty"], "empty: no safetensors that can be read"),

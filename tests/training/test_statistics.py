@@ -163,3 +163,26 @@ def test_gaps_are_tied_minus_untied_whichever_is_the_reference(arms):
     tying, generalisation = gaps(comparison(runs, arms))
     assert (tying.mean, generalisation.mean) == pytest.approx((0.5, -0.5))
     assert gaps(replace(comparison(runs, arms), arms=["tied"])) is None
+
+
+def test_of_several_arms_a_difference_counts_only_with_holms_correction():
+    """The same arm, alone and as one of three; its interval is the plain one both times."""
+    losses = {"tied": dict.fromkeys((1, 2, 3, 4), 4.0)}
+    losses["untied"] = {1: 3.7, 2: 3.8, 3: 3.9, 4: 3.85}
+    losses |= {"factored:8": {1: 4.1, 2: 3.8, 3: 4.2, 4: 3.9}, "factored:4": {1: 4.3, 2: 3.8, 3: 4.2, 4: 3.7}}
+    own = stats.ttest_rel(list(losses["untied"].values()), list(losses["tied"].values())).pvalue
+    assert 0.05 / 3 < own < 0.05
+
+    def found(*arms):
+        made = comparison([run(a, s, x) for a in arms for s, x in losses[a].items()], arms)
+        return made, made.difference("untied", "heldout_nll")
+
+    alone, one = found("tied", "untied")
+    assert (one.p, one.detected) == (pytest.approx(own), True)
+    many, of_three = found(*losses)
+    assert (of_three.p, of_three.detected) == (pytest.approx(3 * own), False)
+    assert (of_three.low, of_three.high) == (one.low, one.high)
+    assert of_three.high < 0
+    assert "untied against tied: held-out loss is lower (better)" in alone.finding
+    assert "untied against tied: no difference detected at this budget" in many.finding
+    assert "with 3 arms (Holm)" in many.finding

@@ -29,6 +29,9 @@ def inspect(
     length: int = typer.Option(128, help="Tokens of each piece."),
     samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
     lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
+    held_out: float = typer.Option(
+        0.2, help="Share of rows that alignment and closer score and fit no map on; 0: fit and score all, as published."
+    ),
     seed: int = typer.Option(0, help="Of every draw."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
@@ -43,7 +46,7 @@ def inspect(
     from tiewise.inspection.request import Effort, Request, pairs_of
     from tiewise.inspection.subject import subjects_of
 
-    effort = Effort(windows=windows, length=length, samples=samples, lens_steps=lens_steps).checked()
+    effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out).checked()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort).checked()
     try:

@@ -28,6 +28,12 @@ TEXT = typer.Option(
     "or builtin (prose that every Python carries). May be repeated.",
     show_default="builtin",
 )
+SPLIT = typer.Option(
+    None,
+    metavar="random|contiguous",
+    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
+    show_default="random",
+)
 TOKENIZER = typer.Option(
     None,
     help="bpe:SIZE (trained on the training split), bytes, a tokenizer.json, or a Hugging Face id.",

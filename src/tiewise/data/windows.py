@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.data.document import ended
 from tiewise.data.sources import Text, open_sources
 from tiewise.data.token_file import Encoder, batches, pieces
 from tiewise.data.tokenizer import make_tokenizer
@@ -26,7 +27,7 @@ def read_tokens(
 ) -> Ids:
     """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
 
-    Documents end in the tokenizer's end token, where it has one that the table knows.
+    Documents end in the tokenizer's end token, where it has one that the table knows; a plain file is one document.
 
     Args:
         folder: where the tokenizer lies.
@@ -48,7 +49,7 @@ def read_tokens(
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
     count = 0
-    for batch in batches(pieces(document.text for document in open_sources(texts))):
+    for batch in batches(pieces(ended(open_sources(texts)))):
         found = encoder.encode(batch)
         parts.append(found if end < vocab else found[found != end])
         count += len(parts[-1])

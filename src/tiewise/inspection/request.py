@@ -35,6 +35,7 @@ class Effort:
         tokens: most tokens of the text that are read for bigrams and frequencies.
         samples: rows of a table that are compared pair by pair.
         lens_steps: steps that every tuned lens is trained for.
+        held_out: share of the rows that maps between two tables are not fitted on; 0 fits on all and scores all.
     """
 
     windows: int = 64
@@ -42,6 +43,7 @@ class Effort:
     tokens: int = 2_000_000
     samples: int = 4000
     lens_steps: int = 250
+    held_out: float = 0.2
 
     def checked(self) -> Effort:
         """Return it.
@@ -54,6 +56,8 @@ class Effort:
             if getattr(self, name) < low:
                 option = name.replace("_", "-")
                 raise DataError(f"--{option} {getattr(self, name)}", f"use {low} or more")
+        if not 0 <= self.held_out <= 0.5:
+            raise DataError(f"--held-out {self.held_out}", "use a share from 0 (fit and score all rows) to 0.5")
         return self
 
 

@@ -24,7 +24,7 @@ def tokens(subject: Subject, request: Request, progress: Progress) -> Any:
 
 def alignment(subject: Subject, request: Request, progress: Progress) -> Any:
     """Input table against output table of one model."""
-    return alignment_of(subject.folder, seed=request.seed, progress=progress)
+    return alignment_of(subject.folder, seed=request.seed, progress=progress, held_out=request.effort.held_out)
 
 
 def closer(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
@@ -36,7 +36,14 @@ def closer(subjects: tuple[Subject, ...], request: Request, progress: Progress) 
     if len(subjects) != 2 or subjects[0].run is not None:
         raise NotHere("needs two models", "give a second one")
     first, second = subjects
-    return across(first.folder, second.folder, seed=request.seed, progress=progress, labels=(first.label, second.label))
+    return across(
+        first.folder,
+        second.folder,
+        seed=request.seed,
+        progress=progress,
+        labels=(first.label, second.label),
+        held_out=request.effort.held_out,
+    )
 
 
 MEASURES = (

@@ -113,7 +113,8 @@ class Difference:
     low: float | None  # 95 % interval; None for fewer than two pairs
     high: float | None
     detectable: float | None  # smallest true difference found with 80 % probability
-    detected: bool  # the interval excludes zero
+    detected: bool  # p < 0.05: the interval excludes zero, of held-out losses also with Holm's correction
+    p: float | None = None  # two-sided, of the interval's t; of held-out losses adjusted by Holm over the arms
 
 
 @dataclass(frozen=True)

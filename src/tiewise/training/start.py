@@ -137,7 +137,15 @@ def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
     with shown.stages() as progress:
         if settings.recurrent is not None:
             return prepare_words(settings.text[0], stage / DATA, settings.recurrent.files, progress=progress)
-        text = prepare(settings.text, settings.tokenizer, stage / DATA, length=settings.length, progress=progress)
+        text = prepare(
+            settings.text,
+            settings.tokenizer,
+            stage / DATA,
+            length=settings.length,
+            split=settings.split,
+            apart=settings.albert is not None,
+            progress=progress,
+        )
     if settings.albert is not None:
         return marked(settings, text)
     blocks, needed = len(text.split("train")) // settings.length, settings.batch * settings.accumulate

@@ -46,6 +46,8 @@ def _sentence(comparison: Comparison, arm: str) -> str:
     if difference.detected:
         side = "lower (better)" if difference.mean < 0 else "higher (worse)"
         return f"{who} held-out loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence}), with {cost}."
+    if difference.low > 0 or (difference.high is not None and difference.high < 0):
+        evidence += f", p = {plain(difference.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
     smallest = f"smallest detectable difference {plain(difference.detectable)}"
     measured = f"held-out loss {measured}, {evidence}; {smallest}"
     return f"{who} no difference detected at this budget ({measured}), with {cost}."

@@ -30,7 +30,7 @@ def panels(found: Mapping[str, AlignmentFound]) -> list[Panel]:
     for position, (label, one) in enumerate(found.items()):
         if one.alignment is not None:
             title = f"Input against output of {label}"
-            figure = dot_plot(scored(one.alignment, position), title, "held-out mean cosine, share or correlation")
+            figure = dot_plot(scored(one.alignment, position), title, "mean cosine, share or correlation")
             made.append(Panel(figure, READ, measures(one.alignment)))
             made.append(_spectra(label, one.alignment))
     return made

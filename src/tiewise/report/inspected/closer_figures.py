@@ -31,7 +31,7 @@ def panels(found: Mapping[str, AcrossFound]) -> list[Panel]:
             made.append(Panel(_difference(one.closer, table), read, leans(one.closer)))
         for position, pair in enumerate(one.pairs):
             name = pair_name(one, pair)
-            figure = dot_plot(scored(pair.alignment, position), name, "held-out mean cosine, share or correlation")
+            figure = dot_plot(scored(pair.alignment, position), name, "mean cosine, share or correlation")
             made.append(Panel(figure, READ, measures(pair.alignment)))
     return made
 
@@ -52,7 +52,7 @@ def _both(found: Closer, table: str, other: str) -> go.Figure:
             for end, look in (("input", first), ("output", second))
         ),
     ]
-    return dot_plot(ends, f"The table of {table} against both of {other}", "held-out mean cosine, or share")
+    return dot_plot(ends, f"The table of {table} against both of {other}", "mean cosine, or share")
 
 
 def _difference(found: Closer, table: str) -> go.Figure:
