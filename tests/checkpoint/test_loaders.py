@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 import saved_models as saved
 import torch
@@ -65,51 +64,6 @@ def put(source, inputs, output, folder, flags, state):
     return table, head
 
 
-def observe(name, folder, table, head):
-    """One of the outcome words, from two loads under different seeds."""
-    heads, tables, warned = [], [], []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        with Warnings() as heard:
-            model = getattr(tr, name).from_pretrained(folder)
-        lookups, last = saved.ends(model)
-        lookups = [lookup for lookup in lookups if lookup is not last]
-        tables.append([lookup.weight.detach().numpy() for lookup in lookups])
-        heads.append(last.weight.detach().numpy())
-        warned.append("will NOT tie them" in heard.text)
-        shared = any(last.weight is lookup.weight for lookup in lookups)
-    if any(not np.array_equal(a, b) for a, b in zip(*tables, strict=True)):
-        return loaders.RANDOM_TABLE
-    if not np.array_equal(*heads):
-        return loaders.RANDOM_HEAD
-    if shared:
-        return loaders.TIED if any(np.array_equal(heads[0], stored) for stored in (table, head)) else "neither"
-    assert np.array_equal(heads[0], head)
-    assert all(np.array_equal(values, table) for values in tables[0])
-    return loaders.KEPT if all(warned) else loaders.UNTIED
-
-
-class Warnings:
-    """Collects what transformers logs."""
-
-    def __enter__(self):
-        self.text = ""
-        self.logger = tr.logging.get_logger("transformers")
-        self.handler = tr.logging.logging.Handler()
-        self.handler.emit = self._keep
-        self.logger.addHandler(self.handler)
-        self.level = self.logger.level  # an earlier test may have silenced the library
-        self.logger.setLevel(tr.logging.WARNING)
-        return self
-
-    def _keep(self, record):
-        self.text += record.getMessage()
-
-    def __exit__(self, *error):
-        self.logger.removeHandler(self.handler)
-        self.logger.setLevel(self.level)
-
-
 def predicted(folder, *, scan=True):
     outcomes = predict(Facts(open_folder(folder), scan=scan))
     (ours,) = (outcome for outcome in outcomes if outcome.versions == tr.__version__)
@@ -130,7 +84,7 @@ def test_this_transformers_does_what_is_said_of_it(untied, name, flags, state, t
     folder, inputs, output = untied(name)
     table, head = put(folder, inputs, output, tmp_path, flags, state)
     said = predicted(tmp_path)
-    seen = observe(name, tmp_path, table, table if state == loaders.SAME else head)
+    seen = saved.observe(name, tmp_path, table, table if state == loaders.SAME else head)
     assert said.outcome == seen
     assert said.right == (seen in (loaders.TIED, loaders.UNTIED, loaders.KEPT))
     assert not said.predicted

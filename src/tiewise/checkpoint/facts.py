@@ -156,33 +156,33 @@ class Facts:
         )
 
     @cached_property
-    def misfits(self) -> tuple[tuple[Stored, tuple[int, ...]], ...]:
-        """(bias of the head, shape that the class gives it) where the stored one has another."""
+    def misfits(self) -> dict[str, tuple[int, ...]]:
+        """{stored bias of the head: shape that the class gives it} where the two are not the same."""
         roles = self.roles
-        plain = [
-            end
-            for end, packed in ((roles.output, roles.quantised_output), (roles.input, roles.quantised_input))
-            if end is not None and not packed
-        ]
-        if roles.known is None or not plain:
-            return ()
-        own = {bias.name: roles.known.loaded_as(bias.name) for bias in roles.biases}
-        rows = plain[0].rows
-        shapes = {"final_logits_bias": (1, rows)}
-        wanted = [(bias, shapes.get(own[bias.name] or "", (rows,))) for bias in roles.biases if own[bias.name]]
-        return tuple((bias, shape) for bias, shape in wanted if bias.shape != shape)
+        ends = ((roles.output, roles.quantised_output), (roles.input, roles.quantised_input))
+        rows = [end.rows for end, packed in ends if end is not None and not packed]
+        rows += [self.text.vocab_size] if self.text is not None and self.text.vocab_size is not None else []
+        if roles.known is None or not rows:
+            return {}
+        found: dict[str, tuple[int, ...]] = {}
+        for name, tensor in self.folder.tensors.items():
+            if name.endswith("bias") and not in_layer(name) and (own := roles.known.loaded_as(name)) is not None:
+                wanted = (1, rows[0]) if own == "final_logits_bias" else (rows[0],)
+                found |= {name: wanted} if tensor.shape != wanted else {}
+        return found
 
     @cached_property
     def fresh(self) -> tuple[tuple[str, str], ...]:
         """(tensor that starts anew, the stored one that it would be tied to) of an untied model, beside its head."""
         roles, own = self.roles, self.config.get("model_type") == OWN_TYPE
-        if self.claims.tied is not False or own or not self.complete:
+        if self.claims.tied is not False or own or roles.headless or not self.complete:
             return ()
         stored = {tensor.name for tensor in (*roles.inputs, *roles.biases)} - set(roles.unread)
+        head = {roles.output_name, roles.unread.get(roles.output_name or "")}
         return tuple(
             (target, source)
             for target, source in roles.ties.items()
-            if target != roles.output_name and target not in stored and source in stored
+            if target not in head and target not in stored and source in stored
         )
 
     @cached_property

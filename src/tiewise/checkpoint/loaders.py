@@ -19,6 +19,7 @@ from tiewise.checkpoint.columns import (
     LLAMA_CPP,
     LLAMA_CPP_GEMMA,
     LLAMA_CPP_T5,
+    LOST,
     MLX,
     NEITHER,
     NEW_BIAS,
@@ -48,6 +49,7 @@ from tiewise.checkpoint.names import unwrapped
 from tiewise.checkpoint.strict_json import short
 
 _CANONICAL = "The class saves its shared table under the head's name: its own code decides."
+_ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
 _OURS = "loaded by this package's tests"
 
 
@@ -169,13 +171,16 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     misfit = _misfit(facts)
     if misfit is not None:
         return _outcome(loader, ERROR, misfit)
-    for target, source in facts.fresh if recent else ():
-        why = f"{target} starts anew: only {source}, to which it would be tied, is stored, and the flag is false."
-        return _outcome(loader, NEW_BIAS if target.endswith("bias") else RANDOM_TABLE, why)
+    anew = facts.fresh if recent else ()
+    tables = [pair for pair in anew if not pair[0].endswith("bias")]
+    if tables:
+        return _outcome(loader, RANDOM_TABLE, _ANEW.format(*tables[0]))
     canonical = facts.roles.ties.get(facts.roles.input_name or "")
     if not recent and state(facts) == ALONE and canonical == facts.roles.output_name:
         return _outcome(loader, DEPENDS, _CANONICAL)
     made = _from_matrix(facts, loader, flag)
+    if anew and made.outcome not in LOST:
+        return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
     sure = made.outcome != DEPENDS and not facts.roles.unread and not facts.folder.single
     return replace(made, predicted=False, source=_OURS) if recent and sure and _verified(facts) else made
 
@@ -230,8 +235,8 @@ def _misfit(facts: Facts) -> str | None:
             return f"{short(end.name)} is {end.shape[1]} wide, which nothing in the config explains."
     for tensor in () if facts.quantised else roles.opaque:
         return f"{short(tensor.name)} has the shape {list(tensor.shape)}, which no table has."
-    for bias, shape in facts.misfits:
-        return f"{short(bias.name)} has the shape {list(bias.shape)}, and its class {list(shape)}."
+    for name, shape in facts.misfits.items():
+        return f"{short(name)} has the shape {list(facts.folder.tensors[name].shape)}, and its class {list(shape)}."
     return None
 
 

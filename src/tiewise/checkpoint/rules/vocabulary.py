@@ -126,17 +126,17 @@ def _special(facts: Facts) -> Iterator[Finding]:
 
 def _biases(facts: Facts) -> Iterator[Finding]:
     roles = facts.roles
-    refused = dict(facts.misfits)
+    refused = facts.misfits
     yield from _two_biases(facts)
     rows = {end.rows for end in (*roles.inputs, roles.output) if end is not None} | facts.vocabularies
     for bias in _head_biases(facts):
         if rows and bias.shape[-1] not in rows:
             what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {names(sorted(map(str, rows)))} rows"
-            what += ": transformers refuses to load it" if bias in refused else ""
+            what += ": transformers refuses to load it" if bias.name in refused else ""
             fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
-            yield Finding("B035", ERROR if bias in refused else WARNING, short(bias.name), what, fix)
-        elif bias in refused:
-            what = f"{describe(bias)} has another shape in its class, {list(refused[bias])}: transformers refuses it"
+            yield Finding("B035", ERROR if bias.name in refused else WARNING, short(bias.name), what, fix)
+        elif bias.name in refused:
+            what = f"{describe(bias)} has the shape {list(refused[bias.name])} in its class: transformers refuses it"
             yield Finding("B035", ERROR, short(bias.name), what, "store it in that shape")
         elif facts.tied is True and bias.name.endswith("lm_head.bias") and _generates(facts):
             what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
@@ -150,9 +150,8 @@ def _two_biases(facts: Facts) -> Iterator[Finding]:
         a, b = stored.get(target), stored.get(source)
         if facts.tied is True and facts.scan and a is not None and b is not None and not facts.same(a, b):
             what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
-            yield Finding(
-                "B035", ERROR, short(target), what, "find out which one was trained, and store that one alone"
-            )
+            fix = "find out which one was trained, and store that one alone"
+            yield Finding("B035", ERROR, short(target), what, fix)
     for target, source in facts.fresh:
         if target in stored or not target.endswith("bias"):
             continue
@@ -166,6 +165,7 @@ def _head_biases(facts: Facts) -> list[Stored]:
     if facts.roles.output_name is not None:
         named.add(f"{module_of(facts.roles.output_name)[0]}.bias")
     found = {tensor.name: tensor for tensor in facts.roles.biases}
+    found |= {name: facts.folder.tensors[name] for name in facts.misfits}
     for name, tensor in facts.folder.tensors.items():
         vector = len(tensor.shape) in (1, 2) and (len(tensor.shape) == 1 or tensor.shape[0] == 1)
         if vector and any(name == bias or name.endswith(f".{bias}") for bias in named):
