@@ -133,7 +133,8 @@ class Facts:
     def unplaced(self) -> list[Stored]:
         """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
         roles = self.roles
-        known = {tensor.name for tensor in (*roles.inputs, roles.output, *roles.positions) if tensor is not None}
+        placed = (*roles.inputs, roles.output, *roles.positions, *roles.biases)
+        known = {tensor.name for tensor in placed if tensor is not None}
         rows = {end.rows for end in (roles.input, roles.output) if end is not None} | self.vocabularies
         return [
             tensor

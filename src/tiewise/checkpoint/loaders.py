@@ -181,14 +181,17 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     made = _from_matrix(facts, loader, flag)
     if anew and made.outcome not in LOST:
         return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
-    sure = made.outcome != DEPENDS and not facts.roles.unread and not facts.folder.single
-    return replace(made, predicted=False, source=_OURS) if recent and sure and _verified(facts) else made
+    return replace(made, predicted=False, source=_OURS) if recent and _verified(facts, made) else made
 
 
-def _verified(facts: Facts) -> bool:
-    """Whether the tests load this class with these flags."""
+def _verified(facts: Facts, made: Outcome) -> bool:
+    """Whether the tests load this class with these flags, its own names and plain tables of one type."""
+    if made.outcome == DEPENDS or facts.roles.unread or facts.quantised or facts.folder.single:
+        return False
+    if facts.ends is not None and facts.ends.kind == SAME_VALUES:
+        return False
     written = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
-    return written in VERIFIED.get(architecture(facts.config) or "", ()) and facts.config.get("model_type") != OWN_TYPE
+    return written in VERIFIED.get(architecture(facts.config) or "", ()) and facts.config["model_type"] != OWN_TYPE
 
 
 def _file(facts: Facts, loader: Loader) -> Outcome | None:
