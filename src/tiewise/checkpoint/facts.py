@@ -173,6 +173,12 @@ class Facts:
         return found
 
     @cached_property
+    def half_read(self) -> list[Stored]:
+        """Input tables that transformers does not load under their names, where it loads another one of several."""
+        roles = self.roles
+        return [] if roles.read_input is None else [table for table in roles.inputs if table.name in roles.unread]
+
+    @cached_property
     def fresh(self) -> tuple[tuple[str, str], ...]:
         """(tensor that starts anew, the stored one that it would be tied to) of an untied model, beside its head."""
         roles, own = self.roles, self.config.get("model_type") == OWN_TYPE

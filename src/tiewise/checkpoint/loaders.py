@@ -178,6 +178,8 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     canonical = facts.roles.ties.get(facts.roles.input_name or "")
     if not recent and state(facts) == ALONE and canonical == facts.roles.output_name:
         return _outcome(loader, DEPENDS, _CANONICAL)
+    if facts.half_read and flag is not False:
+        return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
     made = _from_matrix(facts, loader, flag)
     if anew and made.outcome not in LOST:
         return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))

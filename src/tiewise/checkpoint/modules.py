@@ -24,7 +24,7 @@ class Modules:
             if self.tensors.setdefault(plain, tensor) is tensor:
                 module, parameter = module_of(plain)
                 self.parts.setdefault(module, {})[parameter] = tensor
-        self.tables = {module: table for module in self.parts if (table := self._table(module)) is not None}
+        self.tables = {module: table for module in self.parts if module and (table := self._table(module)) is not None}
 
     def _table(self, module: str) -> Stored | None:
         parts = self.parts[module]

@@ -37,9 +37,10 @@ RULES = (
         "every loader makes the same model of it",
         """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
 llama.cpp mostly by which tensors are stored, mlx-lm by the flag with a default of its own. One folder can so be two
-models, or a random one. The table of loaders in the report says for each what it will do, and for which versions; the
-column of transformers 5 is verified by loading, the others are predicted from their source and threads. Where another
-rule names the cause, repairing that settles this too. Some cases are the loader's own: llama.cpp passes over a
+models, or a random one. The table of loaders in the report says for each what it will do, for which versions, and
+whether this package's tests load the very case or it is predicted from source and threads. A warning where a loader
+makes another model; an error where one fails or draws something at random. Where another rule names the cause,
+repairing that settles this too. Some cases are the loader's own: llama.cpp passes over a
 separate head of Gemma 2 (llama.cpp#9065), and only transformers knows tiewise's factored tables.
 What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).""",
         ("vllm#51063", "vllm#51665", "transformers#42507", "llama.cpp#9065", "llama.cpp#13328"),

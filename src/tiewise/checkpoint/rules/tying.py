@@ -38,6 +38,10 @@ def _misnamed(facts: Facts) -> Iterator[Finding]:
         what = f"{short(name)} is not a name that its class is loaded from, which looks for {wanted}: {how}"
         fix = f"store it as {wanted}, and every tensor that is named like it likewise"
         yield Finding("B010", FATAL if lost else ERROR, wanted, what, fix)
+    for table in facts.half_read:
+        wanted = roles.unread[table.name]
+        what = f"{short(table.name)} is not a name that its class is loaded from, which looks for {wanted}"
+        yield Finding("B010", ERROR, wanted, what, f"store it as {wanted}")
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
