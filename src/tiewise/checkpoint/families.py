@@ -83,7 +83,8 @@ class Ends:
         """
         known = {*self.inputs, *self.biases, self.output}
         if self.loads is not None:
-            return name if name in known else next((own for own, names in self.loads.items() if name in names), None)
+            spelt = {other: own for own, names in self.loads.items() for other in (own, *names)}
+            return spelt.get(name, None if self.prefix else spelt.get(name[1:]))  # an empty pattern takes one letter
         bare = re.sub(f"^{self.prefix}.", "", name, count=1)
         if name.startswith(self.prefix) and bare in known:
             return bare
