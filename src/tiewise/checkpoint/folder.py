@@ -19,6 +19,7 @@ from tiewise.errors import CheckpointError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest known has some hundred and 140,000
 MOST_CONFIG = 8 * 2**20  # bytes
 
@@ -73,6 +74,13 @@ class Folder:
     def pickles(self) -> tuple[str, ...]:
         """Files of pickled or foreign weights: named, never opened."""
         return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))
+
+    @property
+    def opened(self) -> str | None:
+        """The file that transformers opens of this folder, or the index that it follows; None where it finds none."""
+        named = None if self.config is None else self.config.get("transformers_weights")
+        looked_for = (named,) if isinstance(named, str) else (SINGLE, INDEX, TORCH, TORCH_INDEX)
+        return self.files[0] if self.single else next((name for name in looked_for if self.has(name)), None)
 
     def has(self, name: str) -> bool:
         """Whether an entry of this name lies directly in the folder."""

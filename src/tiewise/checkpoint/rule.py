@@ -17,7 +17,8 @@ class Finding:
 
     Args:
         rule: its id, "B012".
-        severity: "fatal" (no loader can be right), "error" (some loader is silently wrong), "warning", "info".
+        severity: "fatal" (no loader can be right), "error" (some loader is silently wrong, or fails), "warning" or
+            "info".
         where: file, tensor or config key.
         evidence: what was read, with numbers: one or two sentences.
         repair: the command that repairs it, or what to do by hand.
