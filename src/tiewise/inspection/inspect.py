@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tiewise.errors import DataError, RunError, TiewiseError
@@ -19,6 +20,7 @@ from tiewise.training.results import strict
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
+PARTS = 1000  # that progress counts for each call of a measure of weight 1
 
 
 class NotHere(TiewiseError):
@@ -34,12 +36,14 @@ class Measure:
         each: the measure of one subject; None where it is of all together.
         together: the measure of all subjects.
         text: whether it needs a text.
+        weight: how many times as long a call takes as most others, roughly; for progress.
     """
 
     name: str
     each: Callable[[Subject, Request, Progress], Any] | None = None
     together: Callable[[tuple[Subject, ...], Request, Progress], Any] | None = None
     text: bool = False
+    weight: int = 1
 
 
 @dataclass(frozen=True)
@@ -107,17 +111,24 @@ def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, .
 def carry_out(
     subjects: tuple[Subject, ...], measures: Sequence[Measure], request: Request, progress: Progress
 ) -> Inspection:
-    """Measure.
+    """Measure; `progress` hears (what is done, parts done, parts of the whole inspection).
 
     Raises:
         TiewiseError: what was given cannot be used, or nothing could be measured.
     """
     sections = []
     faults: list[TiewiseError] = []
-    for measure in chosen(measures, request.only):
+    wanted = chosen(measures, request.only)
+    weights = [one.weight * PARTS for one in wanted for _ in (subjects if one.each is not None else (ALL,))]
+    parts = pairwise(accumulate(weights, initial=0))
+
+    def part(label: str) -> Progress:
+        return _part(progress, label, *next(parts), sum(weights))
+
+    for measure in wanted:
         found: dict[str, Any] = {}
         left_out: dict[str, str] = {}
-        for label, make in _calls(measure, subjects, request, progress):
+        for label, make in _calls(measure, subjects, request, part):
             try:
                 if measure.text and not request.texts and not any(subject.run for subject in subjects):
                     raise NotHere("needs a text", "give --text")
@@ -133,18 +144,35 @@ def carry_out(
 
 
 def _calls(
-    measure: Measure, subjects: tuple[Subject, ...], request: Request, progress: Progress
+    measure: Measure, subjects: tuple[Subject, ...], request: Request, part: Callable[[str], Progress]
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(label, the call) of everything that one measure does."""
     if measure.each is None:
-        together = measure.together
+        together, heard = measure.together, part(ALL)
         assert together is not None
-        yield ALL, lambda: together(subjects, request, progress)
+        yield ALL, lambda: together(subjects, request, heard)
         return
     each = measure.each
     for subject in subjects:
 
-        def make(subject: Subject = subject) -> Any:
-            return each(subject, request, lambda what, done, total: progress(f"{subject.label}: {what}", done, total))
+        def make(subject: Subject = subject, heard: Progress = part(subject.label)) -> Any:
+            return each(subject, request, heard)
 
         yield subject.label, make
+
+
+def _part(progress: Progress, label: str, begun: int, end: int, whole: int) -> Progress:
+    """Return what a call reports to: it knows how far each thing is that it does, but not how many there are.
+
+    So each is given half of what is left of the call's part, and the whole only ever grows.
+    """
+    now, doing = begun, None
+
+    def tick(what: str, done: int, total: int) -> None:
+        nonlocal begun, now, doing
+        if what != doing:
+            begun, doing = now, what
+        now = max(now, begun + (end - begun) // 2 * min(done, total) // max(total, 1))
+        progress(f"{label}: {what}" if label else what, now, whole)
+
+    return tick
