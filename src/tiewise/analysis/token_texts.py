@@ -20,7 +20,7 @@ from tiewise.errors import DataError
 try:
     from tokenizers import Tokenizer
 except ImportError:
-    Tokenizer = None
+    Tokenizer = None  # type: ignore[assignment,misc]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ Tick = Callable[[str, int, int], None]
 
 
 def long_reads(quiet: bool) -> AbstractContextManager[Tick]:
-    """Give a function that hears (what is being read, bytes done, bytes in all); what is read next takes the bar over."""
+    """Give a function that hears (what is being read, bytes done, bytes in all); each has the bar to itself."""
     return _bar(quiet, _bytes)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -147,18 +148,10 @@ def _calls(
     measure: Measure, subjects: tuple[Subject, ...], request: Request, part: Callable[[str], Progress]
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(label, the call) of everything that one measure does."""
-    if measure.each is None:
-        together, heard = measure.together, part(ALL)
-        assert together is not None
-        yield ALL, lambda: together(subjects, request, heard)
-        return
-    each = measure.each
-    for subject in subjects:
-
-        def make(subject: Subject = subject, heard: Progress = part(subject.label)) -> Any:
-            return each(subject, request, heard)
-
-        yield subject.label, make
+    if measure.each is not None:
+        yield from ((one.label, partial(measure.each, one, request, part(one.label))) for one in subjects)
+    elif measure.together is not None:
+        yield ALL, partial(measure.together, subjects, request, part(ALL))
 
 
 def _part(progress: Progress, label: str, begun: int, end: int, whole: int) -> Progress:
