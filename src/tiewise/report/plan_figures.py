@@ -151,8 +151,8 @@ def presets_figure() -> go.Figure:
 def published_figure() -> go.Figure:
     """Draw `published`: the higher and the further left, the more quality per parameter."""
     figure = go.Figure()
-    for position, (kind, found) in enumerate(published().items()):
-        look = theme.style(position)
+    for (kind, found), place in zip(published().items(), theme.places(list(published())), strict=True):
+        look = theme.style(place)
         points = [r for n, r in enumerate(found) if r.value not in {earlier.value for earlier in found[:n]}]
         figure.add_scatter(
             x=[r.parameters_printed for r in points],
@@ -179,8 +179,8 @@ def _size_name(model: str) -> str:
 
 def _by_width(curves: Mapping[str, Curve], title: str, unit: str, here: int) -> go.Figure:
     figure = go.Figure()
-    for position, (name, curve) in enumerate(curves.items()):
-        look = theme.style(position)
+    for (name, curve), place in zip(curves.items(), theme.places(list(curves)), strict=True):
+        look = theme.style(place)
         figure.add_scatter(
             x=list(curve),
             y=list(curve.values()),
