@@ -62,6 +62,17 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
     assert list(record["subjects"]) == ["a", "b"]
 
 
+def test_its_repr_is_a_summary(subjects):
+    assert repr(carry_out(subjects, MEASURES, Request(), print)) == (
+        "Inspection of a, b\n"
+        "  rows: a, b\n"
+        "  refused: none: a is refused; take another; b is refused; take another\n"
+        "  two: none: needs two models; give a second one\n"
+        "  read: none: needs a text; give --text\n"
+        "  .found(name) gives a section's results, .record() everything as JSON takes it"
+    )
+
+
 def test_progress_is_of_the_whole_and_only_grows(subjects):
     def busy(subject, request, progress):
         for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):

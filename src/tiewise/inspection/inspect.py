@@ -69,13 +69,21 @@ class Section:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
-    """All sections, in the order of the measures."""
+    """All sections, in the order of the measures; its `repr` is a summary, for a notebook."""
 
     subjects: tuple[Subject, ...]
     request: Request
     sections: tuple[Section, ...]
+
+    def __repr__(self) -> str:
+        lines = [f"Inspection of {', '.join(subject.label for subject in self.subjects)}"]
+        for section in self.sections:
+            reasons = "; ".join(dict.fromkeys(section.left_out.values()))
+            said = ", ".join(filter(None, section.found)) or ("all together" if section.found else f"none: {reasons}")
+            lines.append(f"  {section.name}: {getattr(section.found.get(ALL), 'verdict', said)}")
+        return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
 
     def section(self, name: str) -> Section | None:
         """Return one section, or None where it is not part of this inspection."""

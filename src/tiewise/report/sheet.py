@@ -27,7 +27,7 @@ from tiewise.errors import RunError
 from tiewise.report import theme
 from tiewise.report.grid import Table
 
-SENTENCE = 56  # characters of a cell from which on it is read as one
+SENTENCE = 24  # characters of a cell from which on it is read as one
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Sheet:
     note: str  # html
     sections: Sequence[Section]
     command: str
-    made: str = ""  # html under the command
+    made: str = ""  # html under the command, folded
+    contents: bool = False  # whether the sections are listed first
     banner: str = ""
     panels: list[Panel] = field(init=False)
 
@@ -83,7 +84,7 @@ class Sheet:
     def render(self) -> str:
         """Return the page as text."""
         themes = {name: look.to_plotly_json() for name, look in (("light", theme.LIGHT), ("dark", theme.DARK))}
-        index = numbers()
+        index, shown = numbers(), [section for section in self.sections if not section.empty]
         return Template(_resource("report.html")).substitute(
             title=html.escape(self.title),
             style=_resource("report.css"),
@@ -95,11 +96,12 @@ class Sheet:
             banner=f'<p class="banner" role="note">{html.escape(self.banner)}</p>' if self.banner else "",
             heading=self.heading,
             lead=self.lead,
+            contents=_contents(shown) if self.contents else "",
             results=self.results,
             note=self.note,
-            sections="\n".join(_section(section, index) for section in self.sections if not section.empty),
+            sections="\n".join(_section(section, index, place) for place, section in enumerate(shown)),
             command=html.escape(self.command),
-            made=self.made,
+            made=f"<details><summary>Settings, data and versions</summary>{self.made}</details>" if self.made else "",
         )
 
 
@@ -136,10 +138,14 @@ def paragraphs(text: str) -> str:
 
 
 def table(found: Table, caption: str) -> str:
-    """Return a table as HTML that scrolls where it is wider than the page."""
+    """Return a table as HTML that scrolls, and says so, where it is wider than the page.
+
+    A row of one cell heads those that follow.
+    """
     head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in found.header)
-    body = "".join(_row(row) for row in found.rows)
+    body = "".join(_row(row, len(found.header)) for row in found.rows)
     return (
+        '<p class="more" aria-hidden="true">more columns: scroll sideways →</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
@@ -160,10 +166,15 @@ def _json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _section(section: Section, index: Iterator[int]) -> str:
+def _contents(sections: Sequence[Section]) -> str:
+    items = "".join(f'<li><a href="#section-{place}">{one.title}</a></li>' for place, one in enumerate(sections))
+    return f'<nav aria-label="Contents"><ol>{items}</ol></nav>'
+
+
+def _section(section: Section, index: Iterator[int], place: int) -> str:
     body = "".join(_panel(panel, next(index)) for panel in section.panels)
     grid = f'<div class="{section.kind}">{body}</div>' if body else ""
-    return f"<section><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>"
+    return f'<section id="section-{place}"><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>'
 
 
 def _panel(panel: Panel, index: int) -> str:
@@ -192,12 +203,14 @@ def _figure(panel: Panel) -> dict[str, Any]:
     return {"data": record["data"], "layout": {**layout, "margin": _margin(panel)}}
 
 
-def _row(row: Iterable[str]) -> str:
+def _row(row: Iterable[str], columns: int) -> str:
     first, *rest = row
+    if not rest and columns > 1:
+        return f'<tr class="head"><th scope="colgroup" colspan="{columns}">{html.escape(first)}</th></tr>'
     cells = "".join(f"<td{_wrapped(cell)}>{html.escape(cell)}</td>" for cell in rest)
     return f'<tr><th scope="row"{_wrapped(first)}>{html.escape(first)}</th>{cells}</tr>'
 
 
 def _wrapped(cell: str) -> str:
-    """Sentences break into lines; names and numbers do not."""
-    return ' class="sentence"' if len(cell) > SENTENCE else ""
+    """Sentences break into lines, and so do long names; numbers with their intervals do not."""
+    return ' class="sentence"' if len(cell) > SENTENCE and any(map(str.isalpha, cell)) else ""

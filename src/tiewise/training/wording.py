@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from tiewise.numerals import NONE, count, plain, signed
 from tiewise.training.results import Comparison, Difference
 
-UNEQUAL = 0.01  # of the reference's parameters: what a comparison by width lets arms differ in
+UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
 
 
 def interval(difference: Difference) -> str:
