@@ -12,7 +12,7 @@ import html
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import count as numbers
@@ -27,7 +27,7 @@ from tiewise.errors import RunError
 from tiewise.report import theme
 from tiewise.report.grid import Table
 
-SENTENCE = 24  # characters of a cell from which on it is read as one
+SENTENCE = 24  # characters of a cell from which on its column is read as sentences
 
 
 @dataclass(frozen=True)
@@ -142,8 +142,12 @@ def table(found: Table, caption: str) -> str:
 
     A row of one cell heads those that follow.
     """
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in found.header)
-    body = "".join(_row(row, len(found.header)) for row in found.rows)
+    said = [any(_sentence(row[i]) for row in found.rows if i < len(row)) for i in range(len(found.header))]
+    kinds = [' class="sentence"' if one else "" for one in said]
+    head = "".join(
+        f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(found.header, kinds, strict=True)
+    )
+    body = "".join(_row(row, kinds) for row in found.rows)
     return (
         '<p class="more" aria-hidden="true">more columns: scroll sideways →</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
@@ -203,14 +207,13 @@ def _figure(panel: Panel) -> dict[str, Any]:
     return {"data": record["data"], "layout": {**layout, "margin": _margin(panel)}}
 
 
-def _row(row: Iterable[str], columns: int) -> str:
-    first, *rest = row
-    if not rest and columns > 1:
-        return f'<tr class="head"><th scope="colgroup" colspan="{columns}">{html.escape(first)}</th></tr>'
-    cells = "".join(f"<td{_wrapped(cell)}>{html.escape(cell)}</td>" for cell in rest)
-    return f'<tr><th scope="row"{_wrapped(first)}>{html.escape(first)}</th>{cells}</tr>'
+def _row(row: Sequence[str], kinds: Sequence[str]) -> str:
+    if len(row) == 1 < len(kinds):
+        return f'<tr class="head"><th scope="colgroup" colspan="{len(kinds)}">{html.escape(row[0])}</th></tr>'
+    first, *rest = (f"{kind}>{html.escape(cell)}" for cell, kind in zip(row, kinds, strict=True))
+    return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in rest)}</tr>'
 
 
-def _wrapped(cell: str) -> str:
-    """Sentences break into lines, and so do long names; numbers with their intervals do not."""
-    return ' class="sentence"' if len(cell) > SENTENCE and any(map(str.isalpha, cell)) else ""
+def _sentence(cell: str) -> bool:
+    """Whether a cell's column breaks into lines: sentences and long names do, numbers with their intervals do not."""
+    return len(cell) > SENTENCE and any(map(str.isalpha, cell))
