@@ -4,10 +4,7 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,31 +192,6 @@ def test_tables_of_different_width_say_which_maps_apply(here, tmp_path, made):
     assert {score["map"] for pair in found["pairs"] for score in pair["alignment"]["scores"]} >= {"orthogonal"}
 
 
-def test_tables_are_inspected_without_torch(made):
-    """In a process of its own: what is once imported stays."""
-    command = [
-        sys.executable,
-        Path(__file__).with_name("without_torch.py"),
-        "inspect",
-        made / "untied",
-        "--samples=100",
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (said.returncode, said.stderr) == (0, "")
-    for title in (
-        "Tie or not?",
-        "Direct path",
-        "Alignment of input and output",
-        "Tokens, their rows and their contexts",
-    ):
-        assert f"\n{title}\n" in said.stdout
-    said = subprocess.run([*command, "-t", "builtin"], capture_output=True, text=True, check=False)
-    assert said.returncode == 2
-    assert said.stderr == (
-        "tiewise: this command needs torch, transformers, datasets, accelerate, plotly; pip install 'tiewise[torch]'\n"
-    )
-
-
 def test_one_batch_gives_no_interval_and_strict_json(here):
     """What has no interval is null in the JSON: the smallest effort has one batch of windows."""
     options = ["-t", "text.txt", "--windows", "8", "--length", "16", "--only", "gradients", "--json"]
@@ -274,6 +246,18 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     line = f"cannot write in {tmp_path}: Read-only file system; choose another --out"
     refused(here("tied", "--out", "a/b"), line)
+
+
+def test_an_earlier_result_is_replaced_only_where_asked(here, tmp_path):
+    options = ["--only", "direct_path", "--samples", "50", "--out", "seen"]
+    assert here("untied", *options).code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "seen").iterdir()}
+    refused(here("tied", *options), "seen holds an inspection already; add --overwrite to replace it")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "seen").iterdir()} == before
+    assert here("tied", *options, "--overwrite").code == 0
+    assert set(json.loads((tmp_path / "seen/inspection.json").read_text())["subjects"]) == {"tied"}
+    (tmp_path / "seen/inspection.json").unlink()  # as a comparison's folder: a report that is no inspection
+    refused(here("tied", *options, "--overwrite"), "seen/report.html is no inspection of tiewise")
 
 
 def test_a_place_that_became_a_folder_is_one_line(here, tmp_path):

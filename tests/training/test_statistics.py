@@ -127,6 +127,28 @@ def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
     assert "better" not in done.finding
 
 
+def test_finding_says_which_tokens_gain_and_lose():
+    def bins(*nll):
+        return list(zip(("0", "1–9", "10–99", "≥10000"), nll, strict=True))
+
+    runs = [run("tied", s, 5.0, frequency=bins(9.0, 8.0, 7.0, 3.0)) for s in range(3)]
+    runs += [
+        run("untied", s, 5.0 + e, frequency=bins(8.5 + e, 7.8 + e, 7.0 + e, 3.1 + e))
+        for s, e in enumerate((-0.02, 0.0, 0.02))
+    ]
+    assert comparison(runs).finding.endswith(
+        " It predicts better the tokens that the training text has 0 or 1–9 times, and worse the tokens that the "
+        "training text has ≥10000 times (p < 0.05 over all bins, Holm)."
+    )
+
+
+def test_finding_names_the_way_to_equal_sizes_where_there_is_one():
+    runs = [run("tied", s, 5.0) for s in range(3)] + [run("untied", s, 5.1, parameters=150) for s in range(3)]
+    for match, advised in (("width", True), ("parameters", False), (None, False)):
+        found = replace(comparison(runs), setting={"match": match}, finding="")
+        assert ("(+50.0 %; --match parameters compares equal sizes)" in complete(found).finding) is advised
+
+
 def test_finding_of_one_seed_claims_nothing():
     text = comparison([run("tied", 0, 5.0), run("untied", 0, 4.0)]).finding
     assert "one seed, which cannot tell a difference from chance" in text

@@ -8,7 +8,7 @@ from typing import Any
 
 from tiewise.errors import DataError
 
-Progress = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
+Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
 SECTIONS = (  # that can be asked for, as they are told; the evidence is drawn from them
     "direct_path",
     "first_mlp",

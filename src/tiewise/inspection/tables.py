@@ -1,4 +1,4 @@
-"""The measures that need only tables: no torch, no text, any size."""
+"""The measures of tables: no torch, no text, any size. The others are named, with what a light install lacks."""
 
 from __future__ import annotations
 
@@ -46,9 +46,21 @@ def closer(subjects: tuple[Subject, ...], request: Request, progress: Progress) 
     )
 
 
+def _lacks(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
+    raise NotHere("needs torch and transformers", "pip install 'tiewise[torch]'")
+
+
 MEASURES = (
     Measure("direct_path", each=direct_path),
+    Measure("first_mlp", together=_lacks),
+    Measure("bigrams", together=_lacks),
     Measure("alignment", each=alignment),
     Measure("closer", together=closer),
+    Measure("run_alignment", together=_lacks),
+    Measure("gradients", together=_lacks),
+    Measure("course", together=_lacks),
     Measure("tokens", each=tokens),
+    Measure("lens", together=_lacks),
+    Measure("refinement", together=_lacks),
+    Measure("applications", together=_lacks),
 )

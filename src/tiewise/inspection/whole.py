@@ -40,7 +40,7 @@ def inspect(
         model: a Hugging Face folder, or the folder of a comparison.
         other: a second Hugging Face folder.
         request: text, pairs, sections and effort; by default everything that needs no text.
-        progress: hears (what, done, total).
+        progress: hears (what is done, parts done, parts of the whole).
 
     Returns:
         an `Inspection`; `.found("lens")` gives one section's results by model, `.record()` everything for JSON.
@@ -107,7 +107,7 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         Measure("gradients", each=gradients, text=True),
         Measure("course", together=over_training),
         Measure("tokens", each=tokens),
-        Measure("lens", each=lens, text=True),
+        Measure("lens", each=lens, text=True, weight=20),
         Measure("refinement", each=refined, text=True),
         Measure("applications", each=applications, text=True),
     )

@@ -98,6 +98,12 @@ def near(plan: Plan, many: int = 6) -> list[Model]:
     return neighbours(a.ends.vocab, a.width, a.layers or None, many, but=(plan.name,))
 
 
+def nearest(plan: Plan) -> str:
+    """Say how many of those tie."""
+    found = near(plan)
+    return f"Of the {len(found)} models of the catalogue nearest in size, {sum(bool(m.tied) for m in found)} tie."
+
+
 def neighbour_cells(model: Model) -> list[str]:
     """Name, V, D, L, V/D and whether it ties."""
     tied = {True: "tied", False: "untied", None: "not known"}[model.tied]

@@ -2,8 +2,8 @@
 
 Arms of one seed share their data order and the initialisation of their body, so seeds are pairs: the interval is that
 of the mean of the differences, with Student's t of n − 1 degrees of freedom. Every interval stands on its own (95 %
-each); the finding is drawn from as many as there are arms, so that of held-out losses a difference counts as detected
-only where its p is below 0.05 with Holm's correction.
+each); the finding is drawn from as many as there are arms, and from all their bins of frequency, so that a difference
+counts as detected only where its p is below 0.05 with Holm's correction over the arms, or over all bins of all arms.
 
 Sign: always arm − reference. For arms `untied` and `tied`, tied − untied in training nll is the *tying gap* and in
 held-out nll the *generalisation gap*; see `gaps`.
@@ -56,9 +56,10 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
 def complete(comparison: Comparison) -> Comparison:
     """Fill the differences (every arm but the reference, every metric, every frequency bin) and the finding."""
     differences = list(_differences(comparison))
-    losses = {i: d.p for i, d in enumerate(differences) if d.metric == "heldout_nll" and d.p is not None}
-    for i, p in zip(losses, student.holm(list(losses.values())), strict=True):
-        differences[i] = replace(differences[i], p=p, detected=p < ALPHA)
+    for family in ("heldout_nll", "frequency:"):  # what the finding says of arms, and of their tokens
+        read = {i: d.p for i, d in enumerate(differences) if d.metric.startswith(family) and d.p is not None}
+        for i, p in zip(read, student.holm(list(read.values())), strict=True):
+            differences[i] = replace(differences[i], p=p, detected=p < ALPHA)
     differenced = replace(comparison, differences=differences)
     return replace(differenced, finding=finding(differenced))
 

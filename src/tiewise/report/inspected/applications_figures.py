@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable, Mapping
+from itertools import islice
 
 import plotly.graph_objects as go
 
@@ -49,9 +50,8 @@ def _change(one: Applied) -> Estimate | None:
 def _nll_figure(found: Mapping[str, Sweep]) -> go.Figure:
     figure = _lines(found, _nll)
     alike = len({one.unigram for one in found.values()}) == 1
-    for position, (label, one) in enumerate(found.items()):
-        if alike and position:
-            break
+    placed = zip(theme.places(list(found)), found.items(), strict=True)
+    for position, (label, one) in islice(placed, 1 if alike else None):
         figure.add_scatter(
             x=[1, _longest(found)],
             y=[one.unigram.value] * 2,
@@ -76,7 +76,7 @@ def _change_figure(found: Mapping[str, Sweep]) -> go.Figure:
 def _lines(found: Mapping[str, Sweep], value: Measured) -> go.Figure:
     """Draw a measure of every model over n, with bands, the trained n marked."""
     figure = go.Figure()
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         points = [(step.times, e) for step in one.course if (e := value(step)) is not None]
         look = theme.style(position)
         figure.add_trace(_band(points, look))

@@ -66,8 +66,8 @@ def _norms(one: Course) -> Panel:
 
 def _lines(one: Course, fields: Mapping[str, str], title: str, unit: str) -> go.Figure:
     figure = go.Figure()
-    for position, arm in enumerate(one.arms):
-        look = theme.style(position)
+    for arm, place in zip(one.arms, theme.places([arm.arm for arm in one.arms]), strict=True):
+        look = theme.style(place)
         steps = [point.step for point in arm.points]
         for name, field in fields.items():
             label = f"{arm.arm}, {name}" if name else arm.arm

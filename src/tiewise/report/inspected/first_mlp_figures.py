@@ -43,7 +43,7 @@ def panels(found: Mapping[str, FirstMlp]) -> list[Panel]:
 
 def _asymmetry(found: Mapping[str, FirstMlp]) -> go.Figure:
     figure = go.Figure()
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         for kind, said in (("ratio", ""), ("centred", ", centred")):
             estimates = [getattr(getattr(one, path).asymmetry, kind) for path in PATHS.values()]
             figure.add_bar(

@@ -54,7 +54,7 @@ def _distance(found: Mapping[str, Lenses]) -> go.Figure:
     drawn = [one for lens in found.values() for layer in lens.layers[:-1] for one in _reads(layer)]
     values = [max(read.kl.value, SMALLEST) for read in drawn]
     values += [lens.constant.value for lens in found.values()]
-    for position, (label, lens) in enumerate(found.items()):
+    for position, (label, lens) in zip(theme.places(list(found)), found.items(), strict=True):
         figure.add_scatter(
             x=[0, max(len(lens.layers) - 2, 1)],
             y=[lens.constant.value] * 2,
@@ -79,7 +79,7 @@ def _agreement(found: Mapping[str, Lenses]) -> go.Figure:
 def _depths(found: Mapping[str, Lenses], value: Callable[[Read], Estimate], last: bool) -> go.Figure:
     """Draw both lenses of every model by depth, with bands."""
     figure = go.Figure()
-    for position, (label, lens) in enumerate(found.items()):
+    for position, (label, lens) in zip(theme.places(list(found)), found.items(), strict=True):
         layers = lens.layers if last else lens.layers[:-1]
         tuned = [(layer.depth, value(layer.tuned or layer.logit)) for layer in layers]
         logit = [(layer.depth, value(layer.logit)) for layer in layers]
@@ -124,7 +124,7 @@ def _band(position: int, points: Sequence[tuple[int, Estimate]]) -> go.Scatter:
 
 def _training(found: Mapping[str, Lenses]) -> go.Figure:
     figure = go.Figure()
-    for position, (label, lens) in enumerate(found.items()):
+    for position, (label, lens) in zip(theme.places(list(found)), found.items(), strict=True):
         colour = theme.style(position).colour
         for dash, layer in zip(theme.DASHES, _picked(lens), strict=False):
             figure.add_scatter(

@@ -89,7 +89,7 @@ def _turn(one: Application) -> Estimate | None:
 
 
 def _all(found: Mapping[str, Refinement]) -> Iterator[tuple[int, bool, str, Course]]:
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         for name, course in courses(label, one):
             yield position, course is one.untrained, name, course
 

@@ -46,10 +46,13 @@ def left_out(section: Section) -> Iterator[str]:
 
 
 def absent(sections: Sequence[Section]) -> Iterator[str]:
-    """Say which sections have nothing at all, and why."""
+    """Say which sections have nothing at all, and why; those of one reason together."""
+    titles: dict[str, list[str]] = {}
     for section in sections:
-        if not section.found:
-            yield from (f"“{WORDS[section.name].TITLE}”: {reason}" for reason in _reasons(section))
+        for reason in () if section.found else _reasons(section):
+            titles.setdefault(reason, []).append(f"“{WORDS[section.name].TITLE}”")
+    for reason, named in titles.items():
+        yield f"{', '.join(named)}: {reason}"
 
 
 def _reasons(section: Section) -> dict[str, list[str]]:
