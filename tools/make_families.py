@@ -21,7 +21,8 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.models.auto import modeling_auto as auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -31,6 +32,7 @@ from shrink import shrink  # noqa: E402
 
 from tiewise.boundary.keys import allowed_keys  # noqa: E402
 from tiewise.checkpoint.claims import FLAG, OWN_TYPE, model_levels  # noqa: E402
+from tiewise.checkpoint.families import Ends  # noqa: E402
 from tiewise.checkpoint.names import POSITION, in_layer, is_foreign  # noqa: E402
 from tiewise.checkpoint.scalars import SCALARS, WIDTHS  # noqa: E402
 
@@ -50,8 +52,10 @@ ABOUT = (
     "boolean and are taken nevertheless; levels, families of nested levels where they are not written; sizes, its own "
     "keys of sizes; scalars, numbers at the boundary by default. A class: inputs, output, positions, maps, names of "
     "modules, whose tensor is <name>.weight; bias, of tensors; tied, {target: source} that it may tie; disk, names in "
-    "a saved file where they differ; decides, levels of the config whose flag rules (the root where not given), joined "
-    "any where one that says true is enough; always or never, tied or not whatever the flag says."
+    "a saved file where they differ; prefix, of the body; loads, {module or bias: all other names in a file that are "
+    "loaded into it}, unless that is this prefix put before or taken away; decides, levels of the config whose flag "
+    "rules (the root where not given), joined any where one that says true is enough; always or never, tied or not "
+    "whatever the flag says."
 )
 
 
@@ -175,9 +179,7 @@ def class_entry(model_class: Any) -> dict[str, Any] | None:
     entry["positions"] = _positions(modules, inputs)
     entry["maps"] = _maps(model_class, config, {*inputs, output})
     entry["disk"] = _disk(model, [*inputs, *([output] if output else []), *entry["maps"]], entry["bias"])
-    prefix = getattr(model, "base_model_prefix", "")
-    if prefix and any(name.startswith(f"{prefix}.") for name in inputs):
-        entry["prefix"] = prefix
+    entry |= _names(model, [*inputs, *([output] if output else [])], entry["bias"])
     if output is not None and inputs:
         entry |= _deciding(model_class, config, inputs, output)
     return {key: value for key, value in entry.items() if value not in (None, [], {})}
@@ -193,11 +195,12 @@ def _part_entry(model: Any) -> dict[str, Any] | None:
             inner = dict(child.named_modules(remove_duplicate=False))
             inputs, output = _inputs(child, inner), _name(inner, child.get_output_embeddings(), matrix=True)
             entry = {"inputs": [f"{part}.{name}" for name in inputs], "output": f"{part}.{output}"}
-            return entry | {"disk": _disk(model, [*entry["inputs"], entry["output"]], [])}
+            both = [*entry["inputs"], entry["output"]]
+            return entry | {"disk": _disk(model, both, [])} | _names(model, both, [])
     sizes = [level.get("vocab_size") for _, level in model_levels(model.config.to_dict())]
     tables = {name: module for name, module in model.named_modules() if isinstance(module, nn.Embedding)}
     found = [name for name, module in tables.items() if module.num_embeddings in sizes and not in_layer(name)]
-    return {"inputs": found} if found else None
+    return {"inputs": found} | _names(model, found, []) if found else None
 
 
 def _small(model_class: Any) -> Any:
@@ -282,6 +285,47 @@ def _disk(model: Any, modules: list[str], biases: list[str]) -> dict[str, str]:
         if len(saved) == 1 and saved[0] != name:
             renamed[name.removesuffix(".weight")] = saved[0].removesuffix(".weight")
     return renamed
+
+
+def _names(model: Any, modules: list[str], biases: list[str]) -> dict[str, Any]:
+    """The body's prefix, and the names in files that are loaded into these tensors where the prefix does not tell."""
+    prefix, meta = model.base_model_prefix, model.state_dict()
+    conversions = get_model_conversion_mapping(model)
+    renamings = [conversion for conversion in conversions if isinstance(conversion, WeightRenaming)]
+    others = [conversion for conversion in conversions if conversion not in renamings]
+
+    def loaded_as(name: str) -> str:  # as `convert_and_load_state_dict_in_model` does it
+        renamed = rename_source_key(name, renamings, others, prefix, meta)[0]
+        if renamed not in meta and name in meta:
+            renamed = rename_source_key(name, [], [], prefix, meta)[0]
+        return renamed
+
+    wanted = [name for name in (*(f"{module}.weight" for module in modules), *biases) if name in meta]
+    plain = Ends("", biases=tuple(wanted), prefix=prefix)
+    loads, told = {}, True
+    for name in wanted:
+        spelt = {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}
+        told &= all(loaded_as(other) == plain.loaded_as(other) for other in spelt)
+        for renaming in reversed(renamings):
+            spelt |= {before for after in spelt for before in _before(renaming, after)}
+        found = sorted(other.removesuffix(".weight") for other in spelt - {name} if loaded_as(other) == name)
+        told &= all(plain.loaded_as(other) == name for other in spelt if loaded_as(other) == name)
+        loads[name.removesuffix(".weight")] = found
+    return ({"prefix": prefix} if prefix else {}) | ({} if told else {"loads": loads})
+
+
+def _before(renaming: WeightRenaming, name: str) -> set[str]:
+    """Names that a renaming may have made this name from; some of them it has not."""
+    found = {renaming.reverse_transform().rename_source_key(name)[0]}
+    for target in filter(None, map(_literal, renaming.target_patterns)):
+        for at in (place for place in range(len(name)) if name.startswith(target, place)):
+            found |= {name[:at] + _literal(source) + name[at + len(target) :] for source in renaming.source_patterns}
+    return found
+
+
+def _literal(pattern: str) -> str:
+    plain = pattern.removeprefix("^").replace(r"\.", ".")
+    return "" if "\\" in plain else plain
 
 
 def _deciding(model_class: Any, config: Any, inputs: list[str], output: str) -> dict[str, Any]:

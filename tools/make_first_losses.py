@@ -12,9 +12,10 @@ import json
 from pathlib import Path
 
 from tiewise.analysis.catalogue import models
-from tiewise.analysis.first_loss import Start, start_of
+from tiewise.analysis.first_loss import start_of
 from tiewise.analysis.plan import described
 from tiewise.errors import PlanError
+from tiewise.random_logits import Start
 from tiewise.spec import BoundarySpec
 
 TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "catalogue" / "first_losses.json"

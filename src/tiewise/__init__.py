@@ -61,9 +61,16 @@ __all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tiewise' has no attribute {name!r}")
+    try:
         return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'tiewise' has no attribute {name!r}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("tiewise"):
+            raise
+        raise ImportError(
+            f"tiewise.{name} needs {error.name}: pip install 'tiewise[torch]'", name=error.name
+        ) from error
 
 
 def __dir__() -> list[str]:

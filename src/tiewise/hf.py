@@ -39,19 +39,20 @@ register()
 register_sharing()
 
 
-def load(path: str | os.PathLike[str], **options: Any) -> PreTrainedModel:
+def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, **options: Any) -> PreTrainedModel:
     """Load a model that was saved with or without a boundary, and install it.
 
     Args:
         path: folder, or name on the Hugging Face hub.
+        batch: as for `install`: of a model that does not run on token ids alone (Whisper), one that it runs on.
         **options: as for `from_pretrained`, e.g. `dtype`.
 
     Raises:
         InstallError: config.json does not say which model class to build, or the model has no boundary.
     """
-    config = AutoConfig.from_pretrained(path)
+    config = AutoConfig.from_pretrained(os.fspath(path))
     model = model_class(config, path).from_pretrained(path, config=config, **options)
-    reinstall(model, getattr(config, ENTRY, None))
+    reinstall(model, getattr(config, ENTRY, None), batch)
     return model
 
 

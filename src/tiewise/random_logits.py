@@ -7,20 +7,27 @@ a random target is then E[log Σ_j exp(τ g_j)] (the target's own logit has mean
     E[log S] = ∫ (exp(-e^u) - E[exp(-e^u S)]) du,      E[exp(-x S)] = φ(x)^V,   φ(x) = E[exp(-x e^{τ g})].
 
 A tied table meets itself: the hidden state still points along its own input row (cosine c), whose logit is c σ D, far
-above the others where σ is of order one. That is how a tied table drawn N(0, 1) starts near 40 instead of ln V.
+above the others where σ is of order one. That is how a tied table drawn N(0, 1) starts near D instead of ln V. How much
+of the row is left at the head is followed through the body (`mean_field`).
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
 from tiewise.late import Late
+from tiewise.mean_field import Signal, own_cosines
 from tiewise.spec import BoundarySpec
+from tiewise.vocabulary import Vocabularies
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
 else:
     np = Late("numpy")
 
@@ -28,6 +35,90 @@ else:
 # any power. In g the integrand changes over a width of 1/τ, in u of one at least.
 STEP_U = 0.12
 COARSEST_G, FINEST_G = 0.08, 0.015
+POSITIONS = 64  # positions followed; longer texts average more, and differ little
+Computed = tuple[float, float | None]  # nll in nats, and the mean of `own_cosines` where a token meets its own row
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """What decides how much of its own row a token meets at the head: arguments of `own_cosines`, and E."""
+
+    table_width: int
+    signal: Signal
+    width: int
+    std: float
+    row_std: float
+    positions: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that a first loss depends on; `own` where a token meets its own row."""
+
+    vocab: int
+    logit_std: float
+    softcap: float | None
+    own: OwnRow | None = None
+
+    def computed(self) -> Computed:
+        """Return the expected nll of a uniformly random target, and the own share."""
+        row, tau, cap = self.own, self.logit_std, self.softcap
+        if row is None:
+            return predicted_nll(self.vocab, tau, softcap=cap), None
+        own = own_cosines(row.signal, row.width, row.std, row.row_std, row.positions)
+        return _meeting_itself(self.vocab, tau, own * tau * math.sqrt(row.table_width), cap), float(own.mean())
+
+
+def start(
+    spec: BoundarySpec,
+    vocab: int,
+    d: int,
+    std: float,
+    signal: Signal | None = None,
+    *,
+    body_std: float | None = None,
+    scale: float = 1.0,
+    positions: int = POSITIONS,
+) -> Start:
+    """Return what the first loss of `spec` in a model of width `d` depends on, its tables drawn N(0, std²).
+
+    Args:
+        spec: the boundary.
+        vocab: V.
+        d: model width.
+        std: of the tables' entries.
+        signal: of the body; None takes hidden states of norm √d that are independent of their tokens.
+        body_std: of the body's matrices; None takes the signal's.
+        scale: at the head, of a body without a signal.
+        positions: T; early positions average fewer others.
+    """
+    tau = (signal.output_scale if signal else scale) * logit_std(spec, d, std)
+    cap = spec.softcap or (signal.softcap if signal else None)
+    if signal is None or spec.tables == 2 or any(spec.maps(d)):
+        return Start(vocab, tau, cap)  # behind random maps or in another table no row meets itself
+    row_std = std * spec.scales(d)[0] * signal.input_scale
+    return Start(vocab, tau, cap, OwnRow(d, signal, d, body_std or signal.std, row_std, min(positions, POSITIONS)))
+
+
+def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) -> float:
+    """Expected nll of the first step of a boundary around `small_decoder`, its tables drawn N(0, std²)."""
+    met = start(spec, vocab.outputs, d, std, small_decoder(d)).computed()[0]
+    share = vocab.read_and_predicted / vocab.inputs
+    return met if share == 1 else share * met + (1 - share) * start(spec, vocab.outputs, d, std).computed()[0]
+
+
+def small_decoder(d: int) -> Signal:
+    """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
+    return Signal(
+        std=0.5 * d**-0.5,
+        heads=1,
+        kv_heads=1,
+        head_dim=d,
+        ffn=max(8, round(d * 8 / 3 / 8) * 8),
+        layers=2,
+        activation="silu",
+        gated=True,
+    )
 
 
 @cache
@@ -61,3 +152,14 @@ def logit_std(spec: BoundarySpec, d: int, std: float) -> float:
     _, out_width = spec.table_widths(d)
     _, output_scale = spec.scales(d)
     return std * math.sqrt(out_width) * output_scale
+
+
+def _meeting_itself(vocab: int, tau: float, own: Array, cap: float | None) -> float:
+    """Mean nll over positions whose own logits are `own`; positions are averaged in a few groups of equal size."""
+    if cap is not None:
+        own = cap * np.tanh(own / cap)
+    if own.max() < math.log(vocab) - 8:  # a thousandth of the sum
+        return predicted_nll(vocab, tau, softcap=cap)
+    groups = [float(group.mean()) for group in np.array_split(np.sort(own), min(4, len(own)))]
+    nlls = [predicted_nll(vocab, tau, self_logit=logit, softcap=cap) - logit / vocab for logit in groups]
+    return sum(nlls) / len(nlls)

@@ -77,6 +77,8 @@ class SharingSpec:
         """
         if isinstance(text, SharingSpec):
             return text
+        if not isinstance(text, str):
+            raise SpecError(f"a {type(text).__name__} is no sharing", "write all, ffn or all:groups=2, say")
         head, *options = SHORT.get(text.strip(), text.strip()).split("+")
         kind, colon, arguments = head.partition(":")
         if kind not in KINDS:

@@ -76,6 +76,8 @@ class BoundarySpec:
         """
         if isinstance(text, BoundarySpec):
             return text
+        if not isinstance(text, str):
+            raise SpecError(f"a {type(text).__name__} is no boundary", "write tied, untied or factored:128, say")
         head, *options = text.strip().split("+")
         kind, _, arguments = head.partition(":")
         if kind not in KINDS:

@@ -23,6 +23,9 @@ class Vocabularies:
     output_to_input: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
+        for count in (self.inputs, self.outputs):
+            if not hasattr(count, "__index__") or count < 1:
+                raise SpecError(f"a vocabulary of {count!r} tokens", "give a whole number, 1 or more")
         rows = self.output_to_input
         if rows is None:
             return
@@ -40,6 +43,13 @@ class Vocabularies:
 
     def __str__(self) -> str:
         return str(self.inputs) if self.inputs == self.outputs else f"{self.inputs}->{self.outputs}"
+
+    @property
+    def read_and_predicted(self) -> int:
+        """Input tokens that are output tokens too: in a tied table one row is both."""
+        if self.output_to_input is None:
+            return min(self.inputs, self.outputs)
+        return len(set(self.output_to_input) - {-1})
 
     def rows(self, tied: bool) -> int:
         """Rows of the input table; a tied one also holds the output tokens that have no input token."""

@@ -67,6 +67,31 @@ def test_scores_equal_the_dense_computation(widths, view):
         assert found.left_out == (("identity", f"widths {widths[0]} and {widths[1]} differ"),)
 
 
+@pytest.mark.parametrize("rows", [400, 9000])  # more rows than are scored at most, where some are held out
+def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
+    """Both tables centred, one rotation by scipy from all rows, mean cosine of all rows."""
+    a, b = tables(rows=rows)
+    pairs = one_vocabulary(rows, rows)
+    found = align(a, b, pairs, Settings(held_out=0, raw=True, **QUICK | {"permutations": 0}))
+    for view, x, y in (("centred", a - a.mean(0), b - b.mean(0)), ("raw", a, b)):
+        rotation, _ = scipy.linalg.orthogonal_procrustes(x, y)
+        score = found.score("orthogonal", "fitted", view)
+        assert score.estimate.value == pytest.approx(cosines(x @ rotation, y).mean(), abs=1e-9)
+        assert score.estimate.rows == rows
+    assert found.fitted_rows == found.pairs == rows
+    assert {score.rows for score in found.scores} == {"fitted"}
+    leans = {x.measure: x for x in closer(b, a, b, pairs, Settings(held_out=0, **QUICK)).leans}
+    rotation, _ = scipy.linalg.orthogonal_procrustes(a - a.mean(0), b - b.mean(0))
+    expected = cosines((a - a.mean(0)) @ rotation, b - b.mean(0)).mean()
+    assert leans["orthogonal"].input.value == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.6, float("nan")])
+def test_shares_that_cannot_be_held_out_are_refused(share):
+    with pytest.raises(CheckpointError, match=r"held_out = .*; use a share from 0 \(fit and score all rows\) to 0.5"):
+        align(*tables(), one_vocabulary(400, 400), Settings(held_out=share))
+
+
 def test_measures_without_a_map_equal_the_dense_computation():
     a, b = tables(d2=12, noise=3.0)
     found = align(a, b, one_vocabulary(400, 400), Settings(**QUICK))

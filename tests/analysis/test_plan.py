@@ -20,7 +20,16 @@ CONFIG = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 1
 
 def test_every_description_of_one_model_gives_one_plan(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    described = ["gpt2", CONFIG, tmp_path, tmp_path / "config.json", catalogue.find("gpt2"), read(CONFIG)]
+    described = [
+        "gpt2",
+        CONFIG,
+        tmp_path,
+        tmp_path / "config.json",
+        str(tmp_path),
+        str(tmp_path / "config.json"),
+        catalogue.find("gpt2"),
+        read(CONFIG),
+    ]
     totals = {plan(each).choices[0].budget.total for each in described}
     assert totals == {124_439_808}
 

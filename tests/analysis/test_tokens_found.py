@@ -106,7 +106,6 @@ def test_a_factored_model_is_seen_before_and_after(tmp_path):
 
 
 def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
-    """The tokenizer's files call every name with `reserved` or `dummy` in it unused."""
     words = ["<unk>", "reserved", "dummy", "<reserved_1>", "<reserved_2>", *(f"w{row}" for row in range(V - 7))]
     folder = untied(tmp_path / "m", gaussian(V, 8), gaussian(V, 8, 1), words)
     assert tokens_of(folder).unused == 4  # two names, and two rows without a token

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.initial import predicted_nll, sound_std
+from tiewise.boundary.initial import sound_std
 from tiewise.errors import SpecError
 from tiewise.ops.path_gradient import PathRecord, path_norms
+from tiewise.random_logits import predicted_nll, start
 from tiewise.vocabulary import Vocabularies
 
 V, D, N = 41, 12, 30
@@ -244,25 +245,47 @@ def test_predicted_nll_where_a_tied_table_meets_itself():
     assert predicted_nll(4096, 1.0, self_logit=12.0) == pytest.approx(z.logsumexp(1).mean().item(), abs=1e-3)
 
 
-def test_a_table_of_unit_normals_starts_near_40_and_the_default_near_ln_v():
-    assert 40 < Boundary("tied+init=1", 10_000, 128).predicted_nll() < 50
-    # rows of unit norm: logits of unit variance, whose log-sum-exp is half a nat above ln V
-    assert Boundary("tied", 10_000, 128).predicted_nll() == pytest.approx(math.log(10_000) + 0.5, abs=1e-3)
+def test_independent_unit_normals_start_near_40_and_the_default_near_ln_v():
+    assert 40 < Boundary("untied+init=1", 10_000, 128).predicted_nll() < 50
+    # embedded rows of unit norm: logits of unit variance, whose log-sum-exp is half a nat above ln V
+    assert Boundary("untied", 10_000, 128).predicted_nll() == pytest.approx(math.log(10_000) + 0.5, abs=1e-3)
+
+
+# measured on two Llama layers of width 128 with 4 heads, matrices N(0, (0.5/√128)²), 1,024 random tokens
+@pytest.mark.parametrize(("vocab", "std", "measured"), [(4096, 0.3, 32.5), (4096, 1.0, 125.7), (1000, 1.0, 126.1)])
+def test_a_tied_table_meets_itself_behind_a_body(vocab, std, measured):
+    assert Boundary(f"tied+init={std}", vocab, 128).predicted_nll() == pytest.approx(measured, rel=0.01)
+
+
+def test_a_token_that_is_not_predicted_meets_nothing():
+    apart, joined = (
+        Boundary(kind + "+init=1", Vocabularies(400, 100), 64).predicted_nll() for kind in ("untied", "tied")
+    )
+    met = Boundary("tied+init=1", 100, 64).predicted_nll()
+    assert joined == pytest.approx(met / 4 + apart * 3 / 4)
+    tokens = Vocabularies(3, 4, (2, -1, 0, 2))
+    assert (tokens.read_and_predicted, Vocabularies(3, 5).read_and_predicted) == (2, 3)
 
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_first_loss_is_the_predicted_one(kind):
+    """Of hidden states that know nothing; around a body see tests/training/test_model.py."""
     torch.manual_seed(1)
     d, v, n = 128, 3000, 400
     boundary = Boundary(kind.replace(":7", ":100"), v, d)
     hidden = F.normalize(torch.randn(n, d), dim=-1) * math.sqrt(d)
     got = boundary.loss(hidden, torch.randint(0, v, (n,)))
-    assert got.item() == pytest.approx(boundary.predicted_nll(), abs=0.08)
+    predicted, _ = start(boundary.spec, v, d, boundary.spec.init or sound_std(d)).computed()
+    assert got.item() == pytest.approx(predicted, abs=0.08)
 
 
-def test_the_sound_scale_gives_rows_of_unit_norm():
-    boundary = Boundary("tied", 5000, 256)
-    assert boundary.table_in.norm(dim=1).mean().item() == pytest.approx(1.0, rel=0.02)
+@pytest.mark.parametrize("kind", ["tied", "untied", "factored:64", "factored-untied:64", "projected:400"])
+def test_the_sound_scale_gives_embedded_rows_of_unit_norm(kind):
+    torch.manual_seed(0)
+    boundary = Boundary(kind, 5000, 256)
+    width = boundary.table_in.shape[1]
+    assert boundary.table_in.norm(dim=1).mean().item() == pytest.approx((width / 256) ** 0.5, rel=0.02)
+    assert boundary.embed(torch.arange(5000)).square().sum(1).mean().item() == pytest.approx(1.0, rel=0.05)
     assert sound_std(256) == 0.0625
 
 

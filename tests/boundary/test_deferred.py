@@ -1,5 +1,9 @@
 """Deferred logits equal the logits they stand for: shapes, steps, indices, losses; and refuse what would be lost."""
 
+import copy
+import io
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -91,13 +95,31 @@ COMPUTES = {
     "transposed": lambda z: z.transpose(1, 2),
     "rounded division": lambda z: z.div(0.3, rounding_mode="floor"),
     "bias, then fewer tokens": lambda z: (z * 2 + VECTOR)[..., :3],
+    "division by zero": lambda z: z / 0,
+    "infinite factor": lambda z: z * float("inf"),
+    "factor of NumPy's from the left": lambda z: np.float32(2) * z,
+    "operators of whole numbers": lambda z: (z // 2, -z % 3, 7 // z, +z, abs(z)),
+    "contains": lambda z: torch.tensor([5.0 in z, z[0, 0, 0].item() in z]),
+    "mask of bytes over everything": lambda z: z[torch.ones(B, T, V, dtype=torch.uint8)],
+    "wider bias": lambda z: z + VECTOR.double(),
+    "complex": lambda z: z.to(torch.complex64),
+    "pickled": lambda z: _pickled(z),
+    "copied": lambda z: copy.copy(z),
 }
 
 
+def _pickled(z):
+    file = io.BytesIO()
+    torch.save(z, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.filterwarnings("ignore:indexing with dtype torch.uint8")
 @pytest.mark.parametrize("name", COMPUTES)
 def test_everything_else_computes_the_logits(pair, name):
     deferred, real, counts = pair
-    assert torch.equal(COMPUTES[name](deferred), COMPUTES[name](real))
+    torch.testing.assert_close(COMPUTES[name](deferred), COMPUTES[name](real), rtol=0, atol=0, equal_nan=True)
     assert counts.materialised >= 1
     assert counts.operations
 
@@ -109,6 +131,9 @@ LOST = {
     "item": lambda z: z.__setitem__(0, 0.0),
     "out": lambda z: torch.exp(torch.ones(1), out=z),
     "masked": lambda z: z.masked_fill_(torch.ones(V, dtype=torch.bool), 0.0),
+    "outs": lambda z: torch.max(torch.ones(B, T, V), 0, out=(z, torch.ones(T, V, dtype=torch.long))),
+    "flag": lambda z: F.relu(z, inplace=True),
+    "floor": lambda z: z.__ifloordiv__(2),
 }
 
 
@@ -116,6 +141,38 @@ LOST = {
 def test_changes_in_place_are_refused(pair, name):
     with pytest.raises(UnsupportedError, match="in place"):
         LOST[name](pair[0])
+
+
+@pytest.mark.parametrize("name", ["register_hook", "retain_grad"])
+def test_hooks_on_a_gradient_that_is_never_made_are_refused(pair, name):
+    with pytest.raises(UnsupportedError, match="the gradient of logits"):
+        getattr(pair[0], name)(*(["hook"] if name == "register_hook" else []))
+
+
+def test_logits_read_without_gradients_still_have_them():
+    hidden, table, bias = torch.randn(T, E), torch.randn(V, E), torch.zeros(V, requires_grad=True)
+    deferred = Deferred(hidden, table, bias, Counts())
+    assert deferred.requires_grad
+    with torch.no_grad():
+        deferred.argmax(-1)
+        assert not deferred[1:].real().requires_grad
+    F.log_softmax(deferred, -1)[:, 0].sum().backward()
+    assert bias.grad.norm() > 0
+    with torch.no_grad():
+        forward_without = Deferred(hidden, table, bias, Counts())
+    assert not forward_without.real().requires_grad
+    assert not F.cross_entropy(forward_without, torch.zeros(T, dtype=torch.long)).requires_grad
+
+
+def test_autocast_is_that_of_the_head(pair):
+    deferred, real, _ = pair
+    with torch.autocast("cpu", torch.bfloat16):
+        inside = Deferred(deferred.hidden, deferred.table, deferred.bias, Counts())
+        wanted = F.linear(deferred.hidden, deferred.table, deferred.bias)
+        assert torch.equal(deferred.real(), real)
+    assert inside.dtype == torch.bfloat16
+    assert torch.equal(inside.real(), wanted)
+    assert (inside + VECTOR).dtype == (inside + VECTOR).real().dtype == torch.float32
 
 
 def test_adding_to_a_real_tensor_in_place_works(pair):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny_models import FAMILIES, GENERATIVE, assert_same_gradients, batch, build, step
 
+import tiewise.hf
 from tiewise.boundary.install import install
 
 CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
@@ -35,6 +36,20 @@ def test_greedy_generation_is_unchanged(name):
     wanted = model.generate(inputs, max_new_tokens=6, do_sample=False)
     install(model)
     assert torch.equal(model.generate(inputs, max_new_tokens=6, do_sample=False), wanted)
+
+
+@pytest.mark.parametrize("spec", ["tied", "untied", "factored:6"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bart"])
+def test_generation_in_training_mode_is_unchanged(name, spec):
+    model = build(name)
+    install(model, spec)
+    plain = tiewise.hf.densify(copy.deepcopy(model)).train()  # the family's own class, with dropout as in training
+    ids = batch(model)["input_ids"][:, :4]
+    for how in ({}, {"do_sample": True, "top_k": 20}, {"num_beams": 2}):
+        torch.manual_seed(0)
+        wanted = plain.generate(ids, max_new_tokens=3, **how)
+        torch.manual_seed(0)
+        assert torch.equal(model.train().generate(ids, max_new_tokens=3, **how), wanted)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,16 +1,22 @@
 """Where a boundary has no meaning, or does something unknown, install says why and leaves the model as it was."""
 
 import copy
+import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import transformers as tr
 from tiny_models import batch, build, step, variant
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from tiewise.boundary.install import install
-from tiewise.errors import InstallError, SpecError
+from tiewise.errors import InstallError, SpecError, UnsupportedError
+from tiewise.ops.path_gradient import path_norms
+from tiewise.sharing.share import share_layers
 
 
 class LogitsOfItsOwn(tr.LlamaForCausalLM):
@@ -85,6 +91,71 @@ def _foreign_head(model):
     model.lm_head = ForeignHead()
 
 
+class Lora(nn.Module):
+    """What PEFT puts in a module's place: it has the module's name, its own home and a `weight` of the module's."""
+
+    def __init__(self, base_layer):
+        super().__init__()
+        self.base_layer = base_layer
+
+    @property
+    def weight(self):
+        return self.base_layer.weight
+
+
+def _adapter(end, kind):
+    def change(model):
+        home = type(kind, (Lora,), {"__module__": "peft.tuners.lora.layer"})
+        model.set_submodule(end, home(model.get_submodule(end)))
+
+    return change
+
+
+def _eight_bit(model):
+    kind = type("Linear8bitLt", (nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+    model.lm_head.__class__ = kind
+
+
+def _dynamic(model):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch.ao is to be replaced by torchao
+        torch.ao.quantization.quantize_dynamic(
+            model, {"lm_head": torch.ao.quantization.default_dynamic_qconfig}, inplace=True
+        )
+
+
+class Int8(torch.Tensor):
+    """A tensor as torchao makes it: says fp32, holds int8, and is counted a Parameter."""
+
+    @staticmethod
+    def __new__(cls, held):
+        return torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=torch.float32)
+
+    def __init__(self, held):
+        self.held = held
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        if function in (torch.ops.aten.detach.default, torch.ops.aten.clone.default):
+            return cls(args[0].held)
+        return function(*(a.held.float() if isinstance(a, cls) else a for a in args), **(kwargs or {}))
+
+
+def _int8_tensor(model):
+    model.lm_head.weight = nn.Parameter(Int8(torch.ones(61, 16, dtype=torch.int8)), requires_grad=False)
+    assert isinstance(model.lm_head.weight, nn.Parameter)
+
+
+def _float8(model):
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
+
+
+def _computed(model):
+    table = model.lm_head.weight
+    del model.lm_head.weight
+    model.lm_head.weight = table.detach() * 2
+
+
 # name -> (model, spec, what the refusal says)
 CASES = {
     "label head": (lambda: variant("bert", tr.BertForSequenceClassification, num_labels=3), None, "scores 3 labels"),
@@ -99,6 +170,26 @@ CASES = {
     "max_norm": (lambda: _with(_embedding(max_norm=1.0)), None, "rewrites rows"),
     "scaled by frequency": (lambda: _with(_embedding(scale_grad_by_freq=True)), None, "token frequency"),
     "quantised head": (lambda: _with(_int8_head), None, "quantised weights"),
+    "adapter on the head": (
+        lambda: _with(_adapter("lm_head", "Linear")),
+        None,
+        "its output head is a Linear of peft.tuners.lora.layer;.*before adapters",
+    ),
+    "adapter on the lookup": (
+        lambda: _with(_adapter("model.embed_tokens", "Embedding"), tied=False),
+        None,
+        "model.embed_tokens is a Embedding of peft.tuners.lora.layer;.*before adapters",
+    ),
+    "8-bit head": (lambda: _with(_eight_bit), None, "is a Linear8bitLt of bitsandbytes.nn.modules;.*quantisation"),
+    "dynamically quantised head": (
+        lambda: _with(_dynamic, tied=False),
+        None,
+        r"its output head is a Linear of torch\.ao\.nn\.quantized\.dynamic.*install before .*quantisation",
+    ),
+    "quantised tensor": (lambda: _with(_int8_tensor), "tied", r"quantised weights \(Int8.*before .*quantisation"),
+    "fp8 head": (lambda: _with(_float8), None, r"quantised weights \(Parameter, torch\.float8_e4m3fn\)"),
+    "computed weight": (lambda: _with(_computed), None, "has a weight that is computed"),
+    "no model of transformers": (lambda: Foreign(), "tied", "Foreign is no model of transformers"),
     "head that is no Linear": (lambda: _with(_foreign_head), None, "its output head is a ForeignHead"),
     "other widths": (
         lambda: tr.RemBertForMaskedLM(
@@ -118,8 +209,28 @@ CASES = {
     "other vocabularies": (lambda: _with(lambda m: _shorter_head(m), tied=False), "tied", "61 .* and|rows"),
     "no labels": (lambda: _with(lambda m: setattr(m, "forward", m.model.forward)), None, "takes no labels"),
     "no values yet": (lambda: _on_meta(), None, "meta device"),
+    "backward hook": (
+        lambda: _with(lambda m: m.lm_head.register_full_backward_hook(lambda *_: None)),
+        None,
+        "before the loss: a backward hook on its output head; register the hook after install",
+    ),
     "cap of a cap": (lambda: build("gemma2"), "tied+softcap=5", "something else to its logits"),
 }
+
+
+class Foreign(nn.Module):
+    """Has both ends, and nothing else that install asks for."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(61, 16), nn.Linear(16, 61)
+        self.config = tr.LlamaConfig()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def get_output_embeddings(self):
+        return self.head
 
 
 def _shorter_head(model):
@@ -184,3 +295,41 @@ def test_a_spec_that_cannot_be_had_is_refused_and_nothing_changes(spec, reason):
         install(model, spec)
     assert all(p is before[n][0] and torch.equal(p, before[n][1]) for n, p in model.named_parameters())
     assert type(model) is tr.LlamaForCausalLM
+
+
+@pytest.fixture
+def sharded():
+    """`fully_shard` in a group of this one process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+
+    def shard(model):
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    yield shard
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("spec", [None, "tied", "untied", "factored:8", "tied+init=0.1", "spd"])
+def test_a_sharded_model_is_refused_and_one_that_is_sharded_afterwards_trains(sharded, spec):
+    with pytest.raises(InstallError, match=r"sharded, its weight a DTensor; install before fully_shard"):
+        install(sharded(build("llama")), spec)
+    with pytest.raises(InstallError, match="sharded; share its layers before fully_shard"):
+        share_layers(sharded(build("llama")), "ffn")
+    model = build("llama")
+    installed = install(model, spec)
+    inputs, plain = batch(model), copy.deepcopy(model)
+    install(plain)
+    record, plain_record = installed.track(), install(plain).track()
+    step(plain, inputs)
+    sharded(model)
+    with pytest.raises(InstallError, match="keep what install returned"):
+        install(model, spec)
+    step(model, inputs)
+    gradient, wanted = installed.tables()[0].grad, plain.get_input_embeddings().weight.grad
+    with pytest.raises(UnsupportedError, match=r"sharded gradient \(DTensor\); give gradient.full_tensor"):
+        path_norms(gradient, record)
+    got, wanted = path_norms(gradient.full_tensor(), record), path_norms(wanted, plain_record)
+    assert (got.a, got.b) == pytest.approx((wanted.a, wanted.b), rel=1e-5)

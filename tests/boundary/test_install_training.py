@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import V, assert_same_gradients, batch, build, step
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -112,6 +113,60 @@ def test_bf16_models():
     assert loss.dtype == torch.float32
     assert abs(loss - wanted) <= 0.01 * wanted
     assert {g.dtype for g in gradients.values()} == {torch.bfloat16}
+
+
+def _seen_by_hooks(model, inputs, kind):
+    """What a hook on the head, or one for all modules, is given in a training step, and the step itself."""
+    seen, head = [], model.get_output_embeddings()
+
+    def see(module, *given):
+        if module is head:
+            seen.extend(x.detach().clone() for x in tree_leaves(given) if torch.is_tensor(x))
+
+    everywhere = kind.startswith("register_module")
+    handle = getattr(nn.modules.module, kind)(see) if everywhere else getattr(head, kind)(see)
+    with handle:
+        return seen, step(model, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:.*ackward hook")
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+        "register_module_full_backward_hook",
+        "register_forward_pre_hook",
+    ],
+)
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bart"])
+def test_hooks_on_the_head_are_given_what_they_are_without_us(name, kind):
+    model = build(name)
+    plain, inputs = copy.deepcopy(model), batch(model)
+    installed = install(model)
+    wanted_seen, (wanted_loss, wanted) = _seen_by_hooks(plain, inputs, kind)
+    seen, (loss, got) = _seen_by_hooks(model, inputs, kind)
+    assert wanted_seen
+    torch.testing.assert_close(seen, wanted_seen, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-6, atol=0)
+    assert_same_gradients(got, wanted, 1e-5)
+    assert installed.counts.materialised == (kind != "register_forward_pre_hook")
+    step(model, inputs)
+    assert installed.counts.materialised == (kind != "register_forward_pre_hook")  # the hook is gone
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bert"])
+def test_fp64_models(name):
+    model = build(name).double()
+    plain, inputs = copy.deepcopy(model), batch(model)
+    installed = install(model)
+    wanted_loss, wanted = step(plain, inputs)
+    loss, got = step(model, inputs)
+    assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
+    assert loss.dtype == wanted_loss.dtype == (torch.float64 if name in ("t5", "bert") else torch.float32)
+    exact = loss.dtype == torch.float64
+    torch.testing.assert_close(loss, wanted_loss, rtol=1e-14 if exact else 2e-7, atol=0)
+    assert_same_gradients(got, wanted, 1e-13 if exact else 1e-6)
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart"])

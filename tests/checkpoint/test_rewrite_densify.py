@@ -139,6 +139,23 @@ def test_what_untie_made_can_be_factored_and_made_dense(name, tmp_path):
     best = torch.from_numpy((u[:, :10] * s[:10]) @ vt[:10])
     for end in ends(dense):
         torch.testing.assert_close(end.weight.double(), best, atol=1e-5, rtol=1e-5)
+    assert same_table(dense)
+    assert dense.config.tie_word_embeddings
+    assert set(tensors(tmp_path / "d")) == set(tensors(tmp_path / "a"))
+
+
+def test_ends_that_come_out_equal_stay_apart_where_the_class_ties_something_else_too(tmp_path):
+    """BERT's two biases were trained apart: one flag ties tables and biases."""
+    saved(tmp_path / "a", "bert")
+    untie(tmp_path / "a", tmp_path / "b")
+    factor(tmp_path / "b", tmp_path / "c", rank=10)
+    made = tensors(tmp_path / "c")
+    made["cls.predictions.decoder.bias"] += 1
+    save_file(made, tmp_path / "c" / "model.safetensors", {"format": "pt"})
+    densify(tmp_path / "c", tmp_path / "d")
+    dense = tensors(tmp_path / "d")
+    assert torch.equal(dense["cls.predictions.decoder.bias"], made["cls.predictions.decoder.bias"])
+    assert not json.loads((tmp_path / "d" / "config.json").read_text())["tie_word_embeddings"]
 
 
 @settings(deadline=None, max_examples=25)

@@ -27,7 +27,7 @@ from tiewise.checkpoint.rewrite import memory
 from tiewise.checkpoint.rewrite.counts import decades, read_counts
 from tiewise.checkpoint.rewrite.factor import factor, largest_rank
 from tiewise.checkpoint.rewrite.low_rank import low_rank, memory_needed
-from tiewise.errors import CheckpointError
+from tiewise.errors import CheckpointError, InstallError
 
 AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
 AUTO |= dict.fromkeys(("t5", "t5_v11", "bart", "marian"), hf.AutoModelForSeq2SeqLM)
@@ -392,3 +392,21 @@ def test_refuses_a_pickled_array(tmp_path):
     np.save(tmp_path / "a.npy", np.array([{"x": 1}], object), allow_pickle=True)
     with pytest.raises(CheckpointError, match="no token counts"):
         read_counts(tmp_path / "a.npy", 10)
+
+
+def test_whisper_loads_with_a_batch_that_it_runs_on(tmp_path):
+    """It does not run on token ids alone, so `load` verifies it on what it is given, or says so."""
+    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 8, "vocab_size": 100}
+    sizes |= {f"{part}_layers": 1 for part in ("encoder", "decoder")}
+    sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = hf.WhisperConfig(**sizes, **tokens, max_source_positions=20, max_target_positions=20)
+    model = hf.WhisperForConditionalGeneration(config).eval().requires_grad_(False)
+    model.save_pretrained(tmp_path / "a")
+    factor(tmp_path / "a", tmp_path / "b", rank=5)
+    batch = {"input_features": torch.randn(2, 8, 40), "labels": torch.randint(3, 100, (2, 6))}
+    with pytest.raises(InstallError, match=r"pass batch="):
+        tiewise.load(tmp_path / "b")
+    loaded = tiewise.load(tmp_path / "b", batch=batch).eval()
+    model.proj_out.weight.copy_(torch.from_numpy(truncated(model.proj_out.weight.numpy(), 5)))
+    torch.testing.assert_close(loaded(**batch).loss, model(**batch).loss, atol=1e-5, rtol=1e-5)

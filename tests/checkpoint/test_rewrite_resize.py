@@ -343,11 +343,15 @@ def test_an_encoder_without_a_head(tmp_path):
     assert loaded.get_input_embeddings().weight.shape == (64, 16)
 
 
-def test_names_other_tables_of_as_many_rows(tmp_path):
-    extra = {"model.embed_tokens_per_layer.weight": table(24, 4)}
-    llama(tmp_path / "a", tensors=extra)
-    receipt = resize(tmp_path / "a", tmp_path / "b", vocab=32)
-    assert any("embed_tokens_per_layer.weight has 24 rows too" in note for note in receipt.notes)
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens_per_layer.weight", "mtp.layers.0.shared_head.head.weight", "model.ngrams.weight"]
+)
+def test_refuses_to_leave_another_table_of_as_many_rows_behind(tmp_path, name):
+    llama(tmp_path / "a", tensors={name: table(24, 4), "model.layers.0.up_proj.weight": table(24, 4)})
+    with pytest.raises(CheckpointError, match=f"{name} has 24 rows too"):
+        resize(tmp_path / "a", tmp_path / "b", vocab=32)
+    receipt = resize(tmp_path / "a", tmp_path / "b", vocab=32, force=True)
+    assert any(f"{name} has 24 rows too" in note for note in receipt.notes)
 
 
 def test_every_level_of_a_config_that_has_the_size(tmp_path):

@@ -1,6 +1,8 @@
 """`tie`, `untie`, `dedupe` and `repair`, held against what transformers computes from their results."""
 
 import json
+from fractions import Fraction
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -14,7 +16,7 @@ from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.rewrite import dedupe, repair, tie, untie
+from tiewise.checkpoint.rewrite import dedupe, factor, repair, resize, tie, untie
 from tiewise.errors import CheckpointError
 
 TIED = ["llama", "gpt2", "gemma2", "granite", "cohere", "opt_350m", "bart", "qwen2", "bert", "roberta", "marian", "phi"]
@@ -145,15 +147,48 @@ def test_tie_keeps_what_it_is_told(tmp_path, name, keep):
     assert (receipt.input_change == 0) == (keep == "input")
 
 
-@pytest.mark.parametrize("kind", [np.float16, ml_dtypes.bfloat16, np.float64])
-def test_mean_is_rounded_once(tmp_path, kind):
-    a, b = table(seed=1).astype(kind), table(seed=2).astype(kind)
-    llama(tmp_path / "a", False, tensors={"model.embed_tokens.weight": a}, head=b)
-    tie(tmp_path / "a", tmp_path / "b", keep="mean")
-    with safe_open(tmp_path / "b" / "model.safetensors", "np") as opened:
-        wide = np.float64 if kind is np.float64 else np.float32
-        want = (a.astype(wide) / 2 + b.astype(wide) / 2).astype(kind)
-        assert opened.get_tensor("model.embed_tokens.weight").astype(np.float64).tolist() == want.astype(float).tolist()
+FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
+
+
+def nearest(value, kind):
+    """The number of a type that is nearest to a fraction, of two the one whose last bit is 0."""
+    near = [np.asarray(float(value)).astype(kind)]
+    for end in (-np.inf, np.inf):
+        near.append(np.nextafter(near[0], np.asarray(end, kind)))
+    bits = f"u{near[0].itemsize}"
+    near = [x for x in near if np.isfinite(x.astype(float))]
+    return float(min(near, key=lambda x: (abs(Fraction(float(x)) - value), int(x.view(bits)) & 1)))
+
+
+@pytest.mark.parametrize("kind", FLOATS)
+@pytest.mark.parametrize("other", FLOATS)
+def test_mean_is_the_exact_one_rounded_once_whichever_end_comes_first(tmp_path, kind, other):
+    a, b = table(400, 8, 1).astype(kind), table(400, 8, 2).astype(other)
+    step = float(ml_dtypes.finfo(kind).eps)
+    hard = [(1, 1 + step), (1, 1 + step + 2**-23), (1, 1 + step - 2**-24), (1 + step, 1), (1 + step, 1 + 2**-40)]
+    hard += [(3 * 2.0**-24, 2.0**-60), (1, 2.0**-30), (1 + 3 * step, -(2.0**-40)), (60000, 60000), (2.0**15, step)]
+    for row, (one, two) in enumerate(hard):
+        a[row], b[row] = one, two
+    for to, (table_, head) in {"x": (a, b), "y": (b, a)}.items():
+        llama(tmp_path / to, False, rows=400, tensors={"model.embed_tokens.weight": table_}, head=head)
+        tie(tmp_path / to, tmp_path / f"{to}-tied", keep="mean")
+    with safe_open(tmp_path / "x-tied" / "model.safetensors", "np") as opened:
+        made = opened.get_tensor("model.embed_tokens.weight")
+    pairs = zip(a.astype(float).ravel(), b.astype(float).ravel(), strict=True)
+    assert made.astype(float).ravel().tolist() == [nearest((Fraction(x) + Fraction(y)) / 2, kind) for x, y in pairs]
+    if kind is other:
+        assert (tmp_path / "x-tied" / "model.safetensors").read_bytes() == (
+            tmp_path / "y-tied" / "model.safetensors"
+        ).read_bytes()
+
+
+def test_the_mean_of_large_numbers_does_not_overflow(tmp_path):
+    a, b = np.full((24, 8), 3e38, np.float32), np.full((24, 8), 1.5e308)
+    for to, end in (("a", a), ("b", b)):
+        llama(tmp_path / to, False, tensors={"model.embed_tokens.weight": end}, head=end * 0.9)
+        tie(tmp_path / to, tmp_path / f"{to}-tied", keep="mean")
+        with safe_open(tmp_path / f"{to}-tied" / "model.safetensors", "np") as opened:
+            assert opened.get_tensor("model.embed_tokens.weight") == pytest.approx(end * 0.95, rel=1e-6)
 
 
 def test_tie_asks_where_the_two_differ(tmp_path):
@@ -186,6 +221,25 @@ def test_nothing_to_do(tmp_path):
         with pytest.raises(CheckpointError, match=r"nothing to|finds nothing wrong"):
             verb(tmp_path / source, tmp_path / "to")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["tied", "untied"]
+
+
+QUANTISED = {
+    "lm_head.qweight": {"qweight": np.ones((1, 24), np.int32), "scales": np.ones((1, 24), np.float16)},
+    "lm_head.weight": {"weight": np.ones((24, 8), np.int8), "SCB": np.ones(24, np.float32)},
+    "lm_head.weight ": {"weight": np.ones((24, 8), ml_dtypes.float8_e4m3fn), "weight_scale": np.ones(1, np.float32)},
+    "model.embed_tokens.qweight": {"qweight": np.ones((1, 24), np.int32), "scales": np.ones((1, 24), np.float16)},
+}
+
+
+@pytest.mark.parametrize("verb", [tie, untie, dedupe, partial(factor, rank=2), partial(resize, vocab=30)])
+@pytest.mark.parametrize("name", QUANTISED)
+def test_the_end_that_is_quantised_is_named(tmp_path, verb, name):
+    """GPTQ, bitsandbytes and fp8 heads beside a plain table, and the other way round."""
+    module = name.strip().rpartition(".")[0]
+    made = {f"{module}.weight": None} | {f"{module}.{part}": value for part, value in QUANTISED[name].items()}
+    llama(tmp_path / "a", False, tensors=made)
+    with pytest.raises(CheckpointError, match=rf"{name.strip()} is quantised \((I32|I8|F8_E4M3)\)"):
+        verb(tmp_path / "a", tmp_path / "b")
 
 
 def test_t5_is_not_flipped(tmp_path):

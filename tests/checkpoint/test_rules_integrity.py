@@ -127,7 +127,7 @@ def test_b002_a_single_file_under_another_name(tmp_path):
     path = llama(tmp_path)
     (path / "model.safetensors").rename(path / "weights.safetensors")
     finding = one("B002", path)
-    assert finding.severity == "warning"
+    assert finding.severity == "error"
     assert "weights.safetensors" in finding.evidence
     assert run("B002", path / "weights.safetensors") == []  # given by name, it is what it is
 

@@ -42,6 +42,7 @@ CASES = {
     "B012": lambda p: llama(p, True, head=table(seed=2)),
     "B013": lambda p: llama(p, True, head=table()),
     "B013 sharded": lambda p: llama(p, True, head=table(), shards=2),
+    "B016": lambda p: llama(p, tensors={"model.embed_tokens.weight": None, "lm_head.weight": table()}),
     "B020": lambda p: llama(p, False, config={"tie_word_embeddings": None}),
     "B020 no flag": lambda p: llama(p, False, config={"tie_word_embeddings": "yes"}),
     "B021 tied": lambda p: nested(p, True, False),

@@ -84,6 +84,25 @@ def test_b041_rows_of_zeros_count_where_tokens_use_them(tmp_path, tokenizer, sev
     assert all("7" in finding.evidence and "(0" not in finding.evidence for finding in found)
 
 
+# Names that published tokenizers give to rows without a use, and words of BERT's vocabulary that contain them.
+PLACEHOLDERS = """[PAD] <pad> <|pad|> [PAD151936] [unused12] <unused5> [UNUSED_TOKEN_145] <|reserved_200014|>
+<reserved_106> <|reserved_special_token_3|> <extra_id_7>
+<|extra_12|> <|dummy_85|> <|placeholder1|> <｜▁pad▁｜> madeupword0001"""
+WORDS = "preserved reserved pad unused ##pad dummy extra padding placeholder ▁reserved Ġunused <|im_start|> [SEP]"
+
+
+@pytest.mark.parametrize("where", ["vocabulary", "added"])
+@pytest.mark.parametrize(("texts", "count"), [(PLACEHOLDERS.split(), 0), (WORDS.split(), 13)])
+def test_b041_words_are_in_use_and_placeholders_are_not(tmp_path, where, texts, count):
+    ids = range(10, 10 + len(texts))
+    tokenizer = bpe_tokenizer(10, [(i, text, True) for i, text in zip(ids, texts, strict=True) if where == "added"])
+    if where == "vocabulary":
+        tokenizer["model"]["vocab"] |= dict(zip(texts, ids, strict=True))
+    path = llama(tmp_path, rows=64, tensors={TABLE: with_rows(dict.fromkeys(ids, 0.0))}, tokenizer=tokenizer)
+    found = run("B041", path)
+    assert [f"{count} rows (" in finding.evidence for finding in found] == [True] * bool(count)
+
+
 def test_b041_rows_that_occur_twice(tmp_path):
     rows = with_rows({11: table(64)[3], 12: table(64)[3], 50: table(64)[49]})
     finding = one("B041", llama(tmp_path, rows=64, tensors={TABLE: rows}))

@@ -153,6 +153,13 @@ def test_b016_a_head_that_stands_for_both(tmp_path):
     finding = one("B016", llama(tmp_path, tensors={TABLE: None, HEAD: table()}))
     assert (finding.severity, finding.where) == ("error", HEAD)
     assert f"loaders look for {TABLE}" in finding.evidence
+    assert (finding.safe, "tiewise repair " in finding.repair) == (True, True)
+
+
+def test_b016_without_a_claim_of_tying_is_for_the_user_to_decide(tmp_path):
+    finding = one("B016", llama(tmp_path, False, tensors={TABLE: None}))
+    assert not finding.safe
+    assert "if it was trained tied: tiewise tie " in finding.repair
 
 
 def test_b020_absent_and_a_head_stored(tmp_path):

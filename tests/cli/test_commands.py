@@ -6,11 +6,14 @@ import subprocess
 import sys
 
 import pytest
+import torch
 import yaml
 from cli_tiny import TINY
 from transformers import Qwen2Config
 
+import tiewise as tiewise_package
 from tiewise.cli.options import split_specs
+from tiewise.training.folder import folder_name
 from tiewise.training.results import Comparison
 
 LOADING = """
@@ -27,6 +30,41 @@ print("tiewise" in sys.modules)
 import tiewise.hf
 load(sys.argv[3])
 """
+PIPELINE = """
+import sys, torch
+from transformers import pipeline
+generate = pipeline("text-generation", sys.argv[1])
+generate("abc", max_new_tokens=3, do_sample=False)
+print(type(generate.model).__name__, "tiewise" in sys.modules)
+ids = torch.arange(16).view(2, 8)
+torch.save(generate.model(input_ids=ids).logits, sys.argv[2])
+"""
+
+
+def in_pipeline(folder, tmp_path):
+    """What a process without tiewise makes of a folder, and its logits."""
+    code = [sys.executable, "-c", PIPELINE, str(folder), str(tmp_path / "logits")]
+    said = subprocess.run(code, capture_output=True, text=True, check=True)
+    return said.stdout.strip(), torch.load(tmp_path / "logits")
+
+
+@pytest.mark.parametrize("arm", ["factored:8", pytest.param("residual:4+output_scale=0.5", marks=pytest.mark.slow)])
+def test_what_transformers_cannot_load_is_exported_beside_it(compare, tmp_path, arm):
+    said = compare(f"--arms=tied,{arm}", "--seeds=1", "--out=run")
+    name = folder_name(arm)
+    run = tmp_path / "run" / name / "seed-1"
+    size = sum(path.stat().st_size for path in (run / "dense").iterdir())
+    assert said.out.splitlines()[-1] == (
+        f"models: run/ARM/seed-N/final; {name} loads with tiewise.load, "
+        f"dense beside it ({size / 1000:.1f} kB) with any transformers"
+    )
+    assert not (tmp_path / "run" / "tied" / "seed-1" / "dense").exists()
+    found, logits = in_pipeline(run / "dense", tmp_path)
+    assert found == "LlamaForCausalLM False"
+    with torch.no_grad():
+        own = tiewise_package.load(run / "final").eval()(input_ids=torch.arange(16).view(2, 8)).logits
+    torch.testing.assert_close(logits, own[:], atol=1e-5, rtol=1e-5)
+    assert in_pipeline(tmp_path / "run" / "tied" / "seed-1" / "final", tmp_path)[0] == "LlamaForCausalLM False"
 
 
 def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_us(compare, tmp_path):
@@ -68,7 +106,7 @@ def test_json_is_one_object_on_stdout_and_nothing_else(compare, tiewise, text):
     assert (said.code, said.err) == (0, "")
     record = json.loads(said.out)
     assert record["arm"] == "tied"
-    assert record["model"] == "b/tied/seed-1/final"
+    assert (record["model"], record["dense"]) == ("b/tied/seed-1/final", None)
 
 
 def test_quiet_leaves_the_result(compare):
@@ -89,7 +127,8 @@ def test_training_one_model(tiewise, text, tmp_path):
     said = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
     assert said.code == 0
     assert re.match(r"held-out nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
-    assert "model: run/factored-8+bias/seed-4/final" in said.out
+    assert said.out.splitlines()[-1] == "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load"
+    assert not (tmp_path / "run" / "factored-8+bias" / "seed-4" / "dense").exists()  # Llama's head has no bias
     assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()
     again = tiewise("train", "--out=run", "--resume")
     assert again.out == said.out
@@ -124,11 +163,16 @@ def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
     assert json.loads(again.out)["runs"] == json.loads(said.out)["runs"]
 
 
-def test_minutes_and_tuning(compare, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.training.start.CALIBRATION_STEPS", 3)
+def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiewise.training.minutes.CALIBRATION_STEPS", (2, 3))
     monkeypatch.setattr("tiewise.training.tuning.RATE_FACTORS", (1.0,))
-    assert compare("--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--out=a").code == 0
-    assert yaml.safe_load((tmp_path / "a" / "run.yaml").read_text())["steps"] >= 20
+    tiny = [item for item in TINY if not item.startswith("--steps")]
+    said = tiewise(
+        "compare", "-t", text, *tiny, "--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--tune", "--out=a"
+    )
+    assert said.code == 2
+    assert re.search(r"--minutes 0.005 does not hold 6 tuning runs and 2 runs.*give --minutes [\d.]+ or more", said.err)
+    assert not (tmp_path / "a").exists()
     said = compare("--arms=tied", "--seeds=1", "--tune", "--steps=4", "--out=b")
     assert said.code == 0
     assert said.err.count("tune tied: init ") == 3

@@ -4,10 +4,7 @@ import errno
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +14,8 @@ from tests.report.test_page_browser import BROWSER, FLAGS, Visit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tiewise.inspection.request import SECTIONS
+from tiewise.report.inspected.words import WORDS as TOLD
 from tiewise.sharing.share import share_layers
 
 WORDS = ["new", "york", "san", "diego", "a", "b", "c", "d", "e", "f", *(f"w{i}" for i in range(110))]
@@ -79,6 +78,15 @@ def test_one_model_without_a_text(here):
     assert sections["direct_path"]["found"]["untied"]["tied"] is False
 
 
+def test_nothing_held_out_gives_fitted_scores_of_all_rows(here):
+    said = here("untied", "--json", "--only", "alignment", "--held-out", "0")
+    found = json.loads(said.out)["sections"]["alignment"]["found"]["untied"]["alignment"]
+    assert found["fitted_rows"] == found["pairs"]
+    assert {(score["rows"], score["estimate"]["rows"]) for score in found["scores"]} == {("fitted", found["pairs"])}
+    words = here("untied", "--only", "alignment", "--held-out", "0").out
+    assert "that the map was fitted on" in " ".join(words.split())
+
+
 @pytest.mark.slow
 def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     options = ["-t", "text.txt", "--tokens", "new, york", "--length", "16", "--windows", "40", "--lens-steps", "20"]
@@ -132,11 +140,21 @@ def check_in_a_browser(path):
         chromium.close()
 
 
+def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, monkeypatch):
+    monkeypatch.setattr("tiewise.inspection.subject.subjects_of", lambda paths: pytest.fail("it was opened"))
+    refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
+
+
+def test_the_sections_are_those_that_are_told():
+    assert tuple(TOLD) == ("evidence", *SECTIONS)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["nowhere"], "nowhere: no such file or folder; give a checkpoint folder"),
         (["tied", "--only", "path"], "there is no section 'path'; sections are direct_path"),
+        (["tied", "--only", "evidence"], "there is no section 'evidence'; sections are direct_path"),
         (["tied", "--only", "lens"], "needs a text; give --text"),
         (
             ["tied", "-t", "text.txt", "--length", "16", "--only", "applications"],
@@ -147,6 +165,7 @@ def check_in_a_browser(path):
         (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),
         (["tied", "-t", "short.txt"], "the text has 6 tokens, 10 windows of 128 need 1,280; give a longer text"),
         (["tied", "--windows", "7"], "--windows 7; use 8 or more"),
+        (["tied", "--held-out", "0.7"], "--held-out 0.7; use a share from 0 (fit and score all rows) to 0.5"),
         (["tied", "--out", "text.txt"], "text.txt is a file; choose another --out"),
         (["tied", "tied", "untied"], "unexpected extra argument"),
         (["empty"], "empty: no safetensors that can be read"),
@@ -171,31 +190,6 @@ def test_tables_of_different_width_say_which_maps_apply(here, tmp_path, made):
     left_out = {name for pair in found["pairs"] for name, _ in pair["alignment"]["left_out"]}
     assert "identity" in left_out
     assert {score["map"] for pair in found["pairs"] for score in pair["alignment"]["scores"]} >= {"orthogonal"}
-
-
-def test_tables_are_inspected_without_torch(made):
-    """In a process of its own: what is once imported stays."""
-    command = [
-        sys.executable,
-        Path(__file__).with_name("without_torch.py"),
-        "inspect",
-        made / "untied",
-        "--samples=100",
-    ]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (said.returncode, said.stderr) == (0, "")
-    for title in (
-        "Tie or not?",
-        "Direct path",
-        "Alignment of input and output",
-        "Tokens, their rows and their contexts",
-    ):
-        assert f"\n{title}\n" in said.stdout
-    said = subprocess.run([*command, "-t", "builtin"], capture_output=True, text=True, check=False)
-    assert said.returncode == 2
-    assert said.stderr == (
-        "tiewise: this command needs torch, transformers, datasets, accelerate, plotly; pip install 'tiewise[torch]'\n"
-    )
 
 
 def test_one_batch_gives_no_interval_and_strict_json(here):
@@ -252,6 +246,18 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp
     monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
     line = f"cannot write in {tmp_path}: Read-only file system; choose another --out"
     refused(here("tied", "--out", "a/b"), line)
+
+
+def test_an_earlier_result_is_replaced_only_where_asked(here, tmp_path):
+    options = ["--only", "direct_path", "--samples", "50", "--out", "seen"]
+    assert here("untied", *options).code == 0
+    before = {path.name: path.read_bytes() for path in (tmp_path / "seen").iterdir()}
+    refused(here("tied", *options), "seen holds an inspection already; add --overwrite to replace it")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "seen").iterdir()} == before
+    assert here("tied", *options, "--overwrite").code == 0
+    assert set(json.loads((tmp_path / "seen/inspection.json").read_text())["subjects"]) == {"tied"}
+    (tmp_path / "seen/inspection.json").unlink()  # as a comparison's folder: a report that is no inspection
+    refused(here("tied", *options, "--overwrite"), "seen/report.html is no inspection of tiewise")
 
 
 def test_a_place_that_became_a_folder_is_one_line(here, tmp_path):

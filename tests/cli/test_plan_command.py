@@ -116,8 +116,14 @@ def test_a_page(shown, tmp_path):
     assert said.code == 0
     assert said.err == "page: plan.html\n"
     json.loads(said.out)
-    assert shown("--like=gpt2", "--plot=plan.html", "--json", "--quiet").err == ""
-    assert "tiewise plan --like=gpt2 --plot=plan.html --json --quiet" in (tmp_path / "plan.html").read_text()
+    said = shown("--like=gpt2-xl", "--plot=plan.html")
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("tiewise: plan.html exists already; add --overwrite to replace it")
+    assert "--overwrite" not in (tmp_path / "plan.html").read_text()
+    assert shown("--like=gpt2", "--plot=plan.html", "--json", "--quiet", "--overwrite").err == ""
+    assert (
+        "tiewise plan --like=gpt2 --plot=plan.html --json --quiet --overwrite" in (tmp_path / "plan.html").read_text()
+    )
 
 
 REFUSED = [

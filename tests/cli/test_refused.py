@@ -1,12 +1,14 @@
 """Whatever a person can get wrong: one line that names it and the way out, exit 2, and nothing left behind."""
 
 import json
+import os
 
 import numpy as np
 import pytest
 import yaml
 from cli_tiny import TINY
 
+from tiewise.cli.main import COMMANDS
 from tiewise.training.lock import locked
 
 SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
@@ -86,6 +88,8 @@ OPTIONS = [
     (["--steps=many"], "'--steps'"),
     (["--minutes=0"], "minutes = 0"),
     (["--minutes=nan"], "minutes = nan"),
+    (["--minutes=1"], "both steps and minutes are given"),  # TINY has steps
+    (["--set=minutes=1"], "both steps and minutes are given"),
     (["--match=tokens"], "choose width or parameters"),
     (["--model=nothing"], "use llama, gpt2, or the path of a config.json"),
     (["--tokenizer=bpe:12"], "bpe:12"),
@@ -201,3 +205,18 @@ def test_a_damaged_run(compare, tiewise, tmp_path):
     (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump(record))
     (tmp_path / "run" / "data" / "train.bin").write_bytes(b"")
     assert "train.bin" in refused(tiewise("compare", "--out=run", "--resume"))
+
+
+@pytest.mark.parametrize("verb", [verb for verbs in COMMANDS.values() for verb in verbs])
+@pytest.mark.parametrize("empty", ["", "--out=", "--to="])
+def test_an_empty_argument_is_an_unset_variable(tiewise, tree, verb, empty):
+    before = tree()
+    assert "an argument is empty: is a variable unset?" in refused(tiewise(verb, empty))
+    assert tree() == before
+
+
+@pytest.mark.parametrize("verb", [["check"], ["inspect"], ["untie", "--to", "new"]])
+def test_a_pipe_or_a_device_is_called_one(tiewise, tmp_path, verb):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("pipe", "/dev/zero"):
+        assert f"{path}: a pipe, device or socket; give a checkpoint folder" in refused(tiewise(*verb, path))

@@ -1,9 +1,44 @@
-"""Run the command line as where only the base install is: torch and what needs it cannot be imported."""
+"""Run command lines as a light install does: what is no base dependency, nor needed by one, cannot be imported.
 
+Argument: a JSON list of command lines. Prints a list of {code, out, err}.
+"""
+
+import io
+import json
+import re
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 
-from tiewise.cli.main import main
 
-for name in ("torch", "transformers", "datasets", "accelerate", "plotly"):
-    sys.modules[name] = None
-main()
+def needs(name, seen):
+    """`name` and all that it needs without an extra, as distributions' names."""
+    try:
+        lines = requires(name) or ()
+    except PackageNotFoundError:  # of another system
+        return seen
+    seen.add(name)
+    for line in lines:
+        other = re.match(r"[\w.-]+", line)[0].lower().replace("_", "-")
+        if "extra ==" not in line and other not in seen:
+            needs(other, seen)
+    return seen
+
+
+base = needs("tiewise", set())
+for module, distributions in packages_distributions().items():
+    if module not in sys.modules and not base & {name.lower().replace("_", "-") for name in distributions}:
+        sys.modules[module] = None
+
+from tiewise.cli.main import main  # noqa: E402
+
+said = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["tiewise", *arguments]
+    out, err = io.StringIO(), io.StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        said.append({"code": end.code, "out": out.getvalue(), "err": err.getvalue()})
+print(json.dumps(said))

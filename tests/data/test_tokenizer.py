@@ -132,7 +132,8 @@ def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer)
     lines = "".join(f"line {i}\n" for i in range(150_000))
     text = [lines, "x" * 1_200_000, "", "end"]
     done = []
-    count = write_tokens(tmp_path / "t.bin", text, Encoder(byte_tokenizer, np.dtype("<u2")), done.append)
+    whole = [(part, True) for part in text]
+    count = write_tokens(tmp_path / "t.bin", whole, Encoder(byte_tokenizer, np.dtype("<u2")), done.append)
     tokens = np.fromfile(tmp_path / "t.bin", "<u2")
     expected = [token for part in text for token in (*part.encode(), 256)]
     assert count == len(tokens)

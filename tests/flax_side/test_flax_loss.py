@@ -247,6 +247,30 @@ def test_what_does_not_fit_is_refused(change, message):
         linear_cross_entropy(**given)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_logit_at_minus_infinity_costs_what_torch_says(smoothing):
+    given = problem(11, 13, 5, bias=True)
+    given["targets"][:2], given["bias"][3] = (3, -100), -np.inf
+    leaves = [torch.tensor(given[name], requires_grad=True) for name in ("features", "weight", "bias")]
+    logits = torch.nn.functional.linear(*leaves)
+    wanted = torch.nn.functional.cross_entropy(logits, torch.tensor(given["targets"]), label_smoothing=smoothing)
+    wanted.backward()
+    loss, grads = value_and_grads(given, label_smoothing=smoothing, chunk=4)
+    assert float(loss) == wanted.item() == np.inf
+    for got, leaf in zip(grads, leaves, strict=True):
+        assert error(got, leaf.grad.numpy()) < 1e-5
+
+
+def test_whole_numbers_are_refused():
+    rows, table = jnp.ones((4, 5)), jnp.ones((7, 5), jnp.int32)
+    for features, weight, says in (
+        (rows, table, "a weight of type int32"),
+        (table[:4], rows, "features of type int32"),
+    ):
+        with pytest.raises(UnsupportedError, match=says):
+            linear_cross_entropy(features, weight, jnp.zeros(4, jnp.int32))
+
+
 def test_probability_targets_are_refused():
     given = problem(5, 7, 3) | {"targets": np.zeros(5)}
     with pytest.raises(UnsupportedError, match="no probability targets"):

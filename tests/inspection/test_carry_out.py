@@ -53,13 +53,41 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
     heard = []
     found = carry_out(subjects, MEASURES, Request(), lambda *tick: heard.append(tick))
     assert {label: rows.count for label, rows in found.found("rows").items()} == {"a": 1, "b": 2}
-    assert heard == [("a: rows", 1, 1), ("b: rows", 1, 1)]
+    assert heard == [("a: rows", 500, 7000), ("b: rows", 1500, 7000)]  # of seven calls
     assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
     assert found.section("two").left_out == {"": "needs two models; give a second one"}
     assert found.section("read").left_out == dict.fromkeys(("a", "b"), "needs a text; give --text")
     record = json.loads(json.dumps(found.record(), allow_nan=False))
     assert record["sections"]["rows"] == {"found": {"a": {"count": 1}, "b": {"count": 2}}, "left_out": {}}
     assert list(record["subjects"]) == ["a", "b"]
+
+
+def test_its_repr_is_a_summary(subjects):
+    assert repr(carry_out(subjects, MEASURES, Request(), print)) == (
+        "Inspection of a, b\n"
+        "  rows: a, b\n"
+        "  refused: none: a is refused; take another; b is refused; take another\n"
+        "  two: none: needs two models; give a second one\n"
+        "  read: none: needs a text; give --text\n"
+        "  .found(name) gives a section's results, .record() everything as JSON takes it"
+    )
+
+
+def test_progress_is_of_the_whole_and_only_grows(subjects):
+    def busy(subject, request, progress):
+        for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):
+            for done in range(total + 1):
+                progress(what, done, total)
+        return Rows(1)
+
+    heard = []
+    measures = (Measure("busy", each=busy), Measure("two", together=absent))
+    carry_out(subjects, measures, Request(), lambda *tick: heard.append(tick))
+    parts = [done for _, done, _ in heard]
+    assert parts == sorted(parts)
+    assert {total for *_, total in heard} == {3000}
+    assert 1000 < max(parts) < 2000
+    assert heard[5] == ("a: first", 500, 3000)
 
 
 def test_a_text_lets_the_measures_of_text_run(subjects):

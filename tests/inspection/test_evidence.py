@@ -2,13 +2,15 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace as Found
 
 import pytest
+from scipy import stats
 from tests.inspection.test_of_run import planted, write_run
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.estimates import Estimate, correlation_interval, p_value
 from tiewise.inspection.evidence import NEITHER, NO_INTERVAL, NO_VERDICT, ONE, TWO, gather, with_evidence
 from tiewise.inspection.inspect import Inspection, Section
 from tiewise.inspection.request import Request
@@ -89,6 +91,52 @@ def test_both_ends_norms_speak_only_where_their_intervals_are_apart(inspected):
     (near,) = spoken(inspected(tokens=ends(estimate(0.3, 0.1), estimate(0.4, 0.1)))).values()
     (apart,) = spoken(inspected(tokens=ends(estimate(0.8, 0.1), estimate(-0.4, 0.1)))).values()
     assert (near, apart) == (NEITHER, TWO)
+
+
+def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
+    """The examination's row: 0.021 [0.004, 0.038] speaks alone, and not as the best of eleven."""
+    weak = Estimate(0.021, 0.004, 0.038, 16)
+    t = 0.021 / 0.017 * stats.t.ppf(0.975, 15)
+    own = 2 * stats.t.sf(t, 15)
+    assert 0.01 < own < 0.025
+
+    def rows(*cosines):
+        batches = {
+            f"m{i}": Found(tied=True, per_batch=Found(cosine=c, share_b=estimate(0.7, 0.1)))
+            for i, c in enumerate(cosines)
+        }
+        made = replace(inspected(), sections=(Section("gradients", batches, {}),))
+        return [row for row in gather(made).rows if row.measure.startswith("cosine")]
+
+    (alone,) = rows(weak)
+    assert (alone.p, alone.speaks) == (pytest.approx(own), ONE)
+    nothing = [Estimate(0.001 * i, 0.001 * i - 0.1, 0.001 * i + 0.1, 16) for i in range(1, 11)]
+    first, *others = rows(weak, *nothing)  # eleven intervals
+    assert (first.p, first.speaks) == (pytest.approx(11 * own), NEITHER)
+    assert (first.low, first.high) == (0.004, 0.038)  # the plain interval stays
+    assert {row.speaks for row in others} == {NEITHER}
+    strong = [estimate(0.5 + 0.01 * i, 0.01) for i in range(10)]
+    first, *others = rows(weak, *strong)
+    assert (first.p, first.speaks) == (pytest.approx(own), ONE)
+
+
+def test_a_permutation_is_part_of_what_p_is_against(inspected):
+    e = Estimate(0.03, 0.01, 0.05, 30)
+    ((row, *_)) = gather(inspected(alignment=aligned(0.03, 0.02, (0.005,)))).rows
+    t = (0.03 - 0.005) / 0.02 * stats.t.ppf(0.975, 99)
+    assert row.p == pytest.approx(2 * stats.t.sf(t, 99))
+    assert p_value(e, [0.02, 0.04]) == 1.0
+    assert math.isnan(p_value(Estimate(0.1, math.nan, math.nan, 1), [0.0]))
+
+
+def test_correlations_part_at_the_p_where_their_intervals_meet(inspected):
+    low, high = correlation_interval(0.1, 100), correlation_interval(0.5, 100)
+    found = Found(
+        tables=[Found(name=n, norms=Found(frequency=Found(spearman=e))) for n, e in (("input", low), ("output", high))]
+    )
+    (row,) = gather(inspected(tokens=found)).rows
+    z = stats.norm.isf(row.p / 2) / math.sqrt(97)
+    assert math.tanh(math.atanh(0.1) + z) == pytest.approx(math.tanh(math.atanh(0.5) - z))
 
 
 def verdict(tmp_path, losses, reference="tied"):

@@ -7,6 +7,7 @@ from dataclasses import MISSING, fields
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.stats
 from safetensors.numpy import save_file
 
 from tiewise.analysis.alignment import Settings
@@ -33,7 +34,7 @@ def trained(common, noise, *seed):
 
 def result(arm, seed, nll):
     named = {"arm": arm, "seed": seed, "heldout_nll": nll, "frequency": [], "parameters": {"body": 1}}
-    whole = dict.fromkeys(("steps", "total_parameters", "bytes", "peak_memory_bytes"), 1)
+    whole = dict.fromkeys(("steps", "total_parameters", "bytes"), 1)
     needed = [
         field.name for field in fields(RunResult) if field.default is MISSING and field.default_factory is MISSING
     ]
@@ -88,14 +89,15 @@ def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
         "identity": "neither",
         **dict.fromkeys(("orthogonal", "linear", "neighbours", CKA, CKA_LINE, CKA_CURVE), "output"),
     }
-    assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == [(1, 2), (2, 3), (3, 1)]
+    beside = [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)]
+    assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == beside
     assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
     json.dumps(found.record(), allow_nan=False)
 
 
-def test_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
+def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
     found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
-    lean = found.leaning("tied", "orthogonal")
+    lean = found.leaning("tied", "orthogonal", SAME_SEED)
     differences = [second - first for *_, first, second in lean.pairs]
     half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)  # 97.5 % quantile of Student's t, 2 degrees
     assert lean.difference.value == pytest.approx(np.mean(differences))
@@ -104,12 +106,48 @@ def test_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
     )
 
 
+def left_out(pairs, seed):
+    """Mean over the pairs without a seed; None leaves none out."""
+    return np.mean([score for a, b, score in pairs if seed not in (a, b)])
+
+
+def interval(whole, without):
+    """Pseudo-values taken as independent (Tukey): whole + (n − 1)·(whole − without), around their own spread."""
+    n = len(without)
+    pseudo = n * whole - (n - 1) * np.array(without)
+    half = scipy.stats.t.ppf(0.975, n - 1) * np.std(pseudo, ddof=1) / math.sqrt(n)
+    return pytest.approx((whole - half, whole + half))
+
+
+def test_of_different_seeds_a_seed_is_left_out_with_all_its_pairs(tmp_path):
+    seeds = (1, 2, 3)
+    found = run_alignment(write_run(tmp_path / "run", planted(seeds, share=0.7)), QUICK)
+    own = {x.what: x for x in found.again if x.measure == CKA}
+    for row in (own[AGAIN.format("untied", "output")], own[AGAIN.format("tied", "table")]):
+        assert [pair[:2] for pair in row.pairs] == [(1, 2), (1, 3), (2, 3)]
+        assert row.score.value == pytest.approx(left_out(row.pairs, None))
+        without = [left_out(row.pairs, seed) for seed in seeds]
+        assert (row.score.low, row.score.high) == interval(row.score.value, without)
+
+    lean = found.leaning("tied", CKA)
+    scores = [(a, b, second) for a, b, _, second in lean.pairs]
+    assert (lean.output.low, lean.output.high) == interval(left_out(scores, None), [left_out(scores, s) for s in seeds])
+
+    def corrected(seed):
+        table, output = (own[AGAIN.format(*of)].pairs for of in (("tied", "table"), ("untied", "output")))
+        return left_out(scores, seed) / math.sqrt(left_out(table, seed) * left_out(output, seed))
+
+    assert lean.corrected_output.value == pytest.approx(corrected(None))
+    expected = interval(corrected(None), [corrected(seed) for seed in seeds])
+    assert (lean.corrected_output.low, lean.corrected_output.high) == expected
+
+
 @pytest.mark.parametrize("share", [1.0, 0.7])
 def test_corrected_cka_does_not_depend_on_how_noisy_a_table_is(tmp_path, share):
     """CKA of two Gaussian parts of which one has the share s of the other is s² (and little by chance)."""
     for number, noise in enumerate(((2.0, 0.3, 0.3), (0.3, 2.0, 1.5))):
         run = write_run(tmp_path / str(number), planted((1, 2, 3), share, noise))
-        lean = run_alignment(run, QUICK).leaning("tied", CKA)
+        lean = run_alignment(str(run), QUICK).leaning("tied", CKA)
         assert lean.corrected_output.value == pytest.approx(share**2, abs=0.06)
         assert abs(lean.corrected_input.value) < 0.06
     assert lean.output.value < 0.5 * share**2  # what it corrects is there
@@ -199,13 +237,15 @@ def test_training_again_is_measured_for_each_stored_table(tmp_path):
     assert abs(rotated[ONE_MODEL.format("untied")].value) < 0.05
 
 
-def test_one_seed_gives_no_answer_and_two_give_one(tmp_path):
+def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path):
     one = run_alignment(write_run(tmp_path / "one", planted((1,))), QUICK)
     assert {x.seeds for x in one.leanings} == {SAME_SEED}
     assert {x.toward for x in one.leanings} == {"not known"}
     assert [x.what for x in one.again if x.measure == "linear"] == [ONE_MODEL.format("untied")]
     two = run_alignment(write_run(tmp_path / "two", planted((1, 2))), QUICK)
     assert two.leaning("tied", "orthogonal").difference.n == 2
+    assert two.leaning("tied", "orthogonal").difference.low is None  # both pairs are of the same two seeds
+    assert two.leaning("tied", "orthogonal").toward == "not known"
     assert {x.score.n for x in two.again if "two seeds" in x.what} == {1}
     json.dumps(two.record(), allow_nan=False)
 

@@ -71,6 +71,16 @@ def test_a_tokenizer_without_an_end_token_ends_nothing(tmp_path):
     assert ids.tolist() == [0, 1, 2] * 400
 
 
+def test_paths_are_texts_or_paths_and_one_text_needs_no_list(tmp_path):
+    text, folder = tmp_path / "text.txt", write_tokenizer(tmp_path)
+    text.write_text("w0 w1 w2 " * 400)
+    for place in (folder, str(folder)):
+        for texts in (text, str(text), [text], (str(text),)):
+            assert len(read_tokens(place, texts, 39)) == 1200
+    with pytest.raises(DataError, match="holds no tokenizer"):
+        read_tokens(str(tmp_path / "nowhere"), "builtin", 20)
+
+
 def test_an_end_token_that_the_table_has_ends_documents(tmp_path):
     (tmp_path / "text.txt").write_text("w0 w1 w2 " * 400)
     ids = read_tokens(write_tokenizer(tmp_path, ["</s>"]), [str(tmp_path / "text.txt")], 40)

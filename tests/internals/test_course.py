@@ -109,7 +109,7 @@ def made(curves, steps, arm="tied"):
     """A comparison with these curves, one per seed: [(step, a, b)]."""
     rest = dict.fromkeys(("train_nll", "heldout_nll", "perplexity", "bits_per_byte"), 1.0)
     rest |= dict.fromkeys(("tokens_per_second", "seconds", "init_std", "learning_rate"), 1.0)
-    rest |= {"predicted_initial_nll": 1.0, "initial_nll": 1.0, "peak_memory_bytes": 1, "bytes": 1}
+    rest |= {"predicted_initial_nll": 1.0, "initial_nll": 1.0, "bytes": 1}
     runs = [
         RunResult(
             arm,

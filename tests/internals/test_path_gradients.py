@@ -90,6 +90,14 @@ def divided(found, windows):
         return leaves.gradient(TextLoss(found, windows), torch.arange(len(windows)))
 
 
+@pytest.mark.parametrize(("name", "kind"), [("bert", HIDDEN), ("llama", NEXT)])
+def test_what_is_predicted_does_not_depend_on_the_size_of_the_weights(name, kind, tmp_path):
+    model_class, config_class, settings = FAMILIES[name]
+    torch.manual_seed(0)
+    model = model_class(config_class(**(settings | {"initializer_range": 1e-3})))
+    assert TextLoss(opened(model, tmp_path), text()).kind == kind
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plus_b_is_the_gradient_of_the_whole_table(name, tmp_path):
     found, windows = opened(build(name), tmp_path), text()

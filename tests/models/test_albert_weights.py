@@ -52,6 +52,31 @@ def test_there_and_back(kind, fields, tmp_path):
     assert all(torch.equal(value, read[name]) for name, value in other.state_dict().items())
 
 
+@pytest.mark.parametrize("labels", [2, 4])
+@pytest.mark.parametrize("fields", GROUPS, ids=str)
+def test_a_model_for_masked_tokens_alone(fields, labels, tmp_path):
+    torch.manual_seed(7)
+    config = transformers.AlbertConfig(**TINY, initializer_range=0.3, num_labels=labels, **fields)
+    other = transformers.AlbertForMaskedLM(config).eval()
+    ours = from_hugging_face(other)
+    ids, mask, segments, wanted, pairs = batch()
+    a, b = other(ids, mask, segments, labels=wanted), ours(ids, mask, segments, labels=wanted, pair_labels=pairs)
+    torch.testing.assert_close(b.logits, a.logits, rtol=0, atol=1e-5)
+    torch.testing.assert_close(b.mlm_loss, a.loss, rtol=1e-6, atol=0)
+    assert torch.isfinite(b.pair_loss)
+    to_hugging_face(ours).save_pretrained(tmp_path)
+    read = transformers.AlbertForMaskedLM.from_pretrained(tmp_path).state_dict()
+    assert all(torch.equal(value, read[name]) for name, value in other.state_dict().items())
+
+
+def test_an_encoder_without_a_pooler():
+    torch.manual_seed(7)
+    other = transformers.AlbertModel(transformers.AlbertConfig(**TINY), add_pooling_layer=False).eval()
+    ids, mask, segments, _, _ = batch()
+    got = from_hugging_face(other)(ids, mask, segments).last_hidden_state
+    torch.testing.assert_close(got, other(ids, mask, segments).last_hidden_state, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

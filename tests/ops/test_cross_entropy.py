@@ -135,6 +135,14 @@ def test_autocast_multiplies_in_bf16_and_keeps_fp32_outside():
         assert 1e-6 < error(g, true) <= 1.05 * error(plain_g, true)
 
 
+def test_autocast_leaves_fp64_alone_as_torch_does():
+    (h, w, b), t = problem()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert F.linear(h, w).dtype == torch.float64
+        got = linear_cross_entropy(h, w, t, b)
+    torch.testing.assert_close(got, oracle(h, w, t, b), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_an_all_ignored_batch_gives_zero(reduction):
     inputs, t = problem(torch.float32)
@@ -213,9 +221,58 @@ def test_huge_logits_stay_finite():
         assert error(g, true) < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["mean", "sum", "none"])
+@pytest.mark.parametrize("z_loss", [0.0, 0.01])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_logit_at_minus_infinity_costs_what_torch_says(smoothing, z_loss, kind):
+    (h, w, b), t = problem()
+    t = t.where(t != 0, 1)
+    b[0] = -torch.inf  # nobody's target, and the class that stands in for ignored tokens
+    b[9] = -torch.inf
+    t[[2, 7]] = 9
+
+    def by_torch(h, w, targets, bias):
+        logits = F.linear(h, w, bias)
+        lse = logits.logsumexp(1).where(targets != -100, 0)
+        penalty = z_loss * lse.square() if kind == "none" else z_loss * lse.square().sum()
+        penalty = penalty / (targets != -100).sum() if kind == "mean" else penalty
+        return F.cross_entropy(logits, targets, reduction=kind, label_smoothing=smoothing) + penalty
+
+    up = torch.linspace(1, 2, N, dtype=torch.float64) if kind == "none" else None
+    wanted, true_grads = gradients(by_torch, (h, w, b), t, upstream=up)
+    kw = {"reduction": kind, "label_smoothing": smoothing, "z_loss": z_loss, "chunk": 7}
+    got, grads = gradients(linear_cross_entropy, (h, w, b), t, upstream=up, **kw)
+    assert (wanted[2] if kind == "none" else wanted) == torch.inf
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(oracle(h, w, t, bias=b, **kw), wanted, rtol=1e-12, atol=1e-12)
+    for g, true in zip(grads, true_grads, strict=True):
+        assert error(g, true) < 1e-12
+
+
+@pytest.mark.parametrize(("n", "size"), [(512, 200.0), (70_000, 1.0)])
+def test_class_weights_in_fp16_may_sum_to_more_than_fp16_holds(n, size):
+    (h, w, _), t = problem(torch.float32, n=n, v=11)
+    class_weight = torch.full((11,), size, dtype=torch.float16)
+    truth, true_grads = gradients(oracle, (h, w, None), t, class_weight=class_weight)
+    got, grads = gradients(linear_cross_entropy, (h, w, None), t, class_weight=class_weight)
+    assert error(got, truth) < 1e-5
+    for g, true in zip(grads, true_grads, strict=True):
+        assert error(g, true) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_class_weights_are_summed_in_the_type_of_the_sums(dtype):
+    (h, w, b), t = problem(n=4000)
+    class_weight = options_of({"class_weight": True})["class_weight"].to(dtype)
+    kw = {"bias": b, "class_weight": class_weight}
+    assert error(linear_cross_entropy(h, w, t, **kw), oracle(h, w, t, **kw)) < 1e-13
+
+
 @pytest.mark.parametrize(
     ("change", "kind", "says"),
     [
+        ({"features": torch.ones(N, E, dtype=torch.long)}, UnsupportedError, "features of type torch.int64"),
+        ({"weight": torch.ones(V, E, dtype=torch.int8)}, UnsupportedError, "weight of type torch.int8"),
         ({"targets": torch.rand(N)}, UnsupportedError, "probability targets"),
         ({"targets": torch.zeros(N + 1, dtype=torch.long)}, ValueError, "shapes do not meet"),
         ({"targets": torch.full((N,), V)}, IndexError, f"target {V} is outside the vocabulary of {V}"),
@@ -229,9 +286,8 @@ def test_huge_logits_stay_finite():
 )
 def test_wrong_input_is_named(change, kind, says):
     (h, w, b), t = problem()
-    call = {"targets": t, "bias": b} | change
     with pytest.raises(kind, match=says):
-        linear_cross_entropy(h, w, **call)
+        linear_cross_entropy(**({"features": h, "weight": w, "targets": t, "bias": b} | change))
 
 
 def test_unknown_option_is_a_type_error():

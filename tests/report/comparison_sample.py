@@ -110,7 +110,7 @@ def _run(arm, seed, steps):
         total_parameters=total,
         bytes=4 * total,
         tokens_per_second=21_500 + noise.gauss(0, 300),
-        peak_memory_bytes=int(410e6 + 12 * total),
+        training_bytes=16 * total,
         seconds=19 + noise.random(),
         init_std=0.05,
         learning_rate=3e-3,

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 
-from tiewise.report import figures, theme
+from tiewise.analysis.plan import plan
+from tiewise.numerals import signed
+from tiewise.report import figures, plan_figures, theme
+from tiewise.report.panels import loss_panels
 from tiewise.training.results import CurvePoint
 
 
@@ -152,3 +155,35 @@ def test_a_diverged_seed_draws_the_finite_part(sample):
     curve = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=math.inf), CurvePoint(3, 3, math.nan)]
     one = replace(sample, runs=[replace(sample.runs[0], curve=curve)])
     assert list(by_arm(figures.held_out_loss(one))["tied"].x) == [1]
+
+
+def test_a_boundary_has_one_colour_in_every_figure():
+    """Of a comparison, a plan and an inspection, whatever stands beside it and in whatever order."""
+    blue, orange = theme.COLOURS[:2]
+
+    def colours(*names):
+        return [theme.style(place).colour for place in theme.places(names)]
+
+    assert colours("tied", "untied") == colours("untied", "tied")[::-1] == [blue, orange]
+    assert colours("factored:64", "tied") == [*colours("tied", "untied", "factored:128")[2:], blue]
+    assert colours("runs/untied/seed-1", "runs/tied/seed-1") == colours("untied, output", "tied, both ends")
+    assert colours("untied, input")[0] == orange
+    for names in (("a model", "another"), ("tied-up", "untied+bias", "untied+softcap=3"), tuple("abcdefgh")):
+        found = colours(*names)
+        others = [c for name, c in zip(names, found, strict=True) if "tied" not in name]
+        assert not {blue, orange} & set(others)
+    assert len(set(theme.places(["tied", *(f"tied+share={n}" for n in range(40))]))) == 41
+    of_plan = by_arm(plan_figures.tables_figure(plan("gpt2", ("tied", "untied"))))
+    assert {name: of_plan[name].line.color for name in ("tied", "untied")} == {"tied": blue, "untied": orange}
+    of_comparison = by_arm(figures.held_out_loss(sample_comparison()))
+    assert {name: of_comparison[name].line.color for name in ("tied", "untied")} == {"tied": blue, "untied": orange}
+
+
+@pytest.mark.parametrize("reference", ["tied", "untied"])
+def test_the_caption_subtracts_as_the_figure_does(reference):
+    sample = sample_comparison((reference, *(arm for arm in ARMS if arm != reference)))
+    other = {"tied": "untied", "untied": "tied"}[reference]
+    panel = next(loss_panels(sample))
+    drawn = next(t for t in panel.figure.data if t.name == other and "open" not in t.marker.symbol)
+    assert f"{other} − {reference} is " in panel.caption
+    assert f" and {signed(drawn.x[0])} on held-out text" in panel.caption

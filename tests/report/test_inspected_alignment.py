@@ -77,7 +77,7 @@ def run():
         one_measure("orthogonal", 0.65, 0.24, SAME_SEED),
     )
     again = tuple(
-        Again(AGAIN.format(arm, end), measure, over(value), (value,) * 3)
+        Again(AGAIN.format(arm, end), measure, over(value), ((1, 2, value), (1, 3, value), (2, 3, value)))
         for measure in ("orthogonal", CKA_CURVE)
         for arm, end, value in (("untied", "input", 0.025), ("untied", "output", 0.213), ("tied", "table", 0.197))
     )

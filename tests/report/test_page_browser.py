@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 
+from tiewise.inspection.evidence import Evidence, TieOrNot
+from tiewise.report import figures
+from tiewise.report.inspected import evidence
 from tiewise.report.page import write_report
+from tiewise.report.sheet import Panel, Section, Sheet, table, write
 from tiewise.training.results import DirectPath
 
 BROWSER = os.environ.get("TIEWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -93,10 +97,12 @@ def test_follows_the_system_and_the_first_press_of_the_toggle_works(browser, rep
     with Visit(browser, report, scheme=scheme) as visit, Visit(browser, report, scheme=other) as elsewhere:
         toggle = visit.page.locator("#theme")
         before = visit.colours()
+        assert toggle.inner_text() == f"Theme: {scheme}"
         assert toggle.get_attribute("aria-pressed") == str(scheme == "dark").lower()
         toggle.focus()
         visit.page.keyboard.press("Enter")
         after = visit.colours()
+        assert toggle.inner_text() == f"Theme: {other}"
         assert after == elsewhere.colours()
         assert all(a != b for a, b in zip(before, after, strict=True))
         visit.page.keyboard.press("Space")
@@ -136,6 +142,41 @@ def test_never_wider_than_the_window_whatever_its_width(browser, report):
                 ".main-svg", "all => all.map(e => e.getBoundingClientRect().right)"
             )
             assert max(rights) <= width
+
+
+def evidence_page(folder):
+    """A page with the table of an inspection's evidence, as long as it gets."""
+    row = Evidence(
+        "What must any symmetric direct path pay for the order of words?",
+        "identity map, mean cosine of held-out rows",
+        ", ".join(ARMS),
+        *(-0.0213, -0.1234, 0.0567, 0.0),
+        "one table",
+        "above zero a step for one use helps the other; below zero they work against each other, as in any tied model "
+        "where training comes to rest: there the two cancel",
+        "gradients",
+    )
+    ((caption, found),) = evidence.tables({"": TieOrNot((row,) * 3, "no verdict")})
+    panel = Panel(figures.held_out_loss(sample_comparison()), "A figure.", found)
+    words = dict.fromkeys(("command_name", "title", "subject", "heading", "lead", "note", "command"), "")
+    made = Sheet(**words, results=table(found, caption), sections=[Section("One", [panel])], contents=True)
+    return write(made.render(), folder / "page.html", "--out")
+
+
+def test_evidence_is_cut_at_no_width_and_a_phone_says_that_it_scrolls(browser, tmp_path):
+    path, cut = evidence_page(tmp_path), "e => e.scrollWidth > e.clientWidth"
+    with Visit(browser, path, width=2560) as visit:
+        for width in (2560, 1920, 1400, 1200):
+            visit.page.set_viewport_size({"width": width, "height": 900})
+            assert not visit.page.eval_on_selector("[aria-label=Evidence]", cut)
+            assert not visit.page.locator(".more").first.is_visible()
+        visit.page.locator("nav a").click()
+        assert visit.page.evaluate("location.hash") == "#section-0"
+    with Visit(browser, path, width=390) as visit:
+        assert visit.page.eval_on_selector("[aria-label=Evidence]", cut)
+        visit.page.locator(".more").first.wait_for(state="visible")
+        assert visit.page.locator(".modebar-container:visible").count() == 0  # nothing over the legend
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def test_data_tables_open_by_keyboard(browser, report):

@@ -19,8 +19,8 @@ def page(tmp_path_factory):
 def test_every_figure_is_drawn_offline(browser, page, scheme):  # noqa: F811
     with Visit(browser, page, scheme=scheme) as visit:
         plots = visit.page.locator(".plot")
-        assert plots.count() == 7
-        for index in range(7):
+        assert plots.count() == 5  # of published BERTs and ALBERTs none: nobody asked
+        for index in range(5):
             box = plots.nth(index).locator(".main-svg").first.bounding_box()
             assert box["width"] > 200
             assert box["height"] > 100

@@ -82,6 +82,16 @@ def test_thresholds_come_with_what_they_stand_on():
     assert found["share of the untied model that tying saves"] == "0.1513"
 
 
+def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
+    made = plan({"model_type": "bert", "architectures": ["BertModel"]})
+    assert subject(made).endswith("as it is one table and no head")
+    assert {choice.saved for choice in made.choices} == {0}
+    assert made.record()["model"]["boundary"] is None
+    assert scale(made).startswith("V/d = 39.74, c = B/d² = ")
+    said = [*remarks(made), *(name for name, _, _ in thresholds(made))]
+    assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []
+
+
 def test_neighbours_leave_the_model_out(made):
     assert "gpt2" not in {model.name for model in near(made)}
 
@@ -107,9 +117,9 @@ def test_every_component_belongs_to_one_group():
 
 def test_growth_and_tables_are_the_textbook_formulas(made):
     vocab, layers = 50_257, 12
-    for d, total in figures.growth(made)["as BERT: tied, share none"].items():
+    for d, total in figures.growth(made)["tied, share none"].items():
         assert total == vocab * d + 12 * layers * d * d
-    for d, total in figures.growth(made)["as ALBERT: factored:128, share all"].items() if 128 in figures.WIDTHS else ():
+    for d, total in figures.growth(made)["factored:128, share all"].items() if 128 in figures.WIDTHS else ():
         assert total == 128 * vocab + 2 * 128 * d + 12 * d * d
     tables = figures.tables_by_width(made)
     assert tables["untied"][1024] == 2 * tables["tied"][1024] == 2 * vocab * 1024
@@ -141,13 +151,29 @@ def test_a_model_whose_layers_are_not_told_apart_has_no_sharing_figure():
 def test_every_figure_is_named_and_has_its_numbers(page):
     plots = [a for a in page.all("div") if a.get("role") == "img"]
     record = json.loads(page.scripts[0])
-    assert len(plots) == len(record["figures"]) == 7
+    assert len(plots) == len(record["figures"]) == 5
     assert all(len(a["aria-label"]) > 40 for a in plots)
-    assert len(page.all("details")) == 7
+    assert len(page.all("details")) == 5
     for figure in record["figures"]:
         for trace in figure["data"]:
             assert trace["x"] or trace["x"] == 0
             assert all(math.isfinite(v) for v in trace["x"] if not isinstance(v, str))
+
+
+def test_published_encoders_stand_beside_encoders_only():
+    assert "Quality and parameters in the ALBERT paper" not in render(plan("llama-3-8b"), COMMAND)
+    assert "Quality and parameters in the ALBERT paper" in render(plan("albert-base-v2"), COMMAND)
+
+
+def test_headings_of_rows_are_no_rows_of_values(page, made):
+    heads = [a for a in page.all("th") if a.get("scope") == "colgroup"]
+    assert len(heads) == sum(not row.cells for row in rows(made)) > 3
+    assert {int(a["colspan"]) for a in heads} == {1 + len(made.choices)}
+
+
+def test_billions_are_b():
+    figure = figures.sharing_figure(plan("llama-3-8b"))
+    assert (figure.layout.xaxis.exponentformat, figure.layout.xaxis.tickformat) == ("B", None)
 
 
 def test_the_page_says_what_the_terminal_says(page, made):

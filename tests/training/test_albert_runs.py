@@ -71,6 +71,13 @@ def job(settings, folder, arm=None):
     return Job(name, spec, 1, made, folder)
 
 
+def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, counts, tmp_path):
+    wide = replace(settings, init=0.5)
+    found = assemble.starting_facts(job(wide, tmp_path), build_arm(wide, "factored:8", text, 1), text, counts)
+    assert found["initial_nll"] == pytest.approx(found["predicted_initial_nll"], rel=0.05)
+    assert found["predicted_initial_nll"] > math.log(text.vocab) + 0.5
+
+
 def test_marks_are_put_behind_the_tokens_once(text):
     tokenizer = AutoTokenizer.from_pretrained(text.folder / "tokenizer")
     assert text.vocab == len(tokenizer) == 304
@@ -84,6 +91,7 @@ def test_a_run(objective, settings, text, counts, tmp_path):
     found = train(job(own, tmp_path), text, counts, [5, 6]).result
     assert found.heldout_nll < found.initial_nll
     assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
+    assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.02)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     paired = {"pair_nll", "pair_accuracy", "heldout_pair_nll", "heldout_pair_accuracy"}
     assert {"train_nll", "heldout_nll", "heldout_accuracy", "path_a", "path_b"} <= lines[-1].keys()

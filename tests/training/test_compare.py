@@ -2,12 +2,14 @@
 
 import json
 import math
+from io import StringIO
 
 import pytest
+from tqdm import tqdm
 
 from tiewise.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
 from tiewise.training import compare as compare_module
-from tiewise.training import start as start_module
+from tiewise.training import shown, tuning
 from tiewise.training.compare import compare
 from tiewise.training.folder import saved_run
 from tiewise.training.results import Comparison
@@ -32,6 +34,24 @@ def test_a_comparison(tiny, tmp_path, lines):
     assert [d.arm for d in found.direct_path] == list(arms)
     assert len(found.direct_path[0].logits) == len(found.direct_path[0].tokens) > 3
     assert sum("held-out nll" in line for line in lines) == 6
+
+
+def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(tiny, tmp_path, lines, monkeypatch):
+    bars = []
+
+    class Recorded(tqdm):
+        def __init__(self, **named):
+            super().__init__(**named, file=StringIO())
+            bars.append(self)
+
+    out = lines.begin(tiny(seeds=2, steps=8, tune=True), tmp_path / "out")
+    monkeypatch.setattr(shown, "tqdm", Recorded)
+    monkeypatch.setattr(tuning, "INIT_FACTORS", (1.0,))
+    compare(out, shown.Shown(lines.append, bars=True))
+    (out / "untied" / "seed-1" / "result.json").unlink()
+    compare(out, shown.Shown(lines.append, bars=True))
+    whole = 2 * (3 * 2 + 2 * 8)
+    assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
 
 
 def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
@@ -107,22 +127,20 @@ def test_sources_are_not_needed_again(source, tiny, tmp_path, lines):
     assert len(compare(out, lines.shown).runs) == 2
 
 
-def test_minutes_become_steps_for_all_arms(tiny, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(start_module, "CALIBRATION_STEPS", 10)
-    out = lines.begin(tiny(minutes=0.01, seeds=2), tmp_path / "out")
+def test_minutes_become_steps_for_all_arms(tiny, tmp_path, lines):
+    out = lines.begin(tiny(minutes=0.5, seeds=2), tmp_path / "out")
     settings = saved_run(out)
     assert settings.minutes is None
     assert settings.steps >= 20
     assert not (out / "calibration").exists()
-    assert any(f"0.01 minutes: {settings.steps} steps" in line for line in lines)
-    longer = lines.begin(tiny(minutes=1.0, seeds=2), tmp_path / "longer")
-    assert saved_run(longer).steps > 10 * settings.steps / 2
+    assert any(f"0.5 minutes: {settings.steps} steps" in line for line in lines)
+    longer = lines.begin(tiny(minutes=50.0, seeds=2), tmp_path / "longer")
+    assert saved_run(longer).steps > 10 * settings.steps
 
 
-def test_a_schedule_beyond_the_steps_that_minutes_allow(tiny, tmp_path, lines, monkeypatch):
-    monkeypatch.setattr(start_module, "CALIBRATION_STEPS", 2)
+def test_a_schedule_beyond_the_steps_that_minutes_allow(tiny, tmp_path, lines):
     with pytest.raises(RunError, match=r"step 9000000 is not within \d+ steps"):
-        lines.begin(tiny(minutes=0.001, arms=("tied+untie_at=9000000",)), tmp_path / "out")
+        lines.begin(tiny(minutes=1.0, arms=("tied+untie_at=9000000",)), tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -39,6 +39,7 @@ def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_pa
         "total_parameters",
         "trainable_parameters",
         "bytes",
+        "training_bytes",
         "steps",
     ):
         assert getattr(a, name) == getattr(b, name), name

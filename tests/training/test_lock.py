@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from tests.checkpoint.tiny_checkpoints import llama
 
+import tiewise
 from tiewise.errors import RunError
 from tiewise.training.lock import locked
 
@@ -75,3 +78,38 @@ def test_where_no_lock_can_be(tmp_path, name, says):
     (tmp_path / "file").write_text("x")
     with pytest.raises(RunError, match=f"{says}.*choose another --out"):
         locked(tmp_path / name).__enter__()
+
+
+WITHOUT_FCNTL = """
+import sys
+sys.modules["fcntl"] = None
+from pathlib import Path
+import filelock
+from tiewise.checkpoint.rewrite import untie
+from tiewise.errors import RunError
+from tiewise.training.lock import locked
+assert filelock.FileLock is filelock.SoftFileLock
+untie("a", "b")
+with locked(Path("run")):
+    try:
+        locked(Path("run")).__enter__()
+    except RunError as error:
+        print(error)
+"""
+
+
+def test_where_the_system_has_no_fcntl_locks_are_files(tmp_path):
+    """As on Windows, whose own locks filelock takes there."""
+    llama(tmp_path / "a")
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_FCNTL]  # filelock says so, too
+    made = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout.startswith("another run is at work in run")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_fcntl_is_never_taken_for_granted():
+    source = Path(tiewise.__file__).parent
+    importing = {path.name: path.read_text() for path in source.rglob("*.py") if "import fcntl" in path.read_text()}
+    assert all("try:\n    import fcntl\nexcept ImportError" in text for text in importing.values()), list(importing)
+    assert list(importing) == ["place.py"]

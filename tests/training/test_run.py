@@ -6,6 +6,7 @@ import signal
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiewise.boundary.initial import sound_std
@@ -27,9 +28,9 @@ def trained(text, counts, *arguments, **changes):
 
 
 def differing(one, other):
-    """Fields of two results that differ, beyond how long it took and how much memory was there."""
+    """Fields of two results that differ, beyond how long it took."""
     left, right = vars(one.result), vars(other.result)
-    measured = ("tokens_per_second", "seconds", "peak_memory_bytes")
+    measured = ("tokens_per_second", "seconds")
     return {name for name in left if name not in measured and left[name] != right[name]}
 
 
@@ -52,6 +53,26 @@ def test_what_a_run_leaves(text, counts, tiny, tmp_path):
     assert result.tokens_per_second == pytest.approx(39 * 64 / result.seconds)
     assert len(outcome.direct_path) == 3
     assert list((tmp_path / "run" / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("arm", "changes"), [("tied", {}), ("untied", {"model": "gpt2"}), ("tied+vectors={}+freeze", {})]
+)
+def test_training_bytes_are_those_of_tensors(text, counts, tiny, tmp_path, monkeypatch, arm, changes):
+    """Of weights, gradients and the optimizer's moments, as PyTorch holds them at the last step."""
+    if "vectors" in arm:
+        save_file({"rows": torch.randn(300, 16)}, tmp_path / "rows.safetensors")
+        arm = arm.format(tmp_path / "rows.safetensors")
+    held = []
+
+    def look(self, args, state, control, **kw):
+        weights = list(kw["model"].parameters())
+        moments = [t for of in kw["optimizer"].state.values() for name, t in of.items() if name.startswith("exp_avg")]
+        held[:] = [*weights, *(p.grad for p in weights if p.grad is not None), *moments]
+
+    monkeypatch.setattr(run.Clock, "on_pre_optimizer_step", look)
+    result = trained(text, counts, tiny(steps=3, **changes), tmp_path / "run", arm).result
+    assert result.training_bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
 def test_the_final_model_is_the_measured_one(text, counts, tiny, tmp_path):
@@ -235,3 +256,10 @@ def test_the_first_loss_is_measured_before_any_step(text, counts, tiny, tmp_path
     fresh = build(settings, BoundarySpec("tied"), text, 1, None)
     assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, counts, 32).nll, abs=1e-9)
     assert result.init_std == sound_std(16)
+
+
+def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(text, counts, tiny, tmp_path):
+    for arm in ("tied", "untied"):
+        found = trained(text, counts, tiny(steps=1, init=1.0, width=64), tmp_path / arm, arm).result
+        assert found.initial_nll == pytest.approx(found.predicted_initial_nll, rel=0.05)
+        assert (found.initial_nll > 50) == (arm == "tied")

@@ -29,7 +29,6 @@ def run(arm, seed, nll, *, train=0.0, parameters=100, frequency=()):
         total_parameters=parameters,
         bytes=4 * parameters,
         tokens_per_second=1.0,
-        peak_memory_bytes=1,
         seconds=1.0,
         init_std=0.02,
         learning_rate=1e-3,
@@ -128,6 +127,28 @@ def test_finding_says_when_nothing_was_detected_and_what_could_have_been():
     assert "better" not in done.finding
 
 
+def test_finding_says_which_tokens_gain_and_lose():
+    def bins(*nll):
+        return list(zip(("0", "1–9", "10–99", "≥10000"), nll, strict=True))
+
+    runs = [run("tied", s, 5.0, frequency=bins(9.0, 8.0, 7.0, 3.0)) for s in range(3)]
+    runs += [
+        run("untied", s, 5.0 + e, frequency=bins(8.5 + e, 7.8 + e, 7.0 + e, 3.1 + e))
+        for s, e in enumerate((-0.02, 0.0, 0.02))
+    ]
+    assert comparison(runs).finding.endswith(
+        " It predicts better the tokens that the training text has 0 or 1–9 times, and worse the tokens that the "
+        "training text has ≥10000 times (p < 0.05 over all bins, Holm)."
+    )
+
+
+def test_finding_names_the_way_to_equal_sizes_where_there_is_one():
+    runs = [run("tied", s, 5.0) for s in range(3)] + [run("untied", s, 5.1, parameters=150) for s in range(3)]
+    for match, advised in (("width", True), ("parameters", False), (None, False)):
+        found = replace(comparison(runs), setting={"match": match}, finding="")
+        assert ("(+50.0 %; --match parameters compares equal sizes)" in complete(found).finding) is advised
+
+
 def test_finding_of_one_seed_claims_nothing():
     text = comparison([run("tied", 0, 5.0), run("untied", 0, 4.0)]).finding
     assert "one seed, which cannot tell a difference from chance" in text
@@ -164,3 +185,26 @@ def test_gaps_are_tied_minus_untied_whichever_is_the_reference(arms):
     tying, generalisation = gaps(comparison(runs, arms))
     assert (tying.mean, generalisation.mean) == pytest.approx((0.5, -0.5))
     assert gaps(replace(comparison(runs, arms), arms=["tied"])) is None
+
+
+def test_of_several_arms_a_difference_counts_only_with_holms_correction():
+    """The same arm, alone and as one of three; its interval is the plain one both times."""
+    losses = {"tied": dict.fromkeys((1, 2, 3, 4), 4.0)}
+    losses["untied"] = {1: 3.7, 2: 3.8, 3: 3.9, 4: 3.85}
+    losses |= {"factored:8": {1: 4.1, 2: 3.8, 3: 4.2, 4: 3.9}, "factored:4": {1: 4.3, 2: 3.8, 3: 4.2, 4: 3.7}}
+    own = stats.ttest_rel(list(losses["untied"].values()), list(losses["tied"].values())).pvalue
+    assert 0.05 / 3 < own < 0.05
+
+    def found(*arms):
+        made = comparison([run(a, s, x) for a in arms for s, x in losses[a].items()], arms)
+        return made, made.difference("untied", "heldout_nll")
+
+    alone, one = found("tied", "untied")
+    assert (one.p, one.detected) == (pytest.approx(own), True)
+    many, of_three = found(*losses)
+    assert (of_three.p, of_three.detected) == (pytest.approx(3 * own), False)
+    assert (of_three.low, of_three.high) == (one.low, one.high)
+    assert of_three.high < 0
+    assert "untied against tied: held-out loss is lower (better)" in alone.finding
+    assert "untied against tied: no difference detected at this budget" in many.finding
+    assert "with 3 arms (Holm)" in many.finding

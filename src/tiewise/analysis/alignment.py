@@ -56,8 +56,9 @@ class Settings:
         maps: of identity, orthogonal and linear.
         ranks: ranks of reduced-rank maps.
         raw: fit maps to the rows as they are as well, not only to centred rows.
-        held_out: share of the pairs that no map is fitted on; at most half.
-        scored: at most so many pairs are held out, and so many of the fitting ones scored.
+        held_out: share of the pairs that no map is fitted on; at most half. 0 fits maps on all pairs and scores all of
+            them, as published scores do; there are no held-out scores then.
+        scored: at most so many pairs are held out, and so many of the fitting ones scored beside them.
         permutations: refits of the null.
         neighbours: k; 0 leaves neighbours out.
         sampled: at most so many rows for neighbours.
@@ -161,7 +162,7 @@ class Alignment:
     seed: int
 
     def score(self, name: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
-        """Return one score by its map, rows and view; KeyError where there is none."""
+        """Return one score by its map, rows ("held out" or "fitted") and view; KeyError where there is none."""
         for found in self.scores:
             if (found.map, found.rows, found.view) == (name, rows, view):
                 return found
@@ -236,19 +237,20 @@ def _scores(
 ) -> list[Score]:
     fit, held = parts
     generator = np.random.default_rng([settings.seed, 1])
-    place = np.sort(generator.choice(len(fit), min(settings.scored, len(fit)), replace=False))
+    most = settings.scored if len(held) else len(fit)
+    place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
     maps = fitter.fit(fitter.cross, progress)
-    seen = {
-        FITTED: score(paired, maps, fit[place], fit[place], progress),
-        HELD_OUT: score(paired, maps, held, held, progress),
-    }
+    seen = {FITTED: score(paired, maps, fit[place], fit[place], progress)}
+    if len(held):
+        seen[HELD_OUT] = score(paired, maps, held, held, progress)
     nulls: dict[str, list[list[float]]] = {FITTED: [], HELD_OUT: []}
     for _ in range(settings.permutations):
         order, held_order = generator.permutation(fit), generator.permutation(held)
         cross = fitter.cross if set(fitter.names) == {IDENTITY} else permuted_cross(paired, fit, order, progress)
         refitted = fitter.fit(cross, progress)
         nulls[FITTED].append(_means(score(paired, refitted, fit[place], order[place], progress)))
-        nulls[HELD_OUT].append(_means(score(paired, refitted, held, held_order, progress)))
+        if len(held):
+            nulls[HELD_OUT].append(_means(score(paired, refitted, held, held_order, progress)))
     return [
         _score(fitted, rows, values[at], [found[at] for found in nulls[rows]], (len(fit), paired.widths))
         for rows, values in seen.items()

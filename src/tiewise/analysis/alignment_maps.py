@@ -120,9 +120,15 @@ def chance(name: str, rows: int, widths: tuple[int, int]) -> float:
 
 
 def split(count: int, held_out: float, most: int, seed: int) -> tuple[Order, Order]:
-    """(pairs to fit on, pairs held out), both sorted; at least one is held out, at most `most` and half of all."""
+    """(pairs to fit on, pairs held out), both sorted; held out are none for 0, else one to `most` and half of all.
+
+    Raises:
+        CheckpointError: a share below zero or above one half.
+    """
+    if not 0 <= held_out <= 0.5:
+        raise CheckpointError(f"held_out = {held_out}", "use a share from 0 (fit and score all rows) to 0.5")
     order = np.random.default_rng(seed).permutation(count)
-    held = max(1, min(most, int(held_out * count), count // 2))
+    held = max(1, min(most, int(held_out * count), count // 2)) if held_out else 0
     return np.sort(order[held:]), np.sort(order[:held])
 
 

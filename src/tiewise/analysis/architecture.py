@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiewise.analysis.parts import Part, Parts, merged, total
-from tiewise.analysis.signal import Signal
 from tiewise.errors import SpecError
+from tiewise.mean_field import Signal
 from tiewise.sharing_spec import SharingSpec
 
 

@@ -76,6 +76,8 @@ def closer(
 ) -> Closer:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
 
+    Where `settings.held_out` is 0, they are all tokens, and maps were fitted on them.
+
     Args:
         table: the tied table, [V, d].
         input_other: the other model's input table, [V', d'].
@@ -120,7 +122,8 @@ def _cosines(
     products, _, _, error = sums(paired, fit, progress)
     fitter = Fitter(products, names, settings.raw, error)
     maps = fitter.fit(fitter.cross, progress)
-    values = score(paired, maps, held, held, progress)
+    seen = held if len(held) else fit
+    values = score(paired, maps, seen, seen, progress)
     return {(m.name, m.view): v for m, v in zip(maps, values, strict=True)}, left_out, len(fit)
 
 

@@ -85,7 +85,11 @@ class AcrossFound:
 
 
 def alignment_of(
-    folder: Folder, settings: Settings | None = None, progress: Progress = silent, seed: int = 0
+    folder: Folder,
+    settings: Settings | None = None,
+    progress: Progress = silent,
+    seed: int = 0,
+    held_out: float = Settings.held_out,
 ) -> AlignmentFound:
     """Align the input table of one model with its output table; a tied model has one table and nothing to align.
 
@@ -94,6 +98,7 @@ def alignment_of(
         settings: what to measure; by default `sized`.
         progress: hears (what, done, total).
         seed: of the default settings.
+        held_out: of the default settings; 0 fits maps on all rows and scores all.
 
     Raises:
         CheckpointError: no output head, quantised tables, or as `align`.
@@ -105,7 +110,8 @@ def alignment_of(
     every = one_vocabulary(*rows)
     mask = ends.unusable(progress)
     pairs = every.without(mask, mask)
-    found = align(ends.input, ends.output, pairs, settings or sized(len(pairs), max(widths), seed), progress)
+    settings = settings or sized(len(pairs), max(widths), seed, held_out)
+    found = align(ends.input, ends.output, pairs, settings, progress)
     return AlignmentFound(False, ends.names, rows, widths, len(every) - len(pairs), found, ends.notes)
 
 
@@ -116,6 +122,7 @@ def across(
     progress: Progress = silent,
     labels: tuple[str, str] = ("A", "B"),
     seed: int = 0,
+    held_out: float = Settings.held_out,
 ) -> AcrossFound:
     """Align every end of one model with every end of another, tokens matched by text.
 
@@ -128,6 +135,7 @@ def across(
         progress: hears (what, done, total).
         labels: what to call the two.
         seed: of the default settings.
+        held_out: of the default settings; 0 fits maps on all rows and scores all.
 
     Raises:
         CheckpointError: no output head, quantised tables, no tokenizer, too few tokens in both, or as `align`.
@@ -140,7 +148,7 @@ def across(
         what = f"vocabularies of {rows[0]:,} and {rows[1]:,} rows share {len(every):,} tokens, {len(pairs):,} usable"
         raise CheckpointError(what, f"at least {FEWEST} are needed")
     width = max(table.width for end in ends for _, table in end.tables)
-    settings = settings or replace(sized(len(pairs), width, seed), sampled=8192)
+    settings = settings or replace(sized(len(pairs), width, seed, held_out), sampled=8192)
     found = tuple(
         EndPair(name_a, name_b, align(a, b, pairs, settings, progress))
         for name_a, a in ends[0].tables
@@ -158,9 +166,10 @@ def across(
     return AcrossFound(labels, tied, rows, len(every), len(every) - len(pairs), found, one, leaning, notes)
 
 
-def sized(pairs: int, width: int, seed: int = 0) -> Settings:
+def sized(pairs: int, width: int, seed: int = 0, held_out: float = Settings.held_out) -> Settings:
     """Return settings for tables of this size: the usual ones; one permutation in place of three for large tables."""
-    return Settings(seed=seed, permutations=1 if pairs * width**2 > LARGE else Settings.permutations)
+    permutations = 1 if pairs * width**2 > LARGE else Settings.permutations
+    return Settings(seed=seed, permutations=permutations, held_out=held_out)
 
 
 def _one(ends: tuple[Ends, Ends]) -> int | None:

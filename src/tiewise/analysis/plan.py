@@ -1,12 +1,13 @@
 """`plan`: what every choice of boundary and sharing costs one model, side by side.
 
 plan("qwen3-0.6b", boundaries=("tied", "untied", "factored:128"), share=("none", "all")).record()
-plan(Path("config.json"))
+plan("path/to/config.json")
 plan(Sizes(vocab=50_000, width=1024, layers=12, heads=16))
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -24,7 +25,7 @@ from tiewise.errors import PlanError
 from tiewise.sharing_spec import SharingSpec
 from tiewise.spec import BoundarySpec
 
-Described = str | Path | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
+Described = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
 UNTIED = BoundarySpec("untied")
 
 
@@ -97,7 +98,7 @@ class Plan:
         return self.architecture.notes
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it; an infinite threshold is null."""
+        """Everything as JSON takes it; an infinite threshold is null, and the model's boundary where it has no head."""
         a, s = self.architecture, self.setting
         return {
             "model": {
@@ -107,7 +108,7 @@ class Plan:
                 "width": a.width,
                 "table_width": a.ends.width,
                 "layers": a.layers,
-                "boundary": str(self.as_it_is[0]),
+                "boundary": str(self.as_it_is[0]) if a.ends.head else None,
                 "share": str(self.as_it_is[1]),
                 "parameters": {"total": a.total, **a.parameters()},
                 "estimated": a.estimated,
@@ -129,8 +130,8 @@ def plan(
     """Count every boundary with every sharing.
 
     Args:
-        model: a name of the catalogue (str), a config.json or its folder (Path), a config (a mapping), sizes, a row of
-            the catalogue, or an architecture.
+        model: a name of the catalogue, a config.json or its folder, a config (a mapping), sizes, a row of the
+            catalogue, or an architecture. A text is a name first, then a path.
         boundaries: written forms of boundaries, in the order in which they are shown.
         share: written forms of sharing; None is how the model itself shares.
         setting: tokens per step, dtype, world and initialisation.
@@ -149,7 +150,7 @@ def plan(
     sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
-    plainest = budget(architecture, UNTIED, SharingSpec())
+    plainest, ends = budget(architecture, UNTIED, SharingSpec()), architecture.ends
     return Plan(
         name,
         architecture,
@@ -159,7 +160,7 @@ def plan(
             _choice(architecture, budget(architecture, *each), plainest, setting) for each in product(specs, sharing)
         ),
         memory.activation_bytes(architecture, setting.tokens.count, setting.dtype),
-        thresholds(architecture.ends.vocab, architecture.ends.width, plainest.total - plainest.tables),
+        thresholds(ends.vocab, ends.width, plainest.total - plainest.tables, ends.head),
     )
 
 
@@ -174,11 +175,20 @@ def described(model: Described) -> tuple[str, Architecture]:
         return model.family, model
     if isinstance(model, Sizes):
         return "sizes", from_sizes(model)
-    if isinstance(model, Path):
-        return str(model), read(config_of(model))
+    if isinstance(model, os.PathLike):
+        return str(model), read(config_of(Path(model)))
     if isinstance(model, Mapping):
         return str(model.get("_name_or_path") or model.get("model_type") or "config"), read(model)
-    row = catalogue.find(model) if isinstance(model, str) else model
+    row = model
+    if isinstance(model, str):
+        try:
+            row = catalogue.find(model)
+        except PlanError:
+            if not os.path.exists(model):
+                raise
+            return described(Path(model))
+    if not isinstance(row, catalogue.Model):
+        raise PlanError(f"a {type(row).__name__} cannot be planned", "give a name, a config or its path, or sizes")
     return row.name, _of_row(row)
 
 

@@ -50,21 +50,24 @@ def largest_rank(vocab: int, d: int, maps: int) -> int:
     return -(-vocab * d // (vocab + maps * d)) - 1
 
 
-def thresholds(vocab: int, d: int, body: int) -> tuple[Threshold, ...]:
-    """All formulas for one model."""
+def thresholds(vocab: int, d: int, body: int, head: bool = True) -> tuple[Threshold, ...]:
+    """All formulas for one model; without those of tying where it has no head to tie."""
     c, ratio = body / d**2, vocab / d
+    scale = f"c = B/d² = {c:.4g}"
+    both, one = largest_rank(vocab, d, 2), largest_rank(vocab, d, 1)
+    narrow = Threshold("largest k that still saves, one table and one map", "k(V + d) < V·d", one, d)
+    share, formula = tied_share(vocab, d, body), "1 / (1 + B/(V·d))"
+    if not head:
+        return Threshold("share of the model that is its table", f"{formula}, {scale}", share), narrow
     found = [
-        Threshold(
-            f"V/d above which tying saves more than {s:.0%}", f"c·s/(1−2s), s = {s:g}, c = B/d² = {c:.4g}", v, ratio
-        )
+        Threshold(f"V/d above which tying saves more than {s:.0%}", f"c·s/(1−2s), s = {s:g}, {scale}", v, ratio)
         for s in SHARES
         for v in [tying_threshold(s, c)]
     ]
-    both, one = largest_rank(vocab, d, 2), largest_rank(vocab, d, 1)
     return (
         *found,
         Threshold("share of the untied model that tying saves", "V·d / (2·V·d + B)", tying_saves(vocab, d, body)),
-        Threshold("share of the tied model that is its table", "1 / (1 + B/(V·d))", tied_share(vocab, d, body)),
+        Threshold("share of the tied model that is its table", formula, share),
         Threshold("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", both, d),
-        Threshold("largest k that still saves, one table and one map", "k(V + d) < V·d", one, d),
+        narrow,
     )

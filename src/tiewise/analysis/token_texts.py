@@ -1,6 +1,7 @@
 """Which token a word is, and what a token reads as, by the folder's own tokenizer.json.
 
-Needs the `tokenizers` library, unlike its neighbours.
+Without the `tokenizers` library, which a light install lacks, tokens read as their vocabulary writes them, bytes as
+text; to find a word's token needs it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tokenizers import Tokenizer
-
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.open_file import inside
 from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.data.byte_letters import byte_letters
 from tiewise.errors import DataError
+
+try:
+    from tokenizers import Tokenizer
+except ImportError:
+    Tokenizer = None  # type: ignore[assignment,misc]
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,35 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     """
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
+    if Tokenizer is None:
+        pieces = _pieces(folder)
+        return tuple(pieces.get(number, f"#{number}") for number in ids)
     tokenizer = _open(folder)
     return tuple(_text(tokenizer, number) for number in ids)
+
+
+def _pieces(folder: Folder) -> dict[int, str]:
+    """Texts of a vocabulary's pieces; those of bytes that are no whole character, and all other spellings, as written.
+
+    Raises:
+        DataError: tokenizer.json cannot be read.
+    """
+    found = read_tokenizer(folder)
+    if found is None or "tokenizer.json" not in found.files:
+        raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
+    decoder = folder.json("tokenizer.json").get("decoder")
+    byte_level = isinstance(decoder, dict) and decoder.get("type") == "ByteLevel"
+    bytes_ = {letter: byte for byte, letter in enumerate(byte_letters())} if byte_level else {}
+
+    def text(piece: str) -> str:
+        if not bytes_.keys() >= set(piece):
+            return piece.replace("▁", " ") if piece.startswith("▁") else piece
+        try:
+            return bytes(bytes_[letter] for letter in piece).decode()
+        except UnicodeDecodeError:
+            return piece
+
+    return {number: text(piece) for piece, number in found.base.items()} | dict(found.added)
 
 
 def _text(tokenizer: Tokenizer, number: int) -> str:
@@ -76,6 +109,8 @@ def _text(tokenizer: Tokenizer, number: int) -> str:
 
 
 def _open(folder: Folder) -> Tokenizer:
+    if Tokenizer is None:
+        raise DataError("the tokenizers library is not installed (pip install 'tiewise[torch]')")
     try:
         return Tokenizer.from_file(os.fspath(inside(folder.path, "tokenizer.json")))
     except Exception as error:  # the library raises plain Exception, whatever is wrong

@@ -186,25 +186,18 @@ def _known(
     around = None if ids is None else contexts(ids, rows)
     bins = None if around is None else by_frequency(around.counts)
     chosen = _sample(None if around is None else around.counts, rows, samples, seed)
-    unused = _unused(folder, rows, texts, None if around is None else around.counts)
+    unused = _unused(folder, rows, None if around is None else around.counts)
     scripts = None if texts is None else by_script(texts, () if unused is None else unused.tolist())
     return _Known(texts, scripts, around, bins, unused, chosen), missing
 
 
-def _unused(
-    folder: Folder, rows: int, texts: Texts | None, counts: NDArray[np.int64] | None
-) -> NDArray[np.int64] | None:
-    """Rows that no text can produce; None where no file says which tokens there are.
-
-    Files name such tokens reserved or unused, but so may a text: a plain word, or what the text has, is in use.
-    """
+def _unused(folder: Folder, rows: int, counts: NDArray[np.int64] | None) -> NDArray[np.int64] | None:
+    """Rows that no text can produce; None where no file says which tokens there are. What the text has is in use."""
     tokenizer = None if folder.single else read_tokenizer(folder)
     if tokenizer is None or not tokenizer.count:
         return None
     unused = np.ones(rows, bool)
     unused[[row for row in tokenizer.used if row < rows]] = False
-    if texts is not None:
-        unused &= [text is None or not text.strip().isalpha() for text in texts.of]
     if counts is not None:
         unused &= counts == 0
     return np.nonzero(unused)[0]

@@ -26,7 +26,7 @@ from tiewise.boundary.probe import Batch, counts_items, shifts_labels
 
 def correct_accounting(model: Any, batch: Batch, base: Tensor, journal: Journal) -> bool:
     """Set what the Trainer reads to what the model does; `base` is the batch's loss. Return whether labels shift."""
-    shifts = shifts_labels(model, batch, base)
+    shifts = shifts_labels(model, batch)
     if not _trainer_passes_items(model):
         return shifts
     try:

@@ -26,12 +26,13 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.boundary.initial import draw, sound_std, starting_nll
+from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of, refuse_bias
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.errors import SpecError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter
+from tiewise.random_logits import starting_nll
 from tiewise.spec import BoundarySpec
 from tiewise.vocabulary import Vocabularies
 
@@ -57,7 +58,9 @@ class Boundary(nn.Module):
     def __init__(self, spec: BoundarySpec | str, vocab: int | Vocabularies, width: int) -> None:
         super().__init__()
         self.spec = BoundarySpec.parse(spec)
-        self.vocab = Vocabularies.same(vocab) if isinstance(vocab, int) else vocab
+        self.vocab = vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab)
+        if not hasattr(width, "__index__") or width < 1:
+            raise SpecError(f"a width of {width!r}", "give D, a whole number")
         self.width = width
         if self.spec != self.spec.plainly():
             fix = "give the schedule to a training run; build the boundary without it"
@@ -103,8 +106,8 @@ class Boundary(nn.Module):
         start_from_rows(self.table_in, rows, freeze, self.spec)
 
     def predicted_nll(self) -> float:
-        """Expected loss (nats) of the first step for hidden states of norm √D that are independent of their tokens."""
-        return starting_nll(self.spec, self.vocab.outputs, self.width, self.spec.init or sound_std(self.width))
+        """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
+        return starting_nll(self.spec, self.vocab, self.width, self.spec.init or sound_std(self.width))
 
     def embed(self, ids: Tensor) -> Tensor:
         """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map)."""

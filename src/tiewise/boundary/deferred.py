@@ -7,13 +7,14 @@ reshape, a slice of positions. `Deferred` records them instead of computing:
     logits = logits / cap; logits = torch.tanh(logits); logits = logits * cap
     loss = F.cross_entropy(logits.float().view(-1, V), labels.view(-1))     # linear_cross_entropy(..., softcap=cap)
 
-It is no Tensor: nothing outside Python can touch it by accident, and what it does not know computes the real logits by
-repeating the recorded steps: slower, never different. Steps in place are refused, as there is nothing to change.
+It is no Tensor: nothing outside Python can touch it by accident, and what it does not know, a method or an argument of
+one, computes the real logits by repeating the recorded steps: slower, never different. What would be lost is refused:
+steps in place, as there is nothing to change, and hooks on a gradient that the fused loss never makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -21,14 +22,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
-from tiewise.boundary.described import Described
 from tiewise.boundary.fold import Fold
-from tiewise.boundary.indexing import split_index
-from tiewise.boundary.operators import AUGMENTED, COMMUTING, COMPUTED, RECORDED
 from tiewise.errors import UnsupportedError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
+from tiewise.ops.problem import compute_dtype
 
 
 @dataclass
@@ -45,103 +44,143 @@ class Counts:
         self.operations.clear()
 
 
-class Deferred(Described):
+class Deferred:
     """Logits [..., V] = steps(hidden [..., E] @ table [V, E]ᵀ + bias [V]) that have not been computed."""
+
+    __array_priority__ = Tensor.__array_priority__  # NumPy's numbers leave their operators to ours
 
     def __init__(self, hidden: Tensor, table: Tensor, bias: Tensor | None, counts: Counts) -> None:
         self.hidden, self.table, self.bias, self.counts = hidden, table, bias, counts
         self.fold = Fold(bias=bias)
         self.steps: tuple[tuple[Any, ...], ...] = ()
-        self.dtype = _product_dtype(hidden)
+        self.dtype = self.product = compute_dtype(hidden, table)
+        self.grad_mode = torch.is_grad_enabled()  # where the head was called
         self._real: Tensor | None = None
 
-    def _after(self, fold: Fold, *step: Any) -> Deferred:
+    def _after(self, fold: Fold, dtype: torch.dtype, *step: Any) -> Deferred:
         new = self._at(self.hidden)
-        new.fold, new.steps = fold, (*self.steps, step)
+        new.fold, new.dtype, new.steps = fold, dtype, (*self.steps, step)
         return new
 
     def _at(self, hidden: Tensor) -> Deferred:
         new = Deferred(hidden, self.table, self.bias, self.counts)
-        new.fold, new.steps, new.dtype = self.fold, self.steps, self.dtype
+        new.fold, new.steps, new.dtype, new.product = self.fold, self.steps, self.dtype, self.product
+        new.grad_mode = new.grad_mode and self.grad_mode
         return new
 
     def __repr__(self) -> str:
         return f"Deferred(shape={tuple(self.shape)}, dtype={self.dtype}, {len(self.steps)} steps)"
 
-    def float(self) -> Deferred:
-        """Cast to fp32 (the fused loss accumulates in fp32 in any case)."""
-        return self.to(torch.float32)
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the logits."""
+        return torch.Size((*self.hidden.shape[:-1], self.table.shape[0]))
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the logits."""
+        return self.hidden.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return self.hidden.dim()
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether computing them now would give a tensor with a gradient."""
+        leaves = (self.hidden, self.table, self.fold.bias)
+        return torch.is_grad_enabled() and self.grad_mode and any(x is not None and x.requires_grad for x in leaves)
+
+    def size(self, dim: int | None = None) -> Any:
+        """Shape, or one dimension of it."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return self.hidden.dim()
+
+    def numel(self) -> int:
+        """Number of logits."""
+        return prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def float(self, **kwargs: Any) -> Any:
+        """Cast to fp32, in which the fused loss accumulates in any case."""
+        return self.to(torch.float32, **kwargs)
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Cast to a wider type or stay on this device; anything else computes the logits."""
-        device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
-        stays = device is None or device == self.device
+        """Cast to fp32 or stay as it is; a copy, another device or another type computes the logits."""
+        try:
+            device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
+        except (RuntimeError, TypeError):  # a copy, deferred logits whose type is wanted, or nothing that torch knows
+            return self._compute("to", *args, **kwargs)
         dtype = dtype or self.dtype
-        if not stays or dtype != torch.promote_types(dtype, self.dtype):
-            return self.real("to").to(*args, **kwargs)
-        if dtype == self.dtype:
-            return self
-        new = self._after(self.fold, torch.Tensor.to, dtype)
-        new.dtype = dtype
-        return new
+        if device not in (None, self.device) or dtype not in (self.dtype, torch.float32) or layout is not None:
+            return self._compute("to", *args, **kwargs)
+        return self if dtype == self.dtype else self._after(self.fold, dtype, Tensor.to, dtype)
 
-    def contiguous(self, **kwargs: Any) -> Deferred:
+    def contiguous(self, *args: Any, **kwargs: Any) -> Any:
         """Return itself: logits that do not exist are contiguous."""
-        return self
+        return self._compute("contiguous", *args, **kwargs) if args or kwargs else self
 
-    def view(self, *shape: Any) -> Any:
+    def view(self, *shape: Any, **kwargs: Any) -> Any:
         """Reshape the leading dimensions."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         width = self.table.shape[0]
-        if sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width):
+        if sizes and (sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width)):
             return self._at(self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
-        return self.real("view").view(*shape)
+        return self._compute("view", *shape, **kwargs)
 
-    reshape = view
+    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
+        """Reshape the leading dimensions."""
+        return self._compute("reshape", **kwargs) if kwargs else self.view(*shape)
 
     def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
         """Merge leading dimensions."""
         if end_dim % self.ndim == self.ndim - 1:
-            return self.real("flatten").flatten(start_dim, end_dim)
+            return self._compute("flatten", start_dim, end_dim)
         return self._at(self.hidden.flatten(start_dim, end_dim))
 
     def __getitem__(self, index: Any) -> Any:
-        split = split_index(index, self.ndim)
+        split = _split_index(index, self.ndim)
         if split is None:
-            return self.real("__getitem__")[index]
+            return self._compute("__getitem__", index)
         positions, tokens = split
         hidden = self._at(self.hidden[positions])
         return hidden if tokens == slice(None) else hidden._narrow(tokens)
 
     def _narrow(self, tokens: slice) -> Any:
         if self.fold.bias is not self.bias or (self.bias is not None and self.fold.scale != 1.0):
-            return self.real("__getitem__")[..., tokens]
+            return self._compute("__getitem__", (..., tokens))
         new = self._at(self.hidden)
         new.table, new.bias = self.table[tokens], None if self.bias is None else self.bias[tokens]
         new.fold = Fold(self.fold.scale, new.bias, self.fold.post)
         return new
 
-    def __mul__(self, other: Any) -> Any:
+    def _times(self, other: Any) -> Deferred | None:
         fold = self.fold.times(other)
-        return self._compute("__mul__", other) if fold is None else self._after(fold, torch.Tensor.mul, other)
+        return None if fold is None else self._after(fold, self.dtype, Tensor.mul, other)
 
-    def __truediv__(self, other: Any) -> Any:
-        fold = self.fold.times(1 / other) if isinstance(other, int | float) else None
-        return self._compute("__truediv__", other) if fold is None else self._after(fold, torch.Tensor.div, other)
+    def _divided(self, other: Any) -> Deferred | None:
+        fold = self.fold.times(1 / other) if isinstance(other, int | float) and other else None
+        return None if fold is None else self._after(fold, self.dtype, Tensor.div, other)
 
-    def __add__(self, other: Any) -> Any:
+    def _plus(self, other: Any) -> Deferred | None:
         fold = self.fold.plus(other, self.table.shape[0]) if torch.is_tensor(other) else None
         if fold is None or other.dim() > self.ndim:
-            return self._compute("__add__", other)
-        return self._after(fold, torch.Tensor.add, other.reshape(-1))
-
-    __rmul__ = __mul__
-    __radd__ = __add__
+            return None
+        dtype = torch.promote_types(self.dtype, other.dtype)
+        if dtype not in (self.dtype, torch.float32):
+            return None
+        return self._after(fold, dtype, Tensor.add, other.reshape(-1))
 
     def tanh(self) -> Any:
         """Squash, as the middle of a soft-cap."""
         fold = self.fold.squashed()
-        return self.real("tanh").tanh() if fold is None else self._after(fold, torch.Tensor.tanh)
+        return self._compute("tanh") if fold is None else self._after(fold, self.dtype, Tensor.tanh)
 
     def cross_entropy(self, targets: Tensor, **options: Any) -> Tensor:
         """Fused loss of logits shaped [N, V] against `targets` [N]; options as in `LossOptions`."""
@@ -149,33 +188,31 @@ class Deferred(Described):
             self.counts.fused += 1
         scale, bias, softcap = self.fold.parts()
         everything = LossOptions(scale=scale, softcap=softcap, **options)
-        return linear_cross_entropy(self.hidden, self.table, targets, bias, everything)
+        with torch.set_grad_enabled(self.requires_grad):
+            loss = linear_cross_entropy(self.hidden, self.table, targets, bias, everything)
+        # transformers casts logits to fp32, which narrows those of an fp64 model: its loss is fp32 then
+        return loss.to(self.dtype) if loss.dtype == torch.float64 else loss
 
     def real(self, because: str = "real") -> Tensor:
         """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
-        if self._real is not None:
+        if self._real is not None and (self._real.requires_grad or not self.requires_grad):
             return self._real
-        logits = F.linear(self.hidden, self.table, self.bias)
-        for function, *arguments in self.steps:
-            logits = function(logits, *arguments)
+        # as the head would have: autocast and gradient mode may have changed since
+        kind = self.product
+        with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.to(kind)
+            logits = F.linear(self.hidden.to(kind), self.table.to(kind), bias)
+            for function, *arguments in self.steps:
+                logits = function(logits, *arguments)
         if not torch.compiler.is_compiling():
             self.counts.materialised += 1
             self.counts.operations.append(because)
             self._real = logits
         return logits
 
-    def _compute(self, name: str, *arguments: Any) -> Any:
-        return getattr(self.real(name), name)(*(_real(x, name) for x in arguments))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or not hasattr(torch.Tensor, name):
-            raise AttributeError(f"deferred logits have no attribute {name!r}")
-        if name.endswith("_"):
-            raise _in_place(name)
-        function = getattr(torch.Tensor, name)
-        if function in RECORDED:
-            return lambda *args, **kwargs: self.__torch_function__(function, (), (self, *args), kwargs)
-        return getattr(self.real(name), name)
+    def _compute(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = tree_map(lambda x: _real(x, name), (args, kwargs))
+        return getattr(self.real(name), name)(*args, **kwargs)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -186,13 +223,14 @@ class Deferred(Described):
             if loss is not None:
                 return loss
         deferred = bool(args) and isinstance(args[0], Deferred)
-        if not kwargs and func in (RECORDED if deferred else COMMUTING):
-            first, *rest = args if deferred else args[::-1]
-            return getattr(first, RECORDED[func])(*rest)
+        if deferred and func in _RECORDED and "out" not in kwargs:
+            return getattr(cls, _RECORDED[func])(*args, **kwargs)
+        if func in _COMMUTING and len(args) == 2 and not kwargs and not deferred:
+            return getattr(cls, _COMMUTING[func])(*args[::-1])
         name = getattr(func, "__name__", str(func))
-        mutates = (name.endswith("_") and not name.endswith("__")) or name in AUGMENTED
-        if (mutates and deferred) or isinstance(kwargs.get("out"), Deferred):
-            raise _in_place(name)
+        changed = (args[:1] if _in_place(name) or kwargs.get("inplace") else (), kwargs.get("out"))
+        if any(isinstance(x, Deferred) for x in tree_leaves(changed)):
+            raise _changes(name)
         args, kwargs = tree_map(lambda x: _real(x, name), (args, kwargs))
         return func(*args, **kwargs)
 
@@ -220,28 +258,85 @@ def _real(value: Any, because: str) -> Any:
     return value.real(because) if isinstance(value, Deferred) else value
 
 
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    kind = hidden.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
+    """Which positions and which tokens an index into logits [..., V] asks for; None where it does not slice tokens.
+
+    (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
+    """
+    items = index if isinstance(index, tuple) else (index,)
+    used, dots = [_dimensions(item) for item in items], sum(item is Ellipsis for item in items)
+    if None in used or dots > 1:
+        return None
+    if sum(used) != dims and (not dots or items[-1] is Ellipsis):  # type: ignore[arg-type]
+        return items, slice(None)
+    last = items[-1]
+    if not isinstance(last, slice) or last.step not in (None, 1):
+        return None
+    return (*items[:-1], slice(None)), last
 
 
-def _in_place(name: str) -> UnsupportedError:
+def _dimensions(item: Any) -> int | None:
+    """How many dimensions an item consumes; None where that takes more thought than it is worth."""
+    if item is Ellipsis or item is None:
+        return 0
+    if torch.is_tensor(item):
+        return item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
+    return 1 if isinstance(item, int | slice) and not isinstance(item, bool) else None
+
+
+def _in_place(name: str) -> bool:
+    augmented = name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")  # __imul__ of __mul__, not __invert__
+    return augmented or name in ("__setitem__", "__delitem__") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _changes(name: str) -> UnsupportedError:
     what = f"{name} would change logits in place, and these are deferred: never computed"
     return UnsupportedError(what, "use the operation that returns a new tensor, or take .real() first")
 
 
-def _computing(name: str) -> Callable[..., Any]:
-    return lambda self, *arguments: self._compute(name, *arguments)
+# name of a method -> what records it, where it can
+_RECORDERS = dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._times)
+_RECORDERS |= dict.fromkeys(("__add__", "__radd__", "add"), Deferred._plus)
+_COMMUTING_NAMES = tuple(_RECORDERS)
+_RECORDERS |= dict.fromkeys(("__truediv__", "div", "divide", "true_divide"), Deferred._divided)
 
 
-def _refusing(name: str) -> Callable[..., Any]:
-    def refuse(self: Deferred, *arguments: Any) -> Any:
-        raise _in_place(name)
+def _functions(names: Iterable[str]) -> dict[Any, str]:
+    """{function: name of its method}, as Dynamo, and a tensor on the left, route past the methods what they ask for.
 
-    return refuse
+    They are found by identity: a compiled function has no name that Dynamo could compare.
+    """
+    return {getattr(home, name): name for name in names for home in (torch, Tensor) if hasattr(home, name)}
 
 
-for _name in COMPUTED:
-    setattr(Deferred, _name, _computing(_name))
-for _name in AUGMENTED:
-    setattr(Deferred, _name, _refusing(_name))
+_COMMUTING = _functions(_COMMUTING_NAMES)
+_RECORDED = _functions([*_RECORDERS, "tanh", "flatten", "reshape"])
+
+
+def _method(name: str) -> Callable[..., Any]:
+    """What stands for a tensor's method: recorded, refused, or computed."""
+    record = _RECORDERS.get(name)
+
+    def method(self: Deferred, *args: Any, **kwargs: Any) -> Any:
+        if _in_place(name):
+            raise _changes(name)
+        if name in ("register_hook", "retain_grad"):
+            what = f"{name} asks for the gradient of logits, and these are deferred: the fused loss never makes it"
+            raise UnsupportedError(what, "take .real() first and compute the loss from that")
+        recorded = record(self, *args) if record is not None and len(args) == 1 and not kwargs else None
+        return self._compute(name, *args, **kwargs) if recorded is None else recorded
+
+    return method
+
+
+def _attribute(name: str) -> property:
+    return property(lambda self: getattr(self.real(name), name))
+
+
+_OPERATORS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__", "__reduce_ex__")
+_OF_OBJECTS = {*dir(Deferred), "__torch_dispatch__", "__setstate__", "dtype"}
+for _name in (*_OPERATORS, *(name for name in dir(Tensor) if name not in _OF_OBJECTS)):
+    if callable(getattr(Tensor, _name)):
+        setattr(Deferred, _name, _method(_name))
+    elif not _name.startswith("__"):
+        setattr(Deferred, _name, _attribute(_name))

@@ -9,6 +9,7 @@ A step that does not fit the form folds to None, and the caller computes.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from torch import Tensor
@@ -23,8 +24,8 @@ class Fold:
     post: float | None = None
 
     def times(self, factor: Any) -> Fold | None:
-        """Multiply by a Python number; a soft-cap is only known with a positive factor."""
-        if isinstance(factor, bool) or not isinstance(factor, int | float):
+        """Multiply by a finite Python number; a soft-cap is only known with a positive factor."""
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) < inf:
             return None
         if self.post is not None:
             return replace(self, post=self.post * factor) if factor > 0 else None

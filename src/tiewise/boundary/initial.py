@@ -1,4 +1,4 @@
-"""Where a boundary starts: the loss that its table's scale predicts, a sound scale, and drawing it."""
+"""Where a boundary starts: a sound scale of its tables, and drawing them."""
 
 from __future__ import annotations
 
@@ -6,21 +6,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from tiewise.random_logits import logit_std, predicted_nll
-from tiewise.spec import BoundarySpec
-
-
-def starting_nll(spec: BoundarySpec, vocab: int, d: int, std: float) -> float:
-    """Expected step-0 nll of `spec`'s boundary, tables drawn N(0, std²), under a body that knows nothing yet.
-
-    That is: hidden states of norm √d that are independent of their tokens. A tied table far above `sound_std` starts
-    higher still, because it meets itself.
-    """
-    return predicted_nll(vocab, logit_std(spec, d, std), softcap=spec.softcap)
-
 
 def sound_std(d: int) -> float:
-    """Return the default scale of a table's entries, d^-½: rows of unit norm.
+    """Return the default scale of a table's entries, d^-½: embedded rows of unit norm, whatever the table's width.
 
     The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
     both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).

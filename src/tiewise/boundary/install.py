@@ -114,17 +114,19 @@ def install(
         DataError: a file of vectors that cannot be used.
         InstallError: the model has no boundary, or not one that this library knows; the model is as it was.
     """
+    if not isinstance(model, nn.Module):
+        raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
     wanted = None if spec is None else BoundarySpec.parse(spec)
     if wanted is not None and wanted.vectors is not None:
         return _install_with_vectors(model, wanted, batch, tokenizer)
     return _install(model, wanted, wanted, batch)
 
 
-def reinstall(model: Any, spec: BoundarySpec | str | None) -> Installed:
+def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None = None) -> Installed:
     """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
     saved = None if spec is None else BoundarySpec.parse(spec)
     as_loaded = None if saved is None else replace(saved, init=None, vectors=None, freeze=False)
-    return _install(model, saved, as_loaded, None)
+    return _install(model, saved, as_loaded, batch)
 
 
 def _install_with_vectors(model: Any, spec: BoundarySpec, batch: Batch | None, tokenizer: Any) -> Installed:
@@ -152,6 +154,7 @@ def _install(
     """Install `build` and call it `spec`; `rows` are what the input table will start from, and must fit it."""
     old = link_of(model)
     if old is not None:
+        locate(model)  # says what sharding, adapters or quantisation have since made of its ends
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
             return _checked(model, old, batch)
         Installed(model, old).uninstall()

@@ -47,8 +47,10 @@ class LazyLogits(Tensor):
         if func in _FREE:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func is F.cross_entropy and isinstance(args[0] if args else None, LazyLogits):
-            loss = fused_cross_entropy(args[0].deferred, *args[1:], **kwargs)
+        first = args[0] if args else None
+        # logits that were read may have been changed since: their loss is that of what they are now
+        if func is F.cross_entropy and isinstance(first, LazyLogits) and first.deferred._real is None:
+            loss = fused_cross_entropy(first.deferred, *args[1:], **kwargs)
             if loss is not None:
                 return loss
         name = getattr(func, "__name__", str(func))

@@ -18,6 +18,8 @@ from torch import nn
 from tiewise.boundary.keys import partners
 from tiewise.errors import InstallError
 
+_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
 
 @dataclass(frozen=True)
 class Ends:
@@ -53,12 +55,18 @@ def locate(model: nn.Module) -> Ends:
     kind = type(model).__name__
     table = _ask(model, "get_input_embeddings")
     if table is None:
-        fix = "install works on models of tokens, before they are wrapped"
+        fix = "install works on models of tokens, loaded and before they are wrapped"
         raise InstallError(f"{kind} has no input embedding table", fix)
+    if not hasattr(model, "get_expanded_tied_weights_keys"):
+        fix = "install asks transformers' classes what they may tie; tiewise.Boundary is for models of your own"
+        raise InstallError(f"{kind} is no model of transformers", fix)
     head = _ask(model, "get_output_embeddings")
     if head is None:
         raise InstallError(_no_head(model), "load the model with a language-model head (…ForCausalLM, …ForMaskedLM)")
-    _check_head(kind, head)
+    if isinstance(head, nn.Embedding):
+        what = f"{kind}: its output head is an Embedding, whose use as a matrix only the model knows"
+        raise InstallError(what, "install needs a torch.nn.Linear head with a weight [V, E]")
+    _check_kind(f"{kind}: its output head", head, nn.Linear)
     modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     if id(head) not in names or id(table) not in names:
@@ -90,26 +98,25 @@ def _no_head(model: nn.Module) -> str:
     return f"{kind} is an encoder or body without a token head"
 
 
-def _check_head(kind: str, head: Any) -> None:
-    fix = "install needs a torch.nn.Linear head with a weight [V, E]"
-    if isinstance(head, nn.Embedding):
-        raise InstallError(f"{kind}: its output head is an Embedding, whose use as a matrix only the model knows", fix)
-    if not isinstance(head, nn.Linear):
-        raise InstallError(f"{kind}: its output head is a {type(head).__name__}", fix)
-    if not isinstance(head.weight, nn.Parameter) or not head.weight.is_floating_point():
-        fix = "quantise after training, or keep the head in bf16 or fp32"
-        raise InstallError(f"{kind}: its output head holds quantised weights", fix)
-    if type(head).__module__.startswith(("bitsandbytes", "peft")):
-        fix = "install before adapters are added, and do not quantise the head"
-        raise InstallError(f"{kind}: its output head is a {type(head).__module__}.{type(head).__name__}", fix)
+def _check_kind(where: str, module: Any, wanted: type[nn.Module]) -> None:
+    """Refuse what is not, or no longer, a `wanted` with a plain weight: wrapped, quantised or sharded."""
+    kind, home = type(module).__qualname__, type(module).__module__
+    fix = f"install needs a torch.nn.{wanted.__name__} with a weight [V, E]: install before adapters or quantisation"
+    if not isinstance(module, wanted) or home.startswith(("bitsandbytes.", "peft.")):
+        raise InstallError(f"{where} is a {kind} of {home}", fix)
+    weight = module.weight
+    if hasattr(weight, "full_tensor"):
+        fix = "install before fully_shard or tensor parallelism, and keep what install returned"
+        raise InstallError(f"{where} is sharded, its weight a {type(weight).__name__}", fix)
+    made = type(weight)  # isinstance calls a Parameter what only has such a mark, a quantised tensor's class say
+    if weight.dtype not in _DTYPES or not (made is torch.Tensor or issubclass(made, nn.Parameter)):
+        raise InstallError(f"{where} holds quantised weights ({made.__name__}, {weight.dtype})", fix)
+    if made is torch.Tensor:
+        raise InstallError(f"{where} has a weight that is computed, no Parameter", "remove what computes it first")
 
 
 def _check_lookup(where: str, module: Any) -> None:
-    if not isinstance(module, nn.Embedding):
-        fix = "install needs a torch.nn.Embedding with a weight [V, E]"
-        raise InstallError(f"{where} is a {type(module).__name__}", fix)
-    if not torch.is_floating_point(module.weight):
-        raise InstallError(f"{where} holds quantised weights", "keep the table in bf16 or fp32")
+    _check_kind(where, module, nn.Embedding)
     if module.max_norm is not None:
         raise InstallError(f"{where} has max_norm: it rewrites rows during the forward", "build it without max_norm")
     if module.sparse:

@@ -14,9 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
 
 from tiewise.boundary.deferred import Deferred
 from tiewise.boundary.link import NAME, Link
+
+BACKWARD_HOOK = "a backward hook on its output head"
 
 
 class Swapped:
@@ -85,10 +88,18 @@ class Head(nn.Linear):
         table, bias = link.table(self.weight), self.bias
         scaled = self.output_scale != 1.0
         first = None if scaled else bias
-        logits = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
+        logits: Any = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
         if scaled:
             logits = logits * self.output_scale
             logits = logits if bias is None else logits + bias
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
+        if isinstance(logits, Deferred) and _asks_backward(self):
+            return logits.real(BACKWARD_HOOK)
         return logits
+
+
+def _asks_backward(module: nn.Module) -> bool:
+    """Whether a backward hook, its own or one for all modules, wants the gradient of what `module` returns."""
+    everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+    return bool(module._backward_hooks or module._backward_pre_hooks or everywhere)

@@ -3,7 +3,7 @@
 transformers decides by class names and signatures whether a loss shifts its labels and whether it divides by the
 number of items it is told. Names are wrong for a quarter of the classes, so the model is asked instead:
 
-    shifts          the label at position 0 changes nothing
+    shifts          the label at position 0 counts for nothing, even where it is the only one
     counts items    another `num_items_in_batch` changes the loss
 """
 
@@ -70,22 +70,27 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, An
     return output["loss"], next((value for key, value in output.items() if "logits" in key), None)
 
 
-def changes(model: Any, batch: Batch, base: Tensor, **others: Any) -> bool:
-    """Whether the loss depends on what `others` replaces in the batch."""
-    loss, _ = run(model, {**batch, **others})
-    return not torch.allclose(loss.float(), base.float(), rtol=1e-4, atol=0)
+def shifts_labels(model: Any, batch: Batch) -> bool:
+    """Whether position 0's label never counts, because position i predicts label i + 1.
 
-
-def shifts_labels(model: Any, batch: Batch, base: Tensor) -> bool:
-    """Whether position 0's label never counts, because position i predicts label i + 1."""
-    labels = batch["labels"].clone()
-    labels[:, 0] = -100
-    return not changes(model, batch, base, labels=labels)
+    With every label ignored, and with every label but those of position 0, a loss that shifts has nothing to count: it
+    is the same nan, 0 or auxiliary loss.
+    """
+    nothing = torch.full_like(batch["labels"], -100)
+    first = nothing.clone()
+    first[:, 0] = batch["labels"].max()  # those of the batch may be ignored
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:  # which ignored labels cannot be made into
+        batch = {"decoder_input_ids": batch["labels"].clamp(min=0), **batch}
+    without, counted = (run(model, {**batch, "labels": labels})[0] for labels in (nothing, first))
+    # an auxiliary loss may differ by the rounding of kernels that sum in any order, a label by whole nats
+    return torch.allclose(counted, without, rtol=1e-5, atol=0, equal_nan=True)
 
 
 def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
     """Whether the loss is divided by the `num_items_in_batch` it is given."""
-    return changes(model, batch, base, num_items_in_batch=torch.tensor(1000, device=base.device))
+    more = torch.tensor(2 * batch["labels"].numel(), device=base.device)  # than any mean was divided by
+    loss, _ = run(model, {**batch, "num_items_in_batch": more})
+    return not torch.allclose(loss.float(), base.float(), rtol=1e-4, atol=0)
 
 
 def real_logits(logits: Any) -> Tensor | None:

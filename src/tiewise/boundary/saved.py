@@ -34,10 +34,10 @@ from transformers.conversion_mapping import get_checkpoint_conversion_mapping, r
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tiewise.boundary.attach import attach
-from tiewise.boundary.declare import own_config
+from tiewise.boundary.declare import declare_tying, own_config
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.keys import depth_keys
-from tiewise.boundary.link import Link
+from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.modules import Swapped, make
 from tiewise.errors import InstallError
 from tiewise.spec import BoundarySpec
@@ -95,6 +95,29 @@ class FamilyModel(Swapped):
         """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
         own: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
         return {**own, **depth_keys(self)}
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
+        """Resize the tables as the family does, each still in its own module.
+
+        transformers makes a new head, which has no map, scale or cap, and puts one lookup in the place of all of
+        them, so that a map has several names. It also freezes or frees a map as it finds the map's table.
+        """
+        link = link_of(self)  # type: ignore[arg-type]
+        ends: list[tuple[str, Any]] = [] if link is None else [*link.ends.lookups, (link.ends.head_name, link.head)]
+        trained = [(p, p.requires_grad) for _, module in ends for p in module.parameters()]
+        resized = super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
+        for parameter, trains in trained:
+            parameter.requires_grad_(trains)
+        for name, module in ends:
+            made = self.get_submodule(name)  # type: ignore[attr-defined]
+            if made is not module:
+                for attribute in ("weight", "bias", "num_embeddings", "padding_idx", "out_features"):
+                    if hasattr(module, attribute):
+                        setattr(module, attribute, getattr(made, attribute))
+                self.set_submodule(name, module)  # type: ignore[attr-defined]
+        if link is not None:  # BART's tables are one from here on, BERT's biases too, whatever the flag said
+            declare_tying(self, link.ends, Journal())
+        return resized
 
     def _adjust_bias(self, module: Any, table: Any) -> None:
         """Fit a head's bias to a tied table, as transformers does for whatever is tied; layers have nothing to fit."""

@@ -24,6 +24,7 @@ from tiewise.boundary.link import link_of
 from tiewise.boundary.saved import declare_boundary
 from tiewise.errors import SpecError, UnsupportedError
 
+KEEP, STATE = ("input", "output", "mean"), ("copy", "split", "reset")
 # What each known optimizer keeps per parameter and that is linear in the gradient or in its square.
 FIRST = ("momentum_buffer", "exp_avg")
 SECOND = ("exp_avg_sq", "max_exp_avg_sq")
@@ -44,8 +45,8 @@ def untie(installed: Installed, optimizer: torch.optim.Optimizer | None = None, 
         SpecError: an unknown `state`, or a boundary that is not tied.
         UnsupportedError: an optimizer that keeps what this function does not know.
     """
-    if state not in ("copy", "split", "reset"):
-        raise SpecError(f"unknown optimizer state {state!r}", "choose copy, split or reset")
+    if state not in STATE:
+        raise SpecError(f"unknown optimizer state {state!r}", f"choose one of {', '.join(STATE)}")
     if installed.spec.kind != "tied":
         raise SpecError(f"{installed.spec} cannot be untied", "untie a model whose boundary is tied")
     table_in = installed.tables()[0]
@@ -73,8 +74,8 @@ def tie(installed: Installed, optimizer: torch.optim.Optimizer | None = None, ke
         SpecError: an unknown `keep`, or a boundary that is not untied.
         UnsupportedError: as in `untie`.
     """
-    if keep not in ("input", "output", "mean"):
-        raise SpecError(f"unknown keep {keep!r}", "choose input, output or mean")
+    if keep not in KEEP:
+        raise SpecError(f"unknown keep {keep!r}", f"choose one of {', '.join(KEEP)}")
     if installed.spec.kind != "untied":
         raise SpecError(f"{installed.spec} cannot be tied", "tie a model whose boundary is untied")
     table_in, table_out = installed.tables()

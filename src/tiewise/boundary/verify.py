@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tiewise.boundary.link import Link
+from tiewise.boundary.modules import BACKWARD_HOOK
 from tiewise.boundary.plain import plainly
 from tiewise.boundary.probe import Batch, real_logits, run
 from tiewise.errors import InstallError, TiewiseError
@@ -31,16 +32,17 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
         reference, reference_logits = _run(model, batch, training=False)
         reference_logits = real_logits(reference_logits)
     loss, logits = _run(model, batch, training=False)
-    tolerance = _TOLERANCE[link.head.weight.dtype]
-    _agree(f"{kind}: loss", loss, reference, tolerance)
+    _agree(f"{kind}: loss", loss, reference, link.head.weight.dtype)
     if reference_logits is not None:
-        _agree(f"{kind}: logits", real_logits(logits), reference_logits, tolerance)
+        _agree(f"{kind}: logits", real_logits(logits), reference_logits, link.head.weight.dtype)
     link.counts.reset()
     _run(model, batch, training=True)
     if link.counts.materialised:
         operations = ", ".join(dict.fromkeys(link.counts.operations))
         fix = "tiewise knows scales, one soft-cap, biases before it, casts, reshapes and slices between head and loss"
-        if link.structure.softcap is not None:
+        if BACKWARD_HOOK in link.counts.operations:
+            fix = "register the hook after install: it fires, and the logits are computed as long as it is there"
+        elif link.structure.softcap is not None:
             fix = "leave softcap out: this family has steps of its own behind its head"
         raise InstallError(f"{kind} does something else to its logits before the loss: {operations}", fix)
     if not link.counts.fused:
@@ -65,7 +67,8 @@ def _family(model: Any) -> str:
     return getattr(type(model), "plain_class", type(model)).__name__
 
 
-def _agree(what: str, got: Tensor | None, wanted: Tensor, tolerance: float) -> None:
+def _agree(what: str, got: Tensor | None, wanted: Tensor, kind: torch.dtype) -> None:
+    tolerance = max(_TOLERANCE[kind], _TOLERANCE[wanted.dtype])  # families cast the logits of an fp64 model to fp32
     if got is None or got.shape != wanted.shape:
         raise InstallError(f"{what} changed shape", "please report this model")
     distance = (got.double() - wanted.double()).abs().max() / wanted.double().abs().max().clamp_min(1e-12)

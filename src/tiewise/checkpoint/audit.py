@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tiewise.checkpoint.rules import RULES, matching
 from tiewise.errors import CheckpointError
 
 FILE = "file"
+MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 def check(
@@ -96,11 +98,30 @@ class _Choice:
             why = self.obstacle(rule, kind)
             if why is None:
                 ran.append(rule.id)
-                found += rule.check(facts)
+                found += _counted(rule.check(facts))
             else:
                 skipped[rule.id] = why
         found.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), finding.rule))
         return replace(audit, findings=tuple(found), ran=tuple(ran), skipped=skipped, scan=self.scan, deep=self.deep)
+
+
+def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield ten findings of each kind, and one that stands for all others of it."""
+    seen: Counter[tuple[str, str, bool]] = Counter()
+    last: dict[tuple[str, str, bool], Finding] = {}
+    for finding in findings:
+        kind = finding.rule, finding.severity, finding.safe
+        seen[kind] += 1
+        if seen[kind] <= MOST_OF_A_KIND:
+            yield finding
+        last[kind] = finding
+    for kind, finding in last.items():
+        left = seen[kind] - MOST_OF_A_KIND
+        if left == 1:
+            yield finding
+        elif left > 1:
+            what = f"{left:,} more of {seen[kind]:,} findings of this kind, the last at {finding.where}"
+            yield replace(finding, evidence=what, count=left)
 
 
 def _checkpoint(path: Path, folder: Folder, rules: _Choice, progress: Progress) -> Audit:

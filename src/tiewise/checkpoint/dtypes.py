@@ -59,3 +59,24 @@ FLOATING = ("F64", "F32", "F16", "BF16")  # what a table is stored in, unless it
 def widened(values: NDArray) -> NDArray[np.float32] | NDArray[np.float64]:
     """Return floating values as fp32, fp64 as it is; every stored type fits without rounding."""
     return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
+
+
+def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] | float = 0.0) -> NDArray:
+    """Return `values + lost` in a stored floating type, rounded once, to the nearest and of two to the even.
+
+    `lost` is less than half a unit in the last place of `values`: what an addition in fp64 left over.
+    """
+    if dtype == "F64":
+        return values
+    values = _odd(values, lost)
+    if dtype == "BF16":  # which numpy reaches by way of fp32, rounding twice
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        values = _odd(single, values - single)
+    return values.astype(NUMPY[dtype])
+
+
+def _odd(values: NDArray, lost: NDArray | float) -> NDArray:
+    """Make the last bit say that something was lost, so that a narrower type rounds to the right side."""
+    even = values.view(f"i{values.itemsize}") & 1 == 0
+    return np.where(even & (lost != 0), np.nextafter(values, np.copysign(np.inf, lost).astype(values.dtype)), values)

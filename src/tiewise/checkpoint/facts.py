@@ -14,7 +14,8 @@ from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, model_leve
 from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import SAME_VALUES, Likeness, likeness, same_bytes
+from tiewise.checkpoint.likeness import SAME_VALUES, Likeness, likeness, same_numbers
+from tiewise.checkpoint.names import in_layer, is_foreign
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
@@ -23,6 +24,7 @@ from tiewise.spec import BoundarySpec
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed
+_WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
@@ -128,6 +130,69 @@ class Facts:
         return None if table is None or head is None else self.compare(table, head)
 
     @cached_property
+    def unplaced(self) -> list[Stored]:
+        """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
+        roles = self.roles
+        placed = (*roles.inputs, roles.output, *roles.positions, *roles.biases)
+        known = {tensor.name for tensor in placed if tensor is not None}
+        rows = {end.rows for end in (roles.input, roles.output) if end is not None} | self.vocabularies
+        return [
+            tensor
+            for tensor in self.folder.tensors.values()
+            if len(tensor.shape) == 2 and not rows.isdisjoint(tensor.shape) and tensor.name not in known
+            if not in_layer(tensor.name) and not is_foreign(tensor.name)
+        ]
+
+    def explains(self, table: Stored) -> bool:
+        """Whether a table is as wide as the model, or as something that the config or a stored map says."""
+        if self.text is None or self.text.hidden_size in (None, table.shape[1]):
+            return True
+        if any(table.shape[1] in tensor.shape for tensor in self.roles.maps):  # maps may follow one another
+            return True
+        return any(
+            value == table.shape[1]
+            for level in self.levels.values()
+            for key, value in level.items()
+            if any(word in key for word in _WIDTH_KEYS) and type(value) is int
+        )
+
+    @cached_property
+    def misfits(self) -> dict[str, tuple[int, ...]]:
+        """{stored bias of the head: shape that the class gives it} where the two are not the same."""
+        roles = self.roles
+        ends = ((roles.output, roles.quantised_output), (roles.input, roles.quantised_input))
+        rows = [end.rows for end, packed in ends if end is not None and not packed]
+        rows += [self.text.vocab_size] if self.text is not None and self.text.vocab_size is not None else []
+        if roles.known is None or not rows:
+            return {}
+        found: dict[str, tuple[int, ...]] = {}
+        for name, tensor in self.folder.tensors.items():
+            if name.endswith("bias") and not in_layer(name) and (own := roles.known.loaded_as(name)) is not None:
+                wanted = (1, rows[0]) if own == "final_logits_bias" else (rows[0],)
+                found |= {name: wanted} if tensor.shape != wanted else {}
+        return found
+
+    @cached_property
+    def half_read(self) -> list[Stored]:
+        """Input tables that transformers does not load under their names, where it loads another one of several."""
+        roles = self.roles
+        return [] if roles.read_input is None else [table for table in roles.inputs if table.name in roles.unread]
+
+    @cached_property
+    def fresh(self) -> tuple[tuple[str, str], ...]:
+        """(tensor that starts anew, the stored one that it would be tied to) of an untied model, beside its head."""
+        roles, own = self.roles, self.config.get("model_type") == OWN_TYPE
+        if self.claims.tied is not False or own or roles.headless or not self.complete:
+            return ()
+        stored = {tensor.name for tensor in (*roles.inputs, *roles.biases)} - set(roles.unread)
+        head = {roles.output_name, roles.unread.get(roles.output_name or "")}
+        return tuple(
+            (target, source)
+            for target, source in roles.ties.items()
+            if target not in head and target not in stored and source in stored
+        )
+
+    @cached_property
     def truth(self) -> bool | None:
         """What the tensors say of tying: False where a head of other values is stored; None where it is not known."""
         if self.roles.headless or self.roles.input is None or not self.complete:
@@ -164,8 +229,8 @@ class Facts:
         )
 
     def same(self, a: Stored, b: Stored) -> bool:
-        """Whether two tensors hold the same bytes. Reads them."""
-        return same_bytes(a, b, lambda done: self.progress(f"comparing {short(a.name)}", done, a.nbytes))
+        """Whether one tensor can stand for the other: same bytes, or same numbers. Reads them."""
+        return same_numbers(a, b, lambda done: self.progress(f"comparing {short(a.name)}", done, a.nbytes))
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line of a rewriting verb for this checkpoint."""

@@ -5,12 +5,13 @@ The data is made by `tools/make_families.py` from the classes themselves, and sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.names import read_data
+from tiewise.checkpoint.names import module_of, read_data
 
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
 
@@ -29,6 +30,8 @@ class Ends:
         tied: tensors that the class may tie, {target: source}.
         disk: {module or bias: its name in a saved file} where that differs.
         prefix: of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
+        loads: {module or bias: every other name in a file that transformers loads into it}; None where the prefix,
+            put before a name or taken away, is all that it forgives.
         decides: levels of the config whose flags decide.
         joined: "any" where one of several deciding levels that says true is enough; else "".
         always: tied whatever the flag says.
@@ -44,10 +47,48 @@ class Ends:
     tied: Mapping[str, str] = field(default_factory=dict)
     disk: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""
+    loads: Mapping[str, Sequence[str]] | None = None
     decides: tuple[str, ...] = ("",)
     joined: str = ""
     always: bool = False
     never: bool = False
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Names of modules that are loaded into the ends, but for what stands before them."""
+        own = [name for name in (*self.inputs, self.output) if name is not None]
+        return (*own, *(name for names in (self.loads or {}).values() for name in names))
+
+    def renamed(self, rename: Callable[[str], str]) -> Ends:
+        """The same ends under other names."""
+
+        def tensor(name: str) -> str:
+            module, parameter = module_of(name)
+            return f"{rename(module)}.weight" if parameter == "weight" else rename(name)
+
+        return replace(
+            self,
+            inputs=tuple(map(rename, self.inputs)),
+            output=None if self.output is None else rename(self.output),
+            biases=tuple(map(rename, self.biases)),
+            positions=tuple(map(rename, self.positions)),
+            maps=tuple(map(rename, self.maps)),
+            tied={tensor(target): tensor(source) for target, source in self.tied.items()},
+        )
+
+    def loaded_as(self, name: str) -> str | None:
+        """The module at an end, or the bias, that transformers loads what a file calls `name` into; None for none.
+
+        As `rename_source_key` of its `core_model_loading` does it, in which the prefix is a pattern.
+        """
+        known = {*self.inputs, *self.biases, self.output}
+        if self.loads is not None:
+            spelt = {other: own for own, names in self.loads.items() for other in (own, *names)}
+            return spelt.get(name, None if self.prefix else spelt.get(name[1:]))  # an empty pattern takes one letter
+        bare = re.sub(f"^{self.prefix}.", "", name, count=1)
+        if name.startswith(self.prefix) and bare in known:
+            return bare
+        return next((own for own in (f"{self.prefix}.{name}", name) if own in known), None)
 
 
 @dataclass(frozen=True)
@@ -127,5 +168,5 @@ def _rank(name: str) -> tuple[int, str]:
 def _ends(name: str, entry: Mapping[str, Any]) -> Ends:
     lists = {"biases": "bias"} | {key: key for key in ("inputs", "positions", "maps", "decides")}
     made: dict[str, Any] = {to: tuple(entry[key]) for to, key in lists.items() if key in entry}
-    plain = ("output", "tied", "disk", "prefix", "joined", "always", "never")
+    plain = ("output", "tied", "disk", "prefix", "loads", "joined", "always", "never")
     return Ends(name, **made, **{key: entry[key] for key in plain if key in entry})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ from tiewise.errors import CheckpointError
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
-MOST_FILES = 100_000
+TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest known has some hundred and 140,000
+MOST_CONFIG = 8 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
@@ -72,9 +75,20 @@ class Folder:
         """Files of pickled or foreign weights: named, never opened."""
         return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))
 
+    @property
+    def opened(self) -> str | None:
+        """The file that transformers opens of this folder, or the index that it follows; None where it finds none."""
+        named = None if self.config is None else self.config.get("transformers_weights")
+        looked_for = (named,) if isinstance(named, str) else (SINGLE, INDEX, TORCH, TORCH_INDEX)
+        return self.files[0] if self.single else next((name for name in looked_for if self.has(name)), None)
+
     def has(self, name: str) -> bool:
         """Whether an entry of this name lies directly in the folder."""
-        return name in self.files
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.files)
 
     def json(self, name: str) -> Any:
         """Return what the JSON file `name` of the folder holds.
@@ -104,11 +118,12 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
     path = Path(path)
-    if path.is_dir():
+    if os.path.isdir(path):
         return _folder(path)
-    if path.suffix == ".safetensors" or path.is_file():
+    if path.suffix == ".safetensors" or os.path.isfile(path):
         return _file(path)
-    raise CheckpointError(f"{path}: no such file or folder", "give a checkpoint folder, or one .safetensors file")
+    what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+    raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
 
 
 def _file(path: Path) -> Folder:
@@ -137,15 +152,24 @@ def _folder(path: Path) -> Folder:
     wanted = sorted(set(index.weight_map.values())) if index is not None else stored
     if index is None and SINGLE in stored:
         wanted = [SINGLE]
-    headers = {}
+    if len(wanted) > MOST_SHARDS:
+        raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", "give the checkpoint's own folder")
+    headers: dict[str, Header] = {}
+    there, tensors = frozenset(names), 0
     for name in wanted:
         try:
+            if name not in there:
+                raise CheckpointError(f"{path / name}: no such file", "check the path")
             headers[name] = read_header(inside(path, name))
         except CheckpointError as error:
             faults.note(name, error)
-    tensors, copies = _gather(headers, index)
-    extra = tuple(name for name in stored if name not in wanted)
-    return Folder(path, names, config, index, headers, tensors, copies, extra, tuple(faults.found))
+            continue
+        tensors += len(headers[name].tensors)
+        if tensors > MOST_TENSORS:
+            fix = "give the checkpoint's own folder"
+            raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", fix)
+    extra = tuple(name for name in sorted(set(stored) - set(wanted)))
+    return Folder(path, names, config, index, headers, *_gather(headers, index), extra, tuple(faults.found))
 
 
 def _gather(headers: dict[str, Header], index: Index | None) -> tuple[dict[str, Stored], tuple[Stored, ...]]:
@@ -178,7 +202,7 @@ def _listing(path: Path) -> tuple[str, ...]:
 
 def _config(path: Path, faults: _Faults) -> dict[str, Any] | None:
     try:
-        record = read_json(os.fspath(inside(path, CONFIG)))
+        record = read_json(os.fspath(inside(path, CONFIG)), most=MOST_CONFIG)
         if isinstance(record, dict):
             return record
         raise CheckpointError(f"{path / CONFIG}: no JSON object", "take it from its source again")
@@ -194,7 +218,11 @@ def _index(path: Path, faults: _Faults) -> Index | None:
         weight_map = record.get("weight_map") if isinstance(record, dict) else None
         if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
             raise CheckpointError(f"{path / INDEX}: it has no weight_map from tensors to files", fix)
-        for file in sorted(set(weight_map.values())):
+        files = set(weight_map.values())
+        if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
+            what = f"{path / INDEX}: {len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
+            raise CheckpointError(what, fix)
+        for file in sorted(files):
             if file != Path(file).name:
                 raise CheckpointError(
                     f"{path / INDEX}: names the file {short(file)}, which does not lie in the folder", fix

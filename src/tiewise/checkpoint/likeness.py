@@ -1,6 +1,7 @@
 """How alike two stored tables are, decided by their bytes.
 
     identical     every byte equal
+    zeros' signs  every number equal, some zeros are negative at one end only
     same values   equal once both are cast to the narrower of their types (one end was saved in another precision)
     some rows     most rows equal, some not (rows trained, added or re-initialised at one end only)
     close         every row differs a little (both ends drifted apart from one table)
@@ -22,7 +23,8 @@ from tiewise.checkpoint.dtypes import BITS, FLOATING, NUMPY
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import Reader
 
-IDENTICAL, SAME_VALUES, SOME_ROWS, CLOSE, UNRELATED = "identical", "same values", "some rows", "close", "unrelated"
+IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
+SOME_ROWS, CLOSE, UNRELATED = "some rows", "close", "unrelated"
 SCAN_BYTES = 2**20  # large enough for few system calls, small enough for two of them to stay in the cache
 FEW = 0.5  # a pair is "some rows" while no more than this share of its rows differs
 NEAR = 0.1  # and "close" while ‖a − b‖ is at most this share of ‖a‖
@@ -38,10 +40,12 @@ class Likeness:
     Args:
         kind: one of the words above.
         rows: rows compared.
-        differing: rows that differ after the cast (0 for `identical` and `same values`).
+        differing: rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`).
         first: the first of them, at most eight.
         relative: ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs.
         largest: largest absolute difference of an element over those rows.
+        nan: some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two
+            differ even where every byte is equal.
     """
 
     kind: str
@@ -50,15 +54,34 @@ class Likeness:
     first: tuple[int, ...] = ()
     relative: float = 0.0
     largest: float = 0.0
+    nan: bool = False
 
     @property
     def equal(self) -> bool:
-        """Whether one can stand for the other: the same bytes."""
-        return self.kind == IDENTICAL
+        """Whether one can stand for the other: the same bytes, or the same numbers."""
+        return self.kind in (IDENTICAL, SIGNS)
 
 
-def same_bytes(a: Stored, b: Stored, tick: Progress = lambda done: None) -> bool:
-    """Whether two tensors hold the same bytes; `tick` hears the bytes compared so far (of one of them)."""
+def same_numbers(a: Stored, b: Stored, tick: Progress = lambda done: None) -> bool:
+    """Whether one tensor can stand for another of its type: the same bytes, but for the signs of zeros.
+
+    `tick` hears the bytes compared so far (of one of them).
+    """
+    if same_bytes(a, b, tick):
+        return True
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
+        return False
+    with Reader(a) as one, Reader(b) as other:
+        return not any(len(_differing(one.rows(*span), other.rows(*span))) for span in one.spans())
+
+
+def same_bytes(
+    a: Stored, b: Stored, tick: Progress = lambda done: None, look: Callable[[NDArray], None] = lambda block: None
+) -> bool:
+    """Whether two tensors hold the same bytes; `tick` hears the bytes compared so far (of one of them).
+
+    `look` is shown every block of equal bytes.
+    """
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     left, right = np.empty(SCAN_BYTES, np.uint8), np.empty(SCAN_BYTES, np.uint8)
@@ -69,6 +92,7 @@ def same_bytes(a: Stored, b: Stored, tick: Progress = lambda done: None) -> bool
             other.into(right.data[:count], start)
             if not np.array_equal(_words(left[:count]), _words(right[:count])):
                 return False
+            look(left[:count])
             tick(start + count)
     return True
 
@@ -80,17 +104,16 @@ def likeness(a: Stored, b: Stored, tick: Progress = lambda done: None) -> Likene
     """
     if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
         return None
-    if same_bytes(a, b):
-        tick(a.nbytes)
-        return Likeness(IDENTICAL, a.rows)
-    narrow = min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))
-    kind = NUMPY[narrow]
     tally = _Tally()
+    if same_bytes(a, b, look=lambda block: tally.look(block.view(NUMPY[a.dtype]))):
+        tick(a.nbytes)
+        return Likeness(IDENTICAL, a.rows, nan=tally.nan)
+    narrow = min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
-            tally.add(start, one.rows(start, stop), other.rows(start, stop), kind)
+            tally.add(start, one.rows(start, stop), other.rows(start, stop), NUMPY[narrow])
             tick(stop * one.row_bytes)
-    return tally.verdict(a.rows)
+    return tally.verdict(a.rows, SIGNS if a.dtype == b.dtype else SAME_VALUES)
 
 
 class _Tally:
@@ -99,10 +122,18 @@ class _Tally:
         self.measured = 0
         self.first: list[int] = []
         self.error = self.norm = self.largest = 0.0
+        self.nan = False
+
+    def look(self, block: NDArray) -> None:
+        """Remember whether a block holds NaN, whose bits without the sign are above those of infinity."""
+        bits = block.view(f"u{block.itemsize}")
+        infinity = np.array(np.inf, block.dtype).view(bits.dtype)
+        self.nan = self.nan or bool((bits & np.iinfo(f"i{block.itemsize}").max).max(initial=0) > infinity)
 
     def add(self, start: int, a: NDArray, b: NDArray, kind: np.dtype) -> None:
         left, right = (np.ascontiguousarray(x.astype(kind, copy=False)) for x in (a, b))
-        rows = np.nonzero((_row_words(left) != _row_words(right)).any(axis=1))[0]
+        rows = _differing(left, right)
+        self.look(left)
         if not len(rows):
             return
         self.differing += len(rows)
@@ -115,12 +146,19 @@ class _Tally:
             self.norm += float(np.square(x).sum())
             self.largest = max(self.largest, float(np.abs(x - y).max(initial=0.0)))
 
-    def verdict(self, rows: int) -> Likeness:
+    def verdict(self, rows: int, equal: str) -> Likeness:
         if not self.differing:
-            return Likeness(SAME_VALUES, rows)
+            return Likeness(equal, rows, nan=self.nan)
         relative = float(np.sqrt(self.error / self.norm)) if self.norm > 0 else float("inf")
         kind = SOME_ROWS if self.differing <= FEW * rows else CLOSE if relative <= NEAR else UNRELATED
-        return Likeness(kind, rows, self.differing, tuple(self.first), relative, self.largest)
+        return Likeness(kind, rows, self.differing, tuple(self.first), relative, self.largest, self.nan)
+
+
+def _differing(a: NDArray, b: NDArray) -> NDArray:
+    """Rows of two arrays of one type that differ: in bytes, and then, as zero and NaN have several, in numbers."""
+    rows = np.nonzero((_row_words(a) != _row_words(b)).any(axis=1))[0]
+    x, y = (table.reshape(len(table), table.size // max(1, len(table)))[rows] for table in (a, b))
+    return rows[~((x == y) | (np.isnan(x) & np.isnan(y))).all(axis=1)]
 
 
 def _words(data: NDArray) -> NDArray:

@@ -1,40 +1,56 @@
 """What each loader makes of a checkpoint: one folder, different models.
 
-The state of a folder is the flag as the loader reads it and what is stored at the two ends; `MATRIX` says what each
-loader does in each state. docs/loaders.md tells where each entry comes from and how the verified ones are verified.
+The state of a folder is the flag as the loader reads it and what is stored at the two ends; a loader's column says what
+it does in each state (`columns.py`). docs/loaders.md tells where each entry comes from, and how those of `VERIFIED` are
+verified.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, architecture
+from tiewise.checkpoint.columns import (
+    ALONE,
+    DEPENDS,
+    DIFFERENT,
+    DROPPED,
+    ERROR,
+    LLAMA_CPP,
+    LLAMA_CPP_GEMMA,
+    LLAMA_CPP_T5,
+    LOST,
+    MLX,
+    NEITHER,
+    NEW_BIAS,
+    NO_HEAD,
+    NONE,
+    NOT_SERVED,
+    PLAIN,
+    RANDOM_TABLE,
+    RIGHT,
+    ROUNDED,
+    SAME,
+    TIED,
+    TRANSFORMERS_4,
+    TRANSFORMERS_5,
+    UNKNOWN,
+    VERIFIED,
+    VLLM_AFTER,
+    VLLM_BEFORE,
+    Loader,
+)
 from tiewise.checkpoint.dtypes import BITS
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.families import data_version, family
-from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES
-from tiewise.checkpoint.names import module_of
+from tiewise.checkpoint.families import family
+from tiewise.checkpoint.folder import SINGLE
+from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES, SIGNS
+from tiewise.checkpoint.names import unwrapped
 from tiewise.checkpoint.strict_json import short
 
-NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
-ROUNDED, UNKNOWN = "equal once rounded", "not known"
-
-TIED, UNTIED, KEPT = "tied", "untied", "kept with a warning"
-DROPPED, RANDOM_HEAD, RANDOM_TABLE = "head dropped", "random head", "random table"
-ERROR, NO_HEAD, NOT_SERVED, DEPENDS = "load error", "no head", "not served", "depends"
-_WRAPPED = "The names in the file are those of a wrapped model: nothing in it is found."
-_RIGHT = (TIED, UNTIED, KEPT, NO_HEAD)
-_PLAIN = {
-    TIED: "The head is the table.",
-    UNTIED: "Both are loaded as stored.",
-    KEPT: "Both are loaded as stored; a warning says that they differ.",
-    DROPPED: "The stored head is thrown away and the table takes its place.",
-    RANDOM_HEAD: "The head is drawn at random: no tensor is its own, and nothing ties it.",
-    RANDOM_TABLE: "The input table is drawn at random.",
-    ERROR: "It refuses to load.",
-    NO_HEAD: "The class has no token head.",
-    NOT_SERVED: "No class of it is known for this kind of model.",
-}
+_CANONICAL = "The class saves its shared table under the head's name: its own code decides."
+_ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
+_OURS = "loaded by this package's tests"
 
 
 @dataclass(frozen=True)
@@ -48,7 +64,7 @@ class Outcome:
         sentence: what happens, and why.
         right: the model computes what the tensors say; None where that cannot be known from here.
         source: the public thread, or the test, that shows it.
-        predicted: not verified by loading; False for the transformers of the architecture data.
+        predicted: from the loader's source or its threads; False where this package's tests load this very case.
     """
 
     loader: str
@@ -60,57 +76,6 @@ class Outcome:
     predicted: bool = True
 
 
-@dataclass(frozen=True)
-class Loader:
-    """A loader's name, its versions, where its column comes from, and its column {(flag, state): outcome}."""
-
-    name: str
-    versions: str
-    source: str
-    column: dict[tuple[bool, str], str]
-
-
-_FLAG_RULES = {
-    (True, NONE): TIED,
-    (True, SAME): TIED,
-    (False, NONE): RANDOM_HEAD,
-    (False, SAME): UNTIED,
-    (False, DIFFERENT): UNTIED,
-    (False, ALONE): RANDOM_TABLE,
-    (True, NEITHER): RANDOM_TABLE,
-    (False, NEITHER): RANDOM_TABLE,
-}
-_LOUD = {(flag, state): ERROR for flag in (True, False) for state in (ALONE, NEITHER)}
-TRANSFORMERS_4 = Loader(
-    "transformers", "4", "transformers#42612", _FLAG_RULES | {(True, DIFFERENT): DROPPED, (True, ALONE): RANDOM_TABLE}
-)
-TRANSFORMERS_5 = Loader(
-    "transformers",
-    data_version(),
-    f"verified by this package's tests with transformers {data_version()}",
-    _FLAG_RULES | {(True, DIFFERENT): KEPT, (True, ALONE): TIED},
-)
-VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _FLAG_RULES | {(True, DIFFERENT): DROPPED} | _LOUD)
-VLLM_AFTER = Loader(
-    "vLLM", "since August 2026", "vllm#51665", _FLAG_RULES | {(True, DIFFERENT): KEPT, (False, NONE): TIED} | _LOUD
-)
-_BY_FILE = {(flag, NONE): TIED for flag in (True, False)} | {
-    (flag, state): UNTIED for flag in (True, False) for state in (SAME, DIFFERENT)
-}
-LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _BY_FILE | _LOUD)
-LLAMA_CPP_GEMMA = Loader(
-    "llama.cpp",
-    "convert_hf_to_gguf",
-    "llama.cpp#9065",
-    LLAMA_CPP.column | {(flag, state): DROPPED for flag in (True, False) for state in (SAME, DIFFERENT)},
-)
-LLAMA_CPP_T5 = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#8055, llama.cpp#8141", LLAMA_CPP.column)
-MLX = Loader(
-    "mlx-lm",
-    "0.2x",
-    "mlx-lm, models/llama.py: sanitize",
-    _FLAG_RULES | {(True, DIFFERENT): DROPPED, (False, NONE): ERROR} | _LOUD,
-)
 _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")
 
@@ -120,8 +85,8 @@ def predict(facts: Facts) -> tuple[Outcome, ...]:
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
     return (
-        _transformers(facts, TRANSFORMERS_4, _flag_of_text(facts), predicted=True),
-        _transformers(facts, TRANSFORMERS_5, facts.claims.tied, predicted=False),
+        _transformers(facts, TRANSFORMERS_4, _flag_of_text(facts)),
+        _transformers(facts, TRANSFORMERS_5, facts.claims.tied),
         _server(facts, VLLM_BEFORE, _flag_of_any(facts)),
         _server(facts, VLLM_AFTER, _flag_of_any(facts)),
         _server(facts, _llama_cpp(facts), facts.claims.tied),
@@ -132,19 +97,23 @@ def predict(facts: Facts) -> tuple[Outcome, ...]:
 # the state of a folder
 
 
-def state(facts: Facts) -> str:
-    """What is stored at the two ends, as one of the words above."""
+def state(facts: Facts, compares: bool = False) -> str:
+    """What is stored at the two ends where a loader looks, as one of the words above; `compares` as in `Loader`."""
     roles = facts.roles
-    if not facts.complete:
+    table, head = roles.read_input, roles.read_output
+    if not facts.complete or (facts.quantised and roles.opaque):
         return UNKNOWN
-    if roles.input is None:
-        return NEITHER if roles.output is None else ALONE
-    if roles.output is None:
+    if table is None:
+        return NEITHER if head is None else ALONE
+    if head is None:
         return NONE
     if facts.ends is not None:
-        return {IDENTICAL: SAME, SAME_VALUES: _rounded(facts)}.get(facts.ends.kind, DIFFERENT)
+        if compares and facts.ends.nan:
+            return DIFFERENT
+        kinds = {IDENTICAL: SAME, SIGNS: SAME, SAME_VALUES: _rounded(facts)}
+        return kinds.get(facts.ends.kind, DIFFERENT)
     packed = roles.quantised_input or roles.quantised_output
-    return DIFFERENT if not packed and roles.input.shape != roles.output.shape else UNKNOWN
+    return DIFFERENT if not packed and table.shape != head.shape else UNKNOWN
 
 
 def _rounded(facts: Facts) -> str:
@@ -176,8 +145,8 @@ def _flag_of_any(facts: Facts) -> bool | None:
 
 def _flag_or_true(facts: Facts) -> bool | None:
     """What mlx-lm asks: the flag as written at any level, true where absent."""
-    if facts.claims.fixed is False:
-        return False
+    if facts.claims.fixed is not None:
+        return facts.claims.fixed
     written = [claim.written for claim in facts.claims.levels if claim.written is not None]
     return any(written) if written else True
 
@@ -185,30 +154,66 @@ def _flag_or_true(facts: Facts) -> bool | None:
 # one loader
 
 
-def _transformers(facts: Facts, loader: Loader, flag: bool | None, *, predicted: bool) -> Outcome:
+def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     recent = loader is TRANSFORMERS_5
-    deciding = facts.claims.deciding
     if facts.config.get("model_type") == OWN_TYPE and not recent:
-        return _outcome(loader, ERROR, "It does not know the type `tiewise`.", predicted)
+        return _outcome(loader, ERROR, "It does not know the type `tiewise`.")
+    stopped = _file(facts, loader)
+    if stopped is not None:
+        return stopped
     if not facts.claims.known:
-        why = "The family is not in the architecture data: its own code decides."
-        return _outcome(loader, DEPENDS, why, True)
+        return _outcome(loader, DEPENDS, "The family is not in the architecture data: its own code decides.")
     if facts.roles.headless:
-        return _outcome(loader, NO_HEAD, _PLAIN[NO_HEAD], predicted)
+        return _without_head(facts, loader)
+    deciding = facts.claims.deciding
     if recent and deciding is not None and deciding.malformed is not None and _strict(deciding):
-        return _outcome(
-            loader, ERROR, "The flag is neither true nor false, and its config class refuses that.", predicted
-        )
-    if _wrapped(facts):
-        return _outcome(loader, RANDOM_TABLE, _WRAPPED, predicted)
+        return _outcome(loader, ERROR, "The flag is neither true nor false, and its config class refuses that.")
     misfit = _misfit(facts)
     if misfit is not None:
-        return _outcome(loader, ERROR, misfit, predicted)
-    orphan = _orphan(facts) if recent and flag is False else None
-    if orphan is not None:
-        why = f"{orphan} is drawn at random: only the table that it would be tied to is stored, and the flag is false."
-        return _outcome(loader, RANDOM_TABLE, why, predicted)
-    return _from_matrix(facts, loader, flag, predicted=predicted)
+        return _outcome(loader, ERROR, misfit)
+    anew = facts.fresh if recent else ()
+    tables = [pair for pair in anew if not pair[0].endswith("bias")]
+    if tables:
+        return _outcome(loader, RANDOM_TABLE, _ANEW.format(*tables[0]))
+    canonical = facts.roles.ties.get(facts.roles.input_name or "")
+    if not recent and state(facts) == ALONE and canonical == facts.roles.output_name:
+        return _outcome(loader, DEPENDS, _CANONICAL)
+    if facts.half_read and flag is not False:
+        return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
+    made = _from_matrix(facts, loader, flag)
+    if anew and made.outcome not in LOST:
+        return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
+    return replace(made, predicted=False, source=_OURS) if recent and _verified(facts, made) else made
+
+
+def _verified(facts: Facts, made: Outcome) -> bool:
+    """Whether the tests load this class with these flags, its own names and plain tables of one type."""
+    if made.outcome == DEPENDS or facts.roles.unread or facts.quantised or facts.folder.single:
+        return False
+    if facts.ends is not None and facts.ends.kind == SAME_VALUES:
+        return False
+    written = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
+    return written in VERIFIED.get(architecture(facts.config) or "", ()) and facts.config["model_type"] != OWN_TYPE
+
+
+def _file(facts: Facts, loader: Loader) -> Outcome | None:
+    """What becomes of a folder whose tensors lie in no file that transformers opens; None where they do."""
+    opened = facts.folder.opened
+    if opened is None:
+        return _outcome(loader, ERROR, f"It finds no {SINGLE} and no index of shards.")
+    if opened.endswith((".bin", ".bin.index.json")):
+        return _outcome(loader, DEPENDS, f"It opens {opened}, which was not read.")
+    if opened.endswith(".safetensors") and opened not in facts.folder.headers:
+        return _outcome(loader, DEPENDS, f"It opens {opened}, which the index does not name and which was not read.")
+    return None
+
+
+def _without_head(facts: Facts, loader: Loader) -> Outcome:
+    roles = facts.roles
+    missing = roles.known is not None and facts.complete and not roles.opaque
+    if roles.read_input is None and (roles.unread or missing):
+        return _outcome(loader, RANDOM_TABLE)
+    return _outcome(loader, NO_HEAD)
 
 
 def _strict(claim: Claim) -> bool:
@@ -219,29 +224,24 @@ def _strict(claim: Claim) -> bool:
 
 
 def _wrapped(facts: Facts) -> bool:
-    """Whether the tables are stored under the names of a wrapped model, which no loader looks for."""
-    pairs = ((facts.roles.input, facts.roles.input_name), (facts.roles.output, facts.roles.output_name))
-    return any(end is not None and module_of(end.name)[0] != module_of(name or "")[0] for end, name in pairs)
+    """Whether a table is stored under the name of a wrapped model, which no loader looks for."""
+    return any(unwrapped(name) != name for name in facts.roles.unread)
 
 
 def _misfit(facts: Facts) -> str | None:
-    """A plain table whose rows are not the config's vocabulary, which no shape of the class has."""
-    wanted = None if facts.text is None else facts.text.vocab_size
-    for end, packed in (
-        (facts.roles.input, facts.roles.quantised_input),
-        (facts.roles.output, facts.roles.quantised_output),
-    ):
-        if end is not None and not packed and wanted is not None and end.rows not in {wanted, *facts.vocabularies}:
+    """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
+    roles, wanted = facts.roles, None if facts.text is None else facts.text.vocab_size
+    for end, packed in ((roles.read_input, roles.quantised_input), (roles.read_output, roles.quantised_output)):
+        if end is None or packed:
+            continue
+        if wanted is not None and end.rows not in {wanted, *facts.vocabularies}:
             return f"{short(end.name)} has {end.rows} rows, and the config says {wanted}."
-    return None
-
-
-def _orphan(facts: Facts) -> str | None:
-    """An input table that is not stored, though one that the class may tie it to is."""
-    stored = {tensor.name for tensor in facts.roles.inputs}
-    for target, source in facts.roles.ties.items():
-        if target != facts.roles.output_name and target not in stored and source in stored:
-            return target
+        if not facts.explains(end):
+            return f"{short(end.name)} is {end.shape[1]} wide, which nothing in the config explains."
+    for tensor in () if facts.quantised else roles.opaque:
+        return f"{short(tensor.name)} has the shape {list(tensor.shape)}, which no table has."
+    for name, shape in facts.misfits.items():
+        return f"{short(name)} has the shape {list(facts.folder.tensors[name].shape)}, and its class {list(shape)}."
     return None
 
 
@@ -253,15 +253,24 @@ def _llama_cpp(facts: Facts) -> Loader:
 
 
 def _server(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
+    roles = facts.roles
     if facts.config.get("model_type") == OWN_TYPE:
-        return _outcome(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.", True)
-    if facts.roles.headless:
-        return _outcome(loader, NO_HEAD, _PLAIN[NO_HEAD], True)
+        return _outcome(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
+    if roles.headless:
+        return _outcome(loader, NO_HEAD)
     if loader is not LLAMA_CPP_T5 and not _generates(facts):
-        return _outcome(loader, NOT_SERVED, _PLAIN[NOT_SERVED], True)
+        return _outcome(loader, NOT_SERVED)
+    if loader.name in ("llama.cpp", "mlx-lm") and not any(name.startswith("model") for name in facts.folder.headers):
+        return _outcome(loader, ERROR, "It opens model*.safetensors alone.")
     if _wrapped(facts):
-        return _outcome(loader, ERROR, _WRAPPED, True)
-    return _from_matrix(facts, loader, flag, predicted=True)
+        return _outcome(loader, ERROR, "The names in the file are those of a wrapped model: nothing in it is found.")
+    if roles.unread:
+        return _outcome(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
+    if state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
+        return _outcome(loader, DEPENDS, _CANONICAL)
+    if not facts.claims.known and (roles.input is None or roles.output is None) and facts.unplaced:
+        return _outcome(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")
+    return _from_matrix(facts, loader, flag)
 
 
 def _generates(facts: Facts) -> bool:
@@ -271,27 +280,37 @@ def _generates(facts: Facts) -> bool:
     return not t5_or_bart and (name is None or name.endswith(_DECODERS))
 
 
-def _from_matrix(facts: Facts, loader: Loader, flag: bool | None, *, predicted: bool) -> Outcome:
-    found = state(facts)
-    if found == UNKNOWN and not facts.complete:
-        return _outcome(loader, DEPENDS, "Some tensors could not be read.", predicted)
+def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
+    found = state(facts, loader.compares)
+    if found == UNKNOWN and (not facts.complete or facts.roles.opaque):
+        return _outcome(loader, DEPENDS, "Some tensors could not be read.")
     flags = [flag] if flag is not None else [True, False]
     states = [found] if found not in (ROUNDED, UNKNOWN) else [SAME, DIFFERENT]
     words = {loader.column[choice, cell] for choice in flags for cell in states}
+    if words == {TIED}:
+        return _tied(facts, loader)
     if len(words) == 1:
-        word = words.pop()
-        return _outcome(loader, word, _PLAIN[word], predicted)
+        return _outcome(loader, words.pop())
     what = "on whether table and head hold the same values"
     if flag is None:
         what = "on the flag that its own code takes"
     elif found == ROUNDED:
         what = "on the precision in which the two are compared"
     parts = " or ".join(sorted(words))
-    right = all(word in _RIGHT for word in words) or None
-    made = _outcome(loader, DEPENDS, f"It depends {what}: {parts}.", predicted)
-    return Outcome(made.loader, made.versions, DEPENDS, made.sentence, right, made.source, predicted)
+    made = _outcome(loader, DEPENDS, f"It depends {what}: {parts}.")
+    known = {word in RIGHT for word in words}
+    return replace(made, right=known.pop() if len(known) == 1 else None)
 
 
-def _outcome(loader: Loader, word: str, sentence: str, predicted: bool) -> Outcome:
-    right = None if word in (DEPENDS, NOT_SERVED) else word in _RIGHT
-    return Outcome(loader.name, loader.versions, word, sentence, right, loader.source, predicted)
+def _tied(facts: Facts, loader: Loader) -> Outcome:
+    """Of one table at both ends, where another one may lie beside it under a name that nobody looks for."""
+    for name, wanted in facts.roles.unread.items():
+        why = f"{short(name)} is not read, as the class looks for {wanted}; the other end takes its place."
+        equal = None if facts.ends is None else facts.ends.equal
+        return _outcome(loader, {True: TIED, False: DROPPED, None: DEPENDS}[equal], why)
+    return _outcome(loader, TIED)
+
+
+def _outcome(loader: Loader, word: str, sentence: str = "") -> Outcome:
+    right = None if word in (DEPENDS, NOT_SERVED) else word in RIGHT
+    return Outcome(loader.name, loader.versions, word, sentence or PLAIN[word], right, loader.source)

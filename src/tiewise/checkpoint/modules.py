@@ -12,18 +12,19 @@ class Modules:
     """The tensors of a checkpoint, looked up by module.
 
     Args:
-        tensors: by name as stored. Where two names are one without wrappers, the first is kept.
+        tensors: by name as stored. Where two names are one without wrappers, the one without is kept, else the first.
     """
 
     def __init__(self, tensors: Mapping[str, Stored]) -> None:
         self.tensors: dict[str, Stored] = {}
         self.parts: dict[str, dict[str, Stored]] = {}
-        for name, tensor in tensors.items():
-            plain = unwrapped(name)
+        names = [(unwrapped(name), name) for name in tensors]
+        for plain, name in sorted(names, key=lambda pair: pair[0] != pair[1]):
+            tensor = tensors[name]
             if self.tensors.setdefault(plain, tensor) is tensor:
                 module, parameter = module_of(plain)
                 self.parts.setdefault(module, {})[parameter] = tensor
-        self.tables = {module: table for module in self.parts if (table := self._table(module)) is not None}
+        self.tables = {module: table for module in self.parts if module and (table := self._table(module)) is not None}
 
     def _table(self, module: str) -> Stored | None:
         parts = self.parts[module]

@@ -60,6 +60,8 @@ def inside(folder: Path, name: str) -> Path:
     if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
         raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, which lies outside the folder", fix)
     path = folder / name
+    if os.path.basename(name) == name != "." and not os.path.islink(path):
+        return path
     try:
         home, real = folder.resolve(), path.resolve()
     except UnicodeEncodeError:

@@ -7,7 +7,7 @@ the two ends usually have, behind any prefix; matrices with as many rows as the 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,9 @@ class Roles:
         quantised_output: as `quantised_input`.
         ties: tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where
             the class is not in the architecture data.
+        known: the class as the architecture data has it; None where it is not there.
+        unread: {name of an end as stored: name that the class looks for}, where transformers does not load the one.
+        opaque: tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes.
     """
 
     source: str
@@ -62,6 +65,19 @@ class Roles:
     quantised_input: tuple[Stored, ...] = ()
     quantised_output: tuple[Stored, ...] = ()
     ties: Mapping[str, str] = field(default_factory=dict)
+    known: Ends | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
+    opaque: tuple[Stored, ...] = ()
+
+    @property
+    def read_input(self) -> Stored | None:
+        """The stored input table that transformers loads; None where it loads none."""
+        return next((table for table in self.inputs if table.name not in self.unread), None)
+
+    @property
+    def read_output(self) -> Stored | None:
+        """The stored output table that transformers loads; None where it loads none."""
+        return None if self.output is None or self.output.name in self.unread else self.output
 
 
 @dataclass(frozen=True)
@@ -90,7 +106,15 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     roles = _roles(modules, found)
     headless = tokenless or (ends.output is None if ends is not None else _sounds_headless(name, roles))
     output_name = None if headless and roles.output is None else roles.output_name
-    return replace(roles, headless=headless, output_name=output_name, scalars=read_scalars(model_levels(config)))
+    return replace(
+        roles,
+        headless=headless,
+        output_name=output_name,
+        scalars=read_scalars(model_levels(config)),
+        known=ends,
+        unread=_unread(modules, found, ends),
+        opaque=_opaque(modules, ends),
+    )
 
 
 def _vocabularies(config: Mapping[str, Any]) -> set[int]:
@@ -117,9 +141,9 @@ def _stored(modules: Modules, name: str | None) -> bool:
 def _by_data(modules: Modules, ends: Ends | None) -> _Found:
     if ends is None:
         return _Found(BY_DATA)
-    styles = _styles(ends)
+    styles = [_loaded(modules, ends), *_styles(ends)]
     if not any(_hits(modules, style) for style in styles):
-        styles = [_behind(prefix, style) for style in styles for prefix in _prefixes(modules, style)]
+        styles = [style.renamed(prefix.__add__) for style in styles for prefix in _prefixes(modules, style)]
     style = max(styles, key=lambda style: _hits(modules, style), default=ends)
     stored = tuple(name for name in style.inputs if _stored(modules, name))
     output = style.output
@@ -132,34 +156,22 @@ def _by_data(modules: Modules, ends: Ends | None) -> _Found:
     return _Found(BY_DATA, _first(partner, stored), partner, output, style)
 
 
+def _loaded(modules: Modules, ends: Ends) -> Ends:
+    """The names from which transformers loads each end in this file; the first of several, as it does."""
+    found: dict[str | None, str] = {}
+    for module in sorted(_called(modules, ends.spellings)):
+        found.setdefault(ends.loaded_as(module_of(modules.tables[module].name)[0]), module)
+    return ends.renamed(lambda name: found.get(name, ends.disk.get(name, name)))
+
+
 def _styles(ends: Ends) -> list[Ends]:
     """The names that one class has in files: as it saves them, as its modules are called, as a body alone saves them.
 
     The body's last: GPT-2's first conversion is such a file.
     """
     prefix = f"{ends.prefix}." if ends.prefix else ""
-    saved = _renamed(ends, lambda name: ends.disk.get(name, name))
-    return [saved, ends, *([_renamed(ends, lambda name: name.removeprefix(prefix))] if prefix else [])]
-
-
-def _behind(prefix: str, ends: Ends) -> Ends:
-    return _renamed(ends, lambda name: prefix + name)
-
-
-def _renamed(ends: Ends, rename: Callable[[str], str]) -> Ends:
-    def tensor(name: str) -> str:
-        module, parameter = module_of(name)
-        return f"{rename(module)}.weight" if parameter == "weight" else rename(name)
-
-    return replace(
-        ends,
-        inputs=tuple(map(rename, ends.inputs)),
-        output=None if ends.output is None else rename(ends.output),
-        biases=tuple(map(rename, ends.biases)),
-        positions=tuple(map(rename, ends.positions)),
-        maps=tuple(map(rename, ends.maps)),
-        tied={tensor(target): tensor(source) for target, source in ends.tied.items()},
-    )
+    saved = ends.renamed(lambda name: ends.disk.get(name, name))
+    return [saved, ends, *([ends.renamed(lambda name: name.removeprefix(prefix))] if prefix else [])]
 
 
 def _hits(modules: Modules, ends: Ends) -> int:
@@ -192,6 +204,36 @@ def _partner(modules: Modules, ends: Ends, stored: tuple[str, ...]) -> str | Non
 
 def _first(name: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
     return (name, *(other for other in names if other != name)) if name in names else names
+
+
+def _unread(modules: Modules, found: _Found, ends: Ends | None) -> dict[str, str]:
+    """Ends that are stored where transformers does not look. Of an unknown class that is known of wrappers alone."""
+    unread = {}
+    for module in (*found.inputs, found.output):
+        table = modules.tables.get(module or "")
+        if module is None or table is None:
+            continue
+        stored = module_of(table.name)[0]
+        if stored != module if ends is None else ends.loaded_as(stored) is None:
+            unread[table.name] = f"{module if ends is None else _wanted(ends, found, module)}.weight"
+    return unread
+
+
+def _wanted(ends: Ends, found: _Found, module: str) -> str:
+    """The name under which the class saves what this checkpoint stores as `module`."""
+    if module == found.output:
+        own = ends.output
+    else:
+        places = [at for at, name in enumerate(found.others.inputs) if name == module]
+        own = next((name for at, name in enumerate(ends.inputs) if at in places), next(iter(ends.inputs), None))
+    return ends.disk.get(own or "", own or module)
+
+
+def _opaque(modules: Modules, ends: Ends | None) -> tuple[Stored, ...]:
+    """Tensors of the ends' own modules that make no table."""
+    places = set() if ends is None else {*ends.spellings} - set(modules.tables)
+    parts = [part for place in places for part in modules.parts.get(place, {}).items()]
+    return tuple(tensor for name, tensor in parts if name != "bias")
 
 
 # by usual names

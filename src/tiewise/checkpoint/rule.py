@@ -17,11 +17,13 @@ class Finding:
 
     Args:
         rule: its id, "B012".
-        severity: "fatal" (no loader can be right), "error" (some loader is silently wrong), "warning", "info".
+        severity: "fatal" (no loader can be right), "error" (some loader is silently wrong, or fails), "warning" or
+            "info".
         where: file, tensor or config key.
         evidence: what was read, with numbers: one or two sentences.
         repair: the command that repairs it, or what to do by hand.
         safe: `tiewise repair` applies it: it changes no logit of any loader that was right.
+        count: how many findings this one stands for: after the tenth of a kind, one stands for all others.
     """
 
     rule: str
@@ -30,6 +32,7 @@ class Finding:
     evidence: str
     repair: str
     safe: bool = False
+    count: int = 1
 
 
 @dataclass(frozen=True)

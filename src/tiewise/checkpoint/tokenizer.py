@@ -6,6 +6,7 @@ added_tokens.json and tokenizer_config.json. Nothing is executed and no tokenize
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,14 +14,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.open_file import inside, read_whole
-from tiewise.checkpoint.strict_json import MOST_BYTES
+from tiewise.checkpoint.strict_json import MOST_BYTES, require_bounded
 from tiewise.errors import CheckpointError
 
+MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
-_RESERVED = re.compile(r"unused|reserved|extra_id|extra_token|dummy|madeup|placeholder|^\W*pad\W*$", re.IGNORECASE)
+# Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
+_NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
+_RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -52,14 +58,15 @@ class Tokenizer:
     @cached_property
     def count(self) -> int:
         """Distinct ids."""
-        return len(self.added.keys() | set(self.base.values()))
+        ids = np.fromiter(itertools.chain(self.base.values(), self.added), np.int64)
+        return len(np.unique(ids))
 
     @cached_property
     def used(self) -> frozenset[int]:
-        """Ids that text can produce: all but those named as padding, reserved or unused."""
+        """Ids that text can produce: all but placeholders, `[unused12]`, `<|reserved_special_token_3|>`, `<pad>`."""
         texts = ((text, number) for text, number in self.base.items() if number not in self.added)
-        kept = {number for text, number in texts if not _RESERVED.search(text)}
-        return frozenset(kept | {number for number, text in self.added.items() if not _RESERVED.search(text)})
+        more = ((text, number) for number, text in self.added.items())
+        return frozenset(number for text, number in itertools.chain(texts, more) if not _RESERVED.fullmatch(text))
 
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
@@ -77,20 +84,24 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
             faults.append(Fault(name, error.what, error.fix))
             continue
         files.append(name)
-        base |= found_base
+        base = {**base, **found_base} if base else found_base
         added |= found_added
     return Tokenizer(tuple(files), base, added, tuple(faults)) if base or added or faults else None
 
 
 def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
+    where = f"{folder.path / name}"
     if name == "vocab.txt":
-        lines = _bytes(folder, name).decode("utf-8", "replace").removesuffix("\n").split("\n")
+        data = _bytes(folder, name)
+        _require_few(data.count(b"\n"), where)
+        require_bounded(data, 2 * data.count(b"\n"), where)
+        lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
         return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
     if name in PIECES:
-        return {str(number): number for number in range(count_pieces(_bytes(folder, name)))}, {}
+        return {str(number): number for number in range(count_pieces(_bytes(folder, name), where))}, {}
     record = folder.json(name)
     if not isinstance(record, Mapping):
-        raise CheckpointError(f"{folder.path / name}: no JSON object", "take it from its source again")
+        raise CheckpointError(f"{where}: no JSON object", "take it from its source again")
     if name == "tokenizer.json":
         model = record.get("model")
         entries = record.get("added_tokens")
@@ -111,9 +122,16 @@ def _vocabulary(record: Any) -> dict[str, int]:
     if isinstance(record, list):
         texts = (entry[0] if isinstance(entry, list) and entry else None for entry in record)
         return {text if isinstance(text, str) else f"#{number}": number for number, text in enumerate(texts)}
-    if isinstance(record, Mapping):
-        return {text: number for text, number in record.items() if is_id(number)}
+    if isinstance(record, dict):  # without a copy where it is as it should be
+        whole = all(map(is_id, record.values()))
+        return record if whole else {text: number for text, number in record.items() if is_id(number)}
     return {}
+
+
+def _require_few(count: int, where: str) -> None:
+    if count > MOST_TOKENS:
+        fix = "no vocabulary is that large: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
 
 
 def _entries(record: Any) -> Iterator[tuple[int, str]]:
@@ -133,14 +151,16 @@ def is_id(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
 
 
-def count_pieces(data: bytes) -> int:
+def count_pieces(data: bytes, where: str) -> int:
     """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each.
 
     Raises:
-        CheckpointError: the bytes are no such message.
+        CheckpointError: the bytes are no such message, or one of too many fields; naming `where`.
     """
-    pieces = at = 0
+    pieces = fields = at = 0
     while at < len(data):
+        fields += 1
+        _require_few(fields, where)
         tag, at = _varint(data, at)
         kind = tag & 7
         if kind == 0:
@@ -154,7 +174,7 @@ def count_pieces(data: bytes) -> int:
         else:
             at = len(data) + 1
     if at != len(data):
-        raise CheckpointError("the SentencePiece model is damaged", "take it from its source again")
+        raise CheckpointError(f"{where}: the SentencePiece model is damaged", "take it from its source again")
     return pieces
 
 

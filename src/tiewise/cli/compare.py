@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -29,10 +29,11 @@ def compare(
     seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
     recipe: str = o.RECIPE,
     text: list[str] = o.TEXT,
+    split: str = o.SPLIT,
     tokenizer: str = o.TOKENIZER,
     model: str = o.MODEL,
     steps: int = o.STEPS,
-    minutes: float = typer.Option(None, help="Instead of --steps: the time that all runs together may take."),
+    minutes: float = typer.Option(None, help="Instead of --steps: the time for all, start and tuning included."),
     match: str = typer.Option(
         None,
         help="width: same body. parameters: what an arm saves at the boundary is spent on its body.",
@@ -63,6 +64,7 @@ def compare(
         "seeds": seeds,
         "recipe": recipe,
         "text": o.texts(text, recipe, corpus),
+        "split": split,
         "tokenizer": tokenizer,
         "model": model,
         "steps": steps,
@@ -82,6 +84,7 @@ def compare(
         from tiewise.report.sharing_order import orders
         from tiewise.report.table import published_table, results_table, sharing_table
         from tiewise.training.compare import compare as finish
+        from tiewise.training.folder import FINAL, folder_name, how_it_loads
         from tiewise.training.lock import locked
         from tiewise.training.start import start
 
@@ -90,7 +93,7 @@ def compare(
             if settings is not None:
                 if settings.backend == "flax":
                     o.need("jax", "flax", "optax", extra="flax")
-                start(settings, out, o.command_line(), shown, overwrite=overwrite)
+                start(settings, out, o.command_line(), shown, overwrite=overwrite, gone=run.gone)
             run.begun = True
             comparison = finish(out, shown, _trainer)
             report = ranks.first_does(lambda: write_report(comparison, out / "report.html"))
@@ -107,7 +110,12 @@ def compare(
         console.print(published_table(beside))
     if found := orders(comparison):
         console.print(sharing_table(found))
-    console.print(f"report: {report}", highlight=False, markup=False, soft_wrap=True)
+    plain: dict[str, Any] = {"highlight": False, "markup": False, "soft_wrap": True}
+    console.print(f"report: {report}", **plain)
+    loads = {name: how_it_loads(out / name / "seed-1") for name in map(folder_name, comparison.arms)}
+    console.print(
+        "; ".join([f"models: {out}/ARM/seed-N/{FINAL}", *(f"{n} {how}" for n, how in loads.items() if how)]), **plain
+    )
 
 
 def _trainer(backend: str) -> Train:

@@ -50,7 +50,8 @@ def data(
 
     masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
     with TemporaryDirectory() as folder:
-        prepared = mark(prepare(tuple(text or ("builtin",)), tokenizer, Path(folder) / "data", length=length))
+        texts = tuple(text or ("builtin",))
+        prepared = mark(prepare(texts, tokenizer, Path(folder) / "data", length=length, apart=True))
         sentences = split_sentences(prepared, split)
         rows = PairRows(sentences, Marks.of(prepared), packing, masks, seed=seed, count=count)
         words = prepared.tokenizer()

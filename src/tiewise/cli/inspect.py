@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from tiewise.inspection.request import Request
     from tiewise.inspection.subject import Subject
 
+PAGE, RESULT = "report.html", "inspection.json"
+
 
 def inspect(
     model: Path = typer.Argument(..., metavar="A", help="Hugging Face folder, or a folder of `tiewise compare`."),
@@ -24,12 +26,16 @@ def inspect(
     ),
     tokens: str = typer.Option(None, metavar="PAIRS", help='Token pairs to follow both ways: "New, York; San, Diego".'),
     only: str = typer.Option(None, metavar="NAMES", help="Only these sections: direct_path,alignment."),
-    out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help="Write report.html and inspection.json there."),
+    out: Path = typer.Option(None, "--out", "-o", metavar="DIR", help=f"Write {PAGE} and {RESULT} there."),
     windows: int = typer.Option(64, help="Pieces of text that models are run on."),
     length: int = typer.Option(128, help="Tokens of each piece."),
     samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
     lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
+    held_out: float = typer.Option(
+        0.2, help="Share of rows that alignment and closer score and fit no map on; 0: fit and score all, as published."
+    ),
     seed: int = typer.Option(0, help="Of every draw."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -43,12 +49,12 @@ def inspect(
     from tiewise.inspection.request import Effort, Request, pairs_of
     from tiewise.inspection.subject import subjects_of
 
-    effort = Effort(windows=windows, length=length, samples=samples, lens_steps=lens_steps).checked()
+    effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out).checked()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
-    request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort)
+    request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort).checked()
     try:
         if out is not None:
-            _check_room(out)
+            _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
         with long_work(quiet) as progress:
             found = with_evidence(carry_out(subjects, _measures(subjects, request), request, progress))
@@ -59,7 +65,7 @@ def inspect(
 
 
 def _measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, ...]:
-    """All measures; those of tables alone where the libraries that run models are not installed."""
+    """All measures; where the libraries that run models are not installed, those of tables say what others lack."""
     from importlib.util import find_spec
 
     if find_spec("torch") and find_spec("transformers"):
@@ -69,17 +75,23 @@ def _measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure,
         return measures(subjects, request)
     if request.texts:
         o.need_torch()
+    if request.pairs:
+        o.need("tokenizers")
     from tiewise.inspection.tables import MEASURES
 
     return MEASURES
 
 
-def _check_room(out: Path) -> None:
+def _check_room(out: Path, overwrite: bool) -> None:
     """Refuse before anything is measured what could not be written after it. Leaves nothing behind."""
     from tempfile import TemporaryFile
 
     from tiewise.errors import RunError
 
+    if (out / RESULT).is_file() and not overwrite:
+        raise RunError(f"{out} holds an inspection already", "add --overwrite to replace it, or choose another --out")
+    if (out / PAGE).is_file() and not (out / RESULT).is_file():
+        raise RunError(f"{out / PAGE} is no inspection of tiewise", "choose another --out")
     below = next(place for place in (out, *out.absolute().parents) if place.exists())
     if not below.is_dir():
         raise RunError(f"{below} is a file", "choose another --out")
@@ -87,7 +99,7 @@ def _check_room(out: Path) -> None:
         TemporaryFile(dir=below).close()
     except OSError as error:
         raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
-    o.need("plotly")
+    o.need("plotly", extra="plots")
 
 
 def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None:
@@ -100,7 +112,7 @@ def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None
 
         _make(out)
         page = write_inspection(found, out, o.command_line())
-        write(json.dumps(record, indent=1, allow_nan=False) + "\n", out / "inspection.json", "--out")
+        write(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
         if not quiet:
             o.tell(f"page: {page}")
     if json_:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import codecs
 import gc
+import io
 import os
+import re
 import sys
+import unicodedata
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn
@@ -27,6 +31,13 @@ COMMANDS = {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
     },
+}
+
+# what is written for letters that a terminal lacks, where taking an accent off does not help
+STAND_INS = {
+    **dict(zip("−–·×≈“”‘’␣▁∘│─", "--.x~\"\"''__o|-", strict=True)),
+    **{"±": "+-", "≤": "<=", "≥": ">=", "→": "->", "←": "<-", "↵": "<-", "⏎": "<-", "…": "...", "‖": "||", "½": "1/2"},
+    **{"²": "^2", "√": "sqrt", "∞": "inf", "Σ": "sum", "ε": "eps", "σ": "sigma", "λ": "lambda", "τ": "tau", "π": "pi"},
 }
 
 
@@ -78,12 +89,20 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
+    _write_anywhere()
     try:
+        _require_no_empty(sys.argv[1:])
         code = command_line(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = _code(error)
     _end(code or 0)
+
+
+def _require_no_empty(arguments: Sequence[str]) -> None:
+    """Refuse an argument without a character, which as a path would be the current folder."""
+    if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in arguments):
+        raise typer.BadParameter("an argument is empty: is a variable unset?")
 
 
 def _code(error: BaseException) -> int:
@@ -101,6 +120,23 @@ def _code(error: BaseException) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     raise error
+
+
+def _write_anywhere() -> None:
+    """Make output that no encoding stops: terminals of Windows, LANG=C and pipes may lack what we write."""
+    codecs.register_error("tiewise", _stand_in)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="tiewise")
+
+
+def _stand_in(error: UnicodeError) -> tuple[str, int]:
+    """Say in ASCII what an encoding lacks; a question mark where nothing is like it."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    plain = (STAND_INS.get(c) or unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() for c in lacking)
+    return "".join(letter or "?" for letter in plain), error.end
 
 
 def _end(code: int) -> NoReturn:

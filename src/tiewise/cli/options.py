@@ -28,6 +28,12 @@ TEXT = typer.Option(
     "or builtin (prose that every Python carries). May be repeated.",
     show_default="builtin",
 )
+SPLIT = typer.Option(
+    None,
+    metavar="random|contiguous",
+    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
+    show_default="random",
+)
 TOKENIZER = typer.Option(
     None,
     help="bpe:SIZE (trained on the training split), bytes, a tokenizer.json, or a Hugging Face id.",
@@ -97,19 +103,26 @@ def asked(
         record |= {"arms": record["arms"] if len(record.get("arms", ())) == 1 else ("tied",), "seed": 1}
     if config is not None:
         record |= {name: value for name, value in Settings.read(config).items() if value is not None}
+    typed: dict[str, Any] = {}
     for item in assigned or []:
         name, equals, value = item.partition("=")
         if not equals:
             raise RunError(f"--set {item!r}", "write --set NAME=VALUE")
         try:
-            record |= Settings.typed({name: yaml.safe_load(value)}, "--set")
+            typed |= Settings.typed({name: yaml.safe_load(value)}, "--set")
         except yaml.YAMLError:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
-    record |= {name: value for name, value in given.items() if value is not None and name != "share"}
+    typed |= {name: value for name, value in given.items() if value is not None and name != "share"}
+    length = next((layer for layer in (typed, record) if layer.keys() & {"steps", "minutes"}), {})  # typed ones win
+    record = {name: value for name, value in record.items() if name != "minutes"} | typed
+    record |= {"minutes": length["minutes"]} if "minutes" in length else {}
     if not single and record.get("seed") is not None:
         raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
     settings = Settings.of(record)
-    return (settings if given.get("share") is None else _shared(settings, given["share"])).checked()
+    settings = (settings if given.get("share") is None else _shared(settings, given["share"])).checked()
+    if {"steps", "minutes"} <= length.keys():
+        raise RunError("both steps and minutes are given", "leave one of them out: minutes become steps")
+    return settings
 
 
 def _shared(settings: Settings, shares: Sequence[str]) -> Settings:
@@ -169,7 +182,11 @@ def shown(quiet: bool) -> Shown:
 
     if quiet or not ranks.first():
         return Shown(lambda line: None)
-    return Shown(tell, bars=sys.stderr.isatty())
+    if not sys.stderr.isatty():
+        return Shown(tell)
+    from tqdm import tqdm
+
+    return Shown(lambda line: tqdm.write(line, file=sys.stderr), bars=True)  # above the bar that is there
 
 
 def tell(line: str) -> None:

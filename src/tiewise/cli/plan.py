@@ -44,6 +44,7 @@ def plan(
         False, "--build", help="Count by building the model's class without memory (needs torch)."
     ),
     plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page that --plot names."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -66,6 +67,8 @@ def plan(
         "ffn": ffn,
     }
     sizes["gated"] = gated or None
+    if plot is not None and plot.is_file() and not overwrite:
+        raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
     made = make(
         _built(model) if build else model,
@@ -121,7 +124,7 @@ def _built(model: Described) -> Described:
 
 
 def _draw(made: Plan, plot: Path, quiet: bool) -> None:
-    o.need("plotly")
+    o.need("plotly", extra="plots")
     from tiewise.report.plan_page import write_plan
 
     page = write_plan(made, plot, o.command_line())

@@ -13,50 +13,55 @@ Tick = Callable[[str, int, int], None]
 
 
 def long_reads(quiet: bool) -> AbstractContextManager[Tick]:
-    """Give a function that hears (what is being read, bytes done, bytes in all)."""
-    return _bars(quiet, _bytes)
+    """Give a function that hears (what is being read, bytes done, bytes in all); each has the bar to itself."""
+    return _bar(quiet, _bytes)
 
 
 def long_work(quiet: bool) -> AbstractContextManager[Tick]:
-    """Give a function that hears (what is being done, steps done, steps in all)."""
-    return _bars(quiet, _steps)
+    """Give a function that hears (what is being done, parts done, parts in all of the whole work)."""
+    return _bar(quiet, _whole)
 
 
-def _bytes() -> tuple[Any, ...]:
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    return DownloadColumn(), TransferSpeedColumn()
+def _bytes(progress: Any) -> tuple[Any, ...]:
+    return progress.DownloadColumn(), progress.TransferSpeedColumn()
 
 
-def _steps() -> tuple[Any, ...]:
-    from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
-    return MofNCompleteColumn(), TimeRemainingColumn()
+def _whole(progress: Any) -> tuple[Any, ...]:
+    return progress.TaskProgressColumn(), progress.TimeRemainingColumn()
 
 
 @contextmanager
-def _bars(quiet: bool, columns: Callable[[], tuple[Any, ...]]) -> Iterator[Tick]:
+def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[Tick]:
     if quiet or not sys.stderr.isatty():
         yield lambda what, done, total: None
         return
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
 
-    bars = Progress(
-        TextColumn("{task.description}"), BarColumn(), *columns(), console=Console(stderr=True), transient=True
+    bar = progress.Progress(
+        progress.SpinnerColumn("line"),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        *columns(progress),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=600,  # parts of one work differ: what is left is told by all that was done
     )
-    tasks: dict[str, Any] = {}
+    task = bar.add_task("", total=None)
     begun = time.monotonic()
+    of: tuple[str, int] | None = None
 
     def tick(what: str, done: int, total: int) -> None:
+        nonlocal of
         if time.monotonic() - begun < SOON:
             return
-        if what not in tasks:
-            bars.start()
-            tasks[what] = bars.add_task(what, total=total)
-        bars.update(tasks[what], completed=done, total=total, visible=done < total)
+        if columns is _bytes and of != (what, total):
+            bar.reset(task)
+        of = (what, total)
+        bar.start()
+        bar.update(task, description=what, completed=done, total=total)
 
     try:
         yield tick
     finally:
-        bars.stop()
+        bar.stop()

@@ -10,6 +10,7 @@ import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.reading import long_reads
+from tiewise.ctrl_c import ending
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.rewrite.receipt import Receipt
@@ -24,13 +25,17 @@ RESULT = "The result is a new folder: source untouched, only changed files writt
 def carry_out(
     verb: Callable[..., Receipt], source: Path, to: Path, *, json_: bool, quiet: bool, **options: Any
 ) -> None:
-    """Run one verb and print its receipt; after Ctrl-C nothing is left, and the exit status is 130."""
+    """Run one verb and print its receipt; Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished."""
+    from tiewise.checkpoint.rewrite.plan import PROVENANCE
+
+    made = (to / PROVENANCE).exists()
     try:
-        with long_reads(quiet) as progress:
+        with ending(), long_reads(quiet) as progress:
             receipt = verb(source, to, progress=progress, **options)
-    except KeyboardInterrupt:
-        o.tell(f"tiewise: interrupted; {source} is as it was and {to} was not made")
-        raise typer.Exit(130) from None
+    except (KeyboardInterrupt, SystemExit) as error:
+        done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
+        o.tell(f"tiewise: interrupted; {source} is as it was and {to} {done}")
+        raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
     if json_:
         o.print_json(receipt.record())
         return

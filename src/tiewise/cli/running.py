@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import typer
@@ -18,9 +19,14 @@ from tiewise.errors import Interrupted, RunError, TiewiseError
 
 @dataclass
 class Running:
-    """Whether the run that a command works on is on disk, so that `--resume` goes on with it."""
+    """Whether a command's run is on disk, so that `--resume` goes on with it, and since when the command works."""
 
     begun: bool
+    since: float = field(default_factory=time.monotonic)
+
+    def gone(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self.since
 
 
 @contextmanager
@@ -31,10 +37,10 @@ def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
     speaks, the others exit with the same code.
     """
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
+    state = Running(begun)
     from tiewise.training import ranks
     from tiewise.training.disk import disk_error, quiet_threads
 
-    state = Running(begun)
     resume = shlex.join(["tiewise", command, "--out", str(out), "--resume"])
     try:
         with quiet_threads():

@@ -25,6 +25,7 @@ def train(
     seed: int = typer.Option(None, help="Of data order, body and tables.", show_default="1"),
     recipe: str = o.RECIPE,
     text: list[str] = o.TEXT,
+    split: str = o.SPLIT,
     tokenizer: str = o.TOKENIZER,
     model: str = o.MODEL,
     steps: int = o.STEPS,
@@ -36,7 +37,10 @@ def train(
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
-    """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it."""
+    """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it: `final`.
+
+    Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
+    """
     o.need_torch()
     from tiewise.training import ranks
 
@@ -46,6 +50,7 @@ def train(
         "seed": seed,
         "recipe": recipe,
         "text": o.texts(text, recipe, corpus),
+        "split": split,
         "tokenizer": tokenizer,
         "model": model,
         "steps": steps,
@@ -57,7 +62,7 @@ def train(
         )
         o.hush_libraries()
         from tiewise.training.albert.assemble import FOUND
-        from tiewise.training.folder import read_json
+        from tiewise.training.folder import DENSE, how_it_loads, read_json
         from tiewise.training.lock import locked
         from tiewise.training.results import to_record
         from tiewise.training.single import train_one
@@ -74,26 +79,28 @@ def train(
     if not speaks:
         return
     if json_:
-        o.print_json(to_record(result) | {"model": str(folder)})
+        dense = folder.with_name(DENSE)
+        o.print_json(to_record(result) | {"model": str(folder), "dense": str(dense) if dense.is_dir() else None})
         return
+    model = "; it ".join(filter(None, [f"model: {folder}", how_it_loads(folder.parent)]))
     if not isfinite(result.heldout_nll):
         print("diverged: the loss is no number any more; try a lower --set learning_rate")
     pretrained = read_json(folder.parent / FOUND)
     if pretrained is not None:
         _pretrained(pretrained, result)
-        print(f"model: {folder}")
+        print(model)
         return
     print(
         f"held-out nll {result.heldout_nll:.4f} (perplexity {result.perplexity:.1f}, "
         f"{result.bits_per_byte:.3f} bits per byte), training nll {result.train_nll:.4f}"
     )
-    print(f"model: {folder}")
     if beside is not None:
         from rich.console import Console
 
         from tiewise.report.table import published_table
 
         Console().print(published_table(beside))
+    print(model)
 
 
 def _pretrained(found: dict[str, Any], result: RunResult) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tiewise.data.prepared import FACTS, TOKENIZER, token_type
 from tiewise.data.sources import Source, read_sources
 from tiewise.data.split import SPLITS, assign
 from tiewise.data.spool import Spool
-from tiewise.data.token_file import Encoder, write_tokens
+from tiewise.data.token_file import Encoder, pieces, write_tokens
 from tiewise.data.tokenizer import bpe_size, make_tokenizer
 from tiewise.errors import DataError
 
@@ -31,7 +32,7 @@ _LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the f
 
 
 def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int, progress: Progress) -> None:
-    """Prepare `sources` in `folder` as `request` says (its keys: tokenizer, seed, fractions, and what facts keep).
+    """Prepare `sources` in `folder` as `request` says (its keys: those of `prepare`, and what facts keep).
 
     Raises:
         DataError: as `tiewise.data.corpus.prepare` says; the folder then holds what it held before.
@@ -45,8 +46,9 @@ def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], leng
         # one that needs no training text is refused, if it must be, before gigabytes are read
         ready = None if bpe_size(kind) else make_tokenizer(kind, lambda: iter(()))
         deduplicate = Deduplicator()
-        spool = Spool(work / "text", deduplicate(read_sources(sources)), _reading(sources, progress))
-        where = assign(spool.characters, request["fractions"], request["seed"])
+        documents = (replace(d, begins=d.begins or request["apart"]) for d in read_sources(sources))
+        spool = Spool(work / "text", deduplicate(documents), _reading(sources, progress))
+        where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
         progress("tokenizer", 0.0)
         tokenizer = _learnt(kind, spool, np.flatnonzero(where == 0)) if ready is None else ready
         progress("tokenizer", 1.0)
@@ -91,9 +93,9 @@ def _reading(sources: Sequence[Source], progress: Progress) -> Callable[[int], N
 
 
 def _learnt(kind: str, spool: Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
-    # every k-th document of the training split: a folder's first files may be of one kind
+    # every k-th part of the training split: a folder's first files may be of one kind
     step = -(-int(spool.characters[train].sum()) // _LEARNT)
-    return make_tokenizer(kind, lambda: spool.read(train[::step]))
+    return make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(train[::step]))))
 
 
 def _write(

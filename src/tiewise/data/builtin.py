@@ -13,9 +13,10 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from tiewise.data.document import Document
+from tiewise.data.document import Document, paragraphs
 from tiewise.errors import DataError
 
 # Packages of others, tests (they hold text written to be odd) and a parser kept for Python 2's grammar.
@@ -33,7 +34,7 @@ def builtin_documents() -> Iterator[Document]:
     for documents in (_topics(), _modules(Path(sysconfig.get_path("stdlib")))):
         for document in documents:
             found = True
-            yield document
+            yield replace(document, text="\n\n".join(paragraphs(document.text)))
     if not found:
         raise DataError(
             f"builtin: the Python at {sys.executable} carries no documentation",

@@ -1,6 +1,6 @@
 """`prepare`: any text becomes three files of tokens, once, and facts that say exactly what was measured on.
 
-    sources → documents → paragraphs once → spool on disk → split by document → tokenizer from the training split
+    sources → documents → paragraphs once → spool on disk → split by their parts → tokenizer from the training split
     → train.bin, tune.bin, heldout.bin → data.json
 
 This file decides what is asked for and whether it is there already; `tiewise.data.build` makes it.
@@ -23,13 +23,13 @@ from tiewise.data.build import Progress, build, check_length
 from tiewise.data.plain_text import decode
 from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.data.sources import Source, resolve
-from tiewise.data.split import SPLITS
+from tiewise.data.split import CONTIGUOUS, RANDOM, SPLITS
 from tiewise.data.tokenizer import bpe_size
 from tiewise.errors import DataError, RunError, TiewiseError
 
 __all__ = ["PreparedText", "Progress", "load_prepared", "prepare"]
 
-_FORMAT = 1  # of the folder; one of another format is made again
+_FORMAT = 2  # of the folder; one of another format is made again
 _STDIN = "stdin.txt"
 
 
@@ -41,13 +41,25 @@ def prepare(
     length: int,
     seed: int = 0,
     fractions: Sequence[float] = (0.88, 0.04, 0.08),
+    split: str = RANDOM,
+    apart: bool = False,
     progress: Progress | None = None,
 ) -> PreparedText:
     """Turn `texts` (as in `tiewise.data.sources`) into tokens in `folder`, or reuse what an equal call left there.
 
-    Standard input is kept as `stdin.txt` in the folder and read from there by later calls. `fractions` are the shares
-    of train, tune and heldout in characters; `seed` draws the documents. `progress` is called with a stage ("reading",
-    "tokenizer", "tokens") and the part of it that is done, 0 to 1 (0 while a stream's size is unknown).
+    Standard input is kept as `stdin.txt` in the folder and read from there by later calls.
+
+    Args:
+        texts: what to read, in order.
+        tokenizer: as in `tiewise.data.tokenizer`.
+        folder: where the tokens go.
+        length: T of the blocks that are to fit.
+        seed: draws the documents, and the parts of plain files, of each split.
+        fractions: shares of train, tune and heldout in characters.
+        split: "random", or "contiguous" for the last parts of the text as held-out text.
+        apart: end every part of a plain file as a document: pairs of segments need many.
+        progress: called with a stage ("reading", "tokenizer", "tokens") and the part of it that is done, 0 to 1 (0
+            while a stream's size is unknown).
 
     Raises:
         DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`
@@ -55,13 +67,15 @@ def prepare(
         RunError: where `folder` cannot be written.
     """
     _check(texts, length, seed, fractions)
+    if split not in (RANDOM, CONTIGUOUS):
+        raise DataError(f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
     bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
     folder = Path(folder)
     made: list[Path] = [] if folder.exists() else [folder]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sources = [_kept_stdin(folder, made) if text == "-" else resolve(text) for text in texts]
-        request = _request(sources, tokenizer, seed, fractions)
+        request = _request(sources, tokenizer, seed, fractions) | {"split": split, "apart": apart}
         prepared = _reusable(folder, request)
         if prepared is None:
             build(folder, sources, request, length, progress or (lambda stage, part: None))

@@ -7,15 +7,17 @@ a set, the others in one sorted array, so that memory is about 30 bytes per dist
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
 
-from tiewise.data.document import Document, paragraphs
+from tiewise.data.document import BLANK_LINES, Document
 
 _BYTES = 16
+_BETWEEN = re.compile(f"({BLANK_LINES.pattern})")
 
 
 class Seen:
@@ -54,11 +56,22 @@ class Deduplicator:
         self._seen = Seen()
 
     def __call__(self, documents: Iterable[Document]) -> Iterator[Document]:
-        """Yield the documents in order; one of which nothing is new is left out."""
+        """Yield the documents in order, what is kept as it stands; one of which nothing is new is left out."""
+        begins = False
         for document in documents:
-            kept = [paragraph for paragraph in paragraphs(document.text) if self._new(paragraph)]
-            if kept:
-                yield replace(document, text="\n\n".join(kept))
+            begins |= document.begins  # of a document that nothing is kept of yet
+            text = self._once(document.text)
+            if text.strip() or (text and not begins):
+                yield replace(document, text=text, begins=begins)
+                begins = False
+
+    def _once(self, text: str) -> str:
+        kept: list[str] = []
+        parts = _BETWEEN.split(text)  # paragraph, blank lines, paragraph, … as they stand
+        for i in range(0, len(parts), 2):
+            if not parts[i].strip() or self._new(parts[i]):
+                kept += [parts[i - 1], parts[i]] if kept else [parts[i]]  # one dropped goes with the blank lines before
+        return "".join(kept)
 
     def _new(self, paragraph: str) -> bool:
         words = " ".join(paragraph.split())

@@ -1,13 +1,14 @@
-"""`Document`: the unit in which text arrives, is split, and is ended by `<eos>`; and what a paragraph is.
+"""`Document`: a text, or a part of one, as it arrives; and what a paragraph is.
 
-A paragraph is a run of lines between blank lines. Documents are made of paragraphs, so a paragraph is what two
-documents may share, and what is looked for when duplicates are dropped.
+Parts are what is split and tuned on, documents are what `<eos>` ends: a long file arrives in parts, and reads on from
+one to the next. A paragraph is a run of lines between blank lines; it is what two documents may share, and what is
+looked for when duplicates are dropped.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
@@ -15,10 +16,22 @@ BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
 
 @dataclass(frozen=True)
 class Document:
-    """A text and where it came from (`name` is for messages only)."""
+    """A text, or a part of one, and where it came from (for messages only); `begins`: it is the first part."""
 
     name: str
     text: str
+    begins: bool = True
+
+
+def ended(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+    """Yield (text, whether its document ends with it)."""
+    last: str | None = None
+    for document in documents:
+        if last is not None:
+            yield last, document.begins
+        last = document.text
+    if last is not None:
+        yield last, True
 
 
 def paragraphs(text: str) -> Iterator[str]:

@@ -1,8 +1,8 @@
-"""Plain text of any size, read piece by piece and cut into documents.
+"""Plain text of any size, read piece by piece and cut into parts.
 
-One long file must still split into training and held-out text, so its consecutive paragraphs are grouped: a document
+One long file must still split into training and held-out text, so its consecutive paragraphs are grouped: a part
 ends at the first blank line between `size` and 3·`size` characters; failing that at the first line end there; failing
-that at the first space. Nothing is lost: the documents joined are the file.
+that at the first space. Nothing is lost: the parts joined are the file.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def decode(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def cut(pieces: Iterable[str], size: int) -> Iterator[str]:
-    """Cut a stream of text into documents of `size` to 3·`size` characters; the last may be shorter."""
+    """Cut a stream of text into parts of `size` to 3·`size` characters; the last may be shorter."""
     text, start = "", 0
     for piece in pieces:
         text, start = text[start:] + piece, 0

@@ -1,19 +1,20 @@
 """What `--text` takes, as a stream of documents.
 
     builtin                  the prose that this Python carries
-    FILE  FOLDER  'GLOB'     plain text, cut into documents; .jsonl and .parquet among them by their rows
+    FILE  FOLDER  'GLOB'     plain text, cut into parts; .jsonl and .parquet among them by their rows
     FILE.jsonl:FIELD         one field of every line (.ndjson too); "text" unless named
     FILE.parquet:COLUMN      one column; "text" unless named
     hf:ID[/CONFIG][:SPLIT]   a Hugging Face dataset, or a dataset's folder
     -                        standard input, as plain text
 
-Nothing is ever read whole: a file of any size passes through in pieces. A plain file's documents are about a hundredth
-of all plain text given, between 200 and 10,000 characters: small texts still split, and a folder of articles keeps
-each article in one piece.
+Nothing is ever read whole: a file of any size passes through in parts. A plain file is one document, character for
+character, whose parts are about a hundredth of all plain text given, between 200 and 10,000 characters: small texts
+still split, and a folder of articles keeps each article in one part.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,8 @@ from tiewise.errors import DataError
 
 __all__ = ["Document", "Source", "open_sources", "read_sources", "resolve"]
 
-_SMALLEST, _LARGEST = 200, 10_000  # characters of a document cut from plain text
+Text = str | os.PathLike[str]
+_SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
 _EMPTY = "give a text that is not empty"
 
 
@@ -69,13 +71,14 @@ def resolve(text: str) -> Source:
     return Source(text, "files", find_files(text))
 
 
-def open_sources(texts: Sequence[str]) -> Iterator[Document]:
-    """Stream the documents of all `texts` in the order given.
+def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
+    """Stream the documents of all `texts` in the order given, plain files part by part.
 
     Raises:
         DataError: at once where a text does not exist; while iterating where one cannot be read or holds no text.
     """
-    return read_sources([resolve(text) for text in texts])
+    given = [texts] if isinstance(texts, str | os.PathLike) else texts
+    return read_sources([resolve(os.fspath(text)) for text in given])
 
 
 def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
@@ -86,7 +89,7 @@ def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
     for source in sources:
         found = False
         for document in _documents(source, size):
-            if document.text and not document.text.isspace():
+            if not document.begins or document.text.strip():
                 found = True
                 yield document
         if not found:
@@ -116,5 +119,9 @@ def _rows_or_parts(path: Path, field: str | None, size: int) -> Iterator[Documen
 
 
 def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
+    held, begins = "", True
     for number, text in enumerate(cut(decode(file, name), size), 1):
-        yield Document(f"{name}, part {number}", text)
+        held += text
+        if not begins or not held.isspace():  # blank lines that a file begins with go with what follows
+            yield Document(f"{name}, part {number}", held, begins)
+            held, begins = "", False

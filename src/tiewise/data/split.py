@@ -1,8 +1,10 @@
-"""Which document goes where: whole documents, at random by a seed, so that the shares are met in characters.
+"""Which document, or part of a long one, goes where, so that the shares are met in characters.
 
-Documents are taken in a seeded random order. `heldout` takes each one that brings it nearer to its share of the
+random: they are taken in a seeded random order. `heldout` takes each one that brings it nearer to its share of the
 characters, then `tune` does, and `train` keeps the rest. So each small split ends within half a document of its share,
-and a single huge document stays in training.
+and a single huge document stays in training. The parts of one long file fall into all splits.
+
+contiguous: training, tuning and held-out text follow each other as they stand; the last parts are held out.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import numpy as np
 from tiewise.errors import DataError
 
 SPLITS = ("train", "tune", "heldout")
+RANDOM, CONTIGUOUS = "random", "contiguous"
 
 
-def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int) -> np.ndarray:
-    """Return the index in `SPLITS` of every document, int8[n], from its size in characters, int64[n].
+def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = RANDOM) -> np.ndarray:
+    """Return the index in `SPLITS` of every document or part, int8[n], from its size in characters, int64[n].
 
     The same on every machine and every version of numpy: the generator is one whose stream numpy keeps frozen.
 
@@ -28,8 +31,13 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int) -> np.ndarr
         raise DataError(
             f"the text makes {len(sizes)} document{'s' * (len(sizes) != 1)} without its repetitions; "
             f"needs at least {len(SPLITS)} to hold some out",
-            "give more text, or plain text, which is cut into documents",
+            "give more text, or plain text, which is cut into parts",
         )
+    if how == CONTIGUOUS:
+        before = np.cumsum(sizes) / sizes.sum()  # share of the text up to the end of each
+        tune = int(np.clip(np.abs(before - fractions[0]).argmin() + 1, 1, len(sizes) - 2))
+        heldout = int(np.clip(np.abs(before - sum(fractions[:2])).argmin() + 1, tune + 1, len(sizes) - 1))
+        return np.repeat(np.arange(3, dtype=np.int8), np.diff([0, tune, heldout, len(sizes)]))
     order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(len(sizes))
     where = np.zeros(len(sizes), np.int8)
     free = len(sizes)

@@ -19,48 +19,52 @@ from tiewise.data.document import Document
 
 
 class Spool:
-    """Documents in one file, read back by index.
+    """Documents, or their parts, in one file, read back by index.
 
     Attributes:
-        characters: int64[n], the length of every document.
+        characters: int64[n], the length of every part.
     """
 
     def __init__(self, path: Path, documents: Iterable[Document], progress: Callable[[int], None]):
         self._path = path
-        ends, characters = array("q", [0]), array("q")
+        ends, characters, numbers = array("q", [0]), array("q"), array("q")
         with path.open("wb") as file:
             for document in documents:
                 ends.append(ends[-1] + file.write(document.text.encode("utf-8", "replace")))
                 characters.append(len(document.text))
+                numbers.append((numbers[-1] if numbers else 0) + document.begins)
                 progress(ends[-1])
         self.characters = np.frombuffer(characters, np.int64) if characters else np.empty(0, np.int64)
         self._ends = np.frombuffer(ends, np.int64)
+        self._numbers = np.frombuffer(numbers, np.int64) if numbers else np.empty(0, np.int64)  # each part's document
 
     def __len__(self) -> int:
         return len(self.characters)
 
-    def read(self, indices: Iterable[int]) -> Iterator[str]:
-        """Yield the documents of `indices`, which should ascend."""
-        for data in self._read(indices):
-            yield data.decode("utf-8")
+    def read(self, indices: np.ndarray) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of `indices`, which ascend, and whether each is the last of its document among them."""
+        for data, ends in self._read(indices):
+            yield data.decode("utf-8"), ends
 
     def facts(self, indices: np.ndarray) -> dict[str, Any]:
         """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
         digest = sha256()
-        size = 0
-        for data in self._read(indices):
+        size = count = 0
+        for data, ends in self._read(indices):
             size += len(data)
+            count += ends
             digest.update(data)
-            digest.update(b"\0")
+            digest.update(b"\0" * ends)
         return {
-            "documents": len(indices),
+            "documents": count,
             "characters": int(self.characters[indices].sum()),
             "bytes": size,
             "sha256": digest.hexdigest(),
         }
 
-    def _read(self, indices: Iterable[int]) -> Iterator[bytes]:
+    def _read(self, indices: np.ndarray) -> Iterator[tuple[bytes, bool]]:
+        last = np.diff(self._numbers[indices], append=-1) != 0
         with self._path.open("rb") as file:
-            for index in indices:
+            for index, ends in zip(indices, last.tolist(), strict=True):
                 file.seek(self._ends[index])
-                yield file.read(self._ends[index + 1] - self._ends[index])
+                yield file.read(self._ends[index + 1] - self._ends[index]), ends

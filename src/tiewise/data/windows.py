@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.data.sources import open_sources
+from tiewise.data.document import ended
+from tiewise.data.sources import Text, open_sources
 from tiewise.data.token_file import Encoder, batches, pieces
 from tiewise.data.tokenizer import make_tokenizer
 from tiewise.errors import DataError
@@ -17,14 +19,19 @@ from tiewise.errors import DataError
 Ids = NDArray[np.int64]
 
 
-def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None = None) -> Ids:
+def read_tokens(
+    folder: str | PathLike[str],
+    texts: Text | Sequence[Text],
+    vocab: int,
+    most: int | None = None,
+) -> Ids:
     """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
 
-    Documents end in the tokenizer's end token, where it has one that the table knows.
+    Documents end in the tokenizer's end token, where it has one that the table knows; a plain file is one document.
 
     Args:
         folder: where the tokenizer lies.
-        texts: what to read, in order.
+        texts: what to read, in order; one alone needs no list.
         vocab: rows of the model's table.
         most: stop after so many tokens; None reads all.
 
@@ -34,6 +41,7 @@ def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None
     Raises:
         DataError: no text, no tokenizer in the folder that can be read, or one that gives tokens without a row.
     """
+    folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
     tokenizer = _tokenizer(folder)
@@ -41,7 +49,7 @@ def read_tokens(folder: Path, texts: Sequence[str], vocab: int, most: int | None
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
     count = 0
-    for batch in batches(pieces(document.text for document in open_sources(texts))):
+    for batch in batches(pieces(ended(open_sources(texts)))):
         found = encoder.encode(batch)
         parts.append(found if end < vocab else found[found != end])
         count += len(parts[-1])

@@ -90,7 +90,7 @@ def linear_cross_entropy(
     Raises:
         ValueError: shapes that do not meet, an option out of range.
         IndexError: a target outside [0, V), where targets are not traced.
-        UnsupportedError: probability targets.
+        UnsupportedError: features or a weight of whole or complex numbers, probability targets.
     """
     o = replace(options, **overrides) if overrides else options
     features, weight, targets = jnp.asarray(features), jnp.asarray(weight), as_array(targets)
@@ -174,6 +174,10 @@ def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: 
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    for name, array in (("features", features), ("a weight", weight)):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            fix = "pass floating-point hidden states [..., E] and a table [V, E]; token ids are looked up first"
+            raise UnsupportedError(f"linear_cross_entropy of {name} of type {array.dtype}", fix)
     if weight.ndim != 2 or features.shape[-1] != weight.shape[1] or features.shape[:-1] != targets.shape:
         got = f"features {features.shape}, weight {weight.shape}, targets {targets.shape}"
         raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")

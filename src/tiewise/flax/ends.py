@@ -26,7 +26,7 @@ from tiewise.flax import maps
 from tiewise.flax.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.flax.indices import as_array, check_range
 from tiewise.flax.path_gradient import LookupOptions, enter
-from tiewise.random_logits import logit_std, predicted_nll
+from tiewise.random_logits import starting_nll
 from tiewise.spec import BoundarySpec
 from tiewise.vocabulary import Vocabularies
 
@@ -50,7 +50,7 @@ class Ends:
             SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
         """
         chosen = BoundarySpec.parse(spec)
-        ends = cls(chosen, Vocabularies.same(vocab) if isinstance(vocab, int) else vocab, width)
+        ends = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
         if chosen != chosen.plainly():
             fix = "give the schedule to a training run; build the boundary without it"
             raise SpecError(f"{chosen} changes during training", fix)
@@ -76,7 +76,7 @@ class Ends:
 
     @property
     def std(self) -> float:
-        """σ of a drawn table: `init` of the spec, or D^-½, which gives rows of unit norm."""
+        """σ of a drawn table: `init` of the spec, or D^-½, which gives embedded rows of unit norm."""
         return self.spec.init or self.width**-0.5
 
     def draw(self, name: str, key: Array) -> Array:
@@ -112,9 +112,8 @@ class Ends:
         return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
 
     def predicted_nll(self) -> float:
-        """Expected loss (nats) of the first step for hidden states of norm √D that are independent of their tokens."""
-        tau = logit_std(self.spec, self.width, self.std)
-        return predicted_nll(self.vocab.outputs, tau, softcap=self.spec.softcap)
+        """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
+        return starting_nll(self.spec, self.vocab, self.width, self.std)
 
     def embed(self, params: Params, ids: Any) -> Array:
         """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map).

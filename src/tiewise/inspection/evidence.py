@@ -1,6 +1,7 @@
 """Tie or not? What an inspection measured that speaks for one table or for two, each with its uncertainty.
 
-A row speaks for one side only where its interval leaves out all that no effect would give. What every natural text, any
+A row speaks for one side only where its interval leaves out all that no effect would give, and still does with Holm's
+correction for all rows that could speak: they are read side by side. What every natural text, any
 map or any end of training would give as well speaks for neither, whatever its interval. The loss alone decides, so
 there is a verdict only where a comparison has trained both on several seeds; everything else is a reason to expect one.
 """
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.errors import printable
 from tiewise.inspection.inspect import ALL, Inspection, Section
 from tiewise.inspection.subject import comparison_of
-from tiewise.training.statistics import gaps
+from tiewise.student import holm
+from tiewise.training.statistics import ALPHA, gaps
 
 NAME = "evidence"
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
@@ -35,6 +38,8 @@ class Evidence:
         low: lower end of its 95 % interval; None without one.
         high: upper end.
         level: what no effect would give, on average.
+        p: two-sided, from the interval's distribution, adjusted by Holm over all rows that could speak; None for a row
+            that speaks for neither whatever it measures, and without an interval.
         speaks: "one table", "two tables" or "neither".
         why: how the value is read.
         section: where it was measured.
@@ -47,6 +52,7 @@ class Evidence:
     low: float | None
     high: float | None
     level: float
+    p: float | None
     speaks: str
     why: str
     section: str
@@ -77,12 +83,21 @@ def with_evidence(inspection: Inspection) -> Inspection:
 
 def gather(inspection: Inspection) -> TieOrNot:
     """Collect the evidence that the sections hold."""
-    losses = tuple(_losses(inspection))
-    rows = [*losses]
+    rows = list(_losses(inspection))
+    compared = len(rows)
     for name, read in _READERS.items():
         for label, found in inspection.found(name).items():
             rows += (row for row in read(label, found) if row.value is not None)
-    return TieOrNot(tuple(_merged(rows)), _verdict(losses))
+    adjusted = tuple(_adjusted(list(_merged(rows))))
+    return TieOrNot(adjusted, _verdict(adjusted[:compared]))
+
+
+def _adjusted(rows: list[Evidence]) -> Iterator[Evidence]:
+    """Let rows that are read side by side speak only where Holm's correction leaves their p below 0.05."""
+    p = iter(holm([row.p for row in rows if row.p is not None]))
+    for row in rows:
+        own = None if row.p is None else next(p)
+        yield replace(row, p=own, speaks=NEITHER if own is not None and own >= ALPHA else row.speaks)
 
 
 def _merged(rows: list[Evidence]) -> Iterator[Evidence]:
@@ -102,11 +117,11 @@ def _losses(inspection: Inspection) -> Iterator[Evidence]:
     if found is None:
         return
     gap = found[1]  # tied − untied
-    low, high = (None, None) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
+    low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
     yield _row(
         ("Which has the lower held-out loss?", "untied − tied, nats per token"),
         "untied − tied",
-        (-gap.mean, low, high),
+        Estimate(-gap.mean, low, high, gap.n),
         0.0,
         (TWO, ONE),
         f"below zero two tables predict held-out text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
@@ -131,7 +146,7 @@ def _alignment(label: str, found: Any) -> Iterator[Evidence]:
         yield _row(
             ("Are input and output table alike?", f"{name} map, mean cosine of held-out rows"),
             label,
-            (e.value, e.low, e.high),
+            e,
             score.chance,
             sides,
             why,
@@ -146,7 +161,7 @@ def _gradients(label: str, found: Any) -> Iterator[Evidence]:
         yield _row(
             ("Do the two uses of the table pull the same way?", "cosine of Path A and Path B per batch"),
             label,
-            (cosine.value, cosine.low, cosine.high),
+            cosine,
             0.0,
             (NEITHER, ONE),
             "above zero a step for one use helps the other; below zero they work against each other, as in any tied "
@@ -157,7 +172,7 @@ def _gradients(label: str, found: Any) -> Iterator[Evidence]:
     yield _row(
         ("Which end moves the table?", "Path B's share of the gradient's norm per batch"),
         label,
-        (share.value, share.low, share.high),
+        share,
         0.5,
         (NEITHER, NEITHER),
         "above one half the output end pulls harder; that alone is no reason for either choice",
@@ -176,12 +191,21 @@ def _tokens(label: str, found: Any) -> Iterator[Evidence]:
     yield _row(
         ("Do norms follow frequency alike at both ends?", "difference of the correlations of norm and frequency"),
         label,
-        (apart, high.low - low.high, high.high - low.low),
+        Estimate(apart, high.low - low.high, high.high - low.low, high.rows),
         0.0,
         (NEITHER, TWO),
         "above zero norms follow frequency more at one end than at the other, and one table has one norm a row",
         "tokens",
+        p=_parted(low, high),
     )
+
+
+def _parted(low: Estimate, high: Estimate) -> float:
+    """p at which the two intervals of correlations, by Fisher's z, no longer meet."""
+    if max(abs(low.value), abs(high.value)) >= 1:
+        return float(low.value == high.value)
+    each = 1 / math.sqrt(low.rows - 3) + 1 / math.sqrt(high.rows - 3)
+    return math.erfc((math.atanh(high.value) - math.atanh(low.value)) / each / math.sqrt(2))
 
 
 _READERS: Mapping[str, Callable[[str, Any], Iterator[Evidence]]] = {
@@ -194,22 +218,26 @@ _READERS: Mapping[str, Callable[[str, Any], Iterator[Evidence]]] = {
 def _row(
     asked: tuple[str, str],
     about: str,
-    estimate: tuple[float | None, float | None, float | None],
+    estimate: Estimate,
     level: float,
     sides: tuple[str, str],
     why: str,
     section: str,
     permuted: Sequence[float] = (),
+    p: float | None = None,
 ) -> Evidence:
     """Evidence that speaks for `sides[0]` where the whole interval is below the level, `sides[1]` where it is above.
 
-    Where the level was simulated too, the interval must leave out all of `permuted`.
+    Where the level was simulated too, the interval must leave out all of `permuted`. `p` is that of Student's t unless
+    given.
     """
-    value, low, high = (x if x is not None and math.isfinite(x) else None for x in estimate)
-    speaks = NEITHER
-    if low is not None and high is not None:
-        speaks = sides[0] if high < min((level, *permuted)) else sides[1] if low > max((level, *permuted)) else NEITHER
-    return Evidence(*asked, printable(about), value, low, high, level, speaks, why, section)
+    value, low, high = (x if math.isfinite(x) else None for x in (estimate.value, estimate.low, estimate.high))
+    if value is None or low is None or high is None or sides == (NEITHER, NEITHER):
+        return Evidence(*asked, printable(about), value, low, high, level, None, NEITHER, why, section)
+    levels = (level, *permuted)
+    p = p_value(estimate, levels) if p is None else p
+    speaks = sides[0] if high < min(levels) else sides[1] if low > max(levels) else NEITHER
+    return Evidence(*asked, printable(about), value, low, high, level, p, speaks, why, section)
 
 
 def _verdict(losses: tuple[Evidence, ...]) -> str:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 from tiewise.errors import DataError, RunError, TiewiseError
@@ -19,6 +21,7 @@ from tiewise.training.results import strict
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
+PARTS = 1000  # that progress counts for each call of a measure of weight 1
 
 
 class NotHere(TiewiseError):
@@ -34,12 +37,14 @@ class Measure:
         each: the measure of one subject; None where it is of all together.
         together: the measure of all subjects.
         text: whether it needs a text.
+        weight: how many times as long a call takes as most others, roughly; for progress.
     """
 
     name: str
     each: Callable[[Subject, Request, Progress], Any] | None = None
     together: Callable[[tuple[Subject, ...], Request, Progress], Any] | None = None
     text: bool = False
+    weight: int = 1
 
 
 @dataclass(frozen=True)
@@ -64,13 +69,21 @@ class Section:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
-    """All sections, in the order of the measures."""
+    """All sections, in the order of the measures; its `repr` is a summary, for a notebook."""
 
     subjects: tuple[Subject, ...]
     request: Request
     sections: tuple[Section, ...]
+
+    def __repr__(self) -> str:
+        lines = [f"Inspection of {', '.join(subject.label for subject in self.subjects)}"]
+        for section in self.sections:
+            reasons = "; ".join(dict.fromkeys(section.left_out.values()))
+            said = ", ".join(filter(None, section.found)) or ("all together" if section.found else f"none: {reasons}")
+            lines.append(f"  {section.name}: {getattr(section.found.get(ALL), 'verdict', said)}")
+        return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
 
     def section(self, name: str) -> Section | None:
         """Return one section, or None where it is not part of this inspection."""
@@ -107,17 +120,24 @@ def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, .
 def carry_out(
     subjects: tuple[Subject, ...], measures: Sequence[Measure], request: Request, progress: Progress
 ) -> Inspection:
-    """Measure.
+    """Measure; `progress` hears (what is done, parts done, parts of the whole inspection).
 
     Raises:
         TiewiseError: what was given cannot be used, or nothing could be measured.
     """
     sections = []
     faults: list[TiewiseError] = []
-    for measure in chosen(measures, request.only):
+    wanted = chosen(measures, request.only)
+    weights = [one.weight * PARTS for one in wanted for _ in (subjects if one.each is not None else (ALL,))]
+    parts = pairwise(accumulate(weights, initial=0))
+
+    def part(label: str) -> Progress:
+        return _part(progress, label, *next(parts), sum(weights))
+
+    for measure in wanted:
         found: dict[str, Any] = {}
         left_out: dict[str, str] = {}
-        for label, make in _calls(measure, subjects, request, progress):
+        for label, make in _calls(measure, subjects, request, part):
             try:
                 if measure.text and not request.texts and not any(subject.run for subject in subjects):
                     raise NotHere("needs a text", "give --text")
@@ -133,18 +153,27 @@ def carry_out(
 
 
 def _calls(
-    measure: Measure, subjects: tuple[Subject, ...], request: Request, progress: Progress
+    measure: Measure, subjects: tuple[Subject, ...], request: Request, part: Callable[[str], Progress]
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(label, the call) of everything that one measure does."""
-    if measure.each is None:
-        together = measure.together
-        assert together is not None
-        yield ALL, lambda: together(subjects, request, progress)
-        return
-    each = measure.each
-    for subject in subjects:
+    if measure.each is not None:
+        yield from ((one.label, partial(measure.each, one, request, part(one.label))) for one in subjects)
+    elif measure.together is not None:
+        yield ALL, partial(measure.together, subjects, request, part(ALL))
 
-        def make(subject: Subject = subject) -> Any:
-            return each(subject, request, lambda what, done, total: progress(f"{subject.label}: {what}", done, total))
 
-        yield subject.label, make
+def _part(progress: Progress, label: str, begun: int, end: int, whole: int) -> Progress:
+    """Return what a call reports to: it knows how far each thing is that it does, but not how many there are.
+
+    So each is given half of what is left of the call's part, and the whole only ever grows.
+    """
+    now, doing = begun, None
+
+    def tick(what: str, done: int, total: int) -> None:
+        nonlocal begun, now, doing
+        if what != doing:
+            begun, doing = now, what
+        now = max(now, begun + (end - begun) // 2 * min(done, total) // max(total, 1))
+        progress(f"{label}: {what}" if label else what, now, whole)
+
+    return tick

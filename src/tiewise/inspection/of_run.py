@@ -2,7 +2,11 @@
 
 Arms of one seed start from the same input table (`tiewise.training.model`), so a tied table and the input table of its
 own seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
-beside the untied model of the next seed, every model once. Pairs of one seed are given as well, under their name.
+beside the untied model of every other seed. Pairs of one seed are given as well, under their name.
+
+Such pairs share models, and models of one seed share their data's order: seeds, not pairs, are independent. Intervals
+over pairs of seeds are therefore those of `analysis.estimates.jackknife`, which leaves out one seed at a time with all
+of its pairs.
 
 A table that training hardly moved is mostly its own random start, and aligns with nothing. CKA less its chance level is
 therefore also given corrected for attenuation (Spearman 1904): divided by the geometric mean of what the two tables
@@ -17,9 +21,12 @@ columns when functions of log frequency in the training text are taken out (`ana
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import combinations, permutations
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +34,7 @@ from numpy.typing import NDArray
 from tiewise.analysis.alignment import HELD_OUT, Alignment, Settings, align
 from tiewise.analysis.alignment_maps import CENTRED
 from tiewise.analysis.ends import Ends, ends_of
+from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
 from tiewise.analysis.tables import Table
 from tiewise.analysis.token_match import Pairs, one_vocabulary
 from tiewise.checkpoint.facts import Progress, silent
@@ -50,13 +58,15 @@ from tiewise.inspection.run_alignment import (
 )
 from tiewise.inspection.subject import FINAL, comparison_of
 from tiewise.training.folder import DATA, folder_name
-from tiewise.training.statistics import paired
 
 Scores = dict[str, float]  # measure → score
 Models = dict[int, Ends]  # seed → its final model
+Beside = list[tuple[int, int]]  # seeds of the two models that stand side by side
 
 
-def run_alignment(run: Path, settings: Settings | None = None, progress: Progress = silent) -> RunAlignment:
+def run_alignment(
+    run: str | os.PathLike[str], settings: Settings | None = None, progress: Progress = silent
+) -> RunAlignment:
     """Compare the tables of all final models of a comparison.
 
     Args:
@@ -68,6 +78,7 @@ def run_alignment(run: Path, settings: Settings | None = None, progress: Progres
         RunError: no finished comparison, or none of an arm with one table and an arm with two.
         CheckpointError: a final model that cannot be read.
     """
+    run = Path(run)
     models, left_out = _final_models(run)
     two = [arm for arm, found in models.items() if all(ends.shared is None for ends in found.values())]
     one = {arm: found for arm, found in models.items() if arm not in two}
@@ -79,7 +90,8 @@ def run_alignment(run: Path, settings: Settings | None = None, progress: Progres
     counts, missing = _counts(run, int(pairs.a.max(initial=-1)) + 1)
     settings = replace(settings or Settings(sampled=2048), permutations=0)
     bench = _Bench(pairs, settings, progress, None if counts is None else counts[pairs.a])
-    bench.total = sum(4 * len(found.keys() & untied.keys()) + len(found) for found in one.values()) + 3 * len(untied)
+    bench.total = len(untied) ** 2
+    bench.total += sum(2 * len(m.keys() & untied.keys()) ** 2 + len(m) * (len(m) - 1) // 2 for m in one.values())
     again = [*_again(bench, two[0], untied), *(x for arm, found in one.items() for x in _again(bench, arm, found))]
     leanings = [
         _corrected(leaning, two[0], again)
@@ -177,14 +189,9 @@ def _usable(models: dict[str, Models]) -> Pairs:
     return one_vocabulary(rows, rows).without(mask)
 
 
-def _next(seeds: Sequence[int]) -> list[tuple[int, int]]:
-    """Each seed with the one after it, the last with the first; nothing for one seed."""
-    return list(zip(seeds, [*seeds[1:], seeds[0]], strict=True)) if len(seeds) > 1 else []
-
-
 def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models) -> Iterator[Leaning]:
     common = [seed for seed in found if seed in untied]
-    beside = _next(common) if kind == OTHER_SEED else [(seed, seed) for seed in common]
+    beside = list(permutations(common, 2)) if kind == OTHER_SEED else [(seed, seed) for seed in common]
     scored = []
     for seed, other in beside:
         table = found[seed].shared
@@ -192,13 +199,13 @@ def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models)
         scored.append((bench.scores(untied[other].input, table), bench.scores(untied[other].output, table)))
     for measure in scored[0][0] if scored else ():
         first, second = ([ends[i].get(measure, math.nan) for ends in scored] for i in (0, 1))
-        difference = _over_seeds([b - a for a, b in zip(first, second, strict=True)])
+        difference = _over_pairs(beside, [b - a for a, b in zip(first, second, strict=True)])
         yield Leaning(
             arm=arm,
             measure=measure,
             seeds=kind,
-            input=_over_seeds(first),
-            output=_over_seeds(second),
+            input=_over_pairs(beside, first),
+            output=_over_pairs(beside, second),
             difference=difference,
             toward=difference.toward,
             corrected_input=None,
@@ -210,14 +217,14 @@ def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models)
 
 def _again(bench: _Bench, arm: str, found: Models) -> Iterator[Again]:
     """The same table of two seeds, for each table that is stored; both ends of one model where these are two tables."""
-    beside = _next(list(found))
-    beside = beside[:1] if len(found) == 2 else beside  # the two ways round are one pair
+    beside = list(combinations(found, 2))
     tables = {seed: _stored(ends) for seed, ends in found.items()}
     for end in next(iter(tables.values())):
         scored = [bench.scores(tables[a][end], tables[b][end]) for a, b in beside]
-        yield from _rows(AGAIN.format(arm, end), scored)
+        yield from _rows(AGAIN.format(arm, end), beside, scored)
     if all(ends.shared is None for ends in found.values()):
-        yield from _rows(ONE_MODEL.format(arm), [bench.scores(ends.input, ends.output) for ends in found.values()])
+        scored = [bench.scores(ends.input, ends.output) for ends in found.values()]
+        yield from _rows(ONE_MODEL.format(arm), [(seed, seed) for seed in found], scored)
 
 
 def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[FrequencyShare]:
@@ -225,43 +232,65 @@ def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[FrequencyShar
     for end in tables[0]:
         shares = [bench.shares[id(one[end])] for one in tables if id(one[end]) in bench.shares]
         if shares:
-            yield FrequencyShare(f"{arm} {end}", _over_seeds(shares))
+            yield FrequencyShare(f"{arm} {end}", _shown(mean_interval(shares), len(shares)))
 
 
 def _stored(ends: Ends) -> dict[str, Table]:
     return {"input": ends.input, "output": ends.output} if ends.shared is None else {"table": ends.shared}
 
 
-def _rows(what: str, scored: list[Scores]) -> Iterator[Again]:
+def _rows(what: str, beside: Beside, scored: list[Scores]) -> Iterator[Again]:
     for measure in scored[0] if scored else ():
-        values = tuple(scores[measure] for scores in scored)
-        yield Again(what, measure, _over_seeds(values), values)
+        values = [scores[measure] for scores in scored]
+        pairs = tuple((*seeds, value) for seeds, value in zip(beside, values, strict=True))
+        yield Again(what, measure, _over_pairs(beside, values), pairs)
 
 
 def _corrected(leaning: Leaning, untied: str, again: Sequence[Again]) -> Leaning:
     if leaning.measure not in (CKA, *WITHOUT.values()) or leaning.seeds != OTHER_SEED:
         return leaning
-    values = {entry.what: entry.values for entry in again if entry.measure == leaning.measure}
-    own = values.get(AGAIN.format(leaning.arm, "table"), ())
-    first, second = (
-        _less_attenuated(scores, own, values.get(AGAIN.format(untied, end), ()))
-        for end, scores in zip(("input", "output"), list(zip(*leaning.pairs, strict=True))[2:], strict=True)
+    same = {entry.what: entry.pairs for entry in again if entry.measure == leaning.measure}
+    seeds = list(dict.fromkeys(a for a, *_ in leaning.pairs))
+    on_input, on_output = (
+        _less_attenuated(
+            [(a, b, score[at]) for a, b, *score in leaning.pairs],
+            [pair for pair in same.get(AGAIN.format(leaning.arm, "table"), ()) if {*pair[:2]} <= {*seeds}],
+            [pair for pair in same.get(AGAIN.format(untied, end), ()) if {*pair[:2]} <= {*seeds}],
+        )
+        for at, end in enumerate(("input", "output"))
     )
-    apart = [b - a for a, b in zip(first, second, strict=True)] if first and second else None
-    on_input, on_output, difference = (
-        None if found is None else _over_seeds(found) for found in (first, second, apart)
+
+    apart = (lambda kept: on_output(kept) - on_input(kept)) if on_input and on_output else None
+    first, second, difference = (
+        None if found is None else _shown(jackknife(found, seeds), len(leaning.pairs))
+        for found in (on_input, on_output, apart)
     )
-    return replace(leaning, corrected_input=on_input, corrected_output=on_output, corrected_difference=difference)
+    return replace(leaning, corrected_input=first, corrected_output=second, corrected_difference=difference)
 
 
-def _less_attenuated(scores: Sequence[float], own: Sequence[float], other: Sequence[float]) -> list[float] | None:
-    """Each score over the geometric mean of its two tables' scores against themselves, which are of the same seeds."""
-    if not own or not other or min(*own, *other) <= 0:
+Scored = Sequence[tuple[int, int, float]]  # seeds of a pair, and what it scores
+
+
+def _less_attenuated(between: Scored, own: Scored, other: Scored) -> Callable[[Sequence[int]], float] | None:
+    """Mean score over the geometric mean of its two tables' scores against themselves, all of the seeds asked for."""
+    if not own or not other or min(score for *_, score in (*own, *other)) <= 0:
         return None
-    at = range(len(scores))
-    return [scores[i] / math.sqrt(own[i % len(own)] * other[i % len(other)]) for i in at]
+    return lambda kept: _mean(between, kept) / math.sqrt(_mean(own, kept) * _mean(other, kept))
 
 
-def _over_seeds(values: Sequence[float]) -> OverSeeds:
-    found = paired([0.0] * len(values), values)
-    return OverSeeds(found.mean, found.low, found.high, found.n)
+def _mean(scored: Scored, kept: Sequence[int]) -> float:
+    return fmean(score for a, b, score in scored if a in kept and b in kept)
+
+
+def _over_pairs(beside: Beside, values: Sequence[float]) -> OverSeeds:
+    """Mean over pairs of models, either all of two seeds or all of one."""
+    if all(a == b for a, b in beside):
+        return _shown(mean_interval(values), len(values))
+    scored = [(*pair, value) for pair, value in zip(beside, values, strict=True)]
+    seeds = sorted({seed for pair in beside for seed in pair})
+    return _shown(jackknife(lambda kept: _mean(scored, kept), seeds), len(values))
+
+
+def _shown(found: Estimate, n: int) -> OverSeeds:
+    low, high = (x if math.isfinite(x) else None for x in (found.low, found.high))
+    return OverSeeds(found.value, low, high, n)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from tiewise.errors import DataError
+from tiewise.inspection import sections
 
-Progress = Callable[[str, int, int], None]  # (what is done, steps done, steps in all)
+Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
+FILES = tuple(sorted(module.name for module in pkgutil.iter_modules(sections.__path__)))  # sections of one file each
+SECTIONS = (
+    "direct_path",
+    "alignment",
+    "closer",
+    "run_alignment",
+    "gradients",
+    "tokens",
+    *FILES,
+)  # that can be asked for
 
 
 @dataclass(frozen=True)
@@ -21,6 +33,7 @@ class Effort:
         tokens: most tokens of the text that are read for bigrams and frequencies.
         samples: rows of a table that are compared pair by pair.
         lens_steps: steps that every tuned lens is trained for.
+        held_out: share of the rows that maps between two tables are not fitted on; 0 fits on all and scores all.
     """
 
     windows: int = 64
@@ -28,6 +41,7 @@ class Effort:
     tokens: int = 2_000_000
     samples: int = 4000
     lens_steps: int = 250
+    held_out: float = 0.2
 
     def checked(self) -> Effort:
         """Return it.
@@ -40,6 +54,8 @@ class Effort:
             if getattr(self, name) < low:
                 option = name.replace("_", "-")
                 raise DataError(f"--{option} {getattr(self, name)}", f"use {low} or more")
+        if not 0 <= self.held_out <= 0.5:
+            raise DataError(f"--held-out {self.held_out}", "use a share from 0 (fit and score all rows) to 0.5")
         return self
 
 
@@ -60,6 +76,18 @@ class Request:
     only: tuple[str, ...] = ()
     seed: int = 0
     effort: Effort = Effort()
+
+    def checked(self) -> Request:
+        """Return it.
+
+        Raises:
+            DataError: there is no section of a name.
+        """
+        unknown = next((name for name in self.only if name not in SECTIONS), None)
+        if unknown is not None:
+            fix = f"sections are {', '.join(SECTIONS)}; the evidence is drawn from those that are chosen"
+            raise DataError(f"there is no section {unknown!r}", fix)
+        return self
 
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""

@@ -18,7 +18,7 @@ AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """Mean over n pairs of models with Student's 95 % interval; None where one pair gives none."""
+    """Mean over n models, or pairs of them, with its 95 % interval over seeds; None where too few give none."""
 
     value: float
     low: float | None
@@ -46,7 +46,7 @@ class Leaning:
         output: score against the output table.
         difference: output − input, paired.
         toward: `output` or `input` where the interval of the difference leaves out 0, `neither` where it does not,
-            `not known` with one pair.
+            `not known` without one.
         corrected_input: `input` corrected for attenuation; of CKA between different seeds only, and only where
             training again gives more than 0. None elsewhere.
         corrected_output: the same of `output`.
@@ -74,14 +74,14 @@ class Again:
     Args:
         what: AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm.
         measure: as of `Leaning`.
-        score: over pairs of models. Pairs of seeds share models, so that the interval is a little narrow.
-        values: of each pair.
+        score: over models, or over all pairs of seeds.
+        pairs: (seed, other seed, score); of one model twice the same.
     """
 
     what: str
     measure: str
     score: OverSeeds
-    values: tuple[float, ...]
+    pairs: tuple[tuple[int, int, float], ...]
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ JSON follow from what it finds. `bench` gives the subject's model and text, read
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tiewise.found import Found
-from tiewise.inspection.request import Progress
+from tiewise.inspection.request import FILES, Progress
 from tiewise.inspection.subject import Subject
 
 if TYPE_CHECKING:  # the sections' own files run models, and the names of sections are asked for without torch
@@ -27,23 +26,24 @@ Measured = Callable[[Subject, "Workbench", Progress], Found]
 
 @dataclass(frozen=True)
 class Section:
-    """One section: its name, the question that is its title, its place in the order, and whether it needs a text."""
+    """One section."""
 
     name: str
-    asks: str
-    place: int
-    text: bool
+    asks: str  # the question that is its title
+    place: int  # in the order in which sections are told
+    text: bool  # whether it needs a text
+    weight: int  # how many times as long it takes as most others, roughly; for progress
     measure: Measured
 
 
 SECTIONS: dict[str, Section] = {}
 
 
-def section(*, asks: str, place: int, text: bool = False) -> Callable[[Measured], Measured]:
+def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Callable[[Measured], Measured]:
     """Register a function of the folder `sections` as a section."""
 
     def registered(measure: Measured) -> Measured:
-        SECTIONS[measure.__name__] = Section(measure.__name__, asks, place, text, measure)
+        SECTIONS[measure.__name__] = Section(measure.__name__, asks, place, text, weight, measure)
         return measure
 
     return registered
@@ -51,7 +51,6 @@ def section(*, asks: str, place: int, text: bool = False) -> Callable[[Measured]
 
 def sections() -> tuple[Section, ...]:
     """Every section of the folder, in order."""
-    folder = import_module("tiewise.inspection.sections")
-    for module in pkgutil.iter_modules(folder.__path__):
-        import_module(f"{folder.__name__}.{module.name}")
+    for name in FILES:
+        import_module(f"tiewise.inspection.sections.{name}")
     return tuple(sorted(SECTIONS.values(), key=lambda one: one.place))

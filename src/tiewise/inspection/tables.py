@@ -1,4 +1,4 @@
-"""The measures that need only tables: no torch, no text, any size."""
+"""The measures of tables: no torch, no text, any size. The others are named, with what a light install lacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tiewise.analysis.direct_path_found import direct_path_of
 from tiewise.analysis.end_alignment import across, alignment_of
 from tiewise.analysis.tokens import tokens_of
 from tiewise.inspection.inspect import Measure, NotHere
-from tiewise.inspection.request import Progress, Request
+from tiewise.inspection.request import FILES, Progress, Request
 from tiewise.inspection.subject import Subject
 
 
@@ -24,7 +24,7 @@ def tokens(subject: Subject, request: Request, progress: Progress) -> Any:
 
 def alignment(subject: Subject, request: Request, progress: Progress) -> Any:
     """Input table against output table of one model."""
-    return alignment_of(subject.folder, seed=request.seed, progress=progress)
+    return alignment_of(subject.folder, seed=request.seed, progress=progress, held_out=request.effort.held_out)
 
 
 def closer(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
@@ -36,12 +36,26 @@ def closer(subjects: tuple[Subject, ...], request: Request, progress: Progress) 
     if len(subjects) != 2 or subjects[0].run is not None:
         raise NotHere("needs two models", "give a second one")
     first, second = subjects
-    return across(first.folder, second.folder, seed=request.seed, progress=progress, labels=(first.label, second.label))
+    return across(
+        first.folder,
+        second.folder,
+        seed=request.seed,
+        progress=progress,
+        labels=(first.label, second.label),
+        held_out=request.effort.held_out,
+    )
+
+
+def _lacks(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
+    raise NotHere("needs torch and transformers", "pip install 'tiewise[torch]'")
 
 
 MEASURES = (
     Measure("direct_path", each=direct_path),
     Measure("alignment", each=alignment),
     Measure("closer", together=closer),
+    Measure("run_alignment", together=_lacks),
+    Measure("gradients", together=_lacks),
     Measure("tokens", each=tokens),
+    *(Measure(name, together=_lacks) for name in FILES),
 )

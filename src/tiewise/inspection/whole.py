@@ -34,7 +34,7 @@ def inspect(
         model: a Hugging Face folder, or the folder of a comparison.
         other: a second Hugging Face folder.
         request: text, pairs, sections and effort; by default everything that needs no text.
-        progress: hears (what, done, total).
+        progress: hears (what is done, parts done, parts of the whole).
 
     Returns:
         an `Inspection`; `.found("lens")` gives one section's results by model, `.record()` everything for JSON.
@@ -42,7 +42,7 @@ def inspect(
     Raises:
         TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
     """
-    request = request or Request()
+    request = (request or Request()).checked()
     subjects = subjects_of([model] if other is None else [model, other])
     return with_evidence(carry_out(subjects, measures(subjects, request), request, progress))
 
@@ -65,22 +65,23 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         counts = token_counts(bench.ids(subject), opened.vocab)
         return path_gradients(opened, bench.windows(subject)[0], seed=request.seed, progress=progress, counts=counts)
 
-    return (
-        Measure("direct_path", each=tables.direct_path),
-        Measure("alignment", each=tables.alignment),
-        Measure("closer", together=tables.closer),
-        Measure("run_alignment", together=over_seeds),
-        Measure("gradients", each=gradients, text=True),
-        Measure("tokens", each=tokens),
-        *(_measure(section, bench) for section in sections()),
-    )
+    found = {
+        10: Measure("direct_path", each=tables.direct_path),
+        40: Measure("alignment", each=tables.alignment),
+        50: Measure("closer", together=tables.closer),
+        60: Measure("run_alignment", together=over_seeds),
+        70: Measure("gradients", each=gradients, text=True),
+        90: Measure("tokens", each=tokens),
+    }
+    found |= {one.place: _measure(one, bench) for one in sections()}
+    return tuple(found[place] for place in sorted(found))
 
 
 def _measure(section: Section, bench: Workbench) -> Measure:
     def each(subject: Subject, request: Request, progress: Progress) -> Found:
         return section.measure(subject, bench, progress).about(subject.label)
 
-    return Measure(section.name, each=each, text=section.text)
+    return Measure(section.name, each=each, text=section.text, weight=section.weight)
 
 
 def over_seeds(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:

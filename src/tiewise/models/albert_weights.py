@@ -25,7 +25,9 @@ PAIRS = (
     (OpenAlbertForPreTraining, transformers.AlbertForPreTraining),
     (OpenAlbertForSequenceClassification, transformers.AlbertForSequenceClassification),
     (OpenAlbertModel, transformers.AlbertModel),
+    (OpenAlbertForPreTraining, transformers.AlbertForMaskedLM),  # back it goes as the first
 )
+_MAY_LACK = ("albert.pooler.", "pooler.", "pair.")  # of ours: a model for masked tokens alone has none of these
 # fields that both configs have under one name
 _SAME = (
     *("vocab_size", "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "hidden_act"),
@@ -62,23 +64,28 @@ _LAYER = {
 def from_hugging_face(theirs: Any) -> Any:
     """Return our model of the same function as transformers' AlbertForPreTraining, AlbertModel or classifier.
 
+    AlbertForMaskedLM becomes ours for pretraining; the pooler and the head on pairs, which it lacks, are drawn anew.
+
     Raises:
         UnsupportedError: another class, layers both in groups and repeated within them, or not two labels of order.
     """
     kind = next((ours for ours, other in PAIRS if type(theirs) is other), None)
-    if kind is None or (kind is OpenAlbertModel and theirs.pooler is None):
+    if kind is None:
         names = ", ".join(other.__name__ for _, other in PAIRS)
         raise UnsupportedError(f"a {type(theirs).__name__} has no model of ours", f"load it as one of {names}")
     config = theirs.config
     groups, inner = config.num_hidden_groups, config.inner_group_num
     if groups > 1 and inner > 1:
         raise UnsupportedError(f"{groups} groups of {inner} layers each", "groups or repeats, not both, can be shared")
-    if kind is OpenAlbertForPreTraining and config.num_labels != 2:
+    pairs = hasattr(theirs, "sop_classifier")
+    if pairs and config.num_labels != 2:
         raise UnsupportedError(
             f"sentence order with {config.num_labels} labels", "in order or swapped: set num_labels=2"
         )
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
+    if kind is OpenAlbertForPreTraining and not pairs:
+        del fields["id2label"], fields["label2id"]  # of no head of theirs, and our pairs have two
     made = OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec)
     ours = kind(made).to(theirs.dtype)
     _copy(ours, theirs, into_ours=True)
@@ -118,7 +125,10 @@ def to_hugging_face(ours: Any) -> Any:
 def _copy(ours: nn.Module, theirs: Any, *, into_ours: bool) -> None:
     values = theirs.state_dict()
     for name, mine in ours.state_dict().items():
-        other = values[_theirs(name, theirs.config)]
+        named = _theirs(name, theirs.config)
+        if named not in values and name.startswith(_MAY_LACK):
+            continue
+        other = values[named]
         target, source = (mine, other) if into_ours else (other, mine)
         target.copy_(_turned(name, source))
 

@@ -103,7 +103,8 @@ def augmented_cross_entropy(
     Raises:
         ValueError: shapes that do not meet, an option out of range.
         IndexError: a target outside [0, V) (checked on CPU only).
-        UnsupportedError: probability targets, `torch.func` transforms.
+        UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
+            transforms.
     """
     o = replace(options, **overrides) if overrides else options
     plain = LossOptions(ignore_index=o.ignore_index, reduction=o.reduction, chunk=o.chunk)

@@ -89,16 +89,17 @@ class _Chunk:
         target_logit = z.gather(1, at[:, None])[:, 0]
         slope = self._softcap_slope(z) if self._differentiates(out) else None
         spread = self._mean_logit(z)
-        nll, p = self._softmax(z, h, at, target_logit)
-        lse = target_logit + nll
+        nll, lse, p = self._softmax(z, h, at, target_logit)
         w = 1.0 if self.class_weight is None else self.class_weight[at]
         hit = (1 - self.loss.smoothing) * w
-        each = hit * nll + self.loss.z_loss * lse.square()
+        each = hit * nll
+        if self.loss.z_loss:
+            each += self.loss.z_loss * lse.square()
         if spread is not None:
             each += self.spread_coefficient * lse - self.loss.smoothing * spread
         if self._differentiates(out):
             on = valid.to(self.wide) if row_weight is None else valid * row_weight
-            c = on * (hit + self.spread_coefficient + 2 * self.loss.z_loss * lse)
+            c = on * (hit + self.spread_coefficient + (2 * self.loss.z_loss * lse if self.loss.z_loss else 0.0))
             self._gradients(h, at, p, (c, on * hit, on), slope, out, part)
         return each.masked_fill_(~valid, 0)
 
@@ -120,23 +121,29 @@ class _Chunk:
             z.div_(self.head.softcap).tanh_().mul_(self.head.softcap)
         return z
 
-    def _softmax(self, z: Tensor, h: Tensor, at: Tensor, target_logit: Tensor) -> tuple[Tensor, Tensor]:
-        """(nll of the targets [n], softmax in place of z [n, V]).
+    def _softmax(self, z: Tensor, h: Tensor, at: Tensor, target_logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(nll of the targets [n], lse [n], softmax in place of z [n, V]); the nll of a target at −inf is inf.
 
         On a CPU the softmax is one pass over memory and its logarithm a second, so the nll is taken from the target's
-        probability; the few rows where that is too small to have a good logarithm are computed again.
+        probability; the few rows where that is too small to have a good logarithm are computed again. Elsewhere the lse
+        is right where smoothing or the z-loss need it: only then is it worth a pass to find a logit that is finite.
         """
         if z.device.type != "cpu":
+            finite = z.argmax(1, keepdim=True) if self.loss.smoothing or self.loss.z_loss else at[:, None]
+            logit = z.gather(1, finite)
             log_p = torch.log_softmax(z, 1, out=z)
-            return -log_p.gather(1, at[:, None])[:, 0], log_p.exp_()
+            lse = (logit - log_p.gather(1, finite))[:, 0]
+            return -log_p.gather(1, at[:, None])[:, 0], lse, log_p.exp_()
         p = torch.softmax(z, 1, out=z)
         at_target = p.gather(1, at[:, None])[:, 0]
         nll = at_target.log().neg_()
+        lse = target_logit + nll
         lost = (at_target < SMALLEST).nonzero()[:, 0]
         if len(lost):
             again = self._logits(h[lost], p.new_empty(len(lost), p.shape[1]))
-            nll[lost] = again.logsumexp(1) - target_logit[lost]
-        return nll, p
+            lse[lost] = again.logsumexp(1)
+            nll[lost] = lse[lost] - target_logit[lost]
+        return nll, lse, p
 
     def _softcap_slope(self, z: Tensor) -> Tensor | None:
         if self.head.softcap is None:

@@ -80,12 +80,15 @@ def linear_cross_entropy(
         **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
 
     Returns:
-        fp32 scalar (fp64 for fp64 inputs), or a tensor shaped like `targets` for `reduction="none"`.
+        fp32 scalar (fp64 for fp64 inputs), or a tensor shaped like `targets` for `reduction="none"`. A target whose
+        logit is −inf costs inf, and its gradient is finite.
 
     Raises:
+        TypeError: features, weight or targets that are no tensors: a module in place of its weight, say.
         ValueError: shapes that do not meet, an option out of range.
         IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
-        UnsupportedError: probability targets, `torch.func` transforms, second derivatives.
+        UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
+            transforms, second derivatives.
     """
     options = replace(options, **overrides) if overrides else options
     check_problem(features, weight, targets, bias, options)
@@ -122,8 +125,9 @@ def oracle(
     w = torch.ones(z.shape[1], dtype=z.dtype) if o.class_weight is None else o.class_weight.double()
     lse = z.logsumexp(1)
     hit = w[at] * (lse - z.gather(1, at[:, None])[:, 0])
-    spread = (w * (lse[:, None] - z)).mean(1)
-    each = (1 - o.label_smoothing) * hit + o.label_smoothing * spread + o.z_loss * lse.square()
+    each = (1 - o.label_smoothing) * hit + o.z_loss * lse.square()
+    if o.label_smoothing:  # 0 · inf is no 0, where a logit is −inf
+        each = each + o.label_smoothing * (w * (lse[:, None] - z)).mean(1)
     each = each.where(valid, 0)
     if o.reduction == "none":
         return each.view(targets.shape)
@@ -140,9 +144,16 @@ def plain(
 
 def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, o: LossOptions) -> None:
     """Refuse shapes that do not meet and options out of range; raises as `linear_cross_entropy`."""
+    for name, given in (("features", features), ("weight", weight), ("targets", targets)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor, not a {type(given).__name__}")
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    for name, tensor in (("features", features), ("a weight", weight)):
+        if not tensor.is_floating_point():
+            fix = "pass floating-point hidden states [..., E] and a table [V, E]; token ids are looked up first"
+            raise UnsupportedError(f"linear_cross_entropy of {name} of type {tensor.dtype}", fix)
     if features.shape[-1] != weight.shape[1] or features.shape[:-1] != targets.shape:
         got = f"features {tuple(features.shape)}, weight {tuple(weight.shape)}, targets {tuple(targets.shape)}"
         raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")

@@ -29,7 +29,7 @@ def fused_tokens(tensors: Tensors, head: Head, loss: TokenLoss) -> Tensor:
 def mean_factor(targets: Tensor, class_weight: Tensor | None, ignore_index: int, wide: torch.dtype) -> Tensor:
     """1 / Σ w_t over the tokens that count; 1 where none does, so that an all-ignored batch gives 0."""
     valid = targets != ignore_index
-    total = valid.sum() if class_weight is None else (class_weight[targets.where(valid, 0)] * valid).sum()
+    total = valid.sum() if class_weight is None else (class_weight.to(wide)[targets.where(valid, 0)] * valid).sum()
     return 1 / total.where(total > 0, 1).to(wide)
 
 

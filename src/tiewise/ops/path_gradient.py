@@ -80,8 +80,12 @@ def enter(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> tuple[T
         what makes adding Path A in place safe. A regulariser takes the original `table`.
 
     Raises:
-        UnsupportedError: inside `torch.func` transforms, and (in backward) when asked for a second derivative.
+        UnsupportedError: no tensors, inside `torch.func` transforms, and (in backward) when asked for a second
+            derivative.
     """
+    if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
+        what = f"enter() of a {type(table).__name__} and a {type(ids).__name__}"
+        raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
     if torch.compiler.is_compiling():
         return _traceable(table, ids, options)
     if torch._C._are_functorch_transforms_active():
@@ -97,7 +101,18 @@ def path_norms(gradient: Tensor, record: PathRecord) -> PathNorms:
     One pass over `gradient` and no matrix product: B equals the gradient outside the recorded rows, and the gradient
     minus A on them, so nothing cancels. Call it after the last backward of a step and before clipping; under a
     GradScaler all norms carry its scale. With several processes, `gather(record)` first.
+
+    Raises:
+        UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
     """
+    if not isinstance(gradient, Tensor):
+        raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after backward()")
+    if not isinstance(record, PathRecord):
+        fix = "turn recording on before the forward: record = installed.track()"
+        raise UnsupportedError(f"path_norms with a {type(record).__name__} for Path A's record", fix)
+    if hasattr(gradient, "full_tensor"):
+        fix = "give gradient.full_tensor(), on every process, and gather(record)"
+        raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
     wide = torch.float64 if gradient.dtype == torch.float64 else torch.float32
     squares = torch.linalg.vector_norm(gradient, dim=1, dtype=wide).double().square_()
     total = squares.sum()

@@ -46,11 +46,9 @@ class Gradients:
 
 
 def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
-    """Type of the matrix products: autocast's where it is on, else the wider of the two inputs."""
-    device = features.device.type
-    if torch.is_autocast_enabled(device):
-        return torch.get_autocast_dtype(device)
-    return torch.promote_types(features.dtype, weight.dtype)
+    """Type of the matrix products: autocast's where it is on, which leaves fp64 alone, else the wider input."""
+    device, kind = features.device.type, torch.promote_types(features.dtype, weight.dtype)
+    return torch.get_autocast_dtype(device) if kind != torch.float64 and torch.is_autocast_enabled(device) else kind
 
 
 def accumulator(kind: torch.dtype) -> torch.dtype:

@@ -129,6 +129,6 @@ def _finding(finding: Finding) -> Padding:
 def _verdict(audit: Audit) -> Text:
     if not audit.findings:
         return Text(f"  nothing found by {len(audit.ran)} rules", "green")
-    counts = {name: sum(f.severity == name for f in audit.findings) for name in reversed(SEVERITIES)}
-    said = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
+    said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return Text(f"  {said}; tiewise check --explain {audit.findings[0].rule} says more", "dim")

@@ -46,5 +46,5 @@ def stacked(
     figure.update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     figure = finish(figure, title, None)
-    figure.update_xaxes(title=unit, tickformat="~s")
+    figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
     return figure.update_layout(height=140 + 44 * max(len(values), 1))

@@ -102,13 +102,14 @@ def parameters(comparison: Comparison) -> go.Figure:
 
 
 def _others(comparison: Comparison) -> Iterable[tuple[str, int]]:
-    return ((arm, i) for i, arm in enumerate(comparison.arms) if arm != comparison.reference)
+    placed = zip(comparison.arms, theme.places(comparison.arms), strict=True)
+    return ((arm, place) for arm, place in placed if arm != comparison.reference)
 
 
 def _lines(comparison: Comparison, curves: Sequence[Series], title: str, unit: str) -> go.Figure:
-    figure = go.Figure()
+    figure, places = go.Figure(), dict(zip(comparison.arms, theme.places(comparison.arms), strict=True))
     for curve in curves:
-        look = theme.style(comparison.arms.index(curve.arm))
+        look = theme.style(places[curve.arm])
         group = {"legendgroup": curve.arm, "mode": "lines", "x": curve.steps}
         for values in curve.seeds.values() if len(curve.seeds) > 1 else ():
             thin = {"color": look.colour, "width": 1}

@@ -35,29 +35,30 @@ def panels(found: Mapping[str, Found]) -> list[Panel]:
         for stack in one.stacks:
             stacks.setdefault(stack.name, []).append(stack)
         grids += (grid for grid in one.grids if all(repr(grid) != repr(drawn) for drawn in grids))  # NaN is not NaN
+    looks = dict(zip(found, map(theme.style, theme.places(list(found))), strict=True))
     made = [_stacked(name, bars) for name, bars in stacks.items()]
-    made += [_lines(name, drawn, list(found)) for name, drawn in curves.items()]
+    made += [_lines(name, drawn, looks) for name, drawn in curves.items()]
     made += [_heat(grid) for grid in grids]
     every = [q for one in found.values() for q in one.quantities]
     titles = {q.figure: "" for q in every if q.figure} if made or any(q.figure for q in every) else {}
-    made += [_dots(title, [q for q in every if q.figure == title], list(found)) for title in titles]
+    made += [_dots(title, [q for q in every if q.figure == title], looks) for title in titles]
     if not made:
         units = {q.unit: "" for q in every if not math.isnan(q.low)}
-        made = [_dots(unit.capitalize(), [q for q in every if q.unit == unit], list(found)) for unit in units]
+        made = [_dots(unit.capitalize(), [q for q in every if q.unit == unit], looks) for unit in units]
     return made
 
 
-def _dots(title: str, quantities: Sequence[Quantity], labels: Sequence[str]) -> Panel:
+def _dots(title: str, quantities: Sequence[Quantity], looks: Mapping[str, theme.Style]) -> Panel:
     """A row for each quantity, a dot for each model."""
-    step = 0.5 / max(len(labels), 1)
+    step = 0.5 / max(len(looks), 1)
     chance = [Dot(q.name, q.chance) for q in quantities if q.chance is not None]
     permuted = [Dot(q.name, value) for q in quantities for value in q.null]
     series = [
         Series("no effect", chance, QUIET, "line-ns-open", 16),
         Series("permuted", permuted, QUIET, "x-thin-open", 7),
     ]
-    for position, label in enumerate(labels):
-        look, place = theme.style(position), step * (position - (len(labels) - 1) / 2)
+    for position, (label, look) in enumerate(looks.items()):
+        place = step * (position - (len(looks) - 1) / 2)
         dots = [Dot(q.name, q.value, *_ends(q)) for q in quantities if q.of == label]
         series.append(Series(label, dots, look.colour, look.marker, offset=place))
     rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
@@ -78,12 +79,12 @@ def _stacked(name: str, bars: Sequence[Stack]) -> Panel:
     return Panel(figure, bars[0].why, Table(["", *parts], rows))
 
 
-def _lines(name: str, curves: Sequence[Curve], labels: Sequence[str]) -> Panel:
+def _lines(name: str, curves: Sequence[Curve], looks: Mapping[str, theme.Style]) -> Panel:
     """Curves of one name: a model's colour, a dash for each line of it; the first has its interval as a band."""
     figure, first = go.Figure(), curves[0]
     which = list(dict.fromkeys(curve.which for curve in curves))
     for curve in curves:
-        _draw(figure, curve, theme.style(labels.index(curve.of)), theme.DASHES[which.index(curve.which)])
+        _draw(figure, curve, looks[curve.of], theme.DASHES[which.index(curve.which)])
     levels = {(curve.level, curve.level_name) for curve in curves if curve.level is not None}
     for level, said in levels:
         whose = said if len(levels) == 1 else f"{said}, {next(c.of for c in curves if c.level == level)}"

@@ -44,6 +44,7 @@ def render(inspection: Inspection, command: str) -> str:
         sections=list(_sections(inspection)),
         command=command,
         made=_places(inspection),
+        contents=True,
     ).render()
 
 

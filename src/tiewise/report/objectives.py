@@ -95,9 +95,10 @@ def objectives_table(comparisons: Sequence[Comparison]) -> Table:
 def objectives_figure(comparisons: Sequence[Comparison]) -> go.Figure:
     """Pairs judged right as nsp and as sop, by objective of pretraining. Raises as `write_objectives`."""
     figure = go.Figure()
-    for position, (objective, one) in enumerate(_by_objective(comparisons).items()):
+    by_objective = _by_objective(comparisons)
+    for place, (objective, one) in zip(theme.places(list(by_objective)), by_objective.items(), strict=True):
         found = {name: shares.over_seeds(one.of(one.reference), name) for name in JUDGED}
-        look, name = theme.style(position), f"pretrained {_on(objective)}"
+        look, name = theme.style(place), f"pretrained {_on(objective)}"
         figure.add_trace(_marks(found, {"color": look.colour, "size": 10, "symbol": look.marker}, name, objective))
         theirs = {key: published().get(objective, {}).get(key) for key in JUDGED}
         paper = {key: None if x is None else Estimate(x / 100, x / 100, x / 100, 1) for key, x in theirs.items()}

@@ -23,8 +23,9 @@ from tiewise.training.results import Comparison
 
 NOTE = (
     '<p class="note">Losses are in nats per token: mean over seeds ± standard deviation. A difference is paired by '
-    "seed; its interval has 95 % confidence (Student’s t). Perplexity is exp of the mean held-out nll. Peak memory is "
-    "the largest of the seeds.</p>"
+    "seed; its interval has 95 % confidence (Student’s t). Perplexity is exp of the mean held-out nll. Training memory "
+    "is counted: fp32 weights, their gradients and the optimizer’s moments; activations come on top. Tokens per second "
+    "hold whatever else the machine was doing.</p>"
 )
 
 

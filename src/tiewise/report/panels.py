@@ -130,10 +130,12 @@ def _gap_caption(comparison: Comparison) -> str:
     found = gaps(comparison)
     if found is None:
         return caption
-    tying, generalisation = (signed(gap.mean) for gap in found)
+    # as the figure subtracts: the reference is what is taken away
+    names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
+    tying, generalisation = (signed(sign * gap.mean) for gap in found)
     return (
-        f"{caption} The tying gap (tied − untied in training) is {tying}, the generalisation gap (tied − untied "
-        f"held-out) is {generalisation}."
+        f"{caption} {names} is {tying} in training (the tying gap) and {generalisation} on held-out text (the "
+        "generalisation gap)."
     )
 
 

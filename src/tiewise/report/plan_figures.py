@@ -87,8 +87,8 @@ def tables_by_width(plan: Plan) -> dict[str, Curve]:
 def growth(plan: Plan) -> dict[str, Curve]:
     """Parameters of a whole model by width, for the model's vocabulary and depth."""
     styles = {
-        "as BERT: tied, share none": ("tied", "none"),
-        f"as ALBERT: factored:{RANK}, share all": (f"factored:{RANK}", "all"),
+        "tied, share none": ("tied", "none"),
+        f"factored:{RANK}, share all": (f"factored:{RANK}", "all"),
     }
     return {name: {d: _whole(plan, *style, d) for d in WIDTHS} for name, style in styles.items()}
 
@@ -121,7 +121,9 @@ def shares_figure(plan: Plan) -> go.Figure:
 
 def memory_figure(plan: Plan) -> go.Figure:
     """Draw `memory`."""
-    return stacked(memory(plan), "Memory of a training step", "bytes", size).update_xaxes(ticksuffix="B")
+    return stacked(memory(plan), "Memory of a training step", "bytes", size).update_xaxes(
+        tickformat="~s", ticksuffix="B"
+    )
 
 
 def sharing_figure(plan: Plan) -> go.Figure:
@@ -151,8 +153,8 @@ def presets_figure() -> go.Figure:
 def published_figure() -> go.Figure:
     """Draw `published`: the higher and the further left, the more quality per parameter."""
     figure = go.Figure()
-    for position, (kind, found) in enumerate(published().items()):
-        look = theme.style(position)
+    for (kind, found), place in zip(published().items(), theme.places(list(published())), strict=True):
+        look = theme.style(place)
         points = [r for n, r in enumerate(found) if r.value not in {earlier.value for earlier in found[:n]}]
         figure.add_scatter(
             x=[r.parameters_printed for r in points],
@@ -167,7 +169,7 @@ def published_figure() -> go.Figure:
             customdata=[[html.escape(r.model), f"{r.per_million:.3g}", r.source] for r in points],
             hovertemplate="%{customdata[0]}: %{y}, %{customdata[1]} per million<extra>%{customdata[2]}</extra>",
         )
-    figure.update_xaxes(type="log", title="parameters, as printed", tickformat="~s", dtick="D2", range=[6.9, 8.6])
+    figure.update_xaxes(type="log", title="parameters, as printed", exponentformat="B", dtick="D2", range=[6.9, 8.6])
     figure.update_yaxes(range=[78.5, 89.8])
     return finish(figure, "Quality and parameters in the ALBERT paper", "score")
 
@@ -179,8 +181,8 @@ def _size_name(model: str) -> str:
 
 def _by_width(curves: Mapping[str, Curve], title: str, unit: str, here: int) -> go.Figure:
     figure = go.Figure()
-    for position, (name, curve) in enumerate(curves.items()):
-        look = theme.style(position)
+    for (name, curve), place in zip(curves.items(), theme.places(list(curves)), strict=True):
+        look = theme.style(place)
         figure.add_scatter(
             x=list(curve),
             y=list(curve.values()),
@@ -195,7 +197,7 @@ def _by_width(curves: Mapping[str, Curve], title: str, unit: str, here: int) -> 
     figure.update_xaxes(
         type="log", title="model width D", tickvals=WIDTHS[::2], ticktext=[f"{d:,}" for d in WIDTHS[::2]]
     )
-    figure.update_yaxes(type="log", tickformat="~s", dtick=1)
+    figure.update_yaxes(type="log", exponentformat="B", dtick=1)
     if WIDTHS[0] <= here <= WIDTHS[-1]:
         figure.add_vline(x=here, line={"width": 1, "color": "#8a8f99", "dash": "dot"})
     return finish(figure, title, unit)

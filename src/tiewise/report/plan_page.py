@@ -17,6 +17,7 @@ from tiewise.report.plan_rows import (
     NEIGHBOUR_HEADER,
     columns,
     near,
+    nearest,
     neighbour_cells,
     remarks,
     rows,
@@ -49,28 +50,30 @@ def render(plan: Plan, command: str) -> str:
         sections=[
             Section("This model", list(_own(plan))),
             Section("As models grow", list(_growing(plan))),
-            Section("What others built", list(_published())),
+            Section("What others built", list(_published()) if _has_published(plan) else []),
         ],
         command=command,
     ).render()
 
 
+def _has_published(plan: Plan) -> bool:
+    """Whether published figures are of the plan's family."""
+    return plan.architecture.family in {family for family, *_ in figures.PRESETS.values()}
+
+
 def _lead(plan: Plan) -> Iterator[str]:
+    yield nearest(plan)
     for name, choice in zip(figures.names(plan), plan.choices, strict=True):
         total = f"{name}: {count(choice.budget.total)} parameters"
         if choice.saved > 0:
             yield f"{total}, {plain(100 * choice.saved_share, 1)} % fewer than untied with nothing shared."
         else:
             yield f"{total}."
-    found = near(plan)
-    tied = sum(1 for model in found if model.tied)
-    yield f"Of the {len(found)} models of the catalogue nearest in size, {tied} tie."
 
 
 def _results(plan: Plan) -> str:
     header = ["", *(name.replace("\n", " · ") for name in columns(plan))]
-    empty = [""] * len(plan.choices)
-    costs = Table(header, [[row.name, *(row.cells or empty)] for row in rows(plan)])
+    costs = Table(header, [[row.name, *row.cells] for row in rows(plan)])
     limits = Table([f"threshold; {scale(plan)}", "value", "formula"], [list(row) for row in thresholds(plan)])
     others = Table(NEIGHBOUR_HEADER, [neighbour_cells(model) for model in near(plan)])
     return (

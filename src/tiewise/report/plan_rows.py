@@ -52,7 +52,8 @@ def subject(plan: Plan) -> str:
     narrow = f", tables of width {a.ends.width:,}" if a.ends.width != a.width else ""
     shares = "" if sharing.kind == "none" else f", sharing {sharing}"
     name = plan.name if a.family in plan.name else f"{plan.name} ({a.family})"
-    return f"{name}: V {a.ends.vocab:,}, D {a.width:,}{narrow}, L {a.layers or NONE}; as it is {boundary}{shares}"
+    own = boundary if a.ends.head else "one table and no head"
+    return f"{name}: V {a.ends.vocab:,}, D {a.width:,}{narrow}, L {a.layers or NONE}; as it is {own}{shares}"
 
 
 def remarks(plan: Plan) -> list[str]:
@@ -65,7 +66,9 @@ def remarks(plan: Plan) -> list[str]:
     found += [
         "saved: against the same model untied, nothing shared",
         f"a step: {tokens.batch} × {tokens.length:,} tokens of one rank; training: weights, gradients, optimizer state",
-        "tying changes no FLOPs: the head multiplies by its table, whoever else reads it",
+        "tying changes no FLOPs: the head multiplies by its table, whoever else reads it"
+        if plan.architecture.ends.head
+        else "this class has no token head: with one table there is nothing to tie, and tying saves nothing",
     ]
     if any(spec.plainly() != spec for spec in (choice.budget.boundary for choice in plan.choices)):
         found.append("a boundary that changes at a step is counted as it starts")
@@ -93,6 +96,12 @@ def near(plan: Plan, many: int = 6) -> list[Model]:
     """Models of the catalogue nearest in V, D and L, without the model itself."""
     a = plan.architecture
     return neighbours(a.ends.vocab, a.width, a.layers or None, many, but=(plan.name,))
+
+
+def nearest(plan: Plan) -> str:
+    """Say how many of those tie."""
+    found = near(plan)
+    return f"Of the {len(found)} models of the catalogue nearest in size, {sum(bool(m.tied) for m in found)} tie."
 
 
 def neighbour_cells(model: Model) -> list[str]:

@@ -16,6 +16,7 @@ from tiewise.report.plan_rows import (
     NEIGHBOUR_HEADER,
     columns,
     near,
+    nearest,
     neighbour_cells,
     remarks,
     rows,
@@ -34,6 +35,7 @@ def plan_view(plan: Plan, width: int) -> Group:
 
 def _parts(plan: Plan, width: int) -> Iterator[RenderableType]:
     yield Text(subject(plan), style="bold")
+    yield Text(nearest(plan))
     shown = rows(plan)
     labels = max(len(row.name) + 2 * bool(row.cells) for row in shown) + 1
     names = [line for name in columns(plan) for line in name.split("\n")]

@@ -32,7 +32,7 @@ def share_panels(comparison: Comparison) -> Iterator[Panel]:
 def share_figure(comparison: Comparison, name: str) -> go.Figure:
     """Draw what each arm judges right, with 95 % intervals over seeds (`tiewise.report.shares`)."""
     figure = go.Figure()
-    for position, arm in enumerate(comparison.arms):
+    for position, arm in zip(theme.places(comparison.arms), comparison.arms, strict=True):
         found = shares.over_seeds(comparison.of(arm), name)
         if found is None:
             continue

@@ -27,13 +27,13 @@ def rows(comparison: Comparison) -> list[list[str]]:
     return [[arm, *(column(arm, runs) for column in columns)] for arm, runs in found.items()]
 
 
-def spread(values: Iterable[float]) -> str:
+def spread(values: Iterable[float], said: Callable[[float], str] = plain) -> str:
     """5.2851 ± 0.0042 over seeds; one seed has no ±, and a seed that is not finite leaves the word `diverged`."""
     numbers = list(values)
     if not all(map(math.isfinite, numbers)):
         return "diverged"
-    mean = plain(statistics.fmean(numbers))
-    return mean if len(numbers) < 2 else f"{mean} ± {plain(statistics.stdev(numbers))}"
+    mean = said(statistics.fmean(numbers))
+    return mean if len(numbers) < 2 else f"{mean} ± {said(statistics.stdev(numbers))}"
 
 
 SHORT = 16  # characters of a name within a heading
@@ -49,6 +49,10 @@ def _columns(comparison: Comparison) -> dict[str, Column]:
         found = comparison.difference(arm, "heldout_nll")
         return interval(found) if found else NONE
 
+    def speed(arm: str, runs: list[RunResult]) -> str:
+        measured = [run.tokens_per_second for run in runs]
+        return spread(measured, count) if all(map(math.isfinite, measured)) else NONE
+
     judged = _shares(comparison)
     reference = _reference(comparison)
     text: dict[str, Column] = {
@@ -62,8 +66,9 @@ def _columns(comparison: Comparison) -> dict[str, Column]:
         "95 % interval": evidence,
         "training nll": lambda arm, runs: spread(run.train_nll for run in runs),
         **(judged or text),
-        "tokens/s": lambda arm, runs: count(statistics.fmean(run.tokens_per_second for run in runs)),
-        "peak memory": lambda arm, runs: size(max(run.peak_memory_bytes for run in runs)),
+        "training memory": lambda arm, runs: NONE if (held := runs[0].training_bytes) is None else size(held),
+        # the speed of one run says as much of the machine as of the arm
+        **({"tokens/s": speed} if len(comparison.seeds) > 1 else {}),
     }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
@@ -17,8 +17,9 @@ from tiewise.analysis.ledger import ALBERT_AVERAGE, results
 from tiewise.numerals import plain, signed
 from tiewise.report.grid import Table
 from tiewise.sharing_spec import KINDS
+from tiewise.student import holm
 from tiewise.training.results import Comparison, RunResult
-from tiewise.training.statistics import paired
+from tiewise.training.statistics import ALPHA, paired
 from tiewise.training.wording import interval
 
 SOURCE = "ALBERT (arXiv:1909.11942), Table 4"
@@ -35,7 +36,14 @@ class Pair:
     worse: str
     difference: float
     interval: str
-    verdict: str  # one of VERDICTS
+    p: float | None  # of Student's t, adjusted by Holm over all pairs that are judged; None for one seed
+
+    @property
+    def verdict(self) -> str:
+        """One of VERDICTS."""
+        if self.p is None or self.p >= ALPHA:
+            return OPEN
+        return AGREES if self.difference > 0 else DISAGREES
 
 
 @dataclass(frozen=True)
@@ -59,13 +67,13 @@ def published() -> Mapping[str, Mapping[str, float]]:
 
 
 def orders(comparison: Comparison) -> list[Order]:
-    """One entry per boundary of which two or more of the paper's strategies were trained."""
+    """One entry per boundary of which two or more of the paper's strategies were trained; all pairs judged together."""
     groups: dict[str, dict[str, list[RunResult]]] = {}
     for arm in comparison.arms:
         boundary, _, strategy = arm.partition(_SHARE)
         if strategy in KINDS and comparison.of(arm):
             groups.setdefault(boundary, {})[strategy] = comparison.of(arm)
-    return [
+    made = [
         Order(
             boundary,
             {name: statistics.fmean(run.heldout_nll for run in found) for name, found in runs.items()},
@@ -73,6 +81,11 @@ def orders(comparison: Comparison) -> list[Order]:
         )
         for boundary, runs in groups.items()
         if len(runs) > 1
+    ]
+    judged = iter(holm([pair.p for order in made for pair in order.pairs if pair.p is not None]))
+    return [
+        replace(order, pairs=[pair if pair.p is None else replace(pair, p=next(judged)) for pair in order.pairs])
+        for order in made
     ]
 
 
@@ -123,8 +136,7 @@ def _pairs(runs: Mapping[str, Sequence[RunResult]]) -> Iterator[Pair]:
         if not values:
             continue
         d = paired(*zip(*values, strict=True))
-        verdict = OPEN if not d.detected else AGREES if d.mean > 0 else DISAGREES
-        yield Pair(better, worse, d.mean, interval(d), verdict)
+        yield Pair(better, worse, d.mean, interval(d), d.p)
 
 
 def _sentence(pair: Pair) -> str:

@@ -12,7 +12,7 @@ import html
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from itertools import count as numbers
@@ -27,7 +27,7 @@ from tiewise.errors import RunError
 from tiewise.report import theme
 from tiewise.report.grid import Table
 
-SENTENCE = 56  # characters of a cell from which on it is read as one
+SENTENCE = 24  # characters of a cell from which on its column is read as sentences
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,8 @@ class Sheet:
     note: str  # html
     sections: Sequence[Section]
     command: str
-    made: str = ""  # html under the command
+    made: str = ""  # html under the command, folded
+    contents: bool = False  # whether the sections are listed first
     banner: str = ""
     panels: list[Panel] = field(init=False)
 
@@ -83,7 +84,7 @@ class Sheet:
     def render(self) -> str:
         """Return the page as text."""
         themes = {name: look.to_plotly_json() for name, look in (("light", theme.LIGHT), ("dark", theme.DARK))}
-        index = numbers()
+        index, shown = numbers(), [section for section in self.sections if not section.empty]
         return Template(_resource("report.html")).substitute(
             title=html.escape(self.title),
             style=_resource("report.css"),
@@ -95,11 +96,12 @@ class Sheet:
             banner=f'<p class="banner" role="note">{html.escape(self.banner)}</p>' if self.banner else "",
             heading=self.heading,
             lead=self.lead,
+            contents=_contents(shown) if self.contents else "",
             results=self.results,
             note=self.note,
-            sections="\n".join(_section(section, index) for section in self.sections if not section.empty),
+            sections="\n".join(_section(section, index, place) for place, section in enumerate(shown)),
             command=html.escape(self.command),
-            made=self.made,
+            made=f"<details><summary>Settings, data and versions</summary>{self.made}</details>" if self.made else "",
         )
 
 
@@ -136,10 +138,18 @@ def paragraphs(text: str) -> str:
 
 
 def table(found: Table, caption: str) -> str:
-    """Return a table as HTML that scrolls where it is wider than the page."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in found.header)
-    body = "".join(_row(row) for row in found.rows)
+    """Return a table as HTML that scrolls, and says so, where it is wider than the page.
+
+    A row of one cell heads those that follow.
+    """
+    said = [any(_sentence(row[i]) for row in found.rows if i < len(row)) for i in range(len(found.header))]
+    kinds = [' class="sentence"' if one else "" for one in said]
+    head = "".join(
+        f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(found.header, kinds, strict=True)
+    )
+    body = "".join(_row(row, kinds) for row in found.rows)
     return (
+        '<p class="more" aria-hidden="true">more columns: scroll sideways →</p>'
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
@@ -160,10 +170,15 @@ def _json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _section(section: Section, index: Iterator[int]) -> str:
+def _contents(sections: Sequence[Section]) -> str:
+    items = "".join(f'<li><a href="#section-{place}">{one.title}</a></li>' for place, one in enumerate(sections))
+    return f'<nav aria-label="Contents"><ol>{items}</ol></nav>'
+
+
+def _section(section: Section, index: Iterator[int], place: int) -> str:
     body = "".join(_panel(panel, next(index)) for panel in section.panels)
     grid = f'<div class="{section.kind}">{body}</div>' if body else ""
-    return f"<section><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>"
+    return f'<section id="section-{place}"><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>'
 
 
 def _panel(panel: Panel, index: int) -> str:
@@ -192,12 +207,13 @@ def _figure(panel: Panel) -> dict[str, Any]:
     return {"data": record["data"], "layout": {**layout, "margin": _margin(panel)}}
 
 
-def _row(row: Iterable[str]) -> str:
-    first, *rest = row
-    cells = "".join(f"<td{_wrapped(cell)}>{html.escape(cell)}</td>" for cell in rest)
-    return f'<tr><th scope="row"{_wrapped(first)}>{html.escape(first)}</th>{cells}</tr>'
+def _row(row: Sequence[str], kinds: Sequence[str]) -> str:
+    if len(row) == 1 < len(kinds):
+        return f'<tr class="head"><th scope="colgroup" colspan="{len(kinds)}">{html.escape(row[0])}</th></tr>'
+    first, *rest = (f"{kind}>{html.escape(cell)}" for cell, kind in zip(row, kinds, strict=True))
+    return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in rest)}</tr>'
 
 
-def _wrapped(cell: str) -> str:
-    """Sentences break into lines; names and numbers do not."""
-    return ' class="sentence"' if len(cell) > SENTENCE else ""
+def _sentence(cell: str) -> bool:
+    """Whether a cell's column breaks into lines: sentences and long names do, numbers with their intervals do not."""
+    return len(cell) > SENTENCE and any(map(str.isalpha, cell))

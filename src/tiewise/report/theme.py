@@ -1,4 +1,4 @@
-"""How figures look: one colour and one dash per arm, and a light and a dark template.
+"""How figures look: one colour and one dash per boundary, and a light and a dark template.
 
 Arm colours are mid tones with a contrast of at least 3 : 1 on both page backgrounds, so a figure changes theme by its
 template alone; every arm also has a dash and a marker of its own, because colour must not carry meaning alone.
@@ -6,7 +6,10 @@ template alone; every arm also has a dash and a marker of its own, because colou
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import plotly.graph_objects as go
@@ -15,6 +18,9 @@ BACKGROUNDS = {"light": "#fbfaf8", "dark": "#17191d"}  # the same as --page in t
 COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+# one place in these for each boundary, whatever the figure, and others for the two ends of a model
+PLACES = {"tied": 0, "untied": 1, "factored": 2, "projected": 3, "residual": 4, "spd": 5, "factored-untied": 6}
+ENDS = {"input": 3, "output": 5}
 COMPONENT_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
 COMPONENT_PATTERNS = ("", "/", "\\", "x", ".", "-")
 MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # room for a title above a legend
@@ -30,8 +36,34 @@ class Style:
     marker: str
 
 
+def places(names: Sequence[str]) -> list[int]:
+    """Where `style` has each of these, which are boundaries, models that are called by one, or anything else.
+
+    The first of a kind of boundary has that kind's place in every figure; what is left takes places that are free, but
+    never those of tied and untied.
+    """
+    found: dict[str, int] = {}
+    left = []
+    for name in dict.fromkeys(names):
+        place = PLACES.get(_kind(name))
+        if place is None or place in found.values():
+            left.append(name)
+        else:
+            found[name] = place
+    free = (place for place in count() if place % len(COLOURS) > PLACES["untied"] and place not in found.values())
+    found |= dict(zip(left, free, strict=False))
+    return [found[name] for name in names]
+
+
+def _kind(name: str) -> str:
+    """Kind of boundary that a name begins with, or one of the folders of a path."""
+    kinds = "|".join(sorted(PLACES, key=len, reverse=True))
+    said = re.search(rf"(?:^|/)({kinds})(?![a-z])", name)
+    return said[1] if said else ""
+
+
 def style(position: int) -> Style:
-    """Style of the arm at this position; the periods differ in length, so 168 arms look different."""
+    """Style at a place; the periods differ in length, so 168 of them look different."""
     return Style(COLOURS[position % len(COLOURS)], DASHES[position % len(DASHES)], MARKERS[position % len(MARKERS)])
 
 

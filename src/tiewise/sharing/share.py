@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from tiewise.boundary.declare import own_config
 from tiewise.boundary.journal import Journal
@@ -84,6 +85,9 @@ def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: s
         SpecError: the spec cannot be had in a model of so many layers.
         InstallError: the model has no layers that can share; the model is as it was.
     """
+    if not isinstance(model, PreTrainedModel):
+        fix = "share the layers of a model of transformers, loaded and before it is wrapped or compiled"
+        raise InstallError(f"a {type(model).__name__} is no model whose layers are known", fix)
     if values not in (None, *VALUES):
         raise SpecError(f"unknown values {values!r}", f"choose one of {', '.join(VALUES)}")
     shared = Shared(model)

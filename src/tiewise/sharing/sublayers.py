@@ -61,6 +61,8 @@ def find_stacks(model: Any) -> list[LayerStack]:
     """
     if any(value.is_meta for value in model.parameters()):
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
+    if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
+        raise InstallError(f"{type(model).__name__} is sharded", "share its layers before fully_shard")
     lists = list(_lists(model))
     with _recorded([layer for _, layers in lists for layer in layers]) as ran:
         _run(model)
@@ -116,7 +118,9 @@ def _first(values: tuple[Any, ...]) -> Tensor | None:
 
 
 def _run(model: Any) -> None:
-    table = model.get_input_embeddings().weight
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    if table is None:
+        raise InstallError(f"{type(model).__name__} has no table of tokens", _FIX)
     generator = torch.Generator().manual_seed(_SEED)
     ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator).to(table.device)
     batch = {"input_ids": ids}

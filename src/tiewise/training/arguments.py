@@ -15,7 +15,7 @@ from tiewise.training.job import Job
 def arguments(job: Job, **own: Any) -> TrainingArguments:
     """Arguments of a job's run; `own` are those of its kind of model."""
     s = job.settings
-    window = max(1, s.steps // 20)
+    window = logging_window(s.steps)
     found = TrainingArguments(
         output_dir=str(job.folder),
         max_steps=s.steps,
@@ -43,6 +43,11 @@ def arguments(job: Job, **own: Any) -> TrainingArguments:
     return found
 
 
+def logging_window(steps: int) -> int:
+    """Steps from one point of a run's course to the next, so that there are 20 of them or somewhat more."""
+    return max(1, steps // 20)
+
+
 def batch_share(job: Job) -> int:
     """Rows of a batch that this process takes."""
     return ranks.share(job.settings.batch)
@@ -51,7 +56,7 @@ def batch_share(job: Job) -> int:
 def callbacks(job: Job, clock: Clock) -> list[TrainerCallback]:
     """Time, curves, TensorBoard, the bar where it is wanted, and the boundary's schedule."""
     found: list[TrainerCallback] = [clock, Lines(job.folder / "metrics.jsonl"), Events(job.folder / "tensorboard")]
-    found += [Bar(job.title)] if job.bars else []
+    found += [Bar(job.bar, job.title)] if job.bar is not None else []
     found += [untie_at(job.spec.untie_at)] if job.spec.untie_at is not None else []
     found += [tie_at(job.spec.tie_at)] if job.spec.tie_at is not None else []
     return found

@@ -13,22 +13,27 @@ from typing import Any
 from torch.utils.tensorboard import SummaryWriter
 from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
-from transformers.trainer_callback import ExportableState, ProgressCallback
+from transformers.trainer_callback import ExportableState
 
 from tiewise import ctrl_c
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.schedule import tie, untie
+from tiewise.boundary.schedule import KEEP, STATE, tie, untie
 from tiewise.data.atomic import written_whole
-from tiewise.errors import UnsupportedError
+from tiewise.errors import SpecError, UnsupportedError
 from tiewise.training import ranks
+from tiewise.training.shown import Whole
 
 
 class _Scheduled(TrainerCallback):
     """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
 
     becomes = ""
+    choices: tuple[str, ...] = ()
 
     def __init__(self, step: int, choice: str) -> None:
+        if not hasattr(step, "__index__") or step < 0 or choice not in self.choices:
+            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
+            raise SpecError(what, f"give a number of steps, and one of {', '.join(self.choices)}")
         self.step, self.choice = step, choice
         self.done = False
 
@@ -52,7 +57,7 @@ class _Scheduled(TrainerCallback):
 class TieAt(_Scheduled):
     """`tie_at(step)`: from then on both ends are one table. See `tiewise.boundary.schedule.tie`."""
 
-    becomes = "tied"
+    becomes, choices = "tied", KEEP
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Tie, keeping `choice`: input, output or mean."""
@@ -62,7 +67,7 @@ class TieAt(_Scheduled):
 class UntieAt(_Scheduled):
     """`untie_at(step)`: from then on each end has its own table. See `tiewise.boundary.schedule.untie`."""
 
-    becomes = "untied"
+    becomes, choices = "untied", STATE
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Untie, the optimizer's state by `choice`: copy, split or reset."""
@@ -220,20 +225,21 @@ class Clock(TrainerCallback, ExportableState):
         self._warm = True
 
 
-class Bar(ProgressCallback):
-    """The Trainer's progress bar, named, with the loss beside it instead of a printed line per log."""
+class Bar(TrainerCallback):
+    """Moves the bar over all runs, with this one's name and training loss."""
 
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.name = name
+    def __init__(self, bar: Whole, name: str) -> None:
+        self.bar, self.name = bar, name
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Open the bar."""
-        super().on_train_begin(args, state, control, **kw)
-        self.training_bar.set_description_str(self.name)
-        self.training_bar.leave = False
+        """Name the run."""
+        self.bar.begun(self.name, state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Move."""
+        self.bar.stepped(state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Show the loss."""
-        if self.training_bar is not None and logs and "loss" in logs:
-            self.training_bar.set_postfix(nll=f"{logs['loss']:.3f}")
+        if logs and "loss" in logs:
+            self.bar.learnt(logs["loss"])

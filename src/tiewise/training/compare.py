@@ -31,7 +31,7 @@ from tiewise.training.settings import ALL, Settings
 from tiewise.training.shown import Shown
 from tiewise.training.start import make_jobs, open_run, open_text, seeded
 from tiewise.training.statistics import complete
-from tiewise.training.tuning import tune
+from tiewise.training.tuning import per_arm, short_steps, tune
 
 BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
 CANDIDATES = 200
@@ -54,15 +54,17 @@ def compare(out: Path, shown: Shown, trainer: Callable[[str], Train] = lambda ba
         raise RunError(f"{out} holds a single run", f"use tiewise train --out {out} --resume")
     text = open_text(out)
     counts = token_counts(text.split("train"), text.vocab)
-    jobs = make_jobs(settings, text, out, bars=shown.bars)
     train_one = trainer(settings.backend)
     trials: list[Any] = []
-    if settings.tune:
-        choices, trials = tune(jobs, out, text, counts, shown.say, train_one)
-        jobs = [tuned(job, choices[job.arm].init, choices[job.arm].learning_rate) for job in jobs]
     bigrams = _telling_bigrams(text)
     probe = list(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))
-    outcomes = _train_all(train_one, jobs, text, counts, probe, shown, settings.seeds)
+    steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
+    with shown.whole(len(settings.arms) * steps) as bar:
+        jobs = make_jobs(settings, text, out, bar)
+        if settings.tune:
+            choices, trials = tune(jobs, out, text, counts, shown.say, train_one)
+            jobs = [tuned(job, choices[job.arm].init, choices[job.arm].learning_rate) for job in jobs]
+        outcomes = _train_all(train_one, jobs, text, counts, probe, shown, settings.seeds)
     command = (read_json(out / ENVIRONMENT) or {}).get("command", "")
     comparison = _comparison(settings, text, command, outcomes, trials, bigrams, probe)
     ranks.first_does(lambda: write_json(out / "results.json", comparison.to_dict()))
@@ -87,6 +89,8 @@ def _train_all(
             r = outcome.result
             shown.say(f"{title}: held-out nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}, {r.seconds:.0f} s")
             outcomes.append(outcome)
+            if job.bar is not None:
+                job.bar.ended(job.settings.steps)
     return outcomes
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from flax import nnx
-from tqdm.auto import tqdm
 
 from tiewise.boundary.install import Installed
 from tiewise.data.prepared import PreparedText
@@ -25,12 +24,11 @@ from tiewise.flax.recipe import Recipe
 from tiewise.flax.training import token_losses
 from tiewise.training import flax_checkpoint, ranks
 from tiewise.training.callbacks import Interrupt, add_line, keep_lines
-from tiewise.training.environment import peak_memory, reset_peak_memory
-from tiewise.training.evaluate import bits_per_byte, direct_path, measure
+from tiewise.training.evaluate import bits_per_byte, direct_path
 from tiewise.training.job import Job
 from tiewise.training.model import build, parameters
 from tiewise.training.results import RunResult
-from tiewise.training.run import CURVE_BLOCKS, METRICS, Outcome, curve, finished, keep, starting_facts
+from tiewise.training.run import CURVE_BLOCKS, METRICS, Outcome, curve, final, finished, keep, starting_facts
 
 
 def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) -> Outcome:
@@ -46,7 +44,6 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     if done is not None:
         return done
     job.folder.mkdir(parents=True, exist_ok=True)
-    reset_peak_memory()
     installed = build(job.settings, job.spec, text, job.seed, job.feed_forward)
     facts = starting_facts(job, installed, text, counts)
     fitting = _started(job, installed, text)
@@ -74,14 +71,15 @@ def _finish(job: Job, fitting: Fitting, text: PreparedText) -> None:
     """Take the steps that are left; checkpoints as often as PyTorch's runs write them, and at Ctrl-C."""
     steps = job.settings.steps
     every = 4 * max(1, steps // 20)
-    with (
-        Interrupt() as interrupt,
-        tqdm(desc=job.title, total=steps, initial=fitting.step, leave=False, disable=not job.bars) as bar,
-    ):
+    if job.bar is not None:
+        job.bar.begun(job.title, fitting.step)
+    with Interrupt() as interrupt:
         for point in fitting.steps():
-            bar.update()
+            if job.bar is not None:
+                job.bar.stepped(fitting.step)
             if point is not None:
-                bar.set_postfix(nll=f"{point.train_nll:.3f}")
+                if job.bar is not None:
+                    job.bar.learnt(point.train_nll)
                 add_line(job.folder / METRICS, _line(job, fitting, point, text))
             if interrupt.caught or fitting.step % every == 0:
                 flax_checkpoint.keep(fitting, job.folder)
@@ -91,8 +89,10 @@ def _finish(job: Job, fitting: Fitting, text: PreparedText) -> None:
 
 def _line(job: Job, fitting: Fitting, point: Point, text: PreparedText) -> dict[str, Any]:
     """Return what `metrics.jsonl` says of a point."""
-    losses, _ = token_losses(fitting.model, text.split(job.split), job.settings.length, CURVE_BLOCKS)
-    found = {"step": point.step, "train_nll": point.train_nll, "heldout_nll": float(losses.mean())}
+    found = {"step": point.step, "train_nll": point.train_nll}
+    if not job.trial:
+        losses, _ = token_losses(fitting.model, text.split(job.split), job.settings.length, CURVE_BLOCKS)
+        found["heldout_nll"] = float(losses.mean())
     found |= {"path_a": point.paths.a, "path_b": point.paths.b}
     return found if math.isnan(point.paths.cosine) else found | {"cosine": point.paths.cosine}
 
@@ -101,8 +101,7 @@ def _result(
     job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, facts: dict[str, Any], fitting: Fitting
 ) -> RunResult:
     s, size, count = job.settings, text.facts["splits"][job.split], parameters(installed)
-    blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
-    heldout, training = (measure(installed, text.split(n), s.length, counts, blocks) for n in (job.split, "train"))
+    heldout, training = final(job, installed, text, counts)
     seconds, tokens = fitting.seconds, s.batch * s.length
     return RunResult(
         arm=job.arm,
@@ -116,9 +115,9 @@ def _result(
         parameters=count,
         total_parameters=sum(count.values()),
         trainable_parameters=sum(count.values()),
+        training_bytes=4 * 4 * sum(count.values()),  # weights, gradients and Adam's two moments
         bytes=4 * sum(count.values()),
         tokens_per_second=fitting.timed * tokens / seconds if seconds else math.nan,
-        peak_memory_bytes=peak_memory(),
         seconds=seconds,
         learning_rate=s.learning_rate,
         curve=curve(job, tokens * np.arange(1, s.steps + 1)),

@@ -1,7 +1,7 @@
 """What lies on disk, and what of it may be believed after a kill: files whole or absent, checkpoints finished or not.
 
 OUT/  run.yaml  env.json  data/  tuning.json  results.json  report.html
-      <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  tensorboard/  final/  result.json (last)
+      <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  tensorboard/  final/  dense/  result.json (last)
 
 A run is prepared in OUT/.starting and becomes OUT's run in one go, `run.yaml` last: a text that turns out too short or
 an arm that this model cannot have leaves nothing behind, and the run that was there before is still there.
@@ -19,11 +19,14 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tiewise.boundary.saved import MODEL_TYPE
 from tiewise.data.atomic import written_whole
 from tiewise.errors import RunError
+from tiewise.numerals import size
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
+FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
 _MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
@@ -125,6 +128,15 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+def how_it_loads(run: Path) -> str:
+    """Say what else than a plain `from_pretrained` loads a finished run's model; "" where that does."""
+    if (read_json(run / FINAL / "config.json") or {}).get("model_type") != MODEL_TYPE:
+        return ""
+    dense = sum(path.stat().st_size for path in (run / DENSE).glob("*"))
+    other = f", {DENSE} beside it ({size(dense)}) with any transformers" if dense else ""
+    return f"loads with tiewise.load{other}"
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tiewise.spec import BoundarySpec
 from tiewise.training.settings import Settings
+from tiewise.training.shown import Whole
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train and where; `title` names it in progress, `bars` shows the Trainer's bar."""
+    """What to train and where; `title` names it in progress, which `bar` shows."""
 
     arm: str
     spec: BoundarySpec
@@ -20,5 +21,6 @@ class Job:
     folder: Path
     feed_forward: int | None = None
     title: str = ""
-    bars: bool = False
+    bar: Whole | None = None
     split: str = "heldout"  # what the run is measured on
+    trial: bool = False  # of tuning: nothing but its last loss on `split` is wanted

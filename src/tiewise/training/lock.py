@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from tiewise.errors import RunError
 from tiewise.training import ranks
@@ -32,34 +33,22 @@ def _held(out: Path) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file", "choose another --out")
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]
-    path = out / LOCK
+    lock = FileLock(out / LOCK, timeout=0.2, mode=0o644)  # a moment, for a file that its holder just removes
     try:
         out.mkdir(parents=True, exist_ok=True)
-        handle = _opened(path)
+        lock.acquire()
+    except Timeout:
+        raise RunError(f"another run is at work in {out}", "wait for it, or choose another --out") from None
+    except NotImplementedError:
+        pass  # a file system without locks: nothing can be known there
     except OSError as error:
         raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
     try:
         yield
     finally:
         with suppress(OSError):
-            path.unlink()  # before it is released: whoever opened it meanwhile sees that it is gone
-        os.close(handle)
+            os.unlink(lock.lock_file)  # before it is released: whoever opened it meanwhile sees that it is gone
+        lock.release()
         with suppress(OSError):
             for folder in absent:
                 folder.rmdir()
-
-
-def _opened(path: Path) -> int:
-    while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(handle)
-            raise RunError(f"another run is at work in {path.parent}", "wait for it, or choose another --out") from None
-        except OSError:
-            return handle  # a file system without locks: nothing can be known there
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(handle), path.stat()):
-                return handle
-        os.close(handle)  # its holder removed it between the two calls

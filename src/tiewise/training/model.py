@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
+from tiewise.analysis.read_config import read
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import RunError
+from tiewise.errors import PlanError, RunError
+from tiewise.random_logits import start
 from tiewise.spec import BoundarySpec
 from tiewise.training.recurrent.model import recurrent_config, start_uniform
 from tiewise.training.settings import Settings
@@ -156,6 +158,21 @@ def model_width(model: Any) -> int:
 def starting_std(settings: Settings, spec: BoundarySpec, d: int) -> float:
     """Scale of an arm's tables: the spec's own, else the run's, else the sound one for this width."""
     return spec.init or settings.init or sound_std(d)
+
+
+def predicted_nll(settings: Settings, spec: BoundarySpec, vocab: int, feed_forward: int | None = None) -> float:
+    """Expected first loss (nats) of an arm, as `plan` has it; of bodies that it does not follow, taken to know nothing.
+
+    Raises:
+        RunError: as `make_config`.
+    """
+    config = make_config(settings, vocab, feed_forward)
+    d = int(config.get_text_config().hidden_size)
+    try:
+        signal = read(config.to_dict()).signal
+    except PlanError:
+        signal = None
+    return start(spec, vocab, d, starting_std(settings, spec, d), signal, positions=settings.length).computed()[0]
 
 
 def start_tables(installed: Installed, std: float, spec: BoundarySpec) -> None:

@@ -80,8 +80,7 @@ class RunResult:
     parameters: dict[str, int]  # component → parameters counted once however often used; they sum to the total
     total_parameters: int
     bytes: int  # of the parameters as stored
-    tokens_per_second: float
-    peak_memory_bytes: int
+    tokens_per_second: float  # of the training steps; what else the machine did is in it
     seconds: float
     init_std: float
     learning_rate: float
@@ -90,6 +89,7 @@ class RunResult:
     curve: list[CurvePoint] = field(default_factory=list)
     trainable_parameters: int | None = None
     shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs, held-out: masked tokens; pairs as sop, as nsp
+    training_bytes: int | None = None  # counted: weights, gradients, the optimizer's moments; earlier results lack it
     unigram_nll: float | None = None  # of the same masked tokens, by the training text's frequencies alone
 
 
@@ -113,7 +113,8 @@ class Difference:
     low: float | None  # 95 % interval; None for fewer than two pairs
     high: float | None
     detectable: float | None  # smallest true difference found with 80 % probability
-    detected: bool  # the interval excludes zero
+    detected: bool  # p < 0.05: the interval excludes zero, of held-out losses also with Holm's correction
+    p: float | None = None  # two-sided, of the interval's t; of held-out losses adjusted by Holm over the arms
 
 
 @dataclass(frozen=True)

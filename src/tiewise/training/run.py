@@ -15,25 +15,26 @@ from typing import Any
 import numpy as np
 from transformers.trainer_callback import PrinterCallback
 
-from tiewise.boundary.initial import starting_nll
 from tiewise.boundary.install import Installed
+from tiewise.boundary.saved import is_family
 from tiewise.boundary.schedule import tie, untie
 from tiewise.data.blocks import Blocks
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import Interrupted
+from tiewise.errors import Interrupted, UnsupportedError
+from tiewise.hf import densify
 from tiewise.spec import BoundarySpec
 from tiewise.training import ranks
 from tiewise.training.albert import assemble as albert
 from tiewise.training.albert.model import build_arm, parts
-from tiewise.training.arguments import arguments, batch_share, callbacks
+from tiewise.training.arguments import arguments, batch_share, callbacks, logging_window
 from tiewise.training.callbacks import MEASURED, Clock, Interrupt, read_lines
-from tiewise.training.environment import peak_memory, reset_peak_memory
 from tiewise.training.evaluate import Measured, bits_per_byte, direct_path, measure
-from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
+from tiewise.training.folder import DENSE, FINAL, newest_checkpoint, read_json, replace_path, write_json
 from tiewise.training.job import Job
-from tiewise.training.model import build, model_width, parameters, starting_std
+from tiewise.training.model import build, model_width, parameters, predicted_nll, starting_std
 from tiewise.training.recurrent import assemble
 from tiewise.training.results import CurvePoint, RunResult, from_record, to_record
+from tiewise.training.settings import Settings
 from tiewise.training.trainer import TiewiseTrainer
 
 RESULT, METRICS = "result.json", "metrics.jsonl"
@@ -72,7 +73,6 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     done, checkpoint, step = ranks.first_does(lambda: _found(job.folder))
     if done is not None:
         return done
-    reset_peak_memory()
     clock = Clock()
     with ranks.agreed():
         installed = built(job, text, job.seed)
@@ -133,7 +133,9 @@ def _of_blocks(job: Job, installed: Installed, text: PreparedText, counts: np.nd
     s, heldout = job.settings, text.split(job.split)
     trainer = TiewiseTrainer(
         installed,
-        evaluator=lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
+        evaluator=None
+        if job.trial
+        else lambda: measure(trainer.installed, heldout, s.length, counts, CURVE_BLOCKS).nll,
         args=arguments(
             job,
             per_device_train_batch_size=batch_share(job),
@@ -156,13 +158,12 @@ def starting_facts(job: Job, installed: Installed, text: PreparedText, counts: n
     if job.settings.recurrent is not None:
         first = assemble.measured(job, installed, text, counts, assemble.CURVE_WORDS)
         # a state that starts at zero says nothing of any word
-        std = job.settings.recurrent.start / math.sqrt(3)
+        std = job.spec.init or job.settings.recurrent.start / math.sqrt(3)
         return {"init_std": std, "predicted_initial_nll": math.log(text.vocab), "initial_nll": first.nll}
-    std = starting_std(job.settings, job.spec, model_width(installed.model))
     first = measure(installed, text.split(job.split), job.settings.length, counts, CURVE_BLOCKS)
     return {
-        "init_std": std,
-        "predicted_initial_nll": starting_nll(job.spec, text.vocab, model_width(installed.model), std),
+        "init_std": starting_std(job.settings, job.spec, model_width(installed.model)),
+        "predicted_initial_nll": predicted_nll(job.settings, job.spec, text.vocab, job.feed_forward),
         "initial_nll": first.nll,
     }
 
@@ -187,11 +188,13 @@ def _result(
     job: Job, trainer: TiewiseTrainer, text: PreparedText, counts: np.ndarray, clock: Clock, facts: dict[str, Any]
 ) -> RunResult:
     s, installed = job.settings, trainer.installed
-    heldout, train = _final(job, installed, text, counts)
+    heldout, train = final(job, installed, text, counts)
     size = text.facts["splits"][job.split]
     count = parts(installed) if s.albert else parameters(installed)
     seen = _words_seen(job, text)
-    tensors = {id(p): p.numel() * p.element_size() for p in installed.model.parameters()}
+    weights = list(installed.model.parameters())
+    size_of_weights = sum(p.numel() * p.element_size() for p in weights)
+    trained = [p for p in weights if p.requires_grad]
     return RunResult(
         arm=job.arm,
         seed=job.seed,
@@ -204,17 +207,24 @@ def _result(
         frequency=heldout.bins,
         parameters=count,
         total_parameters=sum(count.values()),
-        bytes=sum(tensors.values()),
+        bytes=size_of_weights,
         tokens_per_second=seen[-1] / len(seen) * clock.steps / clock.seconds if clock.seconds else math.nan,
-        peak_memory_bytes=peak_memory(),
         seconds=clock.seconds,
         learning_rate=s.learning_rate,
         curve=curve(job, seen),
-        trainable_parameters=sum(p.numel() for p in installed.model.parameters() if p.requires_grad),
+        trainable_parameters=sum(p.numel() for p in trained),
+        training_bytes=size_of_weights + (1 + _moments(s)) * sum(p.numel() * p.element_size() for p in trained),
         shares=heldout.shares,
         unigram_nll=heldout.unigram_nll,
         **facts,
     )
+
+
+def _moments(settings: Settings) -> int:
+    """Numbers kept for each that is trained: Adam's and LAMB's two, and the mean where SGD may come to average."""
+    if settings.recurrent is not None and settings.recurrent.optimizer == "sgd":
+        return 1 if settings.recurrent.average_patience else 0
+    return 2
 
 
 def curve(job: Job, seen: np.ndarray) -> list[CurvePoint]:
@@ -227,8 +237,8 @@ def curve(job: Job, seen: np.ndarray) -> list[CurvePoint]:
     ]
 
 
-def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
-    """(held-out, training) losses of a finished model; of a recurrent one, over the whole held-out split."""
+def final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:
+    """(held-out, training) losses of a finished model: of a trial the first, of a recurrent one over all the split."""
     s = job.settings
     if s.albert is not None:
         return albert.final(job, installed, text, counts)
@@ -237,7 +247,17 @@ def _final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarra
         return whole, assemble.measured(job, installed, text, counts, s.measured, "train")
     blocks = max(1, min(len(text.split(job.split)), s.measured) // s.length)
     heldout = measure(installed, text.split(job.split), s.length, counts, blocks)
-    return heldout, measure(installed, text.split("train"), s.length, counts, blocks)
+    return heldout, Measured(math.nan, 0, []) if job.trial else measure(
+        installed, text.split("train"), s.length, counts, blocks
+    )
+
+
+def evaluated(job: Job, text: PreparedText) -> int:
+    """Tokens that a run of a decoder evaluates: before its first step, at the points of its course, at its end."""
+    steps, tokens = job.settings.steps, len(text.split(job.split))
+    points = 1 if job.trial else 1 + steps // logging_window(steps)
+    course = points * min(tokens, CURVE_BLOCKS * job.settings.length)
+    return course + (1 if job.trial else 2) * min(tokens, job.settings.measured)
 
 
 def _words_seen(job: Job, text: PreparedText) -> np.ndarray:
@@ -249,16 +269,30 @@ def _words_seen(job: Job, text: PreparedText) -> np.ndarray:
 
 
 def keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) -> None:
-    """Write the final model and then the result; checkpoints, which only a resume needs, go."""
-    made = job.folder / "final.partial"
-    shutil.rmtree(made, ignore_errors=True)
-    installed.model.save_pretrained(made)
-    text.tokenizer().save_pretrained(made)
-    replace_path(made, job.folder / "final")
+    """Write the final model, as any transformers loads it too, and then the result; checkpoints go."""
+    dense = None if job.trial else _dense(installed)
+    for name, model in (FINAL, installed.model), (DENSE, dense):
+        if model is not None:
+            made = job.folder / f"{name}.partial"
+            shutil.rmtree(made, ignore_errors=True)
+            model.save_pretrained(made)
+            text.tokenizer().save_pretrained(made)
+            replace_path(made, job.folder / name)
     write_json(job.folder / RESULT, to_record(outcome))
     (job.folder / assemble.BEST).unlink(missing_ok=True)
     for path in job.folder.glob("checkpoint-*"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _dense(installed: Installed) -> Any:
+    """Return the model in its family's own class where only ours loads it; None where it loads, or has no such form."""
+    config = installed.model.config
+    if not is_family(config) or not config.plain_class.__module__.startswith("transformers."):
+        return None
+    try:
+        return densify(installed.model)
+    except UnsupportedError:
+        return None
 
 
 def tuned(job: Job, init: float, learning_rate: float) -> Job:

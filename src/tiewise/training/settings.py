@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from tiewise.data.split import CONTIGUOUS, RANDOM
 from tiewise.errors import RunError
 from tiewise.spec import BoundarySpec
 from tiewise.training.albert.options import MODEL as ALBERT
@@ -38,6 +39,7 @@ class Settings:
     arms: tuple[str, ...] = ("tied", "untied", "factored:64")
     seeds: int = 3
     text: tuple[str, ...] = ("builtin",)
+    split: str = RANDOM
     tokenizer: str = "bpe:4096"
     model: str = "llama"
     width: int = 128
@@ -95,6 +97,8 @@ class Settings:
             raise RunError(f"weight_decay = {self.weight_decay}", "use zero or a positive number")
         if self.match not in ("width", "parameters"):
             raise RunError(f"match = {self.match!r}", "choose width or parameters")
+        if self.split not in (RANDOM, CONTIGUOUS):
+            raise RunError(f"split = {self.split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
         if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
@@ -142,6 +146,8 @@ class Settings:
     def _check_recurrent(self, options: Recurrent) -> None:
         if self.model not in CELLS:
             raise RunError(f"model = {self.model!r} in a recurrent run", f"choose one of {', '.join(CELLS)}")
+        if self.split != RANDOM:
+            raise RunError(f"split = {self.split!r} in a recurrent run", "leave it out: the corpus has a file for each")
         if self.accumulate != 1:
             fix = "use --set batch for more streams"
             raise RunError(f"accumulate = {self.accumulate}: streams carry their state from step to step", fix)

@@ -1,7 +1,8 @@
 """How progress reaches a person: lines on stderr, and bars where someone is looking.
 
 text: builtin, tokenizer bpe:4096            a line for every stage and every finished run, also into a file
-tokens   63%|██████▎   |                     on a terminal: text being prepared, runs being trained
+tokens   63%|██████▎   |                     on a terminal: text being prepared,
+2/9 untied seed 1:  17%|█▋  | 900/5400 …     then one bar over the steps of all runs, with the time that they still take
 """
 
 from __future__ import annotations
@@ -15,6 +16,38 @@ from tqdm import tqdm
 from tiewise.data.build import Progress
 
 Say = Callable[[str], None]
+
+
+class Whole:
+    """One bar over all runs of a command; what an earlier process did is shown, and not taken for this one's speed."""
+
+    def __init__(self, bar: tqdm) -> None:
+        self._bar, self._before = bar, 0  # steps of the runs that have ended
+
+    def begun(self, title: str, step: int) -> None:
+        """A run begins, `step` steps of which are done."""
+        self._bar.set_description_str(title, refresh=False)
+        self._reach(self._before + step, here=False)
+        self._bar.refresh()
+
+    def stepped(self, step: int) -> None:
+        """It has taken so many."""
+        self._reach(self._before + step, here=True)
+
+    def learnt(self, nll: float) -> None:
+        """Show its training loss."""
+        self._bar.set_postfix(nll=f"{nll:.3f}")
+
+    def ended(self, steps: int) -> None:
+        """A run of so many steps has ended, perhaps long ago."""
+        self._before += steps
+        self._reach(self._before, here=False)
+
+    def _reach(self, step: int, *, here: bool) -> None:
+        more = step - self._bar.n
+        if not here:
+            self._bar.initial += more
+        self._bar.update(more)
 
 
 @dataclass(frozen=True)
@@ -36,3 +69,12 @@ class Shown:
 
         with bar:
             yield show
+
+    @contextmanager
+    def whole(self, steps: int) -> Iterator[Whole | None]:
+        """Yield the bar over all runs, of so many steps together; None where nobody is looking."""
+        if not self.bars:
+            yield None
+            return
+        with tqdm(total=steps, leave=False, miniters=1, smoothing=0, unit=" steps") as bar:
+            yield Whole(bar)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tiewise.data.blocks import token_counts
 from tiewise.errors import RunError
+from tiewise.training.folder import FINAL
 from tiewise.training.results import RunResult
 from tiewise.training.run import train
 from tiewise.training.shown import Shown
@@ -23,7 +24,8 @@ def train_one(out: Path, shown: Shown) -> tuple[RunResult, Path]:
     if settings.seed is None:
         raise RunError(f"{out} holds a comparison", f"use tiewise compare --out {out} --resume")
     text = open_text(out)
-    job = make_jobs(settings, text, out, bars=shown.bars)[0]
-    job = seeded(job, settings.seed, f"{job.arm} seed {settings.seed}")
-    result = train(job, text, token_counts(text.split("train"), text.vocab), []).result
-    return result, job.folder / "final"
+    with shown.whole(settings.steps) as bar:
+        job = make_jobs(settings, text, out, bar)[0]
+        job = seeded(job, settings.seed, f"{job.arm} seed {settings.seed}")
+        result = train(job, text, token_counts(text.split("train"), text.vocab), []).result
+    return result, job.folder / FINAL

@@ -10,32 +10,30 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from shutil import rmtree
 
-from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.data.words import prepare_words, unknown_share
-from tiewise.errors import DataError, Interrupted, UnsupportedError
+from tiewise.errors import DataError, UnsupportedError
 from tiewise.training import ranks
 from tiewise.training.albert.assemble import check_arms, marked
 from tiewise.training.environment import environment
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json
 from tiewise.training.job import Job
+from tiewise.training.minutes import Gone, steps_within
 from tiewise.training.model import make_config, matched_feed_forward
 from tiewise.training.recurrent.assemble import run_plan
-from tiewise.training.run import built, train
+from tiewise.training.run import built
 from tiewise.training.settings import Settings
-from tiewise.training.shown import Shown
+from tiewise.training.shown import Shown, Whole
 
-CALIBRATION_STEPS = 30
-EVALUATION_SHARE = 0.2  # of a run's time: measuring, saving, building
 ONE = "train on one process, or leave tie_at and untie_at out"
 
 
-def start(settings: Settings, out: Path, command: str, shown: Shown, *, overwrite: bool = False) -> None:
+def start(
+    settings: Settings, out: Path, command: str, shown: Shown, *, overwrite: bool = False, gone: Gone | None = None
+) -> None:
     """Make `out` a run that `tiewise.training.compare.compare` or `tiewise.training.single.train_one` finishes.
 
     Args:
@@ -44,15 +42,18 @@ def start(settings: Settings, out: Path, command: str, shown: Shown, *, overwrit
         command: as typed, for the report.
         shown: where progress goes.
         overwrite: replace the run that `out` holds.
+        gone: seconds since the command began, of which minutes are counted; None counts from here.
 
     Raises:
         TiewiseError: a setting, text, model or folder that cannot be used; `out` is as it was.
     """
+    began = time.monotonic()
+    gone = gone or (lambda: time.monotonic() - began)
     with ExitStack() as stack:
         stage = ranks.first_does(lambda: stack.enter_context(starting(out, overwrite=overwrite)))
         settings = ranks.first_does(lambda: _staged(settings, stage, shown))
         if settings.minutes is not None:
-            settings = _within(settings, stage, shown)
+            settings = _within(settings, stage, shown, gone)
         ranks.first_does(lambda: _put(settings, stage, command))
         ranks.first_does(stack.close)
 
@@ -90,7 +91,7 @@ def open_text(out: Path) -> PreparedText:
     return load_prepared(out / DATA)
 
 
-def make_jobs(settings: Settings, text: PreparedText, out: Path, *, bars: bool = False) -> list[Job]:
+def make_jobs(settings: Settings, text: PreparedText, out: Path, bar: Whole | None = None) -> list[Job]:
     """One job per arm, not yet seeded.
 
     Raises:
@@ -98,7 +99,7 @@ def make_jobs(settings: Settings, text: PreparedText, out: Path, *, bars: bool =
     """
     wide = matched_feed_forward(settings, text.vocab)
     return [
-        Job(arm, spec, 0, settings, out / folder_name(arm), feed_forward=wide[arm], bars=bars)
+        Job(arm, spec, 0, settings, out / folder_name(arm), feed_forward=wide[arm], bar=bar)
         for arm, spec in settings.specs().items()
     ]
 
@@ -136,7 +137,15 @@ def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
     with shown.stages() as progress:
         if settings.recurrent is not None:
             return prepare_words(settings.text[0], stage / DATA, settings.recurrent.files, progress=progress)
-        text = prepare(settings.text, settings.tokenizer, stage / DATA, length=settings.length, progress=progress)
+        text = prepare(
+            settings.text,
+            settings.tokenizer,
+            stage / DATA,
+            length=settings.length,
+            split=settings.split,
+            apart=settings.albert is not None,
+            progress=progress,
+        )
     if settings.albert is not None:
         return marked(settings, text)
     blocks, needed = len(text.split("train")) // settings.length, settings.batch * settings.accumulate
@@ -157,24 +166,10 @@ def _described(settings: Settings, text: PreparedText) -> str:
     return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
 
 
-def _within(settings: Settings, stage: Path, shown: Shown) -> Settings:
-    """Turn minutes into steps, equal for all arms, from a short trial of each."""
-    assert settings.minutes is not None
+def _within(settings: Settings, stage: Path, shown: Shown, gone: Gone) -> Settings:
+    """Turn minutes into steps, equal for all arms and seeds."""
     text = open_text(stage)
-    counts = token_counts(text.split("train"), text.vocab)
-    short = replace(settings, steps=CALIBRATION_STEPS, minutes=None)
-    per_step = 0.0
-    for job in make_jobs(settings, text, stage):
-        trial = replace(job, spec=job.spec.plainly(), settings=short, folder=stage / "calibration", seed=1)
-        begin = time.perf_counter()
-        try:
-            result = train(trial, text, counts, []).result
-        except Interrupted:
-            raise KeyboardInterrupt from None  # nothing here is worth taking up again
-        per_step += result.seconds / (CALIBRATION_STEPS - 1) if result.seconds else time.perf_counter() - begin
-        ranks.first_does(partial(rmtree, trial.folder))
-    runs = settings.seeds + (9 / 4 if settings.tune else 0)
-    seconds = settings.minutes * 60 * (1 - EVALUATION_SHARE)
-    steps = max(20, int(seconds / (per_step * runs)))
+    with shown.stages() as progress:
+        steps = steps_within(make_jobs(settings, text, stage), text, stage / "calibration", gone, progress)
     shown.say(f"{settings.minutes:g} minutes: {steps} steps for each run")
     return replace(settings, steps=steps, minutes=None).checked()

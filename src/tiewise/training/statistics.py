@@ -2,7 +2,8 @@
 
 Arms of one seed share their data order and the initialisation of their body, so seeds are pairs: the interval is that
 of the mean of the differences, with Student's t of n − 1 degrees of freedom. Every interval stands on its own (95 %
-each, no correction for looking at many).
+each); the finding is drawn from as many as there are arms, and from all their bins of frequency, so that a difference
+counts as detected only where its p is below 0.05 with Holm's correction over the arms, or over all bins of all arms.
 
 Sign: always arm − reference. For arms `untied` and `tied`, tied − untied in training nll is the *tying gap* and in
 held-out nll the *generalisation gap*; see `gaps`.
@@ -21,6 +22,7 @@ from tiewise.training.wording import finding
 
 __all__ = ["METRICS", "complete", "finding", "gaps", "paired"]
 
+ALPHA = 0.05
 METRICS = ("heldout_nll", "train_nll", "bits_per_byte")
 
 
@@ -47,12 +49,18 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     error = statistics.stdev(d) / math.sqrt(n)
     half = student.critical(n - 1) * error
     low, high = mean - half, mean + half
-    return Difference(arm, metric, n, mean, low, high, student.detectable(n - 1) * error, low > 0 or high < 0)
+    p = student.two_sided(mean / error, n - 1) if error else float(not mean)
+    return Difference(arm, metric, n, mean, low, high, student.detectable(n - 1) * error, low > 0 or high < 0, p)
 
 
 def complete(comparison: Comparison) -> Comparison:
     """Fill the differences (every arm but the reference, every metric, every frequency bin) and the finding."""
-    differenced = replace(comparison, differences=list(_differences(comparison)))
+    differences = list(_differences(comparison))
+    for family in ("heldout_nll", "frequency:"):  # what the finding says of arms, and of their tokens
+        read = {i: d.p for i, d in enumerate(differences) if d.metric.startswith(family) and d.p is not None}
+        for i, p in zip(read, student.holm(list(read.values())), strict=True):
+            differences[i] = replace(differences[i], p=p, detected=p < ALPHA)
+    differenced = replace(comparison, differences=differences)
     return replace(differenced, finding=finding(differenced))
 
 

@@ -21,11 +21,13 @@ from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.model import make_config, starting_std
 from tiewise.training.run import Job, Train, train, tuned
+from tiewise.training.settings import Settings
 from tiewise.training.shown import Say
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
 SEED = 0  # of tuning; compared runs count from 1
+MEASURED = 32_768  # tokens of the tuning split that choose, at most
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,17 @@ def tune(
     known = {(t["arm"], t["init"], t["learning_rate"]) for t in trials}
     for job in jobs:
         for choice in grid(job, text.vocab):
-            if (job.arm, choice.init, choice.learning_rate) in known:
-                continue
             folder = out / "tuning" / folder_name(job.arm) / f"init-{choice.init:.4g}-lr-{choice.learning_rate:.4g}"
-            nll = _trial(job, choice, folder, text, counts, train)
-            shown = "diverged" if nll is None else f"{nll:.3f}"
-            say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
-            trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
-            ranks.first_does(partial(_learnt, path, trials, folder))
+            trial = tuned(short(job, folder), choice.init, choice.learning_rate)
+            if (job.arm, choice.init, choice.learning_rate) not in known:
+                found = train(trial, text, counts, []).result.heldout_nll
+                nll = found if math.isfinite(found) else None
+                shown = "diverged" if nll is None else f"{nll:.3f}"
+                say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
+                trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
+                ranks.first_does(partial(_learnt, path, trials, folder))
+            if job.bar is not None:
+                job.bar.ended(trial.settings.steps)
     chosen: dict[str, Choice] = {}
     for job in jobs:
         best = min((t for t in trials if t["arm"] == job.arm), key=lambda t: math.inf if t["nll"] is None else t["nll"])
@@ -77,19 +82,28 @@ def grid(job: Job, vocab: int) -> list[Choice]:
     return [Choice(std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS]
 
 
-def _trial(
-    job: Job, choice: Choice, folder: Path, text: PreparedText, counts: np.ndarray, train: Train
-) -> float | None:
-    steps = max(1, job.settings.steps // 4)
+def per_arm() -> int:
+    """Trials that each arm gets."""
+    return len(INIT_FACTORS) * len(RATE_FACTORS)
+
+
+def short_steps(settings: Settings) -> int:
+    """Steps of a trial."""
+    return max(1, settings.steps // 4)
+
+
+def short(job: Job, folder: Path) -> Job:
+    """Return the trial of a job: a quarter of its steps, judged by a part of the tuning split alone."""
+    steps = short_steps(job.settings)
     spec = job.spec if (job.spec.tie_at or job.spec.untie_at or 0) < steps else job.spec.plainly()
-    short = replace(
+    settings = replace(job.settings, steps=steps, measured=min(MEASURED, job.settings.measured))
+    return replace(
         job,
         spec=spec,
         seed=SEED,
-        settings=replace(job.settings, steps=steps),
+        settings=settings,
         folder=folder,
         title=f"tune {job.arm}",
         split="tune",
+        trial=True,
     )
-    nll = train(tuned(short, choice.init, choice.learning_rate), text, counts, []).result.heldout_nll
-    return nll if math.isfinite(nll) else None

@@ -10,7 +10,7 @@ from typing import Any
 from tiewise.analysis.architecture import Architecture
 from tiewise.analysis.config import Config
 from tiewise.analysis.families.shape import Attention, Decoder, FeedForward, even, heads_of
-from tiewise.analysis.signal import ACTIVATIONS, Signal
+from tiewise.mean_field import ACTIVATIONS, Signal
 
 
 def _signal(c: Config, attention: Attention, ffn: FeedForward, **other: Any) -> Signal | None:

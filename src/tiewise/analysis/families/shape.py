@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from tiewise.analysis.architecture import Architecture, Cache, Ends, Layer, Stack
 from tiewise.analysis.config import Config
 from tiewise.analysis.parts import Part, Parts, linear, lookup, norm, plain
-from tiewise.analysis.signal import Signal
 from tiewise.errors import PlanError
+from tiewise.mean_field import Signal
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import NUMPY
+from tiewise.checkpoint.dtypes import rounded
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
 from tiewise.checkpoint.rewrite.measure import Rows
@@ -55,11 +55,10 @@ class Dense:
 
     def pieces(self) -> Iterator[bytes]:
         """Yield the bytes of the dense table, in the type of the stored one."""
-        kind = NUMPY[self.table.dtype]
         step = max(1, CHUNK_BYTES // (8 * self.width))
-        with Reader(self.table) as reader, np.errstate(over="ignore"):
+        with Reader(self.table) as reader, np.errstate(over="ignore", invalid="ignore"):
             for start in range(0, self.table.rows, step):
-                yield self.rows(reader, start, start + step).astype(kind).tobytes()
+                yield rounded(self.rows(reader, start, start + step), self.table.dtype).tobytes()
 
     def exact(self) -> Rows:
         """Its rows before rounding, for measuring."""
@@ -67,8 +66,10 @@ class Dense:
 
     def rounded(self) -> Rows:
         """Its rows after rounding, for measuring."""
-        kind = NUMPY[self.table.dtype]
-        return Rows(self.table.rows, self.width, lambda start, stop: self._read(start, stop).astype(kind).astype(float))
+        kind = self.table.dtype
+        return Rows(
+            self.table.rows, self.width, lambda start, stop: rounded(self._read(start, stop), kind).astype(float)
+        )
 
     def _read(self, start: int, stop: int) -> NDArray[np.float64]:
         with Reader(self.table) as reader:

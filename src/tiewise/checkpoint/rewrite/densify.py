@@ -52,7 +52,9 @@ def densify(
     boundary = read_boundary(facts)
     lost = _lost(facts, boundary, force=force)
     lookup, head = boundary.lookup, boundary.head
-    tied = lookup.mark == head.mark
+    one = lookup.mark == head.mark
+    merged: frozenset[str] = frozenset() if one else _merged(facts, boundary)
+    tied = one or bool(merged)
     outputs, inputs = ((end.exact(), end.rounded()) if end.changed else None for end in (head, lookup))
     moved = measured(outputs, inputs, progress)
     if not math.isfinite(moved.logits + moved.input_rows):
@@ -60,9 +62,9 @@ def densify(
         raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
     change = Change(
         moved,
-        drop=frozenset(tensor.name for tensor in (*boundary.maps, *lost)),
+        drop=frozenset(tensor.name for tensor in (*boundary.maps, *lost)) | merged,
         put=tuple(_tensors(boundary, tied)) + (() if tied else tuple(_parted(facts, boundary))),
-        config=_declared(facts) | ({} if tied or facts.claims.t5_like else flags(facts, False)),
+        config=_declared(facts) | ({} if one or facts.claims.t5_like else flags(facts, tied)),
         notes=tuple(_notes(facts, boundary, tied)),
     )
     return apply(facts.folder, change, Path(to), command="densify", dry_run=dry_run, force=force, progress=progress)
@@ -79,6 +81,22 @@ def _lost(facts: Facts, boundary: Boundary, *, force: bool) -> tuple[Stored, ...
         raise CheckpointError(what, fix)
     bias = facts.folder.tensors.get(boundary.head_name.removesuffix("weight") + "bias")
     return (bias,) if spec.bias and bias is not None else ()
+
+
+def _merged(facts: Facts, boundary: Boundary) -> frozenset[str]:
+    """Tensors that go because two unequal ends come out equal, and the class can keep them as one; mostly none."""
+    lookup, head, claims = boundary.lookup, boundary.head, facts.claims
+    sizes = [(end.table.dtype, end.table.rows, end.width) for end in (lookup, head)]
+    if sizes[0] != sizes[1] or claims.t5_like or claims.fixed is False:
+        return frozenset()
+    if any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True)):
+        return frozenset()
+    gone = set()
+    for group in groups(facts):
+        if any(not facts.same(group.stored[0], other) for other in group.stored[1:] if other.name != head.table.name):
+            return frozenset()  # BERT's two biases, trained apart
+        gone |= {other.name for other in group.stored if other.name in group.targets}
+    return frozenset(gone)
 
 
 def _tensors(boundary: Boundary, tied: bool) -> Iterator[NewTensor]:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
+import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.open_file import open_regular
 from tiewise.checkpoint.reader import CHUNK_BYTES
 from tiewise.errors import CheckpointError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows, which has no reflinks either
+    fcntl = None
 
 _FICLONE = 0x40049409  # linux/fs.h: share all blocks of one file with another, copied when either is written
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -57,10 +64,9 @@ def require_space(to: Path, parent: Path, need: int) -> None:
         CheckpointError: with both numbers.
     """
     try:
-        state = os.statvfs(parent)
+        free = shutil.disk_usage(parent).free
     except OSError as error:
         raise cannot_write(to, error) from None
-    free = state.f_bavail * state.f_frsize
     if free < need:
         raise CheckpointError(f"{to}: {need:,} bytes are needed and {free:,} are free", "free some, or write elsewhere")
 
@@ -95,11 +101,13 @@ def copy(source: Path, target: Path) -> None:
         while piece := old.read(CHUNK_BYTES):
             new.write(piece)
         new.flush()
-        os.fchmod(new.fileno(), mode & 0o777 | stat.S_IWUSR)
+        os.chmod(target, mode & 0o777 | stat.S_IWUSR)
         os.fsync(new.fileno())
 
 
 def _reflink(source: Path, target: Path) -> bool:
+    if fcntl is None:
+        return False
     descriptor = open_regular(source)
     try:
         with open(target, "xb") as new:
@@ -114,11 +122,13 @@ def _reflink(source: Path, target: Path) -> bool:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk.
+    """Bring a folder's entries to the disk, where the system can open a folder.
 
     Raises:
         OSError: it cannot be opened.
     """
+    if os.name == "nt":
+        return
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

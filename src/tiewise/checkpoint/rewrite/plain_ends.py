@@ -59,12 +59,14 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
     roles = facts.roles
     if roles.input is None:
         fix = "tiewise check says what is there, and what the names should be"
+        if roles.output is not None and facts.claims.tied is True:
+            fix = "tiewise repair stores the one table under the input's name"
         raise CheckpointError(f"{where}: no input table was found, so there is nothing to {verb}", fix)
     tables = (*roles.inputs, *([roles.output] if roles.output is not None else []))
-    for table in tables:
-        if roles.quantised_input or roles.quantised_output or table.dtype not in FLOATING:
-            fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
-            raise CheckpointError(f"{where}: {short(table.name)} is quantised ({table.dtype})", fix)
+    odd = [table for table in tables if table.dtype not in FLOATING]
+    for table in (*roles.quantised_input[:1], *roles.quantised_output[:1], *odd):  # the packed numbers stand first
+        fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
+        raise CheckpointError(f"{where}: {short(table.name)} is quantised ({table.dtype})", fix)
     return tables
 
 

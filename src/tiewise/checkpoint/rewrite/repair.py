@@ -19,7 +19,7 @@ from tiewise.checkpoint.rewrite.untie import part
 from tiewise.checkpoint.rule import INFO, Finding
 from tiewise.errors import CheckpointError
 
-ENDS = frozenset({"B011", "B012", "B013", "B020", "B021"})  # the flag, and a head that is stored twice
+ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
 FILES = frozenset({"B002", "B003"})  # the index
 COPIES = frozenset({"B004"})
 

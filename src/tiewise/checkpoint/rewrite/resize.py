@@ -17,8 +17,9 @@ from tiewise.checkpoint.dtypes import FLOATING, NUMPY
 from tiewise.checkpoint.facts import Facts, Progress, silent
 from tiewise.checkpoint.folder import open_folder
 from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.names import in_layer, module_of
 from tiewise.checkpoint.rewrite.change import Change, Measured, NewTensor, stored_bytes
-from tiewise.checkpoint.rewrite.ends import opened
+from tiewise.checkpoint.rewrite.ends import opened, refuse
 from tiewise.checkpoint.rewrite.new_rows import new_rows
 from tiewise.checkpoint.rewrite.plain_ends import readable
 from tiewise.checkpoint.rewrite.receipt import Receipt
@@ -65,17 +66,18 @@ def resize(
         shrink: rows may be dropped from the end, down to what tokenizers and config need.
         seed: of the new rows, 0 or more.
         dry_run: foresee everything, write nothing.
-        force: recorded; nothing here needs it.
+        force: leave other tables with as many rows as they are.
         progress: hears of writing.
 
     Raises:
-        CheckpointError: nothing to do, rows would be lost that are needed or that nobody said may go, or the two ends
-            have not the same number of rows.
+        CheckpointError: nothing to do, rows would be lost that are needed or that nobody said may go, the two ends
+            have not the same number of rows, or a third table has a row for each token too.
     """
     size = Size(vocab, multiple_of, None if tokenizer is None else _tokenizer(tokenizer), shrink)
     _check_arguments(size, seed)
     facts = opened(Path(source), progress)
     parts = _parts(facts)
+    left = _left(facts, parts, force)
     rows, count = parts[0].rows, _target(facts, size, parts[0].rows)
     tables = tuple(part for part in parts if len(part.shape) == 2)
     usage = Usage(tables, _own(facts) or size.tokenizer)
@@ -88,7 +90,7 @@ def resize(
         KEPT,
         put=tuple(draw.tensor(part, stored[part.name].shape) for part in parts),
         config=_config(facts, rows, count),
-        notes=(*draw.notes(tables), *_left(facts, parts)),
+        notes=(*draw.notes(tables), *left),
     )
     return apply(facts.folder, change, Path(to), command="resize", dry_run=dry_run, force=force, progress=progress)
 
@@ -204,11 +206,23 @@ def _config(facts: Facts, rows: int, count: int) -> dict[str, int]:
     return dict.fromkeys(paths or (f"{level}.vocab_size".lstrip("."),), count)
 
 
-def _left(facts: Facts, parts: tuple[Stored, ...]) -> Iterator[str]:
-    """What else the user should see to."""
+def _left(facts: Facts, parts: tuple[Stored, ...], force: bool) -> tuple[str, ...]:
+    """What else the user should see to.
+
+    Raises:
+        CheckpointError: a table of neither end has as many rows: Gemma 4's per-layer table, a draft head's own pair.
+    """
+    notes = []
     if facts.folder.config is None:
-        yield "there is no config.json: write the new vocab_size into the one that goes with this file"
+        notes.append("there is no config.json: write the new vocab_size into the one that goes with this file")
     resized = {part.name for part in (*parts, *facts.roles.positions)}
     for name, tensor in facts.folder.tensors.items():
-        if name not in resized and len(tensor.shape) == 2 and tensor.rows == parts[0].rows and "embed" in name:
-            yield f"{short(name)} has {tensor.rows:,} rows too, belongs to neither end, and stays as it is"
+        if name not in resized and len(tensor.shape) == 2 and tensor.rows == parts[0].rows and _by_token(name):
+            what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and belongs to neither end"
+            notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
+    return tuple(notes)
+
+
+def _by_token(name: str) -> bool:
+    """Whether a table with as many rows as there are tokens has them for tokens: any but a matrix within a layer."""
+    return not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]

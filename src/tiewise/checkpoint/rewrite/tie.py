@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import NUMPY, widened
+from tiewise.checkpoint.dtypes import rounded, widened
 from tiewise.checkpoint.facts import Facts, Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import Reader
@@ -41,8 +41,8 @@ def tie(
     Args:
         source: checkpoint folder, or one `.safetensors`.
         to: the folder to make.
-        keep: whose values the table gets where the two differ: "input", "output", or "mean", which is averaged in fp32
-            and rounded to the input table's type. Without effect where they are equal.
+        keep: whose values the table gets where the two differ: "input", "output", or "mean", their average,
+            rounded once to the input table's type. Without effect where they are equal.
         dry_run: foresee everything, write nothing.
         force: also where it changes the model's function in a way that the tables do not show.
         progress: hears of long reads and writes.
@@ -127,8 +127,12 @@ def _means(table: Stored, head: Stored) -> Iterator[memoryview]:
 
 
 def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
-    """Rows [start, stop) of the mean, in the table's type."""
+    """Rows [start, stop) of the mean, in the table's type: the exact one, rounded once, whichever end comes first."""
     with Reader(table) as one, Reader(head) as other:
-        a, b = one.wide(start, stop), other.wide(start, stop)
+        a, b = (reader.rows(start, stop).astype(np.float64) for reader in (one, other))
     with np.errstate(over="ignore", invalid="ignore"):
-        return (a + (b - a) / 2).astype(NUMPY[table.dtype])
+        total = a + b
+        part = total - a
+        lost = (a - (total - part)) + (b - part)  # a + b is total + lost, exactly (Knuth)
+        far = ~np.isfinite(total)
+        return rounded(np.where(far, a / 2 + b / 2, total / 2), table.dtype, np.where(far, 0.0, lost))

@@ -47,12 +47,16 @@ def _plain(fault: Fault, folder: Folder) -> str:
 
 def _index(facts: Facts) -> Iterator[Finding]:
     folder = facts.folder
+    mapped: dict[str, list[str]] = {}
+    for name, file in folder.index.weight_map.items() if folder.index is not None and folder.faults else ():
+        mapped.setdefault(file, []).append(name)
     for fault in folder.faults:
         if fault.file == INDEX:
             yield Finding("B002", FATAL, INDEX, _plain(fault, folder), fault.fix)
         elif not folder.has(fault.file) and folder.index is not None:
-            held = [name for name, file in folder.index.weight_map.items() if file == fault.file]
-            what = f"the index maps {len(held):,} tensors to it ({names(held)}), and it is not there"
+            held = mapped[fault.file]
+            tensors = "1 tensor" if len(held) == 1 else f"{len(held):,} tensors"
+            what = f"the index maps {tensors} to it ({names(held)}), and it is not there"
             yield Finding("B002", FATAL, short(fault.file), what, "download the missing file")
     if folder.index is None:
         yield from _without_index(folder)
@@ -62,16 +66,16 @@ def _index(facts: Facts) -> Iterator[Finding]:
 
 
 def _without_index(folder: Folder) -> Iterator[Finding]:
-    if folder.single or folder.config is None or SINGLE in folder.headers or folder.has(INDEX):
+    if folder.config is None or folder.opened is not None or folder.has(INDEX) or not folder.headers:
         return
     shards = [name for name in folder.headers if _SHARD.fullmatch(name)]
     if shards:
         what = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
         yield Finding("B002", FATAL, INDEX, what, "download the index, or write the checkpoint again")
-    elif len(folder.headers) == 1 and isinstance(folder.config.get("model_type"), str):
-        (name,) = folder.headers
-        what = f"transformers looks for {SINGLE}, and the folder has {short(name)}"
-        yield Finding("B002", WARNING, short(name), what, f"rename it to {SINGLE}")
+    elif isinstance(folder.config.get("model_type"), str):
+        what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(list(folder.headers))}"
+        fix = f"rename it to {SINGLE}" if len(folder.headers) == 1 else "write the checkpoint again"
+        yield Finding("B002", ERROR, short(next(iter(folder.headers))), what, fix)
 
 
 def _phantoms(facts: Facts) -> Iterator[Finding]:
@@ -113,7 +117,10 @@ def _stale(facts: Facts) -> Iterator[Finding]:
         what = (
             f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
         )
-        yield Finding("B003", WARNING, short(old[0]), what, "move them out of the folder if they are old")
+        first = SINGLE in old and folder.opened == SINGLE
+        what += f"; transformers opens {SINGLE}, and not what the index names" if first else ""
+        fix = "move them out of the folder if they are old"
+        yield Finding("B003", ERROR if first else WARNING, short(old[0]), what, fix)
     others = [name for name in folder.extra if name not in old]
     others += [name for name in folder.pickles if folder.headers and _MODEL_PICKLE.fullmatch(name)]
     if others:

@@ -142,10 +142,12 @@ What to do: correct the config's dtype, or save the model in one type.""",
         "B041",
         ERROR,
         "rows of tokens in use are finite, not zero, and not equal to one another",
-        """NaN or an infinity in one row of a head makes every loss NaN. A row of zeros gives its token the same logit
-everywhere; two equal rows cannot be told apart. Such rows are tokens that were added and never trained, or that
-mean_resizing gave one mean vector (trl#5608, LlamaFactory#6749: new tokens are never emitted). Padding ids and tokens
-named reserved or unused are left out where a tokenizer tells them. Rows ten times as long as the median are noted.
+        """NaN or an infinity in one row of a head makes every loss NaN: an error. A row of zeros gives its token the
+same logit everywhere, and two equal rows cannot be told apart: a warning, since only these tokens suffer (of zeros only
+noted where no tokenizer tells which tokens there are). Such rows are tokens that were added and never trained, or that
+mean_resizing gave one mean vector (trl#5608, LlamaFactory#6749: new tokens are never emitted). Padding ids and
+placeholders such as [unused12] or <|reserved_special_token_3|> are left out. Rows ten times as long as the median are
+noted.
 What to do: initialise the rows again and train them.""",
         ("trl#5608", "LlamaFactory#6749", "transformers#35141"),
         _values,

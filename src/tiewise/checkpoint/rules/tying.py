@@ -7,36 +7,46 @@ from collections.abc import Iterator
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
-from tiewise.checkpoint.names import in_layer, is_foreign
 from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
 from tiewise.checkpoint.rules.wording import describe, difference, flag_at, names, said, size
 from tiewise.checkpoint.strict_json import short
 
 
-def unknown_tables(facts: Facts) -> list[Stored]:
-    """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
-    roles = facts.roles
-    known = {tensor.name for tensor in (*roles.inputs, roles.output, *roles.positions) if tensor is not None}
-    rows = {end.rows for end in (roles.input, roles.output) if end is not None} | facts.vocabularies
-    return [
-        tensor
-        for tensor in facts.folder.tensors.values()
-        if len(tensor.shape) == 2 and not rows.isdisjoint(tensor.shape) and tensor.name not in known
-        if not in_layer(tensor.name) and not is_foreign(tensor.name)
-    ]
-
-
 def _no_input(facts: Facts) -> Iterator[Finding]:
     text, roles = facts.text, facts.roles
-    if text is None or text.vocab_size is None or roles.headless or not facts.complete or roles.input is not None:
+    yield from _misnamed(facts)
+    if text is None or text.vocab_size is None or not facts.complete or roles.input is not None:
         return
-    like = [tensor.name for tensor in unknown_tables(facts)]
+    if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
+        return
+    like = [tensor.name for tensor in facts.unplaced]
     if roles.output is not None and (not like or _is_canonical(facts, roles.output)):
         return  # B016 says it, or there is nothing to say
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
     what += f"; one of these may be: {names(like)}" if like else ""
     fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
     yield Finding("B010", FATAL, roles.input_name or "input table", what, fix)
+
+
+def _misnamed(facts: Facts) -> Iterator[Finding]:
+    """An input table that is stored where transformers does not look, or that an untied class does not copy."""
+    roles = facts.roles
+    if roles.input is not None and roles.read_input is None:
+        name, wanted = roles.input.name, roles.unread[roles.input.name]
+        lost = facts.tied is not True or roles.read_output is None
+        how = "the table is drawn at random" if lost else "the head takes its place"
+        what = f"{short(name)} is not a name that its class is loaded from, which looks for {wanted}: {how}"
+        fix = f"store it as {wanted}, and every tensor that is named like it likewise"
+        yield Finding("B010", FATAL if lost else ERROR, wanted, what, fix)
+    for table in facts.half_read:
+        wanted = roles.unread[table.name]
+        what = f"{short(table.name)} is not a name that its class is loaded from, which looks for {wanted}"
+        yield Finding("B010", ERROR, wanted, what, f"store it as {wanted}")
+    for target, source in facts.fresh:
+        if not target.endswith("bias"):
+            what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
+            fix = f"store it as {target} too, or write the flag as true if it was trained so"
+            yield Finding("B010", ERROR, target, what, fix)
 
 
 def _is_canonical(facts: Facts, head: Stored) -> bool:
@@ -48,13 +58,22 @@ def _no_output(facts: Facts) -> Iterator[Finding]:
     claims, roles = facts.claims, facts.roles
     if facts.tied is not False or claims.t5_like or roles.headless or not facts.complete:
         return
-    if roles.input is None or roles.output is not None or unknown_tables(facts) or facts.quantised:
+    if roles.input is None or roles.read_output is not None or (facts.quantised and roles.opaque):
         return
+    like = [tensor.name for tensor in facts.unplaced]
+    if not claims.known and (like or facts.quantised):
+        return  # its own code may know them
     deciding = claims.deciding
     assert deciding is not None
     how = "false" if deciding.written is False else "absent, which this class reads as false"
     why = "this class never ties" if claims.fixed is False else f"{flag_at(deciding.level)} is {how}"
     what = f"{why}, and no output head is stored: transformers draws it at random"
+    if roles.output is not None:
+        wanted = roles.unread[roles.output.name]
+        what = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {wanted}"
+        yield Finding("B011", FATAL, wanted, what, f"store it as {wanted}")
+        return
+    what += f"; one of these may be it: {names(like)}" if like else ""
     below = [claim for claim in claims.levels if claim.written is True]
     if below and claims.fixed is None:
         what += f"; {flag_at(below[0].level)} is true"
@@ -81,16 +100,19 @@ def _tied_but_different(facts: Facts) -> Iterator[Finding]:
 
 def _tied_and_stored_twice(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
-    if facts.tied is True and alike is not None and head is not None and alike.kind == IDENTICAL:
-        what = f"{describe(head)} is {short(_input(facts).name)} byte for byte, {size(head.nbytes)} stored twice"
+    if facts.tied is True and alike is not None and head is not None and alike.equal:
+        how = "byte for byte" if alike.kind == IDENTICAL else "but for the signs of zeros"
+        what = f"{describe(head)} is {short(_input(facts).name)} {how}, {size(head.nbytes)} stored twice"
+        what += "; some values are NaN, so that transformers 5 keeps both" if alike.nan else ""
         yield Finding("B013", WARNING, short(head.name), what, facts.command("dedupe"), safe=True)
 
 
 def _equal_but_not_tied(facts: Facts) -> Iterator[Finding]:
     alike, head = facts.ends, facts.roles.output
-    if facts.tied is not True and alike is not None and head is not None and alike.kind == IDENTICAL:
+    if facts.tied is not True and alike is not None and head is not None and alike.equal:
         how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
-        what = f"{describe(head)} is {short(_input(facts).name)} byte for byte, and {how}: {size(head.nbytes)} twice"
+        equal = "byte for byte" if alike.kind == IDENTICAL else "but for the signs of zeros"
+        what = f"{describe(head)} is {short(_input(facts).name)} {equal}, and {how}: {size(head.nbytes)} twice"
         fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
         yield Finding("B014", INFO, short(head.name), what, fix)
 
@@ -110,15 +132,18 @@ def _drift(facts: Facts) -> Iterator[Finding]:
 
 def _inverted(facts: Facts) -> Iterator[Finding]:
     roles = facts.roles
-    if roles.output is None or roles.input is not None or not facts.complete or unknown_tables(facts):
+    if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced:
         return
     if _is_canonical(facts, roles.output):
         return
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
-    yield Finding(
-        "B016", ERROR, short(roles.output.name), what, f"store the tensor as {short(wanted)}, and the flag as true"
-    )
+    safe = facts.claims.tied is True and not facts.claims.t5_like and roles.input_name is not None
+    safe = safe and not roles.quantised_output
+    fix = facts.command("repair" if safe else "tie")
+    if not safe:
+        fix = f"if it was trained tied: {fix}; else take the input table from its source"
+    yield Finding("B016", ERROR, short(roles.output.name), what, fix, safe)
 
 
 def _input(facts: Facts) -> Stored:
@@ -215,7 +240,8 @@ again, and says by how much any logit changes.""",
 table and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It
 comes from saves that drop shared names in alphabetical order or by pointer, without asking which one is canonical
 (safetensors#98).
-What to do: store the tensor under the input table's name, with the flag true.""",
+What to do: `tiewise tie` stores the tensor under the input table's name, with the flag true; `tiewise repair` does it
+where the config says tied.""",
         ("llama.cpp#12456", "safetensors#98"),
         _inverted,
     ),

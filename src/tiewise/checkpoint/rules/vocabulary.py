@@ -18,7 +18,6 @@ from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import is_id, special_ids
 
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
-_WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 
 
 def _plain(table: Stored | None) -> Stored | None:
@@ -36,7 +35,7 @@ def _shapes(facts: Facts) -> Iterator[Finding]:
     if text is None or text.hidden_size is None:
         return
     for end in (table, head):
-        if end is not None and end.shape[1] != text.hidden_size and not _explained(facts, end.shape[1]):
+        if end is not None and not facts.explains(end):
             what = f"{describe(end)} is {end.shape[1]:,} wide, the model {text.hidden_size:,}"
             what += ", and neither a projection nor a width in the config explains it"
             yield Finding("B030", FATAL, short(end.name), what, f"{CONFIG_FIX}, or take the table from its source")
@@ -47,17 +46,6 @@ def _rows_must_agree(facts: Facts, table: Stored, head: Stored) -> bool:
     if facts.tied is True:
         return True
     return SPEC not in facts.config and not {table.rows, head.rows} <= facts.vocabularies
-
-
-def _explained(facts: Facts, width: int) -> bool:
-    if any(width in tensor.shape for tensor in facts.roles.maps):  # maps may follow one another
-        return True
-    return any(
-        value == width
-        for level in facts.levels.values()
-        for key, value in level.items()
-        if any(word in key for word in _WIDTH_KEYS) and type(value) is int
-    )
 
 
 def _room(facts: Facts) -> int | None:
@@ -138,15 +126,37 @@ def _special(facts: Facts) -> Iterator[Finding]:
 
 def _biases(facts: Facts) -> Iterator[Finding]:
     roles = facts.roles
+    refused = facts.misfits
+    yield from _two_biases(facts)
     rows = {end.rows for end in (*roles.inputs, roles.output) if end is not None} | facts.vocabularies
     for bias in _head_biases(facts):
         if rows and bias.shape[-1] not in rows:
             what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {names(sorted(map(str, rows)))} rows"
+            what += ": transformers refuses to load it" if bias.name in refused else ""
             fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
-            yield Finding("B035", WARNING, short(bias.name), what, fix)
+            yield Finding("B035", ERROR if bias.name in refused else WARNING, short(bias.name), what, fix)
+        elif bias.name in refused:
+            what = f"{describe(bias)} has the shape {list(refused[bias.name])} in its class: transformers refuses it"
+            yield Finding("B035", ERROR, short(bias.name), what, "store it in that shape")
         elif facts.tied is True and bias.name.endswith("lm_head.bias") and _generates(facts):
             what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
             yield Finding("B035", INFO, short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it")
+
+
+def _two_biases(facts: Facts) -> Iterator[Finding]:
+    """Names that a class holds to be one bias: stored apart, or one of them missing where they are two."""
+    stored = {bias.name: bias for bias in facts.roles.biases}
+    for target, source in facts.roles.ties.items():
+        a, b = stored.get(target), stored.get(source)
+        if facts.tied is True and facts.scan and a is not None and b is not None and not facts.same(a, b):
+            what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
+            fix = "find out which one was trained, and store that one alone"
+            yield Finding("B035", ERROR, short(target), what, fix)
+    for target, source in facts.fresh:
+        if target in stored or not target.endswith("bias"):
+            continue
+        what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
+        yield Finding("B035", ERROR, short(target), what, f"store it as {short(target)} too")
 
 
 def _head_biases(facts: Facts) -> list[Stored]:
@@ -155,6 +165,7 @@ def _head_biases(facts: Facts) -> list[Stored]:
     if facts.roles.output_name is not None:
         named.add(f"{module_of(facts.roles.output_name)[0]}.bias")
     found = {tensor.name: tensor for tensor in facts.roles.biases}
+    found |= {name: facts.folder.tensors[name] for name in facts.misfits}
     for name, tensor in facts.folder.tensors.items():
         vector = len(tensor.shape) in (1, 2) and (len(tensor.shape) == 1 or tensor.shape[0] == 1)
         if vector and any(name == bias or name.endswith(f".{bias}") for bias in named):
@@ -232,11 +243,12 @@ What to do: write the ids that the tokenizer has.""",
     Rule(
         "B035",
         WARNING,
-        "the head's bias is as long as the vocabulary",
-        """A bias of the head has one entry for each row. Resizing a table without it leaves it short
-(transformers#35141, skeletoken#108). A bias on a tied causal head is noted for another reason: loaders that skip
-every tensor under a tied head's prefix drop the bias too, and the model speaks garbage (vllm#46835). BERT and its kin
-store the bias under two names, which is healthy, and encoders are not meant by that note.
+        "the head's bias is as long as the vocabulary, and one",
+        """A bias of the head has one entry for each row, in the shape that its class gives it; transformers 5 refuses
+any other. Resizing a table without it leaves it short (transformers#35141, skeletoken#108). A bias on a tied causal
+head is noted for another reason: loaders that skip every tensor under a tied head's prefix drop the bias too, and the
+model speaks garbage (vllm#46835). BERT and its kin store the bias under two names, which is healthy while the two are
+equal, and encoders are not meant by that note.
 What to do: take the bias from the source; `tiewise resize` changes tables and bias together.""",
         ("vllm#46835", "transformers#35141", "skeletoken#108"),
         _biases,

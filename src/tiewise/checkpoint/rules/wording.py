@@ -8,7 +8,7 @@ from typing import Any
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES, UNRELATED, Likeness
+from tiewise.checkpoint.likeness import IDENTICAL, SAME_VALUES, SIGNS, UNRELATED, Likeness
 from tiewise.checkpoint.strict_json import short
 
 CONFIG_FIX = "edit config.json by hand"
@@ -46,21 +46,20 @@ def numbers(values: Iterable[int], count: int) -> str:
 
 def difference(alike: Likeness) -> str:
     """Return how alike two tables are, with numbers."""
+    nan = ", and some values are NaN, which no loader finds equal" if alike.nan else ""
     if alike.kind == IDENTICAL:
-        return "identical, byte by byte"
-    if alike.kind == IDENTICAL:
-        return f"equal in all {alike.rows:,} rows, byte for byte"
-    if alike.kind == SAME_VALUES:
-        return f"equal in all {alike.rows:,} rows once both have the narrower type"
+        return f"identical, byte by byte{nan}"
+    if alike.kind in (SIGNS, SAME_VALUES):
+        how = "but for the signs of zeros" if alike.kind == SIGNS else "once both have the narrower type"
+        return f"equal in all {alike.rows:,} rows {how}{nan}"
     share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {numbers(alike.first, alike.differing)})"
-    return (
-        f"{share}, {_by(alike.relative)}; {'two tables of their own' if alike.kind == UNRELATED else 'once one table'}"
-    )
+    return f"{share}, {_by(alike)}; {'two tables of their own' if alike.kind == UNRELATED else 'once one table'}"
 
 
-def _by(relative: float) -> str:
+def _by(alike: Likeness) -> str:
+    relative = alike.relative
     if not math.isfinite(relative):
-        return "some values are NaN or infinite"
+        return "from zeros" if math.isfinite(alike.largest) else "some values are NaN or infinite"
     return f"by {100 * relative:.2g} % of their length" if relative < 1 else f"by {relative:.2g} times their length"
 
 

@@ -16,7 +16,9 @@ from tiewise.numerals import NONE, plain
 KL = "nats to the final distribution"
 
 
-@section(asks="How much of the final prediction can be read off before the last layer?", place=100, text=True)
+@section(
+    asks="How much of the final prediction can be read off before the last layer?", place=100, text=True, weight=20
+)
 def lens(subject: Subject, bench: Workbench, progress: Progress) -> Found:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps

@@ -48,13 +48,15 @@ def interval(value: Estimate) -> str:
 
 
 def held_out(found: Alignment) -> list[Score]:
-    """Scores of centred rows that no map was fitted on."""
-    return [score for score in found.scores if (score.rows, score.view) == (HELD_OUT, CENTRED)]
+    """Scores of centred rows that no map was fitted on; where none were held out, of all."""
+    rows = HELD_OUT if found.fitted_rows < found.pairs else FITTED
+    return [score for score in found.scores if (score.rows, score.view) == (rows, CENTRED)]
 
 
 def against_null(score: Score) -> str:
     """Half a sentence: what unrelated tables give, and what the same rows permuted gave."""
-    chance = f"unrelated Gaussian tables give 0 ± {plain(1.96 * score.chance_deviation, 3)}"
+    level = plain(score.chance, 3) if score.chance else "0"
+    chance = f"unrelated Gaussian tables give {level} ± {plain(1.96 * score.chance_deviation, 3)}"
     if score.null is None:
         return chance
     runs = len(score.null.values)
@@ -104,13 +106,19 @@ def _lines(label: str, one: AlignmentFound) -> Iterator[str]:
     yield from (f"{label}: {note}." for note in one.notes)
 
 
+def _seen(score: Score) -> str:
+    if score.map == IDENTITY:
+        return "tokens"
+    return "tokens that the map has not seen" if score.rows == HELD_OUT else "tokens that the map was fitted on"
+
+
 def _aligned(label: str, found: Alignment) -> Iterator[str]:
     scores = held_out(found)
     for score in sorted(scores, key=lambda score: score.map != ORTHOGONAL):
         yield (
             f"{label}, {spelled(score.map)}: a token's input row and output row have a mean cosine of "
             f"{interval(score.estimate)} on {count(score.estimate.rows)} "
-            f"{'tokens' if score.map == IDENTITY else 'tokens that the map has not seen'}; {against_null(score)}."
+            f"{_seen(score)}; {against_null(score)}."
         )
     near, alike, norms = found.neighbours, found.similarity, found.norms
     if near is not None:
@@ -124,7 +132,7 @@ def _aligned(label: str, found: Alignment) -> Iterator[str]:
         f"(0 ± {plain(1.96 * norms.chance, 3)} by chance)."
     )
     fitted = next((s for s in found.scores if (s.map, s.rows, s.view) == (ORTHOGONAL, FITTED, CENTRED)), None)
-    if fitted is not None:
+    if fitted is not None and fitted not in scores:
         yield (
             f"{label}: on the rows that the rotation was fitted on the cosine is {plain(fitted.estimate.value, 3)}, "
             f"where noise alone gives {plain(fitted.chance, 3)}; published scores are of this kind."

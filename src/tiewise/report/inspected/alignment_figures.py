@@ -27,10 +27,10 @@ _SHOWN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)  # and their doubli
 def panels(found: Mapping[str, AlignmentFound]) -> list[Panel]:
     """Return all measures and both spectra of each model with two tables."""
     made = []
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         if one.alignment is not None:
             title = f"Input against output of {label}"
-            figure = dot_plot(scored(one.alignment, position), title, "held-out mean cosine, share or correlation")
+            figure = dot_plot(scored(one.alignment, position), title, "mean cosine, share or correlation")
             made.append(Panel(figure, READ, measures(one.alignment)))
             made.append(_spectra(label, one.alignment))
     return made
@@ -68,8 +68,8 @@ def _dot(row: str, value: Estimate) -> Dot:
 def _spectra(label: str, found: Alignment) -> Panel:
     spectra = {"input": found.similarity.spectrum_a, "output": found.similarity.spectrum_b}
     figure = go.Figure()
-    for position, (name, spectrum) in enumerate(spectra.items()):
-        look = theme.style(position)
+    for name, spectrum in spectra.items():
+        look = theme.style(theme.ENDS[name])
         values = [value / (sum(v * v for v in spectrum.values) ** 0.5 or 1.0) for value in spectrum.values]
         figure.add_scatter(
             x=list(range(1, len(values) + 1)),

@@ -9,7 +9,7 @@ from tiewise.analysis.alignment_maps import CENTRED, IDENTITY, ORTHOGONAL
 from tiewise.analysis.closer import NEITHER, Closer, Lean
 from tiewise.analysis.end_alignment import AcrossFound, EndPair
 from tiewise.analysis.estimates import Estimate
-from tiewise.numerals import count, plain, signed
+from tiewise.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.inspected.alignment import against_null, held_out, interval, measures, spelled
 
@@ -98,6 +98,7 @@ def _kin(name: str, scores: list[Score]) -> Iterator[str]:
 
 def leans(found: Closer) -> Table:
     """The answer by measure, as a table."""
+    unseen = "0" if found.fitted_rows < found.pairs else NONE  # on rows that maps were fitted on it depends on the map
     rows = [
         [
             lean.measure if lean.view == CENTRED else f"{lean.measure}, not centred",
@@ -105,7 +106,7 @@ def leans(found: Closer) -> Table:
             interval(lean.output),
             change(lean.difference),
             lean.toward,
-            plain(found.neighbour_chance, 4) if lean.measure == "neighbours" else "0",
+            plain(found.neighbour_chance, 4) if lean.measure == "neighbours" else unseen,
         ]
         for lean in found.leans
     ]

@@ -29,16 +29,15 @@ def panels(found: Mapping[str, AcrossFound]) -> list[Panel]:
             made.append(Panel(_both(one.closer, table, other), read, leans(one.closer)))
             read = "Right of zero it is closer to the output table. Bars: bootstrap over tokens, 95 %."
             made.append(Panel(_difference(one.closer, table), read, leans(one.closer)))
-        for position, pair in enumerate(one.pairs):
+        for pair in one.pairs:
             name = pair_name(one, pair)
-            figure = dot_plot(scored(pair.alignment, position), name, "held-out mean cosine, share or correlation")
+            figure = dot_plot(scored(pair.alignment, 2), name, "mean cosine, share or correlation")
             made.append(Panel(figure, READ, measures(pair.alignment)))
     return made
 
 
 def _both(found: Closer, table: str, other: str) -> go.Figure:
     order = centred(found)
-    first, second = theme.style(0), theme.style(1)
     chance = [Dot(x.measure, found.neighbour_chance if x.measure == "neighbours" else 0.0) for x in order]
     ends = [
         Series("by chance", chance, QUIET, "line-ns-open", 16),
@@ -49,10 +48,10 @@ def _both(found: Closer, table: str, other: str) -> go.Figure:
                 look.colour,
                 look.marker,
             )
-            for end, look in (("input", first), ("output", second))
+            for end, look in ((end, theme.style(place)) for end, place in theme.ENDS.items())
         ),
     ]
-    return dot_plot(ends, f"The table of {table} against both of {other}", "held-out mean cosine, or share")
+    return dot_plot(ends, f"The table of {table} against both of {other}", "mean cosine, or share")
 
 
 def _difference(found: Closer, table: str) -> go.Figure:

@@ -35,7 +35,7 @@ def panels(found: Mapping[str, DirectPathFound]) -> list[Panel]:
 
 def _asymmetry(found: Mapping[str, DirectPathFound]) -> go.Figure:
     figure = go.Figure()
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         look = theme.style(position)
         values = [getattr(one, kind).ratio for kind in KINDS.values()]
         figure.add_bar(

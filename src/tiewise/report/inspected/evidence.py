@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tiewise.inspection.evidence import NEITHER, NO_INTERVAL, NO_VERDICT, ONE, TWO, Evidence, TieOrNot
-from tiewise.numerals import plain
+from tiewise.numerals import NONE, plain
 from tiewise.report.grid import Table
 
 TITLE = "Tie or not?"
@@ -29,7 +29,7 @@ def lines(found: Mapping[str, TieOrNot]) -> list[str]:
 def tables(found: Mapping[str, TieOrNot]) -> list[tuple[str, Table]]:
     """Return all evidence as one table."""
     (one,) = found.values()
-    header = ["question", "measure", "model", "measured", "no effect", "speaks for", "because"]
+    header = ["question", "measure", "model", "measured [95 %]", "no effect", "p (Holm)", "speaks for", "because"]
     return [("Evidence", Table(header, [_cells(row) for row in one.rows]))] if one.rows else []
 
 
@@ -40,4 +40,5 @@ def measured(row: Evidence) -> str:
 
 
 def _cells(row: Evidence) -> list[str]:
-    return [row.question, row.measure, row.about, measured(row), plain(row.level, 3), row.speaks, row.why]
+    p = NONE if row.p is None else plain(row.p, 3)
+    return [row.question, row.measure, row.about, measured(row), plain(row.level, 3), p, row.speaks, row.why]

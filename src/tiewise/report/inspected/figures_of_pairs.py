@@ -34,10 +34,10 @@ def pair_panels(asked: Sequence[Asked], text: Sequence[TextPair] = ()) -> list[P
 
 
 def _logits(asked: Sequence[Asked]) -> go.Figure:
-    figure = go.Figure()
+    figure, looks = go.Figure(), _looks(asked)
     for one in asked:
         found = ways(one.pairs)
-        look = theme.style(one.position)
+        look = looks[one.position]
         figure.add_bar(
             name=html.escape(one.name),
             orientation="h",
@@ -56,9 +56,9 @@ def _logits(asked: Sequence[Asked]) -> go.Figure:
 
 
 def _probabilities(asked: Sequence[Asked], text: Sequence[TextPair]) -> go.Figure:
-    figure = go.Figure()
+    figure, looks = go.Figure(), _looks(asked)
     for one in asked:
-        look = theme.style(one.position)
+        look = looks[one.position]
         found = {way: chance for way, (_, chance, _) in ways(one.pairs).items()}
         symbol = look.marker if one.filled else f"{look.marker}-open"
         figure.add_trace(_points(one.name, found, {"color": look.colour, "symbol": symbol, "size": 10}))
@@ -67,6 +67,12 @@ def _probabilities(asked: Sequence[Asked], text: Sequence[TextPair]) -> go.Figur
         figure.add_trace(_points("text", seen, {"color": GREY, "symbol": "line-ns-open", "size": 16}))
     figure.update_xaxes(type="log", dtick=1, exponentformat="power")
     return _rows(figure, "Requested pairs: probabilities", "probability", asked)
+
+
+def _looks(asked: Sequence[Asked]) -> dict[int, theme.Style]:
+    """Style of each model by its position; what is drawn of it first is called by its label alone."""
+    models = {one.position: one.name for one in reversed(asked)}
+    return dict(zip(models, map(theme.style, theme.places(list(models.values()))), strict=True))
 
 
 def _points(name: str, found: Mapping[str, float], marker: Mapping[str, object]) -> go.Scatter:

@@ -30,7 +30,7 @@ def panels(found: Mapping[str, PathGradients]) -> list[Panel]:
 
 def _by_frequency(found: Mapping[str, PathGradients]) -> Panel:
     figure, columns = go.Figure(), {}
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         kept = [part for part in one.bins if part.tokens]
         for kind, open_, shares in (
             ("gradient", False, [part.gradient.share_b for part in kept]),
@@ -52,7 +52,7 @@ def _by_frequency(found: Mapping[str, PathGradients]) -> Panel:
 
 def _energy(found: Mapping[str, PathGradients]) -> Panel:
     figure, columns = go.Figure(), {}
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         kept = [part for part in one.bins if part.tokens]
         for kind, open_, parts in (
             ("Path A", True, [part.of_a for part in kept]),
@@ -73,7 +73,7 @@ def _by_row(found: Mapping[str, PathGradients]) -> Panel:
     figure, columns = go.Figure(), {}
     places = [(k + 0.5) / HISTOGRAM for k in range(HISTOGRAM)]
     names = [f"{100 * k // HISTOGRAM}–{100 * (k + 1) // HISTOGRAM} %" for k in range(HISTOGRAM)]
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         look = theme.style(position)
         for kind, values in (("gradient", one.rows.histogram), ("Adam's step", one.rows.update_histogram)):
             step = kind != "gradient"
@@ -99,7 +99,7 @@ def _by_row(found: Mapping[str, PathGradients]) -> Panel:
 
 def _by_batch(found: Mapping[str, PathGradients]) -> Panel:
     figure = go.Figure()
-    for position, (label, one) in enumerate(found.items()):
+    for position, (label, one) in zip(theme.places(list(found)), found.items(), strict=True):
         look = theme.style(position)
         points = [at for at in one.by_batch if at.windows is not None]
         figure.add_scatter(

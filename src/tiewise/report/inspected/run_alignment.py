@@ -179,7 +179,7 @@ def _both(leaning: Leaning) -> str:
 
 def _side(one: RunAlignment, toward: str) -> str:
     if toward == NOT_KNOWN:
-        return "cannot be told from one pair of models"
+        return "cannot be told from one pair of models, nor from two seeds"
     if toward == NEITHER:
         return f"shows no lean to either table of {one.untied}"
     return f"leans to the {toward} table of {one.untied}"

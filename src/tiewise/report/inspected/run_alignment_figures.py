@@ -35,8 +35,8 @@ def _corrected(one: RunAlignment, arm: str) -> Iterator[Panel]:
         return
     names = {CKA: "as it stands", CKA_LINE: "a line in log frequency out", CKA_CURVE: "frequency out"}
     series = []
-    for position, end in enumerate(("input", "output")):
-        look = theme.style(position)
+    for end, place in theme.ENDS.items():
+        look = theme.style(place)
         scored = ((x.measure, getattr(x, f"corrected_{end}")) for x in found)
         dots = [_dot(names[measure], value) for measure, value in scored]
         series.append(Series(f"{arm} – {one.untied} {end}", dots, look.colour, look.marker))
@@ -66,8 +66,8 @@ def _scores(one: RunAlignment, arm: str, chosen: list[Leaning]) -> Panel:
     chance = [Dot(x.measure, one.chance[x.measure]) for x in chosen]
     series = [Series("by chance", chance, QUIET, "line-ns-open", 16)]
     rows = []
-    for position, end in enumerate(("input", "output")):
-        look = theme.style(position)
+    for end, place in theme.ENDS.items():
+        look = theme.style(place)
         dots = [_dot(x.measure, getattr(x, end)) for x in chosen]
         ceiling = [_dot(x.measure, e) for x in chosen if (e := again(one, one.untied, end, x.measure)) is not None]
         series.append(Series(f"{arm} – {one.untied} {end}", dots, look.colour, look.marker, offset=-0.12))
@@ -89,7 +89,7 @@ def _scores(one: RunAlignment, arm: str, chosen: list[Leaning]) -> Panel:
 def _differences(one: RunAlignment, arm: str) -> Panel:
     series, rows = [], []
     for position, kind in enumerate(dict.fromkeys(x.seeds for x in one.leanings)):
-        look = theme.style(2 + position)
+        look = theme.style((2, 4)[position % 2])
         chosen = sorted(
             (x for x in one.leanings if (x.arm, x.seeds) == (arm, kind)), key=lambda x: x.measure != ORTHOGONAL
         )
@@ -107,11 +107,11 @@ def _differences(one: RunAlignment, arm: str) -> Panel:
 def _published(one: RunAlignment) -> Panel:
     """The run's own scores, filled, above the published ones, open; the same measures only."""
     series, rows = [], []
-    for position, end in enumerate(("input", "output")):
-        look = theme.style(position)
+    for side, (end, place) in enumerate(theme.ENDS.items()):
+        look = theme.style(place)
         dots = [_dot(f"{x.measure} · {x.arm}, this run", getattr(x, end)) for x in _same_measures(one)]
         series.append(Series(f"with the {end}, this run", dots, look.colour, look.marker))
-        printed = [Dot(f"{measure} · {model}", values[position]) for model, measure, *values in published()]
+        printed = [Dot(f"{measure} · {model}", values[side]) for model, measure, *values in published()]
         series.append(Series(f"with the {end}, published", printed, look.colour, f"{look.marker}-open"))
     rows += [[f"{x.measure} · {x.arm}, this run", shown(x.input), shown(x.output)] for x in _same_measures(one)]
     rows += [[f"{measure} · {model}", plain(a, 3), plain(b, 3)] for model, measure, a, b in published()]

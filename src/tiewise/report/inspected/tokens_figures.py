@@ -33,7 +33,7 @@ GREY = "#8a8f99"
 ENTRY = 19  # height of a legend's entry
 RARE_TO_FREQUENT = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")
 NAMED = 6  # tokens of a view that carry their text
-CONTEXT_MARKS = (("counts", 0, "circle"), ("tossed directions", 2, "diamond-open"), ("guessed", 1, "square"))
+CONTEXT_MARKS = (("counts", 3, "circle"), ("tossed directions", 2, "diamond-open"), ("guessed", 5, "square"))
 
 
 def panels(found: Mapping[str, TokensFound]) -> list[Panel]:
@@ -44,7 +44,8 @@ def panels(found: Mapping[str, TokensFound]) -> list[Panel]:
 def norms_figure(found: Mapping[str, TokensFound]) -> go.Figure:
     """Median norm by frequency, with quartiles as bars."""
     figure = go.Figure()
-    for position, (name, table) in enumerate(_named(found)):
+    named = list(_named(found))
+    for position, (name, table) in zip(theme.places([name for name, _ in named]), named, strict=True):
         bins, look = table.norms.bins, theme.style(position)
         up = [group.quartiles[1] - group.median for group in bins]
         down = [group.median - group.quartiles[0] for group in bins]
@@ -107,7 +108,8 @@ def spectrum_figure(found: Mapping[str, TokensFound]) -> go.Figure:
     """Cumulative share of the variance by directions, with that of a Gaussian table of each shape."""
     figure = go.Figure()
     shapes: dict[tuple[int, int], None] = {}
-    for position, (name, table) in enumerate(_named(found)):
+    named = list(_named(found))
+    for position, (name, table) in zip(theme.places([name for name, _ in named]), named, strict=True):
         shapes.setdefault((table.rows, table.width))
         look = theme.style(position)
         line = {"color": look.colour, "width": 2.2, "dash": look.dash}

@@ -35,15 +35,18 @@ def left_out(section: Section) -> Iterator[str]:
 
 
 def title(name: str) -> str:
-    """Title of a section: the question that it asks."""
-    return SECTIONS[name].asks if name in SECTIONS else str(WORDS[name].TITLE)
+    """Title of a section: the question that it asks; its name where what it needs is not installed."""
+    return SECTIONS[name].asks if name in SECTIONS else str(WORDS[name].TITLE) if name in WORDS else name
 
 
 def absent(sections: Sequence[Section]) -> Iterator[str]:
-    """Say which sections have nothing at all, and why."""
+    """Say which sections have nothing at all, and why; those of one reason together."""
+    titles: dict[str, list[str]] = {}
     for section in sections:
-        if not section.found:
-            yield from (f"“{title(section.name)}”: {reason}" for reason in _reasons(section))
+        for reason in () if section.found else _reasons(section):
+            titles.setdefault(reason, []).append(f"“{title(section.name)}”")
+    for reason, named in titles.items():
+        yield f"{', '.join(named)}: {reason}"
 
 
 def _reasons(section: Section) -> dict[str, list[str]]:

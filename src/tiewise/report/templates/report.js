@@ -5,8 +5,10 @@ const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const toggle = document.getElementById("theme");
 // a finger that scrolls must not zoom a figure by accident
 const dragmode = window.matchMedia("(pointer: coarse)").matches ? false : "zoom";
+// nor cover a figure with buttons where there is no pointer to wake them, or no room beside the legend
+const bare = window.matchMedia("(pointer: coarse), (max-width: 600px)").matches;
 const config = {
-  responsive: true, displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
+  responsive: true, displayModeBar: bare ? false : "hover", displaylogo: false, modeBarButtons: [["toImage", "resetScale2d"]], doubleClick: "reset",
 };
 let theme = dark.matches ? "dark" : "light";
 let chosen = false;
@@ -14,6 +16,7 @@ let chosen = false;
 function show() {
   document.documentElement.dataset.theme = theme;
   toggle.setAttribute("aria-pressed", String(theme === "dark"));
+  toggle.textContent = `Theme: ${theme}`;
   figures.forEach(({ data, layout }, i) => {
     Plotly.react(`plot-${i}`, data, { ...layout, dragmode, template: themes[theme] }, config);
   });
@@ -42,5 +45,11 @@ document.getElementById("copy").addEventListener("click", async (event) => {
   }
   setTimeout(() => { button.textContent = "Copy"; }, 2000);
 });
+
+// a table that is wider than its place says so above
+const wider = new ResizeObserver((seen) => seen.forEach(({ target }) => {
+  target.previousElementSibling.classList.toggle("shown", target.scrollWidth > target.clientWidth + 1);
+}));
+document.querySelectorAll(".scroll").forEach((table) => wider.observe(table));
 
 show();

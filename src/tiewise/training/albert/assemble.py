@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from tiewise.boundary.install import Installed
 from tiewise.data.prepared import PreparedText
 from tiewise.data.pretraining import PairRows, mark
 from tiewise.errors import DataError
+from tiewise.random_logits import start
 from tiewise.training.albert.measure import Pretrained, measure_pretrained, measured_rows, rows_of
 from tiewise.training.albert.model import arm_config, options
 from tiewise.training.albert.trainer import LOGGED, PretrainingTrainer
@@ -100,8 +100,11 @@ def _curve_rows(job: Job, text: PreparedText) -> dict[str, PairRows]:
 def starting_facts(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> dict[str, Any]:
     """What is known of a model before its first step."""
     first = measure_pretrained(installed, _curve_rows(job, text), counts)
-    std = float(installed.model.config.initializer_range)
-    return {"init_std": std, "predicted_initial_nll": math.log(text.vocab), "initial_nll": first.tokens.nll}
+    config, spec = installed.model.config, installed.spec
+    std = spec.init or float(config.initializer_range)
+    # behind the head's random dense layer no row meets itself
+    predicted = start(spec, text.vocab, config.embedding_size, std).computed()[0]
+    return {"init_std": std, "predicted_initial_nll": predicted, "initial_nll": first.tokens.nll}
 
 
 def final(job: Job, installed: Installed, text: PreparedText, counts: np.ndarray) -> tuple[Measured, Measured]:

@@ -8,16 +8,18 @@ K[s, t] of two positions (weights are independent and Gaussian, widths large), f
 
 Mean-field theory of deep networks: arXiv:1611.01232 (Schoenholz et al.). Attention weights are taken from Gaussian
 scores, whose second moment is integrated.
+
+Only families whose measured losses it predicts within 2 % have a `Signal` (`tests/analysis/test_first_loss.py`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tiewise.analysis.signal import Signal
 from tiewise.late import Late
 
 if TYPE_CHECKING:
@@ -27,6 +29,33 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 else:
     np = Late("numpy")
+
+
+@dataclass(frozen=True)
+class Signal:
+    """Scales of a pre-norm residual stream at initialisation; weights are N(0, std²) and biases zero.
+
+    `arrangement`: sequential (x + f(norm x), one sublayer after the other), parallel (both read the same x), sandwich
+    (each sublayer's output is normalised again before it is added).
+    """
+
+    std: float
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    layers: int
+    activation: str
+    gated: bool
+    arrangement: str = "sequential"
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    residual_scale: float = 1.0
+    softcap: float | None = None
+    attention_scale: float | None = None  # None: head_dim^-½
+    positions_std: float = 0.0
+    normed_queries: bool = False  # queries and keys are normalised before their product
+    depth_scaled: bool = False  # output projections drawn with std / √(2L), as GPT-2 does
 
 
 @cache

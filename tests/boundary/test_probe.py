@@ -1,0 +1,61 @@
+"""What is asked of a model is answered exactly: no luck of an initialisation makes it look like another."""
+
+import pytest
+import torch
+import transformers as tr
+from tiny_models import FAMILIES, batch, variant
+
+from tiewise.boundary.probe import counts_items, run, shifts_labels
+
+MOE = {"num_local_experts": 4, "output_router_logits": True}  # its loss is not 0 where no label counts
+# its decoder starts with the last label, and so cannot start where every label is ignored
+MBART = (tr.MBartForConditionalGeneration, tr.MBartConfig, FAMILIES["bart"][2])
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds", "shifts"),
+    [
+        pytest.param("bert", 100, False, marks=pytest.mark.slow),
+        pytest.param("bart", 60, False, marks=pytest.mark.slow),
+        pytest.param("t5", 60, False, marks=pytest.mark.slow),
+        ("bert", 10, False),
+        ("mbart", 10, False),
+        ("gpt2", 20, True),
+        ("llama", 20, True),
+    ],
+)
+def test_whether_labels_shift_does_not_depend_on_the_seed(name, seeds, shifts):
+    model_class, config_class, settings = FAMILIES.get(name, MBART)
+    layers = "num_layers" if name == "t5" else "num_hidden_layers"
+    config = config_class(**(settings | {layers: 1}))
+    wrong = []
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        model = model_class(config)
+        if shifts_labels(model, batch(model)) != shifts:
+            wrong.append(seed)
+    assert not wrong
+
+
+def test_an_auxiliary_loss_hides_nothing():
+    config = tr.MixtralConfig(**(FAMILIES["llama"][2] | MOE))
+    model = tr.MixtralForCausalLM(config)
+    inputs = batch(model)
+    assert run(model, inputs | {"labels": torch.full_like(inputs["labels"], -100)})[1] is not None
+    assert shifts_labels(model, inputs)
+
+
+@pytest.mark.parametrize(("name", "shifts"), [("bert", False), ("gpt2", True)])
+def test_a_batch_whose_first_labels_are_ignored(name, shifts):
+    model = variant(name, FAMILIES[name][0])
+    inputs = batch(model)
+    inputs["labels"][:, 0] = -100
+    assert shifts_labels(model, inputs) == shifts
+
+
+@pytest.mark.parametrize(("name", "counts"), [("llama", True), ("bert", False)])
+def test_counting_items_is_seen_in_a_batch_of_any_size(name, counts):
+    model = variant(name, FAMILIES[name][0], max_position_embeddings=600)
+    ids = torch.randint(3, 61, (2, 501), generator=torch.Generator().manual_seed(0))
+    inputs = {"input_ids": ids, "labels": ids}  # 1,000 labels count in a loss that shifts
+    assert counts_items(model, inputs, run(model, inputs)[0]) == counts

@@ -1,0 +1,133 @@
+"""A light install (`pip install tiewise`): every command works, or says in one line what it lacks and how to get it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.inspection.tiny_folders import write_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from tiewise.analysis import token_texts
+from tiewise.checkpoint.folder import open_folder
+from tiewise.cli.main import COMMANDS
+from tiewise.inspection.request import Request
+from tiewise.inspection.subject import subjects_of
+from tiewise.inspection.tables import MEASURES
+from tiewise.inspection.whole import measures
+
+TORCH, PLOTS = "pip install 'tiewise[torch]'", "pip install 'tiewise[plots]'"
+WORK = [
+    ["plan", "--like=gpt2"],
+    ["models", "--family=gpt2"],
+    ["check", "untied"],
+    ["inspect", "untied", "--samples=50"],
+    ["inspect", "untied", "tied", "--samples=50", "--json"],
+    ["tie", "untied", "--keep=input", "--to=a", "--force"],
+    ["untie", "tied", "--to=b"],
+    ["factor", "untied", "--rank=4", "--to=c", "--force"],
+    ["densify", "c", "--to=d"],
+    ["resize", "tied", "--vocab=50", "--to=e"],
+    ["dedupe", "b", "--to=f"],
+    ["repair", "wrong", "--to=g"],
+]
+LACK = {
+    "compare": TORCH,
+    "train": TORCH,
+    "data show": TORCH,
+    "plan --like=gpt2 --build": TORCH,
+    "plan --like=gpt2 --plot=p.html": PLOTS,
+    "inspect tied --out=o": PLOTS,
+    "inspect tied -t builtin": TORCH,
+    "inspect tied --tokens a,b": TORCH,
+    "inspect tied --only lens": TORCH,
+    "factor tied --rank=4 --to=h --text=text.txt": TORCH,
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each command line said, all in one process."""
+    folder = tmp_path_factory.mktemp("light")
+    for name in ("tied", "untied"):
+        norm = {"model.norm.weight": np.ones(8, np.float32)}
+        byte_level(write_model(folder / name, tied=name == "tied", tensors=norm))
+    write_model(folder / "wrong", tensors={"lm_head.weight": np.ones((40, 8), np.float32)})
+    (folder / "text.txt").write_text("a b")
+    lines = [*WORK, *(line.split() for line in LACK)]
+    command = [sys.executable, Path(__file__).with_name("without_torch.py"), json.dumps(lines)]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    return dict(zip(map(" ".join, lines), json.loads(run.stdout), strict=True))
+
+
+def byte_level(folder):
+    """Put a byte-level tokenizer.json into a folder: " é" is a token, and half of it too."""
+    texts = [*"abcdefghijklmnopqrstuvwxyz", "Ġ", "Ã", "©", "Ã©", "ĠÃ©", "Ġab", "ab"]
+    merges = [("Ã", "©"), ("Ġ", "Ã©"), ("a", "b"), ("Ġ", "ab")]
+    tokenizer = Tokenizer(models.BPE({text: number for number, text in enumerate(texts)}, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<eos>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("line", [" ".join(line) for line in WORK])
+def test_what_works(said, line):
+    found = said[line]
+    assert (found["code"], found["err"]) == (0, "")
+    assert found["out"]
+
+
+@pytest.mark.parametrize("line", LACK)
+def test_what_it_lacks_is_one_line(said, line):
+    found = said[line]
+    assert (found["code"], found["out"], found["err"].count("\n")) == (2, "", 1)
+    assert found["err"].startswith("tiewise: ")
+    assert LACK[line] in found["err"]
+
+
+def test_every_command_is_tried():
+    assert {line.split()[0] for line in [*map(" ".join, WORK), *LACK]} == {
+        name for commands in COMMANDS.values() for name in commands
+    }
+
+
+def test_inspection_measures_tables_and_says_what_all_else_needs(said):
+    out = said["inspect untied --samples=50"]["out"]
+    for title in (
+        "Tie or not?",
+        "Direct path",
+        "Alignment of input and output",
+        "Tokens, their rows and their contexts",
+    ):
+        assert f"\n{title}\n" in out
+    assert " ".join(out.split()).count("needs torch and transformers; pip install 'tiewise[torch]'") == 1
+    assert set(json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]["closer"]["found"]) == {
+        ""
+    }
+
+
+def test_a_name_that_needs_more_says_what():
+    code = "import sys; sys.modules['torch'] = None; import tiewise; tiewise.check; tiewise.inspect"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stderr.splitlines()[-1] == f"ImportError: tiewise.inspect needs torch: {TORCH}"
+
+
+def test_a_light_install_has_the_same_sections(tmp_path):
+    subjects = subjects_of([write_model(tmp_path / "a")])
+    every = measures(subjects, Request())
+
+    assert [one.name for one in MEASURES] == [one.name for one in every]
+
+
+def test_tokens_read_the_same_without_the_library(tmp_path, monkeypatch):
+    folder = open_folder(byte_level(write_model(tmp_path / "a")))
+    ids = range(40)
+    expected = token_texts.read_as(folder, ids)
+    assert {" é", " ab", "<eos>", "Ã", "#39"} <= set(expected)
+    monkeypatch.setattr(token_texts, "Tokenizer", None)
+    assert token_texts.read_as(folder, ids) == expected

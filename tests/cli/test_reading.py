@@ -1,0 +1,36 @@
+"""The progress bar of a command: one, whatever it is told of."""
+
+import io
+import sys
+
+import pytest
+
+from tiewise.cli import reading
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("bar", [reading.long_work, reading.long_reads])
+def test_one_bar_whatever_is_told(bar, monkeypatch):
+    """Several bars would move the cursor up; one that stands still at the first would keep its name on the screen."""
+    monkeypatch.setattr(sys, "stderr", terminal := Terminal())
+    monkeypatch.setattr(reading, "SOON", 0)
+    for name in ("NO_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with bar(False) as tick:
+        for what, done in (("[first]", 0), ("second", 3), ("third", 5)):
+            tick(what, done, 9)
+    assert "third" in terminal.getvalue()
+    assert "\x1b[1A" not in terminal.getvalue().rpartition("third")[0]
+
+
+def test_no_bar_where_nobody_looks(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", said := io.StringIO())
+    monkeypatch.setattr(reading, "SOON", 0)
+    with reading.long_work(False) as tick:
+        tick("first", 0, 9)
+    assert said.getvalue() == ""
