@@ -1,6 +1,7 @@
 """Two gloo processes train installed models under DDP; run by `test_install_training`, exits 0 where all agree."""
 
 import copy
+import os
 import sys
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from tiny_models import assert_same_gradients, batch, build
 from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiewise.boundary.install import install
 from tiewise.boundary.link import link_of
@@ -43,7 +45,45 @@ def process(rank, store):
             got = _train(model, rank, mode)
             assert_same_gradients(got, wanted, 1e-5)
             assert link_of(model).counts.materialised == 0
+    _accumulate(rank, store)
     dist.destroy_process_group()
+
+
+def _accumulate(rank, store):
+    """The Trainer of two processes, four micro-batches each: the gradient is that of all sixteen rows at once."""
+    ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= ranks | {"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}  # asked for, and not used: the group stands
+    model = build("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    plain = copy.deepcopy(model)
+    rows = batch(model, rows=16)
+    rows["labels"][torch.rand(rows["labels"].shape, generator=torch.Generator().manual_seed(0)) > 0.3] = -100
+    plain.train()(**rows).loss.backward()
+    install(model)
+    arguments = TrainingArguments(
+        f"{store}-{rank}",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        max_steps=1,
+        max_grad_norm=0,
+        use_cpu=True,
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    assert arguments.world_size == 2
+    data = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Compare(plain)])
+    trainer.train()
+    assert link_of(model).counts.fused == 4
+
+
+class Compare(TrainerCallback):
+    """Holds the gradients of the first step against those of another model."""
+
+    def __init__(self, plain):
+        self.wanted = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        assert_same_gradients({name: p.grad for name, p in model.named_parameters()}, self.wanted, 1e-5)
 
 
 if __name__ == "__main__":

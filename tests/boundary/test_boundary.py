@@ -311,3 +311,16 @@ def test_refusals():
         Boundary("tied", V, D).embed(torch.tensor([1, 41]))
     with pytest.raises(SpecError, match=r"float32"):
         Boundary("tied", V, D).embed(torch.tensor(np.ones(2), dtype=torch.float32))
+
+
+def test_rows_behind_a_positive_definite_map_may_be_scaled_in_place():
+    """As CTRL scales what it looks up."""
+    boundary, ids = build("spd"), tokens()[0]
+    wanted = torch.autograd.grad(
+        (boundary.embed(ids) * 2).square().sum(), list(boundary.parameters()), allow_unused=True
+    )
+    rows = boundary.embed(ids)
+    rows *= 2
+    got = torch.autograd.grad(rows.square().sum(), list(boundary.parameters()), allow_unused=True)
+    for one, other in zip(got, wanted, strict=True):
+        assert one is other is None or torch.allclose(one, other)

@@ -2,9 +2,11 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
-from tiny_models import FAMILIES, GENERATIVE, assert_same_gradients, batch, build, step
+import transformers as tr
+from tiny_models import FAMILIES, GENERATIVE, V, assert_same_gradients, batch, build, step
 
 import tiewise.hf
 from tiewise.boundary.install import install
@@ -66,3 +68,18 @@ def test_evaluation_hands_out_the_same_logits(name):
         assert installed.counts.materialised == 0
         assert torch.equal(got.logits + 0, wanted.logits)
         assert installed.counts.materialised == 1
+
+
+def test_asking_a_model_leaves_no_trace_in_it():
+    """BigBird turns to full attention for good in the forward of a short batch, and the batch that asks is short."""
+    settings = {"vocab_size": V, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    settings |= {"intermediate_size": 24, "block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128}
+    torch.manual_seed(0)
+    model = tr.BigBirdForMaskedLM(tr.BigBirdConfig(**settings)).eval()
+    plain, ids = copy.deepcopy(model), torch.arange(3, 51)[None].repeat(1, 2)
+    install(model)
+    assert model.bert.attention_type == "block_sparse"
+    np.random.seed(0)
+    wanted = plain(input_ids=ids).logits
+    np.random.seed(0)
+    torch.testing.assert_close(model(input_ids=ids).logits + 0, wanted, rtol=1e-5, atol=1e-6)

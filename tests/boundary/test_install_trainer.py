@@ -7,17 +7,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tr
-from tiny_models import V, build
+from tiny_models import V, build, variant
 from transformers.trainer_pt_utils import LabelSmoother
 
+import tiewise.hf
 from tiewise.boundary.accounting import FusedLabelSmoother
-from tiewise.boundary.install import install
+from tiewise.boundary.install import Installed, install
+from tiewise.boundary.link import link_of
 
 ROWS, LENGTH = 8, 9
 
 
-def _without_dropout(name):
-    model = build(name)
+def _without_dropout(model):
     for module in model.modules():
         for attribute in ("p", "dropout", "attention_dropout", "activation_dropout"):
             if isinstance(getattr(module, attribute, None), float):
@@ -56,13 +57,10 @@ def _logged(model, folder, rows, **settings):
     return first["loss"], first["grad_norm"]
 
 
-# the mean over all labels where the Trainer knows their number; else the mean of the micro-batches' means
-@pytest.mark.parametrize(
-    ("name", "ignored"), [("gpt2", True), ("llama", True), ("bert", False), ("t5", False), ("bart", False)]
-)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "bart"])
 @pytest.mark.parametrize("pieces", [1, 4])
-def test_the_logged_loss_is_the_loss_under_accumulation(name, ignored, pieces, tmp_path):
-    model, rows = _without_dropout(name), _rows(ignored)
+def test_the_logged_loss_is_the_loss_under_accumulation(name, pieces, tmp_path):
+    model, rows = _without_dropout(build(name)), _rows()
     inputs = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     plain = copy.deepcopy(model).train()
     wanted = plain(**inputs).loss
@@ -76,10 +74,114 @@ def test_the_logged_loss_is_the_loss_under_accumulation(name, ignored, pieces, t
     assert (installed.counts.fused, installed.counts.materialised) == (pieces, 0)
 
 
+class _Gradients(tr.TrainerCallback):
+    """The gradients that the first step was taken with."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _smoothed(name, model, inputs, epsilon):
+    """Loss over all rows at once, from its definition: the mean over every label that counts."""
+    logits, labels = model.train()(**inputs).logits, inputs["labels"]
+    if name in ("gpt2", "llama"):
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    log_p, counts = logits.log_softmax(-1), labels != -100
+    of_labels = log_p.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    return -(((1 - epsilon) * of_labels + epsilon * log_p.mean(-1)) * counts).sum() / counts.sum()
+
+
+def _masked_rows(name, model):
+    """Rows of which 15 % of the positions have a label, and so does position 0 of every other row."""
+    source = torch.Generator().manual_seed(7)
+    rows = _rows(False)
+    for i, row in enumerate(rows):
+        drop = torch.rand(LENGTH, generator=source) > 0.15
+        drop[[i % 2 * -1, 2]] = False
+        row["labels"] = row["labels"].masked_fill(drop, -100)
+        if model.config.is_encoder_decoder:  # with a smoother the Trainer keeps the labels from the model
+            row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(row["labels"][None])[0]
+    return rows
+
+
+def _loaded(model, road, folder):
+    """The model with the boundary that it is saved with, by each road."""
+    if road == "installed":
+        return model
+    install(model, "factored:6")
+    model.save_pretrained(folder)
+    if road == "load":
+        return tiewise.hf.load(folder)
+    autos = (tr.AutoModelForMaskedLM, tr.AutoModelForCausalLM)
+    auto = next(auto for auto in autos if type(model.config) in auto._model_mapping)
+    if road == "auto":
+        return auto.from_pretrained(folder)
+    made = auto.from_config(tr.AutoConfig.from_pretrained(folder))
+    made.load_state_dict(model.state_dict())
+    return made
+
+
+INSTALLED = ("bert", "t5", "bart", "bart_decoder", "gpt2", "llama")
+CASES = [(name, "installed", smoother) for name in INSTALLED for smoother in (None, "transformers", "tiewise")]
+CASES.remove(("bart_decoder", "installed", "transformers"))  # that shifts the labels of a class that does not
+CASES += [(name, "auto", how) for name in ("bert", "gpt2", "llama") for how in (None, "transformers", "tiewise")]
+CASES += [(name, road, None) for name in ("bert", "gpt2") for road in ("config", "load")]
+
+
+@pytest.mark.parametrize(("name", "road", "smoother"), CASES)
+def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoother, tmp_path):
+    model = variant("bart", tr.BartForCausalLM) if name == "bart_decoder" else build(name)
+    model = _without_dropout(_loaded(model, road, tmp_path))
+    rows = _masked_rows(name, model)
+    plain = copy.deepcopy(model)
+    if link_of(plain):
+        plain = tiewise.hf.densify(plain)
+    epsilon = 0.2 if smoother else 0.0
+    wanted_loss = _smoothed(name, plain, {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, epsilon)
+    wanted_loss.backward()
+    wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+    installed = install(model) if road == "installed" else Installed(model, link_of(model))
+    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    trainer = _trainer(model, tmp_path, rows, **settings, label_smoothing_factor=epsilon)
+    if smoother == "tiewise":
+        trainer.label_smoother = installed.label_smoother(epsilon)
+    gradients = _Gradients()
+    trainer.add_callback(gradients)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted_loss.item(), rel=1e-4)  # it logs four decimals
+    body = [n for n in wanted if n in gradients.of and gradients.of[n].shape == wanted[n].shape]
+    got, all_at_once = (torch.cat([g[n].flatten() for n in body]) for g in (gradients.of, wanted))
+    assert (got - all_at_once).norm() <= 1e-5 * all_at_once.norm()
+    if road == "installed":
+        assert len(body) == len(wanted) == len(gradients.of)
+    if smoother != "transformers":
+        assert installed.counts.materialised == 0
+
+
+def test_a_loss_is_divided_wherever_it_is_asked_for():
+    """Tuples, DataParallel's replicas, compiled graphs; and labels that are all ignored have no nan."""
+    model = build("bert").eval()
+    inputs = {key: torch.stack([row[key] for row in _rows()]) for key in ("input_ids", "labels")}
+    plain = copy.deepcopy(model)
+    install(model)
+    count = int((inputs["labels"] != -100).sum())
+    whole = plain(**inputs).loss
+    for items in (100, torch.tensor(100)):
+        torch.testing.assert_close(model(**inputs, num_items_in_batch=items).loss, whole * count / 100)
+        torch.testing.assert_close(model(**inputs, num_items_in_batch=items, return_dict=False)[0], whole * count / 100)
+    model._is_replica = True
+    torch.testing.assert_close(model(**inputs, num_items_in_batch=torch.tensor(100)).loss, whole * count / 100)
+    del model._is_replica
+    torch.testing.assert_close(model(**inputs).loss, whole)
+    assert "loss" not in model(input_ids=inputs["input_ids"], num_items_in_batch=torch.tensor(100))
+    nothing = torch.full_like(inputs["labels"], -100)
+    assert model(input_ids=inputs["input_ids"], labels=nothing, num_items_in_batch=torch.tensor(0)).loss == 0
+
+
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
     """The two errors of transformers that install corrects; should this fail, the corrections can go."""
-    model, rows = _without_dropout(name), _rows(False)
+    model, rows = _without_dropout(build(name)), _rows(False)
     inputs = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     true = model.train()(**inputs).loss.item()
     loss, _ = _logged(model, tmp_path, rows, per_device_train_batch_size=2, gradient_accumulation_steps=4)
@@ -89,7 +191,7 @@ def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 @pytest.mark.parametrize("items", [None, 50])
 def test_the_fused_label_smoother_equals_transformers_own(name, items):
-    model = _without_dropout(name).train()
+    model = _without_dropout(build(name)).train()
     rows = _rows()
     ids, labels = (torch.stack([row[key] for row in rows]) for key in ("input_ids", "labels"))
     wanted = LabelSmoother(0.2)(model(input_ids=ids), labels, shift_labels=name != "bert", num_items_in_batch=items)
@@ -102,7 +204,7 @@ def test_the_fused_label_smoother_equals_transformers_own(name, items):
 
 
 def test_the_smoother_in_the_trainer_stays_fused(tmp_path):
-    model, rows = _without_dropout("llama"), _rows()
+    model, rows = _without_dropout(build("llama")), _rows()
     wanted = _logged(copy.deepcopy(model), tmp_path / "plain", rows, label_smoothing_factor=0.1)
     installed = install(model)
     trainer = _trainer(model, tmp_path, rows, label_smoothing_factor=0.1)
@@ -116,7 +218,7 @@ def test_the_smoother_in_the_trainer_stays_fused(tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "bart", "bert"])
 def test_evaluation_with_and_without_metrics(name, tmp_path):
-    model, rows = _without_dropout(name), _rows()
+    model, rows = _without_dropout(build(name)), _rows()
     plain = copy.deepcopy(model)
     installed = install(model)
 
@@ -138,7 +240,7 @@ def test_evaluation_with_and_without_metrics(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_mixed_precision_stays_fused(name, tmp_path):
-    model, rows = _without_dropout(name), _rows(False)
+    model, rows = _without_dropout(build(name)), _rows(False)
     plain = copy.deepcopy(model)
     installed = install(model)
     wanted, got = (_logged(m, tmp_path, rows, bf16=True)[0] for m in (plain, model))

@@ -1,12 +1,15 @@
-"""Two corrections to how transformers' Trainer accounts for a model's loss, and its label smoother, fused.
+"""The Trainer of transformers and a model's loss, made to agree; and its label smoother, fused.
 
-1. Classes named `…LMHeadModel` get no `loss_type`, so the Trainer does not know that they shift labels and counts one
-   label too many per row: GPT-2's loss comes out (T − 1)/T of what it is. Setting `loss_type` corrects it.
-2. Classes that compute their loss inline accept `num_items_in_batch` and ignore it; the Trainer believes they divided
-   by it and does not divide by the accumulation steps: BERT's and T5's gradients come out as many times too large.
-   Setting `accepts_loss_kwargs = False` corrects it.
+The Trainer counts the labels of all micro-batches of a step, tells the model their number as `num_items_in_batch`, and
+believes that the loss was divided by it. Of transformers 5.23 that is not true of every class:
 
-Whether a model needs either is found by asking it (see `probe`).
+1. Classes that compute their loss inline take a mean over the micro-batch and ignore the number: under accumulation the
+   gradients of BERT, T5 and BART come out as many times too large as there are micro-batches. `Link.averages` says so,
+   and the hook after the forward gives such a loss its share of the step's: · labels here / `num_items_in_batch`.
+2. The Trainer leaves out position 0 where `loss_type` is a loss that shifts. Classes named `…LMHeadModel` have none, so
+   that it counts a label too many per row of GPT-2; a lone BART decoder has one that shifts, though its loss does not.
+
+Whether a model is of either kind is found by asking it (see `probe`).
 """
 
 from __future__ import annotations
@@ -17,27 +20,37 @@ from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
-from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
-from tiewise.boundary.journal import Journal
 from tiewise.boundary.lazy import LazyLogits
-from tiewise.boundary.probe import Batch, counts_items, shifts_labels
+from tiewise.boundary.link import Link
+from tiewise.boundary.plain import plainly
+from tiewise.boundary.probe import Batch, counts_items, random_batch, run, shifts_labels
 
 
-def correct_accounting(model: Any, batch: Batch, base: Tensor, journal: Journal) -> bool:
-    """Set what the Trainer reads to what the model does; `base` is the batch's loss. Return whether labels shift."""
-    shifts = shifts_labels(model, batch)
-    if not _trainer_passes_items(model):
-        return shifts
-    try:
-        counts = counts_items(model, batch, base)
-    except TypeError:
-        return shifts  # it takes no such argument: the Trainer will say so itself
-    if not counts:
-        journal.set(model, "accepts_loss_kwargs", False)
-    elif shifts and getattr(model, "loss_type", None) is None and not model.config.is_encoder_decoder:
-        journal.set(model, "loss_type", next(key for key, loss in LOSS_MAPPING.items() if loss is ForCausalLMLoss))
-    return shifts
+def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
+    """Find out what the model's loss does with its labels and their number, and make the Trainer know it.
+
+    Args:
+        batch: what to ask with; None draws one.
+        base: the loss of the batch, where it is known.
+    """
+    link.averages = False  # as the family's own classes are
+    batch = random_batch(model, link) if batch is None else batch
+    with plainly(link):
+        base = run(model, batch)[0] if base is None else base
+        link.shifts = shifts_labels(model, batch)
+        if not _trainer_passes_items(model):
+            return
+        try:
+            link.averages = not counts_items(model, batch, base)
+        except TypeError:
+            return  # it takes no such argument: the Trainer will say so itself
+    known = getattr(model, "loss_type", None)
+    counted = LOSS_MAPPING.get(known) is ForCausalLMLoss and not model.config.is_encoder_decoder  # as the Trainer asks
+    if counted != link.shifts and (known is None or link.averages) and not model.config.is_encoder_decoder:
+        named = ForCausalLMLoss if link.shifts else ForMaskedLMLoss
+        link.undo.set(model, "loss_type", next(key for key, loss in LOSS_MAPPING.items() if loss is named))
 
 
 def _trainer_passes_items(model: Any) -> bool:
@@ -68,7 +81,7 @@ class FusedLabelSmoother:
         """Smoothed cross-entropy, averaged over the labels of this batch or over `num_items_in_batch`."""
         logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
         logits = logits.deferred if isinstance(logits, LazyLogits) else logits
-        if self.shifts or shift_labels:
+        if self.shifts:  # the Trainer's `shift_labels` goes by the name of the model's class
             logits, labels = logits[..., :-1, :], labels[..., 1:]
         loss = F.cross_entropy(
             logits.view(-1, logits.size(-1)) if not isinstance(logits, Tensor) else logits.flatten(0, -2),

@@ -25,7 +25,6 @@ from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.locate import locate
 from tiewise.boundary.maps import penalty_of
-from tiewise.boundary.plain import plainly
 from tiewise.boundary.probe import Batch, on_meta, random_batch
 from tiewise.boundary.saved import declare_boundary
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
@@ -178,6 +177,5 @@ def _install(
 def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     batch = random_batch(model, link) if batch is None else batch
     base = verify(model, link, batch)
-    with plainly(link):
-        link.shifts = correct_accounting(model, batch, base, link.undo)
+    correct_accounting(model, link, batch, base)
     return Installed(model, link)

@@ -3,7 +3,8 @@
     begin   labels given, or training → the head defers its logits; the chain of tables starts empty
     lookup  rows, table' = enter(table, ids): table' goes into the chain
     head    takes table' from the chain, so that both gradient paths end in one buffer
-    finish  the chain ends; evaluation logits become a Tensor that computes itself when read
+    finish  the chain ends; evaluation logits become a Tensor that computes itself when read; a mean loss becomes its
+            share of the step's
 
 The chain lives within one forward call. Outside of it lookups and head work unlinked: correct, in two buffers.
 """
@@ -37,6 +38,7 @@ class Link:
         self.hidden_width = ends.head.weight.shape[1]  # what the head is given, before any map
         self.plain = structure.plain  # whether the checkpoint is one that any loader reads
         self.shifts = False  # whether position i predicts label i + 1
+        self.averages = False  # whether the family's loss is a mean over its own batch, whatever number it is told
         self.always = 0  # depth of `deferred()` contexts
         self.active = False
         self.defers = False
@@ -113,15 +115,34 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-    """Hook: end the chain and hand the logits out in the form that the caller can use."""
+    """Hook: end the chain and hand the loss and the logits out in the form that the caller can use."""
     link = link_of(model)
-    if link is None or not link.active:
+    if link is None:
         return None
+    if link.averages and output is not None:  # of DataParallel's replicas too: this needs nothing that they share
+        output = _share(output, kwargs, link.shifts)
+    if not link.active:
+        return output
     handed = link.always > 0
     link.stop()
     if torch.compiler.is_compiling():
-        return _without_logits(output) if isinstance(output, dict) and output.get("loss") is not None else None
-    return None if model.training or handed else _tensors(output)
+        return _without_logits(output) if isinstance(output, dict) and output.get("loss") is not None else output
+    return output if model.training or handed else _tensors(output)
+
+
+def _share(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
+    """Turn the mean over the labels at hand into their share of the mean over `num_items_in_batch` labels."""
+    items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
+    if items is None or labels is None:
+        return output
+    loss = output["loss"] if isinstance(output, dict) else output[0]
+    here = (labels[..., 1:] if shifts else labels).ne(-100).sum()
+    exact = torch.promote_types(loss.dtype, torch.float32)
+    share = here.to(loss.device, exact) / torch.as_tensor(items, device=loss.device).clamp(min=1)
+    if isinstance(output, dict):
+        output["loss"] = loss * share
+        return output
+    return (loss * share, *output[1:])
 
 
 def _tensors(output: Any) -> Any:

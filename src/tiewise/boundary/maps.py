@@ -124,7 +124,8 @@ class Inverse(nn.Module):
             columns = x.reshape(-1, x.shape[-1]).T.to(wide)
             half = torch.linalg.solve_triangular(c, columns, upper=False)
             solved = torch.linalg.solve_triangular(c.T, half, upper=True)
-        return solved.T.reshape(x.shape).to(x.dtype)
+        # a copy: CTRL scales its rows in place, and the solve's result is kept for its gradient
+        return solved.T.clone().reshape(x.shape).to(x.dtype)
 
 
 def penalty_of(spec: BoundarySpec, out_map: nn.Module | None) -> Tensor | None:

@@ -53,15 +53,19 @@ def random_batch(model: Any, link: Link) -> Batch:
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:
     """Loss and logits (as the model hands them out) of one forward, with fixed randomness and no trace left."""
-    was = [(module, module.training) for module in model.modules()]
+    # BigBird settles for another kind of attention, with other modules, in a forward of a short batch
+    was = [(module, dict(vars(module)), dict(module._modules)) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
     model.train(training)
     try:
         with _fixed_randomness(), torch.set_grad_enabled(training):
             output = model(**batch)
     finally:
-        for module, mode in was:
-            module.training = mode
+        for module, attributes, children in was:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._modules.update(children)
         with torch.no_grad():
             for buffer, old in buffers:
                 buffer.copy_(old)

@@ -12,6 +12,7 @@ a model may be saved with (`tiewise.sharing`) has an entry of its own in `BUILDE
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -33,13 +34,15 @@ from transformers import (
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from tiewise.boundary.accounting import correct_accounting
 from tiewise.boundary.attach import attach
 from tiewise.boundary.declare import declare_tying, own_config
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.keys import depth_keys
 from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.modules import Swapped, make
-from tiewise.errors import InstallError
+from tiewise.boundary.probe import on_meta
+from tiewise.errors import InstallError, TiewiseWarning
 from tiewise.spec import BoundarySpec
 
 MODEL_TYPE = "tiewise"
@@ -90,6 +93,19 @@ class FamilyModel(Swapped):
             raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", fix)
         for entry in BUILDERS.keys() & entries.keys():
             BUILDERS[entry](self, entries[entry])
+        if not on_meta(self):  # type: ignore[arg-type]
+            _account(self)
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load as the family does, and account for the loss as install does."""
+        loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
+        _account(loaded[0] if isinstance(loaded, tuple) else loaded)
+        return loaded
+
+    def _get_name(self) -> str:
+        """Return the family's own name: the Trainer's label smoother shifts by it."""
+        return self.plain_class.__name__
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
         """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
@@ -213,6 +229,18 @@ def _build_boundary(model: Any, spec: Any) -> None:
     if spec.plain and model.get_output_embeddings() is None:
         return  # a part without a head: its table is as every loader has it
     attach(model, spec, Journal(), loading=True)
+
+
+def _account(model: Any) -> None:
+    link = link_of(model)
+    if link is None:
+        return
+    try:
+        correct_accounting(model, link)
+    except Exception as error:  # any family may need any input
+        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
+        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
+        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=3)
 
 
 # entry of a config → what builds it into a model that is being made from that config
