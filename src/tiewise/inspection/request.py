@@ -12,15 +12,8 @@ from tiewise.inspection import sections
 
 Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
 FILES = tuple(sorted(module.name for module in pkgutil.iter_modules(sections.__path__)))  # sections of one file each
-SECTIONS = (
-    "direct_path",
-    "alignment",
-    "closer",
-    "run_alignment",
-    "gradients",
-    "tokens",
-    *FILES,
-)  # that can be asked for
+# that can be asked for; the evidence is drawn from them
+SECTIONS = ("direct_path", "alignment", "closer", "run_alignment", "gradients", "tokens", *FILES)
 
 
 @dataclass(frozen=True)
