@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from typing import Any
 
 import transformers
@@ -32,7 +33,7 @@ from tiewise.boundary.saved import (
     is_family,
     register,
 )
-from tiewise.errors import InstallError, UnsupportedError
+from tiewise.errors import InstallError, TiewiseWarning, UnsupportedError
 from tiewise.sharing.share import register_sharing
 
 register()
@@ -51,7 +52,11 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
         InstallError: config.json does not say which model class to build, or the model has no boundary.
     """
     config = AutoConfig.from_pretrained(os.fspath(path))
-    model = model_class(config, path).from_pretrained(path, config=config, **options)
+    with (
+        warnings.catch_warnings()
+    ):  # what a model could not be asked yet `reinstall` asks, with the batch that it needs
+        warnings.filterwarnings("ignore", ".*how its loss counts labels could not be asked", TiewiseWarning)
+        model = model_class(config, path).from_pretrained(path, config=config, **options)
     reinstall(model, getattr(config, ENTRY, None), batch)
     return model
 

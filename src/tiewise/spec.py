@@ -23,6 +23,7 @@ from typing import Any
 from tiewise.errors import SpecError
 from tiewise.spec_values import count, file_path, map_kind, not_negative, positive, printed, row, scale, scale_value
 
+MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool knows
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
 
 

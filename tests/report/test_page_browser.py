@@ -150,7 +150,7 @@ def evidence_page(folder):
         "What must any symmetric direct path pay for the order of words?",
         "identity map, mean cosine of held-out rows",
         ", ".join(ARMS),
-        *(-0.0213, -0.1234, 0.0567, 0.0),
+        *(-0.0213, -0.1234, 0.0567, 0.0, 0.0123),
         "one table",
         "above zero a step for one use helps the other; below zero they work against each other, as in any tied model "
         "where training comes to rest: there the two cancel",

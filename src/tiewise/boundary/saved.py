@@ -43,9 +43,8 @@ from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.modules import Swapped, make
 from tiewise.boundary.probe import on_meta
 from tiewise.errors import InstallError, TiewiseWarning
-from tiewise.spec import BoundarySpec
+from tiewise.spec import MODEL_TYPE, BoundarySpec
 
-MODEL_TYPE = "tiewise"
 PREFIX = "Tiewise"
 ENTRY = "tiewise_boundary"
 BASE = "base_model_type"
