@@ -19,14 +19,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 LIMITS = {
-    "lines": 45_500,
-    "files": 404,
-    "lines of code": 25_800,
-    "class names defined twice": 38,
-    "file names in several folders": 42,
-    "private helpers used once": 760,
-    "modules with one importer": 120,
-    "floors": 23,
+    "lines": 46_600,
+    "files": 397,
+    "lines of code": 26_650,
+    "class names defined twice": 39,
+    "file names in several folders": 41,
+    "private helpers used once": 773,
+    "modules with one importer": 114,
+    "floors": 25,
     "folders that import each other": 5,
 }
 

@@ -31,6 +31,8 @@ SECTIONS = (
     "lens",
     "refinement",
     "applications",
+    "run_alignment",
+    "gradients_over_training",
 )
 EFFORT = (*TEXT, "--windows=8", "--length=16", "--samples=80", "--lens-steps=20", "--quiet")
 FOLDERS = (

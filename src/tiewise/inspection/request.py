@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import pkgutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tiewise.errors import DataError
-from tiewise.inspection import sections
 
 Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
-FILES = tuple(sorted(module.name for module in pkgutil.iter_modules(sections.__path__)))  # sections of one file each
+# sections of one file each, told by their names alone: to import them needs torch
+FILES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 # that can be asked for; the evidence is drawn from them
 SECTIONS = ("direct_path", "alignment", "closer", "run_alignment", "gradients", "tokens", *FILES)
 
