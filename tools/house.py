@@ -19,13 +19,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 LIMITS = {
-    "lines": 46_600,
-    "files": 397,
-    "lines of code": 26_650,
-    "class names defined twice": 39,
+    "lines": 46_500,
+    "files": 396,
+    "lines of code": 26_570,
+    "class names defined twice": 38,
     "file names in several folders": 41,
     "private helpers used once": 773,
-    "modules with one importer": 114,
+    "modules with one importer": 113,
     "floors": 25,
     "folders that import each other": 5,
 }

@@ -15,13 +15,13 @@ from typing import Any
 
 from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.errors import printable
+from tiewise.found import NEITHER, ONE, TWO
 from tiewise.inspection.inspect import ALL, Inspection, Section
 from tiewise.inspection.subject import comparison_of
 from tiewise.student import holm
 from tiewise.training.statistics import ALPHA, gaps
 
 NAME = "evidence"
-ONE, TWO, NEITHER = "one table", "two tables", "neither"
 NO_VERDICT = "no verdict: no tied and untied model were trained side by side; `tiewise compare` does that"
 NO_INTERVAL = "no verdict: the losses' difference has no interval, with one seed or one that diverged; train more seeds"
 

@@ -40,10 +40,10 @@ def panels(found: Mapping[str, Found]) -> list[Panel]:
     made += [_lines(name, drawn, looks) for name, drawn in curves.items()]
     made += [_heat(grid) for grid in grids]
     every = [q for one in found.values() for q in one.quantities]
-    titles = {q.figure: "" for q in every if q.figure} if made or any(q.figure for q in every) else {}
+    titles = dict.fromkeys(q.figure for q in every if q.figure)
     made += [_dots(title, [q for q in every if q.figure == title], looks) for title in titles]
     if not made:
-        units = {q.unit: "" for q in every if not math.isnan(q.low)}
+        units = dict.fromkeys(q.unit for q in every if not math.isnan(q.low))
         made = [_dots(unit.capitalize(), [q for q in every if q.unit == unit], looks) for unit in units]
     return made
 

@@ -12,7 +12,6 @@ from tiewise.numerals import plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table
-from tiewise.report.inspected.asked_pairs import Asked
 from tiewise.report.inspected.figures_of_pairs import pair_panels
 from tiewise.report.sheet import Panel
 
@@ -29,7 +28,7 @@ CAPTION = (
 
 def panels(found: Mapping[str, DirectPathFound]) -> list[Panel]:
     """Return the asymmetry, and logits and probabilities of the requested pairs."""
-    asked = [Asked(label, position, True, one.pairs) for position, (label, one) in enumerate(found.items())]
+    asked = {label: one.pairs for label, one in found.items()}
     return [Panel(_asymmetry(found), CAPTION, _table(found)), *pair_panels(asked)]
 
 

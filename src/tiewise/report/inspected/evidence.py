@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tiewise.inspection.evidence import NEITHER, NO_INTERVAL, NO_VERDICT, ONE, TWO, Evidence, TieOrNot
+from tiewise.found import NEITHER, ONE, TWO
+from tiewise.inspection.evidence import NO_INTERVAL, NO_VERDICT, Evidence, TieOrNot
 from tiewise.numerals import NONE, plain
 from tiewise.report.grid import Table
 
