@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from tiewise import ctrl_c
-from tiewise.errors import Interrupted
+from tiewise.core import ctrl_c
+from tiewise.core.errors import Interrupted
 from tiewise.training.callbacks import Interrupt
 
 

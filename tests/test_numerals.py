@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiewise.numerals import count, plain, signed, size
+from tiewise.core.numerals import count, plain, signed, size
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.errors import SpecError
-from tiewise.sharing_spec import SharingSpec
+from tiewise.core.errors import SpecError
+from tiewise.core.sharing_spec import SharingSpec
 
 sizes = st.integers(0, 10_000)
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.errors import SpecError
-from tiewise.spec import BoundarySpec
-from tiewise.spec_values import SCALES
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec_values import SCALES
 
 sizes = st.integers(1, 10_000)
 numbers = st.floats(1e-6, 1e6, allow_nan=False, allow_subnormal=False)

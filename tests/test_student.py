@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tiewise import student
+from tiewise.core import student
 
 DF = [*range(1, 13), 29, 30, 99, 500]
 

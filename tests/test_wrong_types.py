@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import tiewise
-from tiewise.errors import InstallError, PlanError, SpecError, TiewiseError, UnsupportedError
+from tiewise.core.errors import InstallError, PlanError, SpecError, TiewiseError, UnsupportedError
 from tiewise.ops.path_gradient import PathRecord
 
 TABLE, IDS = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, dtype=torch.long)

@@ -11,12 +11,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tiewise.analysis.catalogue import models
-from tiewise.analysis.first_loss import start_of
-from tiewise.analysis.plan import described
-from tiewise.errors import PlanError
-from tiewise.random_logits import Start
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import PlanError
+from tiewise.core.random_logits import Start
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.catalogue import models
+from tiewise.planning.first_loss import start_of
+from tiewise.planning.plan import described
 
 TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "catalogue" / "first_losses.json"
 

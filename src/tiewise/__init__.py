@@ -16,43 +16,43 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tiewise.analysis.plan import plan as plan
     from tiewise.boundary.boundary import Boundary as Boundary
     from tiewise.boundary.install import install as install
     from tiewise.checkpoint.audit import check as check
-    from tiewise.checkpoint.rewrite.dedupe import dedupe as dedupe
-    from tiewise.checkpoint.rewrite.densify import densify as densify
-    from tiewise.checkpoint.rewrite.factor import factor as factor
-    from tiewise.checkpoint.rewrite.repair import repair as repair
-    from tiewise.checkpoint.rewrite.resize import resize as resize
-    from tiewise.checkpoint.rewrite.tie import tie as tie
-    from tiewise.checkpoint.rewrite.untie import untie as untie
+    from tiewise.core.spec import BoundarySpec as BoundarySpec
+    from tiewise.core.vocabulary import Vocabularies as Vocabularies
     from tiewise.hf import load as load
     from tiewise.inspection.whole import inspect as inspect
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.path_gradient import enter as enter
     from tiewise.ops.path_gradient import path_norms as path_norms
+    from tiewise.planning.plan import plan as plan
+    from tiewise.rewrite.dedupe import dedupe as dedupe
+    from tiewise.rewrite.densify import densify as densify
+    from tiewise.rewrite.factor import factor as factor
+    from tiewise.rewrite.repair import repair as repair
+    from tiewise.rewrite.resize import resize as resize
+    from tiewise.rewrite.tie import tie as tie
+    from tiewise.rewrite.untie import untie as untie
     from tiewise.sharing.share import share_layers as share_layers
-    from tiewise.spec import BoundarySpec as BoundarySpec
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
-    from tiewise.vocabulary import Vocabularies as Vocabularies
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Boundary": "tiewise.boundary.boundary",
-    "BoundarySpec": "tiewise.spec",
-    "Vocabularies": "tiewise.vocabulary",
+    "BoundarySpec": "tiewise.core.spec",
+    "Vocabularies": "tiewise.core.vocabulary",
     "check": "tiewise.checkpoint.audit",
-    **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.checkpoint.rewrite"),
+    **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.rewrite"),
     "enter": "tiewise.ops.path_gradient",
     "inspect": "tiewise.inspection.whole",
     "install": "tiewise.boundary.install",
     "linear_cross_entropy": "tiewise.ops.cross_entropy",
     "load": "tiewise.hf",
     "path_norms": "tiewise.ops.path_gradient",
-    "plan": "tiewise.analysis.plan",
+    "plan": "tiewise.planning.plan",
     "share_layers": "tiewise.sharing.share",
     "tie_at": "tiewise.training.callbacks",
     "untie_at": "tiewise.training.callbacks",

@@ -2,7 +2,7 @@
 
 import sys
 
-from tiewise import ctrl_c
+from tiewise.core import ctrl_c
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from tiewise.boundary.saved import (
     is_family,
     register,
 )
-from tiewise.errors import InstallError, TiewiseWarning, UnsupportedError
+from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
 from tiewise.sharing.share import register_sharing
 
 register()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tiewise.analysis.token_match import by_text, one_vocabulary, texts_of
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 
 def listed(pairs):

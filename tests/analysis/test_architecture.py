@@ -13,8 +13,8 @@ from published_configs import PUBLISHED, QUICK
 from transformers import AutoConfig
 from transformers.models.auto import modeling_auto as auto
 
-from tiewise.analysis.read_config import READERS, Sizes, from_sizes, read
-from tiewise.errors import PlanError
+from tiewise.core.errors import PlanError
+from tiewise.planning.read_config import READERS, Sizes, from_sizes, read
 
 # Name patterns of each component, in the order in which they are tried. Independent of the readers: only names.
 PATTERNS = [

@@ -11,7 +11,7 @@ from scipy.special import log_softmax
 from tiewise.analysis.bigram_paths import _Problem, fit_path, split
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.lbfgs import minimise
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def random_q(states, seed):

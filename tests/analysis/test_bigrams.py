@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 
 from tiewise.analysis import bigrams
 from tiewise.analysis.bigrams import Chain, irreversibility
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def ring(text):

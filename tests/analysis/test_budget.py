@@ -9,12 +9,12 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import tiewise
-from tiewise.analysis.budget import budget, native
-from tiewise.analysis.memory import decode_bytes, flops_per_token
-from tiewise.analysis.read_config import Sizes, from_sizes, read
-from tiewise.errors import SpecError
-from tiewise.sharing_spec import SharingSpec
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import SpecError
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.budget import budget, native
+from tiewise.planning.memory import decode_bytes, flops_per_token
+from tiewise.planning.read_config import Sizes, from_sizes, read
 
 NONE = SharingSpec()
 LLAMA = {

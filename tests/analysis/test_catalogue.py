@@ -6,8 +6,8 @@ from importlib.resources import files
 
 import pytest
 
-from tiewise.analysis.catalogue import SORTS, Filter, find, models, neighbours, select, tying_by_size
-from tiewise.errors import PlanError
+from tiewise.core.errors import PlanError
+from tiewise.planning.catalogue import SORTS, Filter, find, models, neighbours, select, tying_by_size
 
 ROWS = models()
 SIZES = {"vocab": "vocab_size", "width": "hidden_size", "layers": "num_hidden_layers", "tied": "tie_word_embeddings"}

@@ -13,7 +13,7 @@ from tiewise.analysis import tables
 from tiewise.analysis.direct_path import DirectPath, Norm, asymmetry, definiteness, grams
 from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions, wilson
 from tiewise.analysis.tables import HeldTable
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 NEW, YORK, CITY = 0, 1, 2
 

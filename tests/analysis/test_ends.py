@@ -11,7 +11,7 @@ from tiewise.analysis.alignment import Settings
 from tiewise.analysis.end_alignment import LARGE, across, alignment_of, sized
 from tiewise.analysis.ends import ends_of
 from tiewise.checkpoint.folder import open_folder
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 ROWS, WIDTH = 600, 12
 IN, OUT = "model.embed_tokens.weight", "lm_head.weight"

@@ -7,11 +7,11 @@ import torch
 import transformers as tr
 from first_losses import OTHERS, SIZES, config, measured
 
-from tiewise.analysis.catalogue import models
-from tiewise.analysis.first_loss import first_loss, kept, start_of
-from tiewise.analysis.plan import described
-from tiewise.analysis.read_config import READERS, read
-from tiewise.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.catalogue import models
+from tiewise.planning.first_loss import first_loss, kept, start_of
+from tiewise.planning.plan import described
+from tiewise.planning.read_config import READERS, read
 
 # (std of every matrix, std of the tables): the usual start, a start far too wide, and tables of unit normals alone
 STARTS = [(0.02, None), (0.2, None), (0.02, 0.07), (0.02, 1.0)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiewise.analysis.alignment import Settings, align
 from tiewise.analysis.frequency_out import CURVE, LINE, directions
 from tiewise.analysis.token_match import Pairs, one_vocabulary
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 QUICK = Settings(permutations=0, neighbours=0, subspaces=(4,))
 ROWS = 900

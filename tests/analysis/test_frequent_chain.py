@@ -12,7 +12,7 @@ from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.frequent_chain import frequent_loss, keep_frequent
 from tiewise.analysis.tables import HeldTable
 from tiewise.analysis.text_pairs import one_way_pairs, text_pairs
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 V = 25
 

@@ -10,7 +10,7 @@ from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.heat import HeatMap, frequent, likeness, path_map, text_map
 from tiewise.analysis.tables import HeldTable
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 V = 30
 

@@ -3,8 +3,8 @@
 import json
 from importlib.resources import files
 
-from tiewise.analysis.ledger import ALBERT_AVERAGE, results
-from tiewise.analysis.read_config import read
+from tiewise.core.ledger import ALBERT_AVERAGE, results
+from tiewise.planning.read_config import read
 
 
 def test_every_line_says_who_printed_it_and_how_it_was_read():

@@ -4,9 +4,9 @@ import pytest
 import torch
 import transformers as tr
 
-from tiewise.analysis.memory import Tokens, checkpoint_bytes, logits_bytes, training_bytes
-from tiewise.analysis.read_config import read
-from tiewise.errors import PlanError
+from tiewise.core.errors import PlanError
+from tiewise.planning.memory import Tokens, checkpoint_bytes, logits_bytes, training_bytes
+from tiewise.planning.read_config import read
 
 MODELS = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 5000, "n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 64},

@@ -8,7 +8,7 @@ from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.path_loss import path_loss
 from tiewise.analysis.tables import HeldTable
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def example(vocabulary=30):

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tiewise.analysis import catalogue
-from tiewise.analysis.memory import Tokens
-from tiewise.analysis.meta import architecture_on_meta
-from tiewise.analysis.plan import Setting, plan
-from tiewise.analysis.read_config import READERS, Sizes, read
-from tiewise.analysis.world import World
-from tiewise.errors import CheckpointError, PlanError, SpecError, TiewiseError
+from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseError
+from tiewise.planning import catalogue
+from tiewise.planning.memory import Tokens
+from tiewise.planning.meta import architecture_on_meta
+from tiewise.planning.plan import Setting, plan
+from tiewise.planning.read_config import READERS, Sizes, read
+from tiewise.planning.world import World
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 
@@ -129,7 +129,7 @@ def test_a_damaged_config_is_refused(tmp_path, text):
 
 
 def test_planning_a_model_of_the_catalogue_imports_nothing_heavy():
-    code = "import sys; from tiewise.analysis.plan import plan; plan('gpt2').record(); print(sorted(sys.modules))"
+    code = "import sys; from tiewise.planning.plan import plan; plan('gpt2').record(); print(sorted(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for heavy in ("'torch'", "'transformers'", "'scipy'", "'numpy'", "'typer'"):
         assert heavy not in run.stdout

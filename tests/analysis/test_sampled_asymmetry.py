@@ -5,7 +5,7 @@ import pytest
 
 from tiewise.analysis import sampled_asymmetry as module
 from tiewise.analysis.sampled_asymmetry import sampled_asymmetry
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def dense(s):

@@ -7,7 +7,7 @@ import pytest
 from scipy.linalg import subspace_angles
 
 from tiewise.analysis.subspace import subspace_distance
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 RNG = np.random.default_rng(0)
 A, B = RNG.normal(size=(200, 7)), RNG.normal(size=(200, 7))

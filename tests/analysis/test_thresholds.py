@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.analysis.thresholds import largest_rank, thresholds, tied_share, tying_saves, tying_threshold
-from tiewise.errors import PlanError
+from tiewise.core.errors import PlanError
+from tiewise.planning.thresholds import largest_rank, thresholds, tied_share, tying_saves, tying_threshold
 
 
 @given(st.floats(0.01, 0.49), st.floats(1, 2000))

@@ -5,7 +5,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.folder import open_folder
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def byte_level(path):

@@ -11,7 +11,7 @@ from scipy.spatial.distance import jensenshannon
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.contexts import _toss, contexts, furthest, grouped
 from tiewise.analysis.token_groups import Groups
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def ring_counts(text, vocabulary):

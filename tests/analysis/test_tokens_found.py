@@ -11,7 +11,7 @@ from token_checkpoints import factored, gaussian, untied
 from tiewise.analysis.tables import HeldTable, StoredTable
 from tiewise.analysis.tokens import tokens_of
 from tiewise.analysis.untrained_rows import near_unused, row_state
-from tiewise.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError
 
 V = 60
 WORDS = ["<unk>", *(f"w{chr(97 + row // 26)}{chr(97 + row % 26)}" for row in range(39)), *"0123456789", *"абвгд"]

@@ -11,7 +11,7 @@ from tiewise.analysis.tables import HeldTable
 from tiewise.analysis.token_groups import Groups, by_frequency, script_of
 from tiewise.analysis.token_norms import norms_of
 from tiewise.analysis.token_views import views_of
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def cone(rows=400, width=12, seed=0):

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tiewise.analysis.budget import budget
-from tiewise.analysis.memory import Tokens
-from tiewise.analysis.read_config import Sizes, from_sizes
-from tiewise.analysis.world import World, all_reduce, padded_rows, pipeline_tie_bytes, ranks
-from tiewise.errors import PlanError
-from tiewise.sharing_spec import SharingSpec
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import PlanError
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.budget import budget
+from tiewise.planning.memory import Tokens
+from tiewise.planning.read_config import Sizes, from_sizes
+from tiewise.planning.world import World, all_reduce, padded_rows, pipeline_tie_bytes, ranks
 
 V, D, L = 1001, 64, 2
 BODY = 12 * L * D**2

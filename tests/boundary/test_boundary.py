@@ -9,10 +9,10 @@ import torch.nn.functional as F
 
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import sound_std
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
+from tiewise.core.random_logits import predicted_nll, start
+from tiewise.core.vocabulary import Vocabularies
 from tiewise.ops.path_gradient import PathRecord, path_norms
-from tiewise.random_logits import predicted_nll, start
-from tiewise.vocabulary import Vocabularies
 
 V, D, N = 41, 12, 30
 SPECS = [

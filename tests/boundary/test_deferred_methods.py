@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from tiewise.boundary.deferred import Counts, Deferred
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 
 B, T, E, V = 2, 5, 4, 7
 VECTOR = torch.linspace(-1, 1, V)

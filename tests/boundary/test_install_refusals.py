@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from tiewise.boundary.install import install
-from tiewise.errors import InstallError, SpecError, UnsupportedError
+from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.ops.path_gradient import path_norms
 from tiewise.sharing.share import share_layers
 

@@ -14,7 +14,7 @@ from tiny_models import batch, build, step
 import tiewise.hf
 from tiewise.boundary.install import install
 from tiewise.boundary.link import link_of
-from tiewise.errors import InstallError, UnsupportedError
+from tiewise.core.errors import InstallError, UnsupportedError
 
 SPECS = [
     "tied",

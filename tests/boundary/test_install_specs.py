@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise import load
 from tiewise.boundary.install import install
-from tiewise.errors import DataError, InstallError, SpecError, UnsupportedError
+from tiewise.core.errors import DataError, InstallError, SpecError, UnsupportedError
 
 D, K = 16, 6
 

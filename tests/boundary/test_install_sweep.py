@@ -19,8 +19,8 @@ from transformers.models.auto import modeling_auto as auto
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.errors import InstallError
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import InstallError
+from tiewise.core.spec import BoundarySpec
 
 pytestmark = pytest.mark.slow
 _MAPPINGS = (

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArgumen
 
 from tiewise import install, tie_at, untie_at
 from tiewise.boundary.schedule import tie, untie
-from tiewise.errors import SpecError, UnsupportedError
+from tiewise.core.errors import SpecError, UnsupportedError
 
 BEFORE, AFTER = 3, 2
 IDS = torch.randint(2, 29, (4, 9), generator=torch.Generator().manual_seed(5))

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.vector_files import stream
 from tiewise.boundary.vectors import load_vectors
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 ABC = {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "c": [7.0, 8.0, 9.0]}
 WRITERS = {

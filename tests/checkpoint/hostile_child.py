@@ -24,7 +24,7 @@ from gguf_writer import model, strings
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 SECONDS = 20  # for one case, on a busy machine; a healthy check takes milliseconds
 HUGE = 2**60

@@ -12,8 +12,8 @@ import signal
 import sys
 import threading
 
-from tiewise.checkpoint import rewrite
-from tiewise.errors import CheckpointError
+from tiewise import rewrite
+from tiewise.core.errors import CheckpointError
 
 
 def anonymous():

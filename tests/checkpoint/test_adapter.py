@@ -12,7 +12,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.folder import open_folder
 from tiewise.checkpoint.format_facts import AdapterFacts
 from tiewise.checkpoint.rules.formats_adapter import RULES
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 R = 2
 E, H = "base_model.model.model.embed_tokens", "base_model.model.lm_head"

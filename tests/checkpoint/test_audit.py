@@ -12,7 +12,7 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_ten
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rule import SEVERITIES
 from tiewise.checkpoint.rules import RULES, by_id, matching
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 HEAD = "lm_head.weight"
 CATALOGUE = [

@@ -14,7 +14,7 @@ SECONDS = 60  # of CPU, on a machine as busy as it may be: none of these hangs
 CHILD = """
 import json, sys
 from tiewise.checkpoint.audit import check
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 try:
     said = [(f["rule"], f["evidence"], f["count"]) for f in check(sys.argv[1]).record()["findings"]]
 except CheckpointError as error:

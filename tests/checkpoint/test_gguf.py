@@ -16,7 +16,7 @@ from tiewise.checkpoint.ggml_types import BY_NUMBER
 from tiewise.checkpoint.gguf import open_gguf, read_gguf
 from tiewise.checkpoint.reader import Reader
 from tiewise.checkpoint.rules.formats_gguf import RULES
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 HUGE = 2**60
 

@@ -12,7 +12,7 @@ from tiewise.checkpoint.folder import open_folder
 from tiewise.checkpoint.header import read_header
 from tiewise.checkpoint.likeness import likeness, same_bytes
 from tiewise.checkpoint.reader import Reader
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 
 def write(path, record, data=b"", length=None):

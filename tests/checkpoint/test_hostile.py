@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tiewise.checkpoint.strict_json import MOST_VALUES, parse_json
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 CHILD = Path(__file__).with_name("hostile_child.py")
 

@@ -14,10 +14,10 @@ from safetensors.torch import save_file
 from tiny_checkpoints import llama
 
 import tiewise.hf
-from tiewise.checkpoint.rewrite.densify import densify
-from tiewise.checkpoint.rewrite.factor import factor
-from tiewise.checkpoint.rewrite.untie import untie
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.densify import densify
+from tiewise.rewrite.factor import factor
+from tiewise.rewrite.untie import untie
 
 SPECS = [
     "factored:5",

@@ -18,12 +18,12 @@ from tiny_checkpoints import llama, llama_config, llama_tensors, table, write_ch
 
 from tiewise.checkpoint.folder import open_folder
 from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.rewrite import dedupe, place, temporary, tie, transaction, untie
-from tiewise.checkpoint.rewrite.change import DELETE, Change, NewTensor, copy_of
-from tiewise.checkpoint.rewrite.json_text import edited
-from tiewise.checkpoint.rewrite.measure import UNCHANGED
-from tiewise.checkpoint.rewrite.transaction import apply
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import dedupe, place, temporary, tie, transaction, untie
+from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
+from tiewise.rewrite.json_text import edited
+from tiewise.rewrite.measure import UNCHANGED
+from tiewise.rewrite.transaction import apply
 
 # config text
 

@@ -22,12 +22,12 @@ from tiny_checkpoints import llama, llama_config, table, write_checkpoint
 
 import tiewise.hf
 from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.rewrite import low_rank as module
-from tiewise.checkpoint.rewrite import memory
-from tiewise.checkpoint.rewrite.counts import decades, read_counts
-from tiewise.checkpoint.rewrite.factor import factor, largest_rank
-from tiewise.checkpoint.rewrite.low_rank import low_rank, memory_needed
-from tiewise.errors import CheckpointError, InstallError
+from tiewise.core.errors import CheckpointError, InstallError
+from tiewise.rewrite import low_rank as module
+from tiewise.rewrite import memory
+from tiewise.rewrite.counts import decades, read_counts
+from tiewise.rewrite.factor import factor, largest_rank
+from tiewise.rewrite.low_rank import low_rank, memory_needed
 
 AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
 AUTO |= dict.fromkeys(("t5", "t5_v11", "bart", "marian"), hf.AutoModelForSeq2SeqLM)
@@ -323,7 +323,7 @@ def test_needs_the_memory_that_it_announces(tmp_path):
     code = (
         "import re, sys; import numpy as np\n"
         "from tiewise.checkpoint.header import read_header\n"
-        "from tiewise.checkpoint.rewrite.low_rank import low_rank\n"
+        "from tiewise.rewrite.low_rank import low_rank\n"
         "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # what the library needs once is no part of it
         "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         f"before = peak(); low_rank(read_header(sys.argv[1]).tensors['t'], {rank}); print(peak() - before)"

@@ -6,8 +6,8 @@ import torch
 import transformers as tr
 from rewrite_models import tensors
 
-from tiewise.checkpoint.rewrite import dedupe, untie
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import dedupe, untie
 
 EVERY = 4  # one class of four: the whole sweep takes minutes
 UNKNOWN = {"T5Gemma2ForConditionalGeneration"}  # ties a parameter beside its table, which the data does not know

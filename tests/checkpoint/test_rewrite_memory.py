@@ -8,7 +8,7 @@ import pytest
 from rewrite_tools import child
 from tiny_checkpoints import llama_config
 
-from tiewise.checkpoint.rewrite.low_rank import memory_needed
+from tiewise.rewrite.low_rank import memory_needed
 
 ROWS, WIDTH = 65_536, 4096
 MOST_MEMORY = 400e6

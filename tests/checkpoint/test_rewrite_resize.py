@@ -15,11 +15,11 @@ from tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
 
 import tiewise.hf
 from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.rewrite import new_rows as module
-from tiewise.checkpoint.rewrite.factor import factor
-from tiewise.checkpoint.rewrite.new_rows import new_rows
-from tiewise.checkpoint.rewrite.resize import resize
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import new_rows as module
+from tiewise.rewrite.factor import factor
+from tiewise.rewrite.new_rows import new_rows
+from tiewise.rewrite.resize import resize
 
 # the rows that are drawn
 

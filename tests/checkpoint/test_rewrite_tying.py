@@ -16,8 +16,8 @@ from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.rewrite import dedupe, factor, repair, resize, tie, untie
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import dedupe, factor, repair, resize, tie, untie
 
 TIED = ["llama", "gpt2", "gemma2", "granite", "cohere", "opt_350m", "bart", "qwen2", "bert", "roberta", "marian", "phi"]
 

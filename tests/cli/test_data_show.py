@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from tiewise.cli.data import data
-from tiewise.errors import TiewiseError
+from tiewise.core.errors import TiewiseError
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tiewise.analysis.catalogue import models
+from tiewise.planning.catalogue import models
 
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
 

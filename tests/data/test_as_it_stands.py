@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
+from tiewise.core.errors import RunError
 from tiewise.data.corpus import prepare
 from tiewise.data.token_file import pieces
 from tiewise.data.windows import read_tokens
-from tiewise.errors import RunError
 from tiewise.training.settings import Settings
 
 SPLITS = ("train", "tune", "heldout")

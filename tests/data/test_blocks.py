@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from tiewise.core.errors import DataError
 from tiewise.data import blocks
 from tiewise.data.blocks import Blocks, asymmetric_bigrams, token_counts
 from tiewise.data.frequency import bin_of, frequency_bins
-from tiewise.errors import DataError
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
+from tiewise.core.errors import DataError
 from tiewise.data.builtin import builtin_documents
-from tiewise.errors import DataError
 
 
 @pytest.fixture(scope="module")

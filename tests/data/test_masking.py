@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tiewise.core.errors import DataError
 from tiewise.data.masking import IGNORED, Masking, choose, mask
-from tiewise.errors import DataError
 
 
 def draws(seed=0):

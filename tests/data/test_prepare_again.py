@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from tiewise.core.errors import DataError
 from tiewise.data import corpus
 from tiewise.data.corpus import load_prepared, prepare
-from tiewise.errors import DataError
 
 SCRIPT = """
 import os, signal, sys

@@ -3,9 +3,9 @@ import sys
 
 import pytest
 
+from tiewise.core.errors import DataError, RunError
 from tiewise.data import blocks
 from tiewise.data.corpus import load_prepared, prepare
-from tiewise.errors import DataError, RunError
 
 SPLITS = ("train", "tune", "heldout")
 

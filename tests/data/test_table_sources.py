@@ -6,9 +6,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from tiewise.core.errors import DataError
 from tiewise.data.hub import parse
 from tiewise.data.sources import open_sources
-from tiewise.errors import DataError
 
 ROWS = [{"text": "first row", "other": "1st", "n": 1}, {"text": None, "other": "2nd", "n": 2}]
 ROWS += [{"text": "third\n\nrow", "other": "3rd", "n": 3}]

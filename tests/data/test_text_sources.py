@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiewise.core.errors import DataError
 from tiewise.data import plain_text
 from tiewise.data.plain_text import cut, decode
 from tiewise.data.sources import open_sources
-from tiewise.errors import DataError
 
 PROSE = "\n\n".join(f"Paragraph {i} says {'word ' * (i % 40)}." for i in range(1000))
 

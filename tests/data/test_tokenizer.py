@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError
 from tiewise.data.prepared import token_type
 from tiewise.data.token_file import Encoder, write_tokens
 from tiewise.data.tokenizer import make_tokenizer
-from tiewise.errors import DataError
 
 TEXTS = ["the cat sat on the mat. " * 30, "the dog ate the cat's hat. " * 30, "naïve café — 日本語 " * 10]
 

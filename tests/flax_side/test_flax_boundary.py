@@ -13,7 +13,8 @@ from safetensors.torch import load_model, save_model
 
 from flax_side import error
 from tiewise.boundary.boundary import Boundary as TorchBoundary
-from tiewise.errors import CheckpointError, SpecError
+from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.vocabulary import Vocabularies
 from tiewise.flax.boundary import Boundary, LinenBoundary
 from tiewise.flax.checkpoint import flat, load, nested, save
 from tiewise.flax.ends import Ends
@@ -21,7 +22,6 @@ from tiewise.flax.find_tied import find_tied
 from tiewise.flax.path_gradient import path_norms, probe
 from tiewise.ops.path_gradient import PathRecord
 from tiewise.ops.path_gradient import path_norms as torch_path_norms
-from tiewise.vocabulary import Vocabularies
 
 V, D = 9, 4
 KINDS = [

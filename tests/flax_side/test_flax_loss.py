@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flax_side import error, problem, truth
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.flax.cross_entropy import linear_cross_entropy
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import tiewise
 from flax_side import error
-from tiewise.errors import CheckpointError, SpecError
+from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.flax.checkpoint import read, write
 from tiewise.flax.find_tied import find_tied
 from tiewise.flax.models import RNN, Decoder, count_parameters

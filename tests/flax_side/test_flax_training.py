@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 from tiewise.flax.models import RNN
 from tiewise.flax.recipe import Recipe, batches
 from tiewise.flax.training import fit, token_losses

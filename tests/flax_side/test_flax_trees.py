@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flax_side import error
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 from tiewise.flax.boundary import Boundary
 from tiewise.flax.exercise import TiedIO, tied_io_embed
 from tiewise.flax.find_tied import check_ends, find_tied

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.errors import CheckpointError, DataError, RunError
+from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.inspection.inspect import Measure, NotHere, carry_out, chosen
 from tiewise.inspection.request import Effort, Request, pairs_of
 from tiewise.inspection.subject import labels, subjects_of

@@ -10,8 +10,8 @@ from tests.inspection.tiny_folders import write_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError
 from tiewise.data.windows import read_tokens
-from tiewise.errors import DataError
 from tiewise.inspection.request import Effort, Request
 from tiewise.inspection.subject import subjects_of
 from tiewise.inspection.workbench import Workbench

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models
 
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.folder import open_folder
+from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.windows import windows
-from tiewise.errors import DataError, UnsupportedError
 from tiewise.internals.application_sweep import application_sweep
 from tiewise.internals.asked import questions
 from tiewise.internals.loaded import Opened

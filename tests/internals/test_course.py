@@ -11,7 +11,7 @@ import transformers as tr
 from safetensors.torch import load_file, save_file
 from tests.training.conftest import prose
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.internals.course import course, course_of
 from tiewise.training import run as run_module
 from tiewise.training.compare import compare

@@ -15,7 +15,7 @@ from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.final_norms import FAMILIES
 from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_tokens import transitions
-from tiewise.errors import CheckpointError, DataError, InstallError
+from tiewise.core.errors import CheckpointError, DataError, InstallError
 from tiewise.internals.first_layers import BLOCKS, first_block
 from tiewise.internals.first_mlp import first_mlp_of, through_first_mlp
 from tiewise.internals.loaded import open_model

@@ -11,7 +11,7 @@ from tests.boundary.tiny_models import V, build
 from torch import nn
 
 from tiewise.boundary.locate import locate
-from tiewise.errors import DataError, UnsupportedError
+from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.internals import translators
 from tiewise.internals.lens import lenses
 from tiewise.internals.loaded import Opened

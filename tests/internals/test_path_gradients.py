@@ -14,8 +14,8 @@ from tiewise import install
 from tiewise.analysis.estimates import mean_interval
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.folder import open_folder
+from tiewise.core.errors import DataError
 from tiewise.data.frequency import bin_of
-from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
 from tiewise.internals.loaded import Opened
 from tiewise.internals.path_batches import by_batch

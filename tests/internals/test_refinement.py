@@ -12,7 +12,7 @@ from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build
 from torch import nn
 
 from tiewise.boundary.locate import locate
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 from tiewise.internals.applications import Repeat, applied, keys, repeats, shared_fractions
 from tiewise.internals.iteration import iterate
 from tiewise.internals.loaded import Opened

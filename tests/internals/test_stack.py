@@ -7,7 +7,7 @@ from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, V, build
 
 from tiewise import install
 from tiewise.boundary.locate import locate
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import find_stack
 

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification
 
 import tiewise
-from tiewise.errors import InstallError, SpecError
+from tiewise.core.errors import InstallError, SpecError
 from tiewise.models import (
     OpenAlbertConfig,
     OpenAlbertForPreTraining,

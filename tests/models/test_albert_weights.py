@@ -5,7 +5,7 @@ import torch
 import transformers
 from albert_tools import TINY, batch
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.models.albert_weights import from_hugging_face, to_hugging_face
 

@@ -13,10 +13,10 @@ import tiewise.hf
 from tiewise.boundary.install import install
 from tiewise.boundary.link import link_of
 from tiewise.boundary.plain import plainly
-from tiewise.checkpoint.rewrite.densify import densify
-from tiewise.errors import InstallError, TiewiseError
+from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.models import RNNLM, RNNConfig, detached
 from tiewise.models.cells import CELLS
+from tiewise.rewrite.densify import densify
 
 SPECS = [
     "tied",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from rnn_tools import tiny, words
 
-from tiewise.errors import SpecError, UnsupportedError
+from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.models import RNNLM, RNNConfig, detached
 
 ALL = [

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy, oracle
 
 N, V, E, WIDE = 19, 31, 6, 9

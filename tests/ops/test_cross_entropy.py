@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy, oracle, plain
 
 N, V, E = 23, 57, 12

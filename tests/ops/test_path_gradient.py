@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter, path_norms
 

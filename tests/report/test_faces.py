@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiewise.found import NEITHER, ONE, TWO, Curve, Found, Grid, Listing, Quantity
+from tiewise.core.found import NEITHER, ONE, TWO, Curve, Found, Grid, Listing, Quantity
 from tiewise.report import faces
 from tiewise.report.figures_of_found import panels
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 
-from tiewise.analysis.plan import plan
-from tiewise.numerals import signed
+from tiewise.core.numerals import signed
+from tiewise.planning.plan import plan
 from tiewise.report import figures, plan_figures, theme
 from tiewise.report.panels import loss_panels
 from tiewise.training.results import CurvePoint

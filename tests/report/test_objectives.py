@@ -7,7 +7,7 @@ from tests.report.albert_sample import ARMS, albert_comparison
 from tests.report.comparison_sample import sample_comparison
 from tests.report.test_page import Page
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.report import shares
 from tiewise.report.objectives import finding, objectives_figure, objectives_table, published, write_objectives
 from tiewise.training.results import Share

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.report.page import render, write_report
 from tiewise.report.table import DEMO
 from tiewise.training.results import DirectPath

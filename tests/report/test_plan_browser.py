@@ -3,7 +3,7 @@
 import pytest
 from tests.report.test_page_browser import Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
 
-from tiewise.analysis.plan import plan
+from tiewise.planning.plan import plan
 from tiewise.report.plan_page import write_plan
 
 MARKS = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length"

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 from tests.report.test_page import EVIL, Page
 
-from tiewise.analysis.memory import Tokens
-from tiewise.analysis.plan import Setting, plan
-from tiewise.analysis.read_config import Sizes
-from tiewise.analysis.world import World
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
+from tiewise.planning.memory import Tokens
+from tiewise.planning.plan import Setting, plan
+from tiewise.planning.read_config import Sizes
+from tiewise.planning.world import World
 from tiewise.report import plan_figures as figures
 from tiewise.report.plan_page import render, write_plan
 from tiewise.report.plan_rows import columns, near, operations, remarks, rows, scale, subject, thresholds
@@ -109,7 +109,7 @@ def test_shares_are_of_the_whole(made):
 
 
 def test_every_component_belongs_to_one_group():
-    from tiewise.analysis.parts import COMPONENTS
+    from tiewise.planning.parts import COMPONENTS
 
     held = [part for group in figures.GROUPS.values() for part in group]
     assert sorted(held) == sorted(COMPONENTS)

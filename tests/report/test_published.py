@@ -2,9 +2,9 @@
 
 import pytest
 
-from tiewise.analysis.ledger import results
+from tiewise.core.ledger import results
+from tiewise.core.spec import BoundarySpec
 from tiewise.report.published import TEXTS, Beside, lines, table
-from tiewise.spec import BoundarySpec
 
 
 def beside(recipe="pytorch-200", changed=(), own=None, text="PTB"):

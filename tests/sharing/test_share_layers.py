@@ -14,11 +14,11 @@ from torch import nn
 
 import tiewise.hf
 from tiewise import install
-from tiewise.errors import InstallError, SpecError
+from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.internals.loaded import open_model
 from tiewise.internals.refinement import refinement
 from tiewise.sharing.share import share_layers
-from tiewise.sharing_spec import SharingSpec
 
 SPECS = ("attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich", "all:cycle=2,ends=1")
 _DEEP = {"num_hidden_layers": 5}

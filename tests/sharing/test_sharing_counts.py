@@ -5,12 +5,12 @@ import torch
 import transformers as tr
 from tests.boundary.tiny_models import FAMILIES, V
 
-from tiewise.analysis.budget import budget, native
-from tiewise.analysis.read_config import read
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.planning.budget import budget, native
+from tiewise.planning.read_config import read
 from tiewise.sharing.share import share_layers
 from tiewise.sharing.sublayers import find_stacks
-from tiewise.sharing_spec import SharingSpec
 
 _LLAMA = {
     "vocab_size": V,

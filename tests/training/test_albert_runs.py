@@ -12,10 +12,10 @@ import yaml
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
+from tiewise.core.errors import Interrupted, TiewiseError
 from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.data.pretraining import MARKS, mark
-from tiewise.errors import Interrupted, TiewiseError
 from tiewise.training import run
 from tiewise.training.albert import assemble, measure
 from tiewise.training.albert import trainer as pretraining

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from tqdm import tqdm
 
-from tiewise.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
+from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
 from tiewise.training import compare as compare_module
 from tiewise.training import shown, tuning
 from tiewise.training.compare import compare

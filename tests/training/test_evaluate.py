@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
 from tiewise.training.model import build
 

@@ -15,11 +15,11 @@ import pytest
 from flax import nnx
 from killing import killed
 
-from tiewise.errors import CheckpointError, Interrupted
+from tiewise.core.errors import CheckpointError, Interrupted
+from tiewise.core.spec import BoundarySpec
 from tiewise.flax import fitting
 from tiewise.flax.models import RNN
 from tiewise.flax.recipe import Recipe
-from tiewise.spec import BoundarySpec
 from tiewise.training import flax_checkpoint, flax_run
 from tiewise.training.job import Job
 from tiewise.training.shown import Shown

@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import tiewise.hf
-from tiewise.errors import RunError
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import RunError
+from tiewise.core.spec import BoundarySpec
 from tiewise.training import flax_run, run
 from tiewise.training.compare import compare
 from tiewise.training.evaluate import bits_per_byte

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training import folder
 from tiewise.training.folder import folder_name, newest_checkpoint, read_json, saved_run, starting, write_json
 from tiewise.training.settings import FILE, Settings

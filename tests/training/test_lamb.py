@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training.lamb import Lamb, lamb_groups, trust_ratio
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training.lock import locked
 
 HOLD = """
@@ -85,8 +85,8 @@ import sys
 sys.modules["fcntl"] = None
 from pathlib import Path
 import filelock
-from tiewise.checkpoint.rewrite import untie
-from tiewise.errors import RunError
+from tiewise.rewrite import untie
+from tiewise.core.errors import RunError
 from tiewise.training.lock import locked
 assert filelock.FileLock is filelock.SoftFileLock
 untie("a", "b")

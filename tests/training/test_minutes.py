@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training import minutes, tuning
 from tiewise.training.compare import compare
 from tiewise.training.evaluate import Measured

@@ -11,8 +11,8 @@ from transformers import BloomConfig, GPT2Config, Qwen2Config
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import sound_std
 from tiewise.boundary.install import install
-from tiewise.errors import RunError, SpecError, TiewiseError
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import RunError, SpecError, TiewiseError
+from tiewise.core.spec import BoundarySpec
 from tiewise.training.evaluate import measure
 from tiewise.training.model import (
     build,

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training import ranks
 
 

@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from tiewise.core.errors import DataError, Interrupted, RunError, TiewiseError
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.blocks import token_counts
 from tiewise.data.words import prepare_words
-from tiewise.errors import DataError, Interrupted, RunError, TiewiseError
-from tiewise.spec import BoundarySpec
 from tiewise.training import run
 from tiewise.training.callbacks import Clock
 from tiewise.training.folder import read_json

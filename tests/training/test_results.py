@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training.results import SCHEMA, BinNll, Comparison, CurvePoint, Difference, DirectPath, RunResult
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -10,9 +10,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiewise.boundary.initial import sound_std
+from tiewise.core.errors import Interrupted
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.blocks import Blocks
-from tiewise.errors import Interrupted
-from tiewise.spec import BoundarySpec
 from tiewise.training import run
 from tiewise.training.evaluate import measure
 from tiewise.training.model import build

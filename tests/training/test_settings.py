@@ -5,7 +5,7 @@ import math
 import pytest
 import yaml
 
-from tiewise.errors import RunError, TiewiseError
+from tiewise.core.errors import RunError, TiewiseError
 from tiewise.training.settings import FILE, Settings
 
 

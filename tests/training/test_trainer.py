@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from transformers import TrainerCallback, TrainingArguments
 
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.blocks import Blocks
-from tiewise.spec import BoundarySpec
 from tiewise.training.model import build
 from tiewise.training.trainer import TiewiseTrainer
 

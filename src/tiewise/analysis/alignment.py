@@ -41,7 +41,7 @@ from tiewise.analysis.tables import Table, as_table
 from tiewise.analysis.token_match import Pairs
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.header import Stored
-from tiewise.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError
 
 FITTED, HELD_OUT = "fitted", "held out"
 AnyTable = Table | Stored | NDArray

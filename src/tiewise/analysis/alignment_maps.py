@@ -13,7 +13,7 @@ from tiewise.analysis.nulls import linear_chance, orthogonal_chance, reduced_cha
 from tiewise.analysis.paired_rows import Order, Paired
 from tiewise.analysis.procrustes import linear, orthogonal, pseudo_inverse, reduced_rank
 from tiewise.checkpoint.facts import Progress
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
 CENTRED, RAW = "centred", "raw"

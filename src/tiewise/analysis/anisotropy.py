@@ -18,7 +18,7 @@ from tiewise.analysis.estimates import Estimate, Z
 from tiewise.analysis.nulls import law
 from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.tables import CHUNK_VALUES, Array, Table
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 Tick = Callable[[int], None]
 LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices

@@ -18,7 +18,7 @@ import numpy as np
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.lbfgs import minimise
 from tiewise.analysis.tables import Array
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
 

@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.estimates import mean_interval
 from tiewise.analysis.tables import Array
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 Ids = NDArray[np.int64]
 MERGED_AT = 2**22  # keys that wait until they are counted

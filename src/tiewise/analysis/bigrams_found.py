@@ -20,7 +20,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import find_pairs
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import Folder
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 LEAST = 1000  # tokens of a text
 

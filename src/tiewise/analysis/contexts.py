@@ -25,7 +25,7 @@ from tiewise.analysis.bigrams import Chain, Ids, guessed, parts_of
 from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.tables import Array
 from tiewise.analysis.token_groups import Groups
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 PARTS = 10
 EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit

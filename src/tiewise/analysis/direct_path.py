@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.analysis.tables import Array, Table
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
 NONE, RMS, LAYER = "none", "rms", "layer"

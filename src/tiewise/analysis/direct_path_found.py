@@ -13,7 +13,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import Folder
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 

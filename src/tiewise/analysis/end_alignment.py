@@ -12,7 +12,7 @@ from tiewise.analysis.paired_rows import FEWEST
 from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import Folder
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 LARGE = 2e11  # rows × d²: from here on `sized` permutes once
 

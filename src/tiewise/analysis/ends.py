@@ -13,12 +13,12 @@ from tiewise.analysis.token_match import texts_of
 from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rewrite.dense import Dense
-from tiewise.checkpoint.rewrite.plain_ends import is_own
-from tiewise.checkpoint.rewrite.stored_boundary import read_boundary
 from tiewise.checkpoint.rows import scan_rows
 from tiewise.checkpoint.strict_json import short
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.dense import Dense
+from tiewise.rewrite.plain_ends import is_own
+from tiewise.rewrite.stored_boundary import read_boundary
 
 
 class MappedTable(Behind):

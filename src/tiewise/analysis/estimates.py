@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise import student
+from tiewise.core import student
 
 Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 LINE, CURVE = 1, 3  # powers of f that are taken out
 _NEW = 1e-9  # share of a power's norm below which it is a combination of lower ones

@@ -15,7 +15,7 @@ from tiewise.analysis.bigrams import Chain, Ids
 from tiewise.analysis.direct_path import DirectPath, Tick, silent
 from tiewise.analysis.path_tokens import logits
 from tiewise.analysis.tables import Array
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 OTHERS = 512  # tokens that stand for all others
 

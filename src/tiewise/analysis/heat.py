@@ -20,7 +20,7 @@ from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.path_tokens import transitions
 from tiewise.analysis.tables import Array
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 SHOWN = 24
 PERMUTATIONS = 199

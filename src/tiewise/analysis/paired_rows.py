@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.tables import Table
 from tiewise.analysis.token_match import Pairs
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 CHUNK_BYTES = 40 * 2**20  # of rows held in fp32
 FEWEST = 16  # paired rows below which nothing is said

@@ -11,7 +11,7 @@ import numpy as np
 from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.direct_path import DirectPath, Tick, no_numbers, silent
 from tiewise.analysis.path_tokens import CONFIDENCE_95, transitions
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.direct_path import DirectPath, Grams, Tick, asymmetry, silent
 from tiewise.analysis.tables import Array
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 CONFIDENCE_95 = 1.959963984540054
 MOST_PAIRS = 4096  # held against one block of output rows

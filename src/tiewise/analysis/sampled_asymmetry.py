@@ -17,7 +17,7 @@ import numpy as np
 from tiewise.analysis.direct_path import Tick, no_numbers, silent
 from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.tables import Array
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 BLOCK = 1024
 RESAMPLES = 200

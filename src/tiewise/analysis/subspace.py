@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 Matrix = NDArray[np.float64]
 

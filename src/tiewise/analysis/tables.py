@@ -12,7 +12,7 @@ from tiewise.checkpoint.dtypes import FLOATING, NUMPY, widened
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.reader import Reader
 from tiewise.checkpoint.strict_json import short
-from tiewise.errors import CheckpointError, DataError
+from tiewise.core.errors import CheckpointError, DataError
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
 _DENSE = 3  # read a whole span of a file where at least one row in three of it is wanted

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.tokenizer import read_tokenizer
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.open_file import inside
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.core.errors import DataError
 from tiewise.data.byte_letters import byte_letters
-from tiewise.errors import DataError
 
 try:
     from tokenizers import Tokenizer

@@ -20,7 +20,7 @@ from tiewise.analysis.untrained_rows import RowState, row_state
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.tokenizer import read_tokenizer
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NOTABLE = 10

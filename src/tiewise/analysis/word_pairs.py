@@ -10,7 +10,7 @@ from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.path_tokens import Transition, both_ways
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.folder import Folder
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 @dataclass(frozen=True)

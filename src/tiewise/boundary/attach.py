@@ -14,7 +14,7 @@ from tiewise.boundary.link import NAME, Link, attach_hooks
 from tiewise.boundary.locate import Ends, locate
 from tiewise.boundary.modules import Head, Lookup, swapped
 from tiewise.boundary.structure import Structure, restructure
-from tiewise.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec
 
 
 def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:

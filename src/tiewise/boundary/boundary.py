@@ -29,16 +29,16 @@ from torch import Tensor
 from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of, refuse_bias
 from tiewise.boundary.vectors import start_from_rows
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
+from tiewise.core.random_logits import starting_nll
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.vocabulary import Vocabularies
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter
-from tiewise.random_logits import starting_nll
-from tiewise.spec import BoundarySpec
-from tiewise.vocabulary import Vocabularies
 
 
 class Boundary(nn.Module):
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.shapes`.
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core.shapes`.
 
     Args:
         spec: what to build.

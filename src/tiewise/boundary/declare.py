@@ -13,7 +13,7 @@ from typing import Any
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.keys import FLAG, allowed_keys, own_keys
 from tiewise.boundary.locate import Ends
-from tiewise.errors import InstallError
+from tiewise.core.errors import InstallError
 
 
 def own_config(model: Any, journal: Journal) -> Any:

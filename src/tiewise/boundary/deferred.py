@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tiewise.boundary.fold import Fold
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.ops.problem import compute_dtype
 

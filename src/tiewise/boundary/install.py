@@ -29,9 +29,9 @@ from tiewise.boundary.probe import Batch, on_meta, random_batch
 from tiewise.boundary.saved import declare_boundary
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import verify
-from tiewise.errors import InstallError, SpecError, UnsupportedError
+from tiewise.core.errors import InstallError, SpecError, UnsupportedError
+from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import PathRecord
-from tiewise.spec import BoundarySpec
 
 
 class Installed:

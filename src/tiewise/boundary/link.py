@@ -21,8 +21,8 @@ from tiewise.boundary.journal import Journal
 from tiewise.boundary.lazy import LazyLogits
 from tiewise.boundary.locate import Ends
 from tiewise.boundary.structure import Structure
+from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import LookupOptions, enter
-from tiewise.spec import BoundarySpec
 
 NAME = "_tiewise"
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tiewise.boundary.keys import partners
-from tiewise.errors import InstallError
+from tiewise.core.errors import InstallError
 
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

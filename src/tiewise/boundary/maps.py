@@ -15,8 +15,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.errors import SpecError
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec
 
 
 def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tiewise.boundary.lazy import computed
 from tiewise.boundary.link import Link
-from tiewise.errors import InstallError
+from tiewise.core.errors import InstallError
 
 Batch = dict[str, Any]
 _SEED = 20240229

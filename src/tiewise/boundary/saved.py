@@ -42,8 +42,8 @@ from tiewise.boundary.keys import depth_keys
 from tiewise.boundary.link import Link, link_of
 from tiewise.boundary.modules import Swapped, make
 from tiewise.boundary.probe import on_meta
-from tiewise.errors import InstallError, TiewiseWarning
-from tiewise.spec import MODEL_TYPE, BoundarySpec
+from tiewise.core.errors import InstallError, TiewiseWarning
+from tiewise.core.spec import MODEL_TYPE, BoundarySpec
 
 PREFIX = "Tiewise"
 ENTRY = "tiewise_boundary"

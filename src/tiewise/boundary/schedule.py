@@ -22,7 +22,7 @@ from tiewise.boundary.install import Installed, install
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.link import link_of
 from tiewise.boundary.saved import declare_boundary
-from tiewise.errors import SpecError, UnsupportedError
+from tiewise.core.errors import SpecError, UnsupportedError
 
 KEEP, STATE = ("input", "output", "mean"), ("copy", "split", "reset")
 # What each known optimizer keeps per parameter and that is linear in the gradient or in its square.

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.locate import Ends
 from tiewise.boundary.maps import make_maps
-from tiewise.errors import InstallError, SpecError
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.spec import BoundarySpec
 
 
 @dataclass(frozen=True)

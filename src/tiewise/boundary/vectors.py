@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tiewise.boundary.vector_files.read import read_words
-from tiewise.errors import DataError, SpecError, printable
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import DataError, SpecError, printable
+from tiewise.core.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
 

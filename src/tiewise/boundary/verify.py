@@ -15,7 +15,7 @@ from tiewise.boundary.link import Link
 from tiewise.boundary.modules import BACKWARD_HOOK
 from tiewise.boundary.plain import plainly
 from tiewise.boundary.probe import Batch, real_logits, run
-from tiewise.errors import InstallError, TiewiseError
+from tiewise.core.errors import InstallError, TiewiseError
 
 # relative to the largest value: rounding of the dtype, over a few hundred additions
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}

@@ -16,7 +16,7 @@ from tiewise.checkpoint.folder import ADAPTER_CONFIG, Fault, Folder
 from tiewise.checkpoint.header import Stored, read_header
 from tiewise.checkpoint.names import in_layer, is_foreign
 from tiewise.checkpoint.open_file import inside
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"

@@ -22,7 +22,7 @@ from tiewise.checkpoint.loaders import predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule
 from tiewise.checkpoint.rules import RULES, matching
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 FILE = "file"
 MOST_OF_A_KIND = 10  # findings that are told one by one

@@ -15,7 +15,7 @@ from tiewise.checkpoint.likeness import Likeness
 from tiewise.checkpoint.loaders import Outcome
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import SEVERITIES, Finding
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 SCHEMA = 1
 

@@ -13,7 +13,7 @@ from typing import Any
 from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.open_file import inside, read_whole
 from tiewise.checkpoint.strict_json import short
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file takes up to 600 times its bytes
 MOST_CLASSES, MOST_ANCESTORS = 2000, 100

@@ -19,8 +19,8 @@ from tiewise.checkpoint.names import in_layer, is_foreign
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
-from tiewise.errors import CheckpointError, SpecError
-from tiewise.spec import BoundarySpec
+from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.spec import BoundarySpec
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed

@@ -14,7 +14,7 @@ from typing import Any
 from tiewise.checkpoint.header import Header, Stored, read_header
 from tiewise.checkpoint.open_file import inside
 from tiewise.checkpoint.strict_json import read_json, short
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"

@@ -21,7 +21,7 @@ from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.open_file import inside, open_regular
 from tiewise.checkpoint.strict_json import short
 from tiewise.checkpoint.window import DAMAGED, Window
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
 MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000

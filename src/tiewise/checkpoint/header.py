@@ -17,7 +17,7 @@ from typing import Any, TypeGuard
 from tiewise.checkpoint.dtypes import BITS
 from tiewise.checkpoint.open_file import open_regular
 from tiewise.checkpoint.strict_json import parse_json, short
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 MOST_HEADER = 100_000_000  # the format's own limit
 MOST_AXES = 64

@@ -6,7 +6,7 @@ import os
 import stat
 from pathlib import Path
 
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

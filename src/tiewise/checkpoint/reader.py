@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.dtypes import NUMPY, widened
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.open_file import open_regular
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 CHUNK_BYTES = 4 * 2**20
 

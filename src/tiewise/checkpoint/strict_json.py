@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from tiewise.checkpoint.open_file import read_whole
-from tiewise.errors import CheckpointError, printable
+from tiewise.core.errors import CheckpointError, printable
 
 MOST_BYTES = 256 * 2**20  # the largest tokenizer.json known is 35 MB
 MOST_VALUES = 6_000_000  # and holds two million commas, colons and brackets

@@ -19,7 +19,7 @@ import numpy as np
 from tiewise.checkpoint.folder import Fault, Folder
 from tiewise.checkpoint.open_file import inside, read_whole
 from tiewise.checkpoint.strict_json import MOST_BYTES, require_bounded
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
 PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")

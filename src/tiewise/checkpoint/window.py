@@ -6,7 +6,7 @@ import os
 import struct
 from pathlib import Path
 
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 WINDOW_BYTES = 2**18
 DAMAGED = "the file is damaged or was cut short: download or convert it again"

@@ -9,7 +9,7 @@ import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.reading import long_reads
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.audit import Audit

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 LINES = 2048
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
     from tiewise.data.pretraining import PairRows

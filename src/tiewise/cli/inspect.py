@@ -86,7 +86,7 @@ def _check_room(out: Path, overwrite: bool) -> None:
     """Refuse before anything is measured what could not be written after it. Leaves nothing behind."""
     from tempfile import TemporaryFile
 
-    from tiewise.errors import RunError
+    from tiewise.core.errors import RunError
 
     if (out / RESULT).is_file() and not overwrite:
         raise RunError(f"{out} holds an inspection already", "add --overwrite to replace it, or choose another --out")
@@ -125,7 +125,7 @@ def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None
 
 
 def _make(out: Path) -> None:
-    from tiewise.errors import RunError
+    from tiewise.core.errors import RunError
 
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from tiewise import ctrl_c
-from tiewise.errors import TiewiseError
+from tiewise.core import ctrl_c
+from tiewise.core.errors import TiewiseError
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own

@@ -21,7 +21,7 @@ def models(
 
     `tiewise check` on the files themselves is better evidence than this catalogue.
     """
-    from tiewise.analysis.catalogue import Filter, select
+    from tiewise.planning.catalogue import Filter, select
     from tiewise.report.models import BETTER
 
     sizes = (None if size is None else size * 1e9 for size in (min_size, max_size))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
     from tiewise.training.settings import Settings

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from tiewise.cli import options as o
-from tiewise.errors import PlanError
+from tiewise.core.errors import PlanError
 
 if TYPE_CHECKING:
-    from tiewise.analysis.plan import Described, Plan
+    from tiewise.planning.plan import Described, Plan
 
 SIZES = "From sizes: "
 
@@ -53,10 +53,10 @@ def plan(
     From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and
     nothing built but with --build.
     """
-    from tiewise.analysis.memory import Tokens
-    from tiewise.analysis.plan import Setting
-    from tiewise.analysis.plan import plan as make
-    from tiewise.analysis.world import World
+    from tiewise.planning.memory import Tokens
+    from tiewise.planning.plan import Setting
+    from tiewise.planning.plan import plan as make
+    from tiewise.planning.world import World
 
     sizes: dict[str, int | None] = {
         "vocab": vocab,
@@ -95,7 +95,7 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Desc
         return config
     if like is not None:
         return like
-    from tiewise.analysis.read_config import Sizes
+    from tiewise.planning.read_config import Sizes
 
     missing = [f"--{name}" for name in ("vocab", "width", "layers") if name not in sizes]
     if missing:
@@ -110,15 +110,15 @@ def _built(model: Described) -> Described:
         PlanError: there is no config to build, or it cannot be built.
     """
     o.need("torch", "transformers")
-    from tiewise.analysis.catalogue import find
-    from tiewise.analysis.plan import config_of
+    from tiewise.planning.catalogue import find
+    from tiewise.planning.plan import config_of
 
     values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
     if values is None:
         raise PlanError(
             "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"
         )
-    from tiewise.analysis.meta import architecture_on_meta
+    from tiewise.planning.meta import architecture_on_meta
 
     return architecture_on_meta(values)
 

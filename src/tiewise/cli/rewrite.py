@@ -92,7 +92,7 @@ def resize(
 
 
 def _verb(name: str) -> Callable[..., Any]:
-    return getattr(import_module("tiewise.checkpoint.rewrite"), name)
+    return getattr(import_module("tiewise.rewrite"), name)
 
 
 def _counts(source: Path, counts: Path | None, text: Path | None) -> Any:

@@ -10,10 +10,10 @@ import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.reading import long_reads
-from tiewise.ctrl_c import ending
+from tiewise.core.ctrl_c import ending
 
 if TYPE_CHECKING:
-    from tiewise.checkpoint.rewrite.receipt import Receipt
+    from tiewise.rewrite.receipt import Receipt
 
 SOURCE = typer.Argument(metavar="PATH", help="Checkpoint folder, or one .safetensors file. It is only read.")
 TO = typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")
@@ -26,7 +26,7 @@ def carry_out(
     verb: Callable[..., Receipt], source: Path, to: Path, *, json_: bool, quiet: bool, **options: Any
 ) -> None:
     """Run one verb and print its receipt; Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished."""
-    from tiewise.checkpoint.rewrite.plan import PROVENANCE
+    from tiewise.rewrite.plan import PROVENANCE
 
     made = (to / PROVENANCE).exists()
     try:

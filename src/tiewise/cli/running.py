@@ -12,9 +12,9 @@ from pathlib import Path
 
 import typer
 
-from tiewise import ctrl_c
 from tiewise.cli.options import tell
-from tiewise.errors import Interrupted, RunError, TiewiseError
+from tiewise.core import ctrl_c
+from tiewise.core.errors import Interrupted, RunError, TiewiseError
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 _CHUNK = 1 << 22  # tokens counted at once
 _PAIRED = 2000  # tokens of which pairs are counted: 2,000² counts take 32 MB

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError
 from tiewise.data.atomic import sync_folder, written_whole
 from tiewise.data.dedupe import Deduplicator
 from tiewise.data.prepared import FACTS, TOKENIZER, token_type
@@ -24,7 +25,6 @@ from tiewise.data.split import SPLITS, assign
 from tiewise.data.spool import Spool
 from tiewise.data.token_file import Encoder, pieces, write_tokens
 from tiewise.data.tokenizer import bpe_size, make_tokenizer
-from tiewise.errors import DataError
 
 Progress = Callable[[str, float], None]
 _WORK = ".building"

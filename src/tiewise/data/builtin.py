@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from tiewise.core.errors import DataError
 from tiewise.data.document import Document, paragraphs
-from tiewise.errors import DataError
 
 # Packages of others, tests (they hold text written to be odd) and a parser kept for Python 2's grammar.
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}

@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.data.atomic import written_whole
 from tiewise.data.build import Progress, build, check_length
 from tiewise.data.plain_text import decode
@@ -25,7 +26,6 @@ from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.data.sources import Source, resolve
 from tiewise.data.split import CONTIGUOUS, RANDOM, SPLITS
 from tiewise.data.tokenizer import bpe_size
-from tiewise.errors import DataError, RunError, TiewiseError
 
 __all__ = ["PreparedText", "Progress", "load_prepared", "prepare"]
 

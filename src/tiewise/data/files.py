@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from tiewise.core.errors import DataError
 from tiewise.data.plain_text import opened, unreadable
-from tiewise.errors import DataError
 
 TABLES = (".jsonl", ".ndjson", ".parquet")
 _SNIFFED = 8192  # bytes that decide whether a file found in a folder is text

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import datasets
 
+from tiewise.core.errors import DataError
 from tiewise.data.document import Document
 from tiewise.data.tables import FIELD, one_line
-from tiewise.errors import DataError
 
 _FORM = "write hf:owner/name[/config][:split], or hf:./folder[:split]"
 

@@ -14,7 +14,7 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 Ints = NDArray[np.int64]
 IGNORED = -100

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from tiewise.core.errors import DataError
 from tiewise.data.document import BLANK_LINES
-from tiewise.errors import DataError
 
 _BLOCK = 1 << 20  # bytes read at once
 _FIX = "give UTF-8 text (iconv -t UTF-8 converts other encodings)"

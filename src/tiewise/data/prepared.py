@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError
 from tiewise.data.split import SPLITS
-from tiewise.errors import DataError
 
 FACTS = "data.json"
 TOKENIZER = "tokenizer"

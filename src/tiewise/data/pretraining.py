@@ -20,12 +20,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError
 from tiewise.data.atomic import written_whole
 from tiewise.data.masking import IGNORED, Masking, choose, mask
 from tiewise.data.prepared import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.data.sentence_order import Packing, Pairs, make_pairs, segments
 from tiewise.data.sentences import Sentences, Vocabulary, find_sentences
-from tiewise.errors import DataError
 
 Ints = NDArray[np.int64]
 MARKS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}

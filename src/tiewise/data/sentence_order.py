@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.core.errors import DataError
 from tiewise.data.sentences import Sentences
-from tiewise.errors import DataError
 
 Ints = NDArray[np.int64]
 OBJECTIVES = ("sop", "nsp", "none")

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from tiewise.core.errors import DataError
 from tiewise.data.builtin import builtin_documents
 from tiewise.data.document import Document
 from tiewise.data.files import TABLES, find_files
 from tiewise.data.hub import hub_documents, parse
 from tiewise.data.plain_text import cut, decode, opened
 from tiewise.data.tables import jsonl_documents, parquet_documents
-from tiewise.errors import DataError
 
 __all__ = ["Document", "Source", "open_sources", "read_sources", "resolve"]
 

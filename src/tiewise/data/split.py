@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 SPLITS = ("train", "tune", "heldout")
 RANDOM, CONTIGUOUS = "random", "contiguous"

@@ -13,9 +13,9 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
+from tiewise.core.errors import DataError
 from tiewise.data.document import Document
 from tiewise.data.plain_text import opened
-from tiewise.errors import DataError
 
 FIELD = "text"
 _ROWS = 1024  # of a Parquet row group, held at once

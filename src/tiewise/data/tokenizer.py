@@ -16,9 +16,9 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError
 from tiewise.data.byte_letters import byte_letters
 from tiewise.data.tables import one_line
-from tiewise.errors import DataError
 
 EOS = "<eos>"
 _SMALLEST = 257  # every byte, and <eos>

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.core.errors import DataError
 from tiewise.data.document import ended
 from tiewise.data.sources import Text, open_sources
 from tiewise.data.token_file import Encoder, batches, pieces
 from tiewise.data.tokenizer import make_tokenizer
-from tiewise.errors import DataError
 
 Ids = NDArray[np.int64]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tiewise.core.errors import DataError
 from tiewise.data.plain_text import opened
-from tiewise.errors import DataError
 
 FILES = ("train.txt", "valid.txt", "test.txt")
 _PART = re.compile(r"(?P<name>.+?)(?:@(?P<low>\d+)-(?P<high>\d+))?")

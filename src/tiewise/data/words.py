@@ -19,13 +19,13 @@ import numpy as np
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from tiewise.core.errors import DataError, RunError
 from tiewise.data.build import Progress, move
 from tiewise.data.plain_text import decode, opened
 from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.data.split import SPLITS
 from tiewise.data.tokenizer import EOS
 from tiewise.data.word_files import WordFile, word_files
-from tiewise.errors import DataError, RunError
 
 UNKNOWN = "<unk>"
 KIND = "words"

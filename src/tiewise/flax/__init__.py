@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 
 _missing = [name for name in ("jax", "flax", "optax") if find_spec(name) is None]
 if _missing:

@@ -18,9 +18,9 @@ from typing import Any
 from flax import linen, nnx
 from jax import Array
 
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.vocabulary import Vocabularies
 from tiewise.flax.ends import Body, Ends
-from tiewise.spec import BoundarySpec
-from tiewise.vocabulary import Vocabularies
 
 
 class _Verbs:

@@ -22,7 +22,7 @@ from jax import Array
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 from tiewise.flax.ends import Ends
 
 SHARED = {"table_out": "table_in"}

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tiewise.chunk_rows import chunk_rows
-from tiewise.errors import UnsupportedError
+from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.errors import UnsupportedError
 from tiewise.flax.indices import as_array, check_range
 from tiewise.flax.sweep import Problem, Tensors, counted, promoted, sweep
 from tiewise.flax.varying import alike

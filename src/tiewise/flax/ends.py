@@ -21,14 +21,14 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
+from tiewise.core.random_logits import starting_nll
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.vocabulary import Vocabularies
 from tiewise.flax import maps
 from tiewise.flax.cross_entropy import LossOptions, linear_cross_entropy
 from tiewise.flax.indices import as_array, check_range
 from tiewise.flax.path_gradient import LookupOptions, enter
-from tiewise.random_logits import starting_nll
-from tiewise.spec import BoundarySpec
-from tiewise.vocabulary import Vocabularies
 
 Params = Mapping[str, Array]
 Body = Callable[[Array], Array]
@@ -36,7 +36,7 @@ Body = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Ends:
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.shapes`. Make one with `Ends.of`."""
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core.shapes`. Make one with `Ends.of`."""
 
     spec: BoundarySpec
     vocab: Vocabularies

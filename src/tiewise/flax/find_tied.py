@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from tiewise.errors import DataError
-from tiewise.numerals import count
+from tiewise.core.errors import DataError
+from tiewise.core.numerals import count
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
+from tiewise.core.paths import PathNorms
 from tiewise.flax.models import LanguageModel
 from tiewise.flax.path_gradient import path_norms, probe
 from tiewise.flax.recipe import Recipe, batches, optimizer_of
-from tiewise.paths import PathNorms
 
 POINTS = 20  # of a curve
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tiewise.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec
 
 Params = Mapping[str, Array]
 Shape = tuple[int, ...]

@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from tiewise.errors import CheckpointError, SpecError
+from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.spec import BoundarySpec
 from tiewise.flax.boundary import Boundary
 from tiewise.flax.checkpoint import flat
 from tiewise.flax.layers import LSTM, Block, RMSNorm
-from tiewise.spec import BoundarySpec
 
 
 class LanguageModel(nnx.Module):

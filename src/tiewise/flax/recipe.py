@@ -15,12 +15,12 @@ import jax
 import numpy as np
 import optax
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Numbers of a run; letters as in `tiewise.shapes`.
+    """Numbers of a run; letters as in `tiewise.core.shapes`.
 
     Args:
         steps: optimizer steps.

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flax import nnx
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 from tiewise.flax.fitting import Fitting, Point
 from tiewise.flax.models import LanguageModel
 from tiewise.flax.recipe import Recipe

@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate, p_value
-from tiewise.errors import printable
-from tiewise.found import NEITHER, ONE, TWO
+from tiewise.core.errors import printable
+from tiewise.core.found import NEITHER, ONE, TWO
+from tiewise.core.student import holm
 from tiewise.inspection.inspect import ALL, Inspection, Section
 from tiewise.inspection.subject import comparison_of
-from tiewise.student import holm
 from tiewise.training.statistics import ALPHA, gaps
 
 NAME = "evidence"

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
-from tiewise.errors import DataError, RunError, TiewiseError
+from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.inspection.request import Progress, Request
 from tiewise.inspection.subject import Subject
 from tiewise.training.results import strict

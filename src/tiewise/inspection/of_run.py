@@ -39,9 +39,9 @@ from tiewise.analysis.tables import Table
 from tiewise.analysis.token_match import Pairs, one_vocabulary
 from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import open_folder
+from tiewise.core.errors import DataError, RunError
 from tiewise.data.blocks import token_counts
 from tiewise.data.prepared import load_prepared
-from tiewise.errors import DataError, RunError
 from tiewise.inspection.run_alignment import (
     AGAIN,
     CKA,

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
 # sections of one file each, told by their names alone: to import them needs torch

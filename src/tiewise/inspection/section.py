@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tiewise.found import Found
+from tiewise.core.found import Found
 from tiewise.inspection.request import FILES, Progress
 from tiewise.inspection.subject import Subject
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tiewise.checkpoint.folder import ADAPTER_CONFIG, Folder, open_folder
-from tiewise.errors import CheckpointError, RunError
+from tiewise.core.errors import CheckpointError, RunError
 from tiewise.training.folder import folder_name, read_json
 from tiewise.training.results import Comparison
 

@@ -9,8 +9,8 @@ from typing import Any
 from tiewise.analysis.alignment import Settings
 from tiewise.analysis.tokens import tokens_of
 from tiewise.checkpoint.facts import silent
+from tiewise.core.found import Found
 from tiewise.data.blocks import token_counts
-from tiewise.found import Found
 from tiewise.inspection import tables
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.inspect import Inspection, Measure, NotHere, carry_out

@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.internals.stack import Stack
 
 Key = tuple[Any, ...]

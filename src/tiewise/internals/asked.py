@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from tiewise.core.errors import DataError
 from tiewise.data.masking import IGNORED, Masking
 from tiewise.data.pretraining import MARKS, Marks, PairRows
 from tiewise.data.sentence_order import Packing
 from tiewise.data.sentences import find_sentences
 from tiewise.data.tokenizer import make_tokenizer
 from tiewise.data.windows import Ids, windows
-from tiewise.errors import DataError
 from tiewise.internals.loaded import Opened
 from tiewise.internals.text_loss import HIDDEN, NEXT
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate, mean_interval, ratio
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training.folder import read_json
 from tiewise.training.results import Comparison, RunResult, to_record
 

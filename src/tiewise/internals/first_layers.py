@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.strict_json import short
-from tiewise.errors import InstallError
+from tiewise.core.errors import InstallError
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tiewise.analysis.text_pairs import TextPair, text_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
 from tiewise.checkpoint.facts import Progress, silent
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 from tiewise.internals.first_layers import FirstBlock, first_block
 from tiewise.internals.loaded import Opened
 

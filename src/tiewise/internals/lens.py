@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.checkpoint.facts import Progress, silent
-from tiewise.errors import DataError, UnsupportedError
+from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.internals.lens_results import Layer, Lenses, Read
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import Stack, find_stack

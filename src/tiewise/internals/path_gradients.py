@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiewise.checkpoint.facts import Progress, silent
+from tiewise.core.errors import DataError
 from tiewise.data.blocks import token_counts
 from tiewise.data.windows import Ids
-from tiewise.errors import DataError
 from tiewise.internals.adam_paths import Adam, AdamPaths
 from tiewise.internals.loaded import Opened
 from tiewise.internals.path_batches import Activation, AtBatch, PerBatch, Single, activation, by_batch, per_batch

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.facts import Progress, silent
+from tiewise.core.errors import DataError
 from tiewise.data.windows import Ids
-from tiewise.errors import DataError
 from tiewise.internals.applications import Call, Repeat, applied, keys, repeats, shared_fractions
 from tiewise.internals.iteration import iterate, relative
 from tiewise.internals.loaded import Opened

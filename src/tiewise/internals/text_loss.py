@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.windows import Ids
-from tiewise.errors import DataError, UnsupportedError
 from tiewise.internals.loaded import Opened
 
 NEXT, HIDDEN, HALF = "next token", "hidden", "second half"

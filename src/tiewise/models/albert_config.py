@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig
 
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.models.albert_layers import Layer
 from tiewise.sharing.layout import ENTRY, make_layout
 from tiewise.sharing.sublayers import LayerStack
-from tiewise.sharing_spec import SharingSpec
 
 NORMS = ("before", "after")
 STACK = "layers"  # the list of layers in the encoder

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
 
 
 class Embeddings(nn.Module):

@@ -16,10 +16,10 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.models.albert import OpenAlbertForPreTraining, OpenAlbertForSequenceClassification, OpenAlbertModel
 from tiewise.models.albert_config import OpenAlbertConfig
-from tiewise.sharing_spec import SharingSpec
 
 PAIRS = (
     (OpenAlbertForPreTraining, transformers.AlbertForPreTraining),

@@ -14,7 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
 from tiewise.models.cells import CELLS, Cell, LayerState, Weights, fused, stepped
 from tiewise.models.dropout import drop, mask
 from tiewise.models.rnn_config import RNNConfig

@@ -19,7 +19,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from tiewise.boundary.saved import ENTRY
-from tiewise.errors import SpecError, UnsupportedError
+from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.models.dropout import drop, drop_words
 from tiewise.models.recurrent import Layer, Recurrent, State
 from tiewise.models.rnn_config import RNNConfig

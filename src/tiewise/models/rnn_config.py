@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from transformers import PreTrainedConfig
 
-from tiewise.errors import SpecError
+from tiewise.core.errors import SpecError
 from tiewise.models.cells import CELLS
 
 SHARES = (

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.compiled import traced_scalar, traced_tokens
 from tiewise.ops.fused import fused_scalar, fused_tokens
 from tiewise.ops.problem import Head, TokenLoss

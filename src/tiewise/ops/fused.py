@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import sweep
 from tiewise.ops.problem import Gradients, Head, Tensors, TokenLoss, Wanted, accumulator, compute_dtype
 

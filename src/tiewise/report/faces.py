@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tiewise.found import Found, Quantity
-from tiewise.numerals import NONE, plain
+from tiewise.core.found import Found, Quantity
+from tiewise.core.numerals import NONE, plain
 from tiewise.report.grid import Table
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.numerals import count
+from tiewise.core.numerals import count
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.series import (

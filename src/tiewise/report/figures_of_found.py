@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.found import Curve, Found, Grid, Quantity, Stack, visible
-from tiewise.numerals import NONE, plain
+from tiewise.core.found import Curve, Found, Grid, Quantity, Stack, visible
+from tiewise.core.numerals import NONE, plain
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.faces import no_effect

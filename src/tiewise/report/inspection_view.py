@@ -13,11 +13,11 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from tiewise.core.numerals import plain
 from tiewise.inspection.evidence import NAME as EVIDENCE
 from tiewise.inspection.evidence import TieOrNot
 from tiewise.inspection.inspect import Inspection, Section
 from tiewise.inspection.section import SECTIONS
-from tiewise.numerals import plain
 from tiewise.report import faces
 from tiewise.report.grid import Table
 from tiewise.report.inspected.evidence import measured

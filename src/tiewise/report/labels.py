@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 
-from tiewise.found import visible
+from tiewise.core.found import visible
 
 
 def token_label(token: str) -> str:

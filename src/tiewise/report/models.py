@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.analysis.catalogue import Model
+from tiewise.planning.catalogue import Model
 
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
 UNKNOWN = "–"

@@ -18,9 +18,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.ledger import results
-from tiewise.errors import RunError
-from tiewise.numerals import NONE, plain
+from tiewise.core.errors import RunError
+from tiewise.core.ledger import results
+from tiewise.core.numerals import NONE, plain
 from tiewise.report import shares, theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tiewise.numerals import plain
+from tiewise.core.numerals import plain
 from tiewise.report import panels, pretraining, published, sharing_order, sheet
 from tiewise.report.grid import Table
 from tiewise.report.published import Beside

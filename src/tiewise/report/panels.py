@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import plotly.graph_objects as go
 
-from tiewise.numerals import count, plain, signed
+from tiewise.core.numerals import count, plain, signed
 from tiewise.report import figures
 from tiewise.report.grid import Table
 from tiewise.report.heat_map import asymmetry, centred, direct_path

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from tiewise.analysis.budget import budget
-from tiewise.analysis.ledger import ALBERT_AVERAGE, Result, results
-from tiewise.analysis.parts import COMPONENTS
-from tiewise.analysis.plan import Plan
-from tiewise.analysis.read_config import Sizes, from_sizes, read
-from tiewise.numerals import count, size
+from tiewise.core.ledger import ALBERT_AVERAGE, Result, results
+from tiewise.core.numerals import count, size
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.budget import budget
+from tiewise.planning.parts import COMPONENTS
+from tiewise.planning.plan import Plan
+from tiewise.planning.read_config import Sizes, from_sizes, read
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.plan_rows import columns
-from tiewise.sharing_spec import SharingSpec
-from tiewise.spec import BoundarySpec
 
 Curve = Mapping[int, int]  # parameters by width
 WIDTHS = (128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)

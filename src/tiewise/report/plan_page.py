@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from tiewise.analysis.plan import Plan
-from tiewise.numerals import NONE, count, plain, size
+from tiewise.core.numerals import NONE, count, plain, size
+from tiewise.planning.plan import Plan
 from tiewise.report import plan_figures as figures
 from tiewise.report import sheet
 from tiewise.report.grid import Table

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tiewise.analysis.catalogue import Model, find, neighbours
-from tiewise.analysis.parts import COMPONENTS
-from tiewise.analysis.plan import Choice, Plan
-from tiewise.errors import PlanError
-from tiewise.numerals import NONE, count, plain, signed, size
+from tiewise.core.errors import PlanError
+from tiewise.core.numerals import NONE, count, plain, signed, size
+from tiewise.planning.catalogue import Model, find, neighbours
+from tiewise.planning.parts import COMPONENTS
+from tiewise.planning.plan import Choice, Plan
 
 Cell = Callable[[Choice], str]
 SHOWN_DTYPES = ("float32", "bfloat16", "float8_e4m3fn")

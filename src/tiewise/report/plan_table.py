@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.analysis.plan import Plan
+from tiewise.planning.plan import Plan
 from tiewise.report.models import BETTER
 from tiewise.report.plan_rows import (
     NEIGHBOUR_HEADER,

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.analysis.ledger import Result, results
-from tiewise.numerals import NONE, plain
+from tiewise.core.ledger import Result, results
+from tiewise.core.numerals import NONE, plain
 from tiewise.report.grid import Table
 
 # (training tokens with <eos>, vocabulary) of the texts that figures are of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.checkpoint.rewrite.receipt import Receipt
 from tiewise.checkpoint.rules.wording import names, size
+from tiewise.rewrite.receipt import Receipt
 
 SHOWN = 6  # names of tensors in one cell
 

@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 
-from tiewise.numerals import NONE, count, plain, signed, size
+from tiewise.core.numerals import NONE, count, plain, signed, size
 from tiewise.report import shares
 from tiewise.training.results import Comparison, RunResult
 from tiewise.training.wording import interval

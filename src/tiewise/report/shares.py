@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Sequence
 
 from tiewise.analysis.estimates import Estimate, mean_interval
-from tiewise.numerals import NONE, plain, signed
+from tiewise.core.numerals import NONE, plain, signed
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, Share
 
 PAIRS = {"sop": "sentence order", "nsp": "next sentence"}

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import combinations
 
-from tiewise.analysis.ledger import ALBERT_AVERAGE, results
-from tiewise.numerals import plain, signed
+from tiewise.core.ledger import ALBERT_AVERAGE, results
+from tiewise.core.numerals import plain, signed
+from tiewise.core.sharing_spec import KINDS
+from tiewise.core.student import holm
 from tiewise.report.grid import Table
-from tiewise.sharing_spec import KINDS
-from tiewise.student import holm
 from tiewise.training.results import Comparison, RunResult
 from tiewise.training.statistics import ALPHA, paired
 from tiewise.training.wording import interval

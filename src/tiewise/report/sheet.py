@@ -23,7 +23,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.report import theme
 from tiewise.report.grid import Table
 

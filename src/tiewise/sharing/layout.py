@@ -15,9 +15,9 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.errors import InstallError, SpecError
+from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.sublayers import LayerStack
-from tiewise.sharing_spec import SharingSpec
 
 ENTRY = "tiewise_sharing"
 

@@ -20,11 +20,11 @@ from transformers import PreTrainedModel
 from tiewise.boundary.declare import own_config
 from tiewise.boundary.journal import Journal
 from tiewise.boundary.saved import BUILDERS, declare_family, forget
-from tiewise.errors import InstallError, SpecError
+from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, Layout, Same, make_layout
 from tiewise.sharing.relaxed import is_relaxed, relax, tighten, whole
 from tiewise.sharing.sublayers import find_stacks
-from tiewise.sharing_spec import SharingSpec
 
 VALUES = ("first", "mean")
 

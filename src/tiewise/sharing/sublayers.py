@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.errors import InstallError
+from tiewise.core.errors import InstallError
 
 _MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
 _SEED, _ROWS, _LENGTH = 20240229, 2, 5

@@ -15,11 +15,11 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState
 
-from tiewise import ctrl_c
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.schedule import KEEP, STATE, tie, untie
+from tiewise.core import ctrl_c
+from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.data.atomic import written_whole
-from tiewise.errors import SpecError, UnsupportedError
 from tiewise.training import ranks
 from tiewise.training.shown import Whole
 
@@ -97,7 +97,7 @@ class Interrupt(TrainerCallback):
 
     Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed. Of several
     processes that train together all stop after the same step, whichever was told. A press that came before and
-    was lost in a library (`tiewise.ctrl_c`) counts.
+    was lost in a library (`tiewise.core.ctrl_c`) counts.
     """
 
     def __init__(self) -> None:

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 import tiewise
+from tiewise.core.errors import RunError
 from tiewise.data.blocks import Bigram, asymmetric_bigrams, token_counts
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import RunError
 from tiewise.training import ranks
 from tiewise.training.environment import environment
 from tiewise.training.folder import ENVIRONMENT, read_json, write_json

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 
 _CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 _NEARLY_FULL = 1 << 20  # bytes; what did not fit is larger

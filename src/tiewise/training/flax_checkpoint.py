@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save
 
+from tiewise.core.errors import CheckpointError
 from tiewise.data.atomic import sync_folder, written_whole
-from tiewise.errors import CheckpointError
 from tiewise.flax.checkpoint import read
 from tiewise.flax.fitting import Fitting
 from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json

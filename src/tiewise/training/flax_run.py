@@ -16,8 +16,8 @@ import torch
 from flax import nnx
 
 from tiewise.boundary.install import Installed
+from tiewise.core.errors import Interrupted, RunError
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import Interrupted, RunError
 from tiewise.flax.fitting import Fitting, Point
 from tiewise.flax.models import Decoder
 from tiewise.flax.recipe import Recipe

@@ -19,10 +19,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from tiewise.core.errors import RunError
+from tiewise.core.numerals import size
+from tiewise.core.spec import MODEL_TYPE
 from tiewise.data.atomic import written_whole
-from tiewise.errors import RunError
-from tiewise.numerals import size
-from tiewise.spec import MODEL_TYPE
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"

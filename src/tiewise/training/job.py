@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiewise.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Whole
 

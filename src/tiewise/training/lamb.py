@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 
 
 class Lamb(Optimizer):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training import ranks
 from tiewise.training.folder import LOCK
 

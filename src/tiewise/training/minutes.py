@@ -16,10 +16,10 @@ from shutil import rmtree
 
 import numpy as np
 
+from tiewise.core.errors import Interrupted, RunError
 from tiewise.data.blocks import token_counts
 from tiewise.data.build import Progress
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import Interrupted, RunError
 from tiewise.training import ranks
 from tiewise.training.evaluate import measure
 from tiewise.training.job import Job

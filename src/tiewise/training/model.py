@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from tiewise.analysis.read_config import read
 from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.initial import draw, sound_std
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
+from tiewise.core.errors import PlanError, RunError
+from tiewise.core.random_logits import start
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import PlanError, RunError
-from tiewise.random_logits import start
-from tiewise.spec import BoundarySpec
+from tiewise.planning.read_config import read
 from tiewise.training.recurrent.model import recurrent_config, start_uniform
 from tiewise.training.settings import Settings
 

@@ -20,8 +20,8 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, TypeVar
 
-from tiewise import ctrl_c
-from tiewise.errors import Interrupted, RunError, TiewiseError
+from tiewise.core import ctrl_c
+from tiewise.core.errors import Interrupted, RunError, TiewiseError
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)

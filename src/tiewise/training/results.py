@@ -16,7 +16,7 @@ from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 
 SCHEMA = 1
 MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged

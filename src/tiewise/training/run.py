@@ -18,11 +18,11 @@ from transformers.trainer_callback import PrinterCallback
 from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.schedule import tie, untie
+from tiewise.core.errors import Interrupted, UnsupportedError
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.blocks import Blocks
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import Interrupted, UnsupportedError
 from tiewise.hf import densify
-from tiewise.spec import BoundarySpec
 from tiewise.training import ranks
 from tiewise.training.albert import assemble as albert
 from tiewise.training.albert.model import build_arm, parts

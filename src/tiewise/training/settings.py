@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
+from tiewise.core.errors import RunError
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.split import CONTIGUOUS, RANDOM
-from tiewise.errors import RunError
-from tiewise.spec import BoundarySpec
 from tiewise.training.albert.options import MODEL as ALBERT
 from tiewise.training.albert.options import Albert, arm_name, read_arm
 from tiewise.training.recurrent.options import CELLS, Recurrent

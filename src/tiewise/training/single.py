@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tiewise.core.errors import RunError
 from tiewise.data.blocks import token_counts
-from tiewise.errors import RunError
 from tiewise.training.folder import FINAL
 from tiewise.training.results import RunResult
 from tiewise.training.run import train

@@ -16,7 +16,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from tiewise import student
+from tiewise.core import student
 from tiewise.training.results import Comparison, Difference, RunResult
 from tiewise.training.wording import finding
 

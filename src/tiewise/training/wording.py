@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tiewise.numerals import NONE, count, plain, signed
+from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.training.results import Comparison, Difference
 
 UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in

@@ -21,7 +21,7 @@ import numpy as np
 
 from tiewise.boundary.vector_files.rows import WIDEST, Rows
 from tiewise.boundary.vector_files.stream import WHOLE, Stream
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 MAGIC = struct.pack("<i", 793_712_314)
 _VERSION = 12

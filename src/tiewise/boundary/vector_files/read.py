@@ -11,7 +11,7 @@ from tiewise.boundary.vector_files.fasttext import MAGIC, read_fasttext
 from tiewise.boundary.vector_files.rows import Rows
 from tiewise.boundary.vector_files.text import header_of, read_text, width_of
 from tiewise.boundary.vector_files.word2vec import read_word2vec
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 _HEAD = 1 << 20
 _OTHERS = {  # first bytes of what is often given in place of vectors

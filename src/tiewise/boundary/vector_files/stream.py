@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import BinaryIO
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 WHOLE = "take the file from its source again"
 _PIECE = 1 << 20

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from tiewise.boundary.vector_files.rows import WIDEST, Rows
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 _LONGEST_LINE = 1 << 20
 _HEADER = re.compile(rb"[ \t]*(\d{1,12})[ \t]+(\d{1,12})[ \t]*\r?\n")

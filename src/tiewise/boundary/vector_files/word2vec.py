@@ -13,7 +13,7 @@ import numpy as np
 
 from tiewise.boundary.vector_files.rows import WIDEST, Rows
 from tiewise.boundary.vector_files.stream import WHOLE, Stream
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 
 def read_word2vec(

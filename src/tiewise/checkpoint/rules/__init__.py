@@ -17,7 +17,7 @@ from tiewise.checkpoint.rules import (
     tying,
     vocabulary,
 )
-from tiewise.errors import CheckpointError
+from tiewise.core.errors import CheckpointError
 
 _MODULES = (integrity, tying, config, vocabulary, rows, loading)
 _FORMATS = (formats_adapter, formats_code, formats_gguf, formats_quantised)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.found import Curve, Found, Quantity
+from tiewise.core.found import Curve, Found, Quantity
+from tiewise.core.numerals import size
 from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.application_sweep import Sweep, application_sweep
-from tiewise.numerals import size
 
 TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments
 NATS = "nats per token"

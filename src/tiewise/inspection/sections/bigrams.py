@@ -12,12 +12,12 @@ from tiewise.analysis.bigrams_found import BigramsFound, bigrams_of
 from tiewise.analysis.heat import HeatMap, Likeness
 from tiewise.analysis.path_loss import PathLoss
 from tiewise.analysis.text_pairs import TextPair
-from tiewise.found import Found, Grid, Listing, Quantity, Stack, visible
+from tiewise.core.found import Found, Grid, Listing, Quantity, Stack, visible
+from tiewise.core.numerals import count, plain
 from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.numerals import count, plain
 
 NATS = "nats per token"
 PARTS = (

@@ -8,14 +8,14 @@ from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.path_tokens import Transition
 from tiewise.analysis.text_pairs import TextPair
 from tiewise.analysis.word_pairs import WordPair
-from tiewise.found import Found, Grid, Listing, Quantity, visible
+from tiewise.core.found import Found, Grid, Listing, Quantity, visible
+from tiewise.core.numerals import count, plain
 from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.sections.bigrams import like_text, nll_of, path_grid, text_grid
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.first_mlp import FirstMlp, first_mlp_of
-from tiewise.numerals import count, plain
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
 LOGITS = "Requested pairs: logits"

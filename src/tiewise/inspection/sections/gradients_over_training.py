@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tiewise.found import Curve, Found, Listing, Quantity
+from tiewise.core.found import Curve, Found, Listing, Quantity
+from tiewise.core.numerals import count
 from tiewise.inspection.inspect import NotHere
 from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.course import Arm, course
-from tiewise.numerals import count
 
 SHARE = "share of the two norms"
 WHY = (

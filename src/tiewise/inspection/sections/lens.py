@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tiewise.found import Curve, Found, Listing, Quantity
+from tiewise.core.found import Curve, Found, Listing, Quantity
+from tiewise.core.numerals import NONE, plain
 from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.lens import lenses
 from tiewise.internals.lens_results import BITS, CONVERGED, Layer, Lenses, Read
-from tiewise.numerals import NONE, plain
 
 KL = "nats to the final distribution"
 

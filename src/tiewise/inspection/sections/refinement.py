@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.found import Curve, Found, Grid, Listing, Quantity
+from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
+from tiewise.core.numerals import NONE
 from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.refined import Application, Course, Refinement, Rest
 from tiewise.internals.refinement import refinement as follow
-from tiewise.numerals import NONE
 
 CONTROL = "Dashed: the same architecture with fresh weights."
 PER_LAYER: tuple[tuple[str, str, bool, Callable[[Application], Estimate | None], str], ...] = (

@@ -8,7 +8,7 @@ from tiewise.analysis.alignment import FITTED, HELD_OUT, Alignment, Score
 from tiewise.analysis.alignment_maps import CENTRED, IDENTITY, ORTHOGONAL
 from tiewise.analysis.end_alignment import AlignmentFound
 from tiewise.analysis.estimates import Estimate
-from tiewise.numerals import NONE, count, plain
+from tiewise.core.numerals import NONE, count, plain
 from tiewise.report.grid import Table
 
 TITLE = "Alignment of input and output"

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from tiewise.analysis.alignment import Alignment
 from tiewise.analysis.end_alignment import AlignmentFound
 from tiewise.analysis.estimates import Estimate
-from tiewise.numerals import count, plain
+from tiewise.core.numerals import count, plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table

@@ -9,7 +9,7 @@ from tiewise.analysis.alignment_maps import CENTRED, IDENTITY, ORTHOGONAL
 from tiewise.analysis.closer import NEITHER, Closer, Lean
 from tiewise.analysis.end_alignment import AcrossFound, EndPair
 from tiewise.analysis.estimates import Estimate
-from tiewise.numerals import NONE, count, plain, signed
+from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.inspected.alignment import against_null, held_out, interval, measures, spelled
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from tiewise.analysis.direct_path_found import DirectPathFound
 from tiewise.analysis.word_pairs import WordPair
-from tiewise.numerals import count, plain, signed
+from tiewise.core.numerals import count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.labels import visible
 

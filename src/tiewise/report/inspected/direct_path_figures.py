@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import plotly.graph_objects as go
 
 from tiewise.analysis.direct_path_found import DirectPathFound
-from tiewise.numerals import plain
+from tiewise.core.numerals import plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table

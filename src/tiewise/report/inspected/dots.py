@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import plotly.graph_objects as go
 
-from tiewise.numerals import plain
+from tiewise.core.numerals import plain
 from tiewise.report.bars import finish
 
 QUIET = "#8a8f99"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tiewise.found import NEITHER, ONE, TWO
+from tiewise.core.found import NEITHER, ONE, TWO
+from tiewise.core.numerals import NONE, plain
 from tiewise.inspection.evidence import NO_INTERVAL, NO_VERDICT, Evidence, TieOrNot
-from tiewise.numerals import NONE, plain
 from tiewise.report.grid import Table
 
 TITLE = "Tie or not?"

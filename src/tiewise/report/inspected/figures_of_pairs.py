@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import plotly.graph_objects as go
 
 from tiewise.analysis.word_pairs import WordPair
-from tiewise.numerals import count, plain
+from tiewise.core.numerals import count, plain
 from tiewise.report import theme
 from tiewise.report.bars import finish
 from tiewise.report.grid import Table

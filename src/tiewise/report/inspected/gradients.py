@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.numerals import NONE, count, plain
+from tiewise.core.numerals import NONE, count, plain
 from tiewise.report.grid import Table
 from tiewise.report.labels import visible
 

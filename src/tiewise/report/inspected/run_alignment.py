@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from tiewise.analysis.alignment_maps import IDENTITY, ORTHOGONAL
 from tiewise.analysis.closer import NEITHER
 from tiewise.analysis.frequency_out import CURVE
-from tiewise.analysis.ledger import Result, results
+from tiewise.core.ledger import Result, results
+from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.inspection.run_alignment import (
     AGAIN,
     CKA,
@@ -22,7 +23,6 @@ from tiewise.inspection.run_alignment import (
     OverSeeds,
     RunAlignment,
 )
-from tiewise.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.inspected.alignment import spelled
 

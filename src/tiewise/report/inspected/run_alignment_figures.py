@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tiewise.analysis.alignment_maps import ORTHOGONAL
+from tiewise.core.numerals import plain
 from tiewise.inspection.run_alignment import CKA, CKA_CURVE, CKA_LINE, Leaning, OverSeeds, RunAlignment
-from tiewise.numerals import plain
 from tiewise.report import theme
 from tiewise.report.grid import Table
 from tiewise.report.inspected.dots import QUIET, Dot, Series, dot_plot

@@ -8,7 +8,7 @@ from tiewise.analysis.contexts import ContextGroup
 from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.token_norms import NormGroup
 from tiewise.analysis.tokens import ContextsFound, TableTokens, TokensFound
-from tiewise.numerals import NONE, count, plain, signed
+from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.labels import visible
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from tiewise.boundary.install import Installed, install
+from tiewise.core.errors import SpecError
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.prepared import PreparedText
-from tiewise.errors import SpecError
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
-from tiewise.spec import BoundarySpec
 from tiewise.training.albert.options import Albert, read_arm
 from tiewise.training.model import parameters
 from tiewise.training.settings import Settings

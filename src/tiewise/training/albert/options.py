@@ -10,11 +10,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
+from tiewise.core.errors import RunError, SpecError
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.masking import Masking
 from tiewise.data.sentence_order import OBJECTIVES, Packing
-from tiewise.errors import RunError, SpecError
-from tiewise.sharing_spec import SharingSpec
-from tiewise.spec import BoundarySpec
 
 MODEL = "albert"
 ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 
 CELLS = ("lstm", "gru", "tanh", "relu")
 _CHOICES = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tiewise.errors import RunError
+from tiewise.core.errors import RunError
 from tiewise.training.settings import Settings
 
 _FOLDER = Path(__file__).parents[2] / "recipes"

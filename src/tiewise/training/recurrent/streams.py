@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from tiewise.errors import DataError
+from tiewise.core.errors import DataError
 
 _SHORTEST = 5  # words of a step of varied length
 _SPREAD = 5.0  # its standard deviation

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import Sampler, SequentialSampler
 
 from tiewise.boundary.install import Installed
-from tiewise.errors import UnsupportedError
+from tiewise.core.errors import UnsupportedError
 from tiewise.models import detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.recurrent.annealing import Annealing

@@ -1,0 +1,192 @@
+"""A measurement is data, said once: what every section of an inspection finds, and all that is made of it.
+
+    Quantity   one number: with its interval, what no effect gives, and what it would speak for
+    Curve      numbers along an axis (depth, step, rank, frequency)
+    Grid       numbers over two axes
+    Stack      parts that add up, a bar
+    Listing    rows of names and numbers that a reader looks up
+    Found      the answer in one sentence, and these
+
+A section makes a `Found` and nothing else. Words, tables, figures and JSON are functions of it, each written once
+(`report/faces.py`), so that a new section has all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from tiewise.core.numerals import NONE, plain
+
+ONE, TWO, NEITHER = "one table", "two tables", "neither"
+_WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+def visible(token: str) -> str:
+    """Make white space and control characters of a token visible: " the" becomes ␣the."""
+    shown = token.translate(_WHITE)
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in shown) or "(empty)"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number.
+
+    `value [low, high]` is a value with its 95 % interval; NaN where there is none. A quantity with a `question` is read
+    as evidence: it speaks for `below` or `above` where its interval lies wholly on that side of all no effect gives.
+    """
+
+    name: str  # a row of tables and figures, in plain words: "after the best rotation"
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    n: int = 0  # independent values behind it
+    chance: float | None = None  # what no effect gives
+    null: tuple[float, ...] = ()  # what permuted data gave
+    of: str = ""  # the model, arm or table
+    unit: str = ""  # "nats per token", "cosine", "%" (the value is a share), "" for a count
+    main: bool = True  # whether it stands in the one table that a reader sees first
+    figure: str = ""  # title of the dot plot that it is always drawn in
+    question: str = ""
+    below: str = NEITHER
+    above: str = NEITHER
+    why: str = ""  # how to read it, where a reader would ask
+
+    @classmethod
+    def of_estimate(cls, name: str, found: Any, **more: Any) -> Quantity:
+        """Return an estimate under a name; without one, or without an interval, NaN."""
+        if found is None:
+            return cls(name, math.nan, **more)
+        low, high = (found.low, found.high) if found.rows > 1 else (math.nan, math.nan)
+        return cls(name, found.value, low, high, found.rows, **more)
+
+    @property
+    def speaks(self) -> str:
+        """What it speaks for: `below`, `above`, or neither where the interval holds what no effect gives."""
+        bar = (self.chance or 0.0, *self.null)
+        if math.isnan(self.low) or math.isnan(self.high):
+            return NEITHER
+        return self.below if self.high < min(bar) else self.above if self.low > max(bar) else NEITHER
+
+    def __str__(self) -> str:
+        """0.192 [0.184, 0.199]: the one form in which a number with its interval is written."""
+        if not math.isfinite(self.value):
+            return NONE
+        if self.unit == "%":
+            scale, digits, mark = 100.0, 1, " %"
+        elif not self.unit:
+            return plain(self.value, 0)
+        else:
+            scale, mark = 1.0, ""
+            size = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
+            digits = 3 if size >= 0.01 or not size else 5 if size >= 1e-4 else 8
+        value, low, high = (plain(scale * x, digits) for x in (self.value, self.low, self.high))
+        return f"{value}{mark}" if math.isnan(self.low) else f"{value}{mark} [{low}, {high}]"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One line of a figure, which holds the curves of one `name`: a colour for each `of`, a dash for each `which`."""
+
+    name: str  # title of the figure
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    low: tuple[float, ...] = ()  # 95 % intervals, as many as points; none where there are none
+    high: tuple[float, ...] = ()
+    along: str = "step"  # what x is
+    unit: str = ""
+    of: str = ""
+    which: str = ""  # of several lines of one model: "logit lens", "fresh weights"
+    level: float | None = None  # a value to compare with, drawn dotted
+    level_name: str = ""
+    mark: float | None = None  # the x that is the model's own
+    log: bool = False  # whether y falls over orders of magnitude
+    why: str = ""  # the caption
+
+    @property
+    def line(self) -> str:
+        """What the legend calls it."""
+        return ", ".join(part for part in (self.of, self.which) if part)
+
+    @classmethod
+    def through(cls, name: str, points: Iterable[tuple[float, Any]], **more: Any) -> Curve:
+        """Return the curve through (x, estimate or None); those without an estimate are left out."""
+        found = [(x, e.value, e.low, e.high) for x, e in points if e is not None]
+        return cls(name, *(tuple(column) for column in zip(*found, strict=True)) if found else ((), ()), **more)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers over two axes, drawn as a heat map; NaN where there is none."""
+
+    name: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+    top: float = 1.0  # the end of the colours, both ways
+    axes: tuple[str, str] = ("", "")  # of rows and columns
+    of: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One bar of a figure, which holds the stacks of one `name`."""
+
+    name: str
+    bar: str  # "" for the model's own
+    parts: tuple[tuple[str, float], ...]  # from the bottom up
+    unit: str = ""
+    of: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Rows of text that a reader looks up, the first column naming the row."""
+
+    name: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    of: str = ""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one section found of one model, or of several."""
+
+    answer: str  # the section's question answered in half a sentence, without the model's name
+    quantities: tuple[Quantity, ...] = ()
+    curves: tuple[Curve, ...] = ()
+    grids: tuple[Grid, ...] = ()
+    stacks: tuple[Stack, ...] = ()
+    listings: tuple[Listing, ...] = ()
+    notes: tuple[str, ...] = field(default=())  # what was left out, and what a reader must know
+
+    def about(self, label: str) -> Found:
+        """Return it with everything that names no model as of this one."""
+
+        def named(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+            return tuple(part if part.of else replace(part, of=label) for part in parts)
+
+        return replace(
+            self,
+            quantities=named(self.quantities),
+            curves=named(self.curves),
+            grids=named(self.grids),
+            stacks=named(self.stacks),
+            listings=named(self.listings),
+        )
+
+    def __getitem__(self, name: str) -> Quantity:
+        """Return the first quantity of this name; KeyError where there is none."""
+        for quantity in self.quantities:
+            if quantity.name == name:
+                return quantity
+        raise KeyError(name)
+
+    def record(self) -> dict[str, Any]:
+        """Everything as plain values for JSON."""
+        return asdict(self)

@@ -1,0 +1,165 @@
+"""The loss of random logits, without torch: what a table's scale says of the first step.
+
+Logits of independent rows N(0, σ²) against a hidden state of norm √D are N(0, τ²) with τ = σ√D. The expected nll of
+a random target is then E[log Σ_j exp(τ g_j)] (the target's own logit has mean zero): ln V + τ²/2 for small τ, about
+τ √(2 ln V) for large. Both are asymptotes; `predicted_nll` integrates the expectation itself,
+
+    E[log S] = ∫ (exp(-e^u) - E[exp(-e^u S)]) du,      E[exp(-x S)] = φ(x)^V,   φ(x) = E[exp(-x e^{τ g})].
+
+A tied table meets itself: the hidden state still points along its own input row (cosine c), whose logit is c σ D, far
+above the others where σ is of order one. That is how a tied table drawn N(0, 1) starts near D instead of ln V. How much
+of the row is left at the head is followed through the body (`mean_field`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from tiewise.core.late import Late
+from tiewise.core.mean_field import Signal, own_cosines
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.vocabulary import Vocabularies
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Array = NDArray[np.float64]
+else:
+    np = Late("numpy")
+
+# Steps of the two integrals. Their integrands are smooth and vanish at both ends, so equal steps converge faster than
+# any power. In g the integrand changes over a width of 1/τ, in u of one at least.
+STEP_U = 0.12
+COARSEST_G, FINEST_G = 0.08, 0.015
+POSITIONS = 64  # positions followed; longer texts average more, and differ little
+Computed = tuple[float, float | None]  # nll in nats, and the mean of `own_cosines` where a token meets its own row
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """What decides how much of its own row a token meets at the head: arguments of `own_cosines`, and E."""
+
+    table_width: int
+    signal: Signal
+    width: int
+    std: float
+    row_std: float
+    positions: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """All that a first loss depends on; `own` where a token meets its own row."""
+
+    vocab: int
+    logit_std: float
+    softcap: float | None
+    own: OwnRow | None = None
+
+    def computed(self) -> Computed:
+        """Return the expected nll of a uniformly random target, and the own share."""
+        row, tau, cap = self.own, self.logit_std, self.softcap
+        if row is None:
+            return predicted_nll(self.vocab, tau, softcap=cap), None
+        own = own_cosines(row.signal, row.width, row.std, row.row_std, row.positions)
+        return _meeting_itself(self.vocab, tau, own * tau * math.sqrt(row.table_width), cap), float(own.mean())
+
+
+def start(
+    spec: BoundarySpec,
+    vocab: int,
+    d: int,
+    std: float,
+    signal: Signal | None = None,
+    *,
+    body_std: float | None = None,
+    scale: float = 1.0,
+    positions: int = POSITIONS,
+) -> Start:
+    """Return what the first loss of `spec` in a model of width `d` depends on, its tables drawn N(0, std²).
+
+    Args:
+        spec: the boundary.
+        vocab: V.
+        d: model width.
+        std: of the tables' entries.
+        signal: of the body; None takes hidden states of norm √d that are independent of their tokens.
+        body_std: of the body's matrices; None takes the signal's.
+        scale: at the head, of a body without a signal.
+        positions: T; early positions average fewer others.
+    """
+    tau = (signal.output_scale if signal else scale) * logit_std(spec, d, std)
+    cap = spec.softcap or (signal.softcap if signal else None)
+    if signal is None or spec.tables == 2 or any(spec.maps(d)):
+        return Start(vocab, tau, cap)  # behind random maps or in another table no row meets itself
+    row_std = std * spec.scales(d)[0] * signal.input_scale
+    return Start(vocab, tau, cap, OwnRow(d, signal, d, body_std or signal.std, row_std, min(positions, POSITIONS)))
+
+
+def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) -> float:
+    """Expected nll of the first step of a boundary around `small_decoder`, its tables drawn N(0, std²)."""
+    met = start(spec, vocab.outputs, d, std, small_decoder(d)).computed()[0]
+    share = vocab.read_and_predicted / vocab.inputs
+    return met if share == 1 else share * met + (1 - share) * start(spec, vocab.outputs, d, std).computed()[0]
+
+
+def small_decoder(d: int) -> Signal:
+    """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
+    return Signal(
+        std=0.5 * d**-0.5,
+        heads=1,
+        kv_heads=1,
+        head_dim=d,
+        ffn=max(8, round(d * 8 / 3 / 8) * 8),
+        layers=2,
+        activation="silu",
+        gated=True,
+    )
+
+
+@cache
+def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None, softcap: float | None = None) -> float:
+    """Expected step-0 nll (nats) of a uniformly random target over `vocab` logits N(0, logit_std²).
+
+    Args:
+        vocab: V.
+        logit_std: τ = σ √E for rows N(0, σ²) of width E and hidden states of norm √E.
+        self_logit: logit of the token's own input row where a tied table meets it (c σ D), or None.
+        softcap: each of the normal logits z becomes softcap · tanh(z / softcap).
+    """
+    others = vocab if self_logit is None else vocab - 1
+    step_g = max(FINEST_G, min(COARSEST_G, 0.25 / max(logit_std, 1e-9)))
+    g = np.linspace(-9, 9, 2 * math.ceil(9 / step_g) + 1)
+    density = np.exp(-(g**2) / 2) / math.sqrt(2 * math.pi) * (g[1] - g[0])
+    z = logit_std * g if softcap is None else softcap * np.tanh(logit_std * g / softcap)
+    span = max(math.log(vocab) + float(z[-1]), self_logit or 0.0) + 25
+    u = np.linspace(-span, float(z[-1]) + 25, min(4_001, math.ceil((span + float(z[-1]) + 25) / STEP_U)))
+    # 1 - φ, not φ: the few in V that matter sit where φ is within 1/V of one
+    with np.errstate(over="ignore"):
+        lacking = -(np.expm1(-np.exp(u[:, None] + z)) @ density)
+        log_survival = others * np.log1p(-lacking.clip(0, 1 - 1e-15))
+        if self_logit is not None:
+            log_survival = log_survival - np.exp(u + self_logit)
+        return float(np.sum(np.exp(-np.exp(u)) - np.exp(log_survival)) * (u[1] - u[0]))
+
+
+def logit_std(spec: BoundarySpec, d: int, std: float) -> float:
+    """τ of `spec` in a model of width `d` whose output table is drawn N(0, std²) and hidden states have norm √d."""
+    _, out_width = spec.table_widths(d)
+    _, output_scale = spec.scales(d)
+    return std * math.sqrt(out_width) * output_scale
+
+
+def _meeting_itself(vocab: int, tau: float, own: Array, cap: float | None) -> float:
+    """Mean nll over positions whose own logits are `own`; positions are averaged in a few groups of equal size."""
+    if cap is not None:
+        own = cap * np.tanh(own / cap)
+    if own.max() < math.log(vocab) - 8:  # a thousandth of the sum
+        return predicted_nll(vocab, tau, softcap=cap)
+    groups = [float(group.mean()) for group in np.array_split(np.sort(own), min(4, len(own)))]
+    nlls = [predicted_nll(vocab, tau, self_logit=logit, softcap=cap) - logit / vocab for logit in groups]
+    return sum(nlls) / len(nlls)

@@ -1,0 +1,137 @@
+"""`SharingSpec`: one written form for which parts of a stack's layers are one and the same.
+
+    none            every layer has its own parameters
+    attention       one attention for all layers, with the norms that belong to it; the ffn is each layer's own
+    ffn             one ffn for all layers, with its norms; the attention is each layer's own
+    all             one whole layer, applied L times (ALBERT)
+    all:groups=2    the layers split into consecutive runs as even as they can be, each with one layer of its own (AABB)
+    all:cycle=2     a block of two layers, repeated (ABAB)
+    all:ends=1      the first layer and the last keep their own, what is between shares; also written `sandwich`
+    all+rank=8      each layer adds a low-rank difference of its own to every shared matrix, and keeps its own vectors
+
+Arguments combine (`ffn:cycle=2,ends=1+rank=4`), but groups and cycle exclude each other. A norm goes with the sublayer
+that it normalises. A norm that both sublayers read (parallel blocks) is shared by `all` alone. `SharingSpec.parse` and
+`str` are inverse to each other.
+
+Runs and cycles are SEQUENCE and CYCLE of Takase & Kiyono 2021 (arXiv:2104.06022), own ends the sandwich of Reid et al.
+2021 (arXiv:2101.00234), low-rank differences the relaxed sharing of Bae et al. 2024 (arXiv:2410.20672).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tiewise.core.errors import SpecError
+from tiewise.core.spec_values import count
+
+KINDS = ("none", "attention", "ffn", "all")
+ARGUMENTS = ("groups", "cycle", "ends")
+SHORT = {"sandwich": "all:ends=1"}
+
+
+@dataclass(frozen=True)
+class SharingSpec:
+    """What layers share, and which of them.
+
+    Args:
+        kind: what is shared.
+        groups: distinct layers that remain between the ends, each used for a run of consecutive ones.
+        cycle: distinct layers that remain between the ends, used in turn; 0 for runs.
+        ends: layers at either end that share nothing.
+        rank: of each layer's own difference from a shared matrix; 0 for none.
+
+    Raises:
+        SpecError: on an unknown kind, a number out of range, or arguments that contradict each other.
+    """
+
+    kind: str = "none"
+    groups: int = 1
+    cycle: int = 0
+    ends: int = 0
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise SpecError(f"unknown sharing {self.kind!r}", f"choose one of {', '.join(KINDS)}")
+        if self.groups < 1:
+            raise SpecError(f"groups={self.groups}: must be 1 or more", "groups count the distinct layers that remain")
+        for name in ("cycle", "ends", "rank"):
+            if getattr(self, name) < 0:
+                raise SpecError(f"{name}={getattr(self, name)}: must not be negative", "0 leaves it out")
+        if self.cycle == 1:
+            object.__setattr__(self, "cycle", 0)  # one written form for one meaning: a block of one is one run
+        if self.cycle and self.groups != 1:
+            fix = "groups use each layer for a run, cycle uses them in turn: choose one of the two"
+            raise SpecError(f"groups={self.groups} and cycle={self.cycle} at once", fix)
+        used = next((f"{k}={getattr(self, k)}" for k in _FIELDS if getattr(self, k) != _DEFAULTS[k]), None)
+        if self.kind == "none" and used:
+            raise SpecError(f"{used} on none: nothing is shared", "use all:groups=2, say, or none alone")
+
+    @classmethod
+    def parse(cls, text: str | SharingSpec) -> SharingSpec:
+        """Read the written form. A spec is returned as it is.
+
+        >>> SharingSpec.parse("all:groups=2").groups
+        2
+        """
+        if isinstance(text, SharingSpec):
+            return text
+        if not isinstance(text, str):
+            raise SpecError(f"a {type(text).__name__} is no sharing", "write all, ffn or all:groups=2, say")
+        head, *options = SHORT.get(text.strip(), text.strip()).split("+")
+        kind, colon, arguments = head.partition(":")
+        if kind not in KINDS:
+            begun = kind.partition(",")[0]
+            known = f"choose one of {', '.join((*KINDS, *SHORT))}"
+            fix = f"write {begun}:groups=2 or {begun}+rank=4, say" if begun in KINDS else known
+            raise SpecError(f"unknown sharing {kind!r} in {text!r}", fix)
+        values: dict[str, Any] = {}
+        for item in arguments.split(",") if colon else ():
+            _read(text, kind, item, ARGUMENTS, "argument", values)
+        for item in options:
+            _read(text, kind, item, ("rank",), "option", values)
+        return cls(kind, **values)
+
+    def __str__(self) -> str:
+        arguments = ",".join(f"{k}={getattr(self, k)}" for k in ARGUMENTS if getattr(self, k) != _DEFAULTS[k])
+        return self.kind + (f":{arguments}" if arguments else "") + (f"+rank={self.rank}" if self.rank else "")
+
+    def group_of(self, layer: int, layers: int) -> int:
+        """Return a number that is the same for the layers of a stack of `layers` that share with each other.
+
+        Runs are numbered from 0 by ALBERT's rule (exact where they do not divide evenly), places of a cycle likewise;
+        layers at the ends have numbers after those.
+
+        Raises:
+            SpecError: there are fewer layers than distinct ones asked for.
+        """
+        between, place = layers - 2 * self.ends, layer - self.ends
+        distinct = max(self.cycle, self.groups)
+        if self.ends and between < 1:
+            raise SpecError(f"{self}: two ends of {self.ends} in {layers} layers", "leave a layer between the ends")
+        if distinct > between:
+            name = "cycle" if self.cycle else "groups"
+            what = f"{self}: a cycle of {distinct}" if self.cycle else f"{self}: {distinct} groups"
+            raise SpecError(f"{what} of {between} layers", f"choose {name} ≤ {between}")
+        if not 0 <= place < between:
+            return distinct + layer
+        return place % self.cycle if self.cycle else place * self.groups // between
+
+
+_FIELDS = (*ARGUMENTS, "rank")
+_DEFAULTS = {"groups": 1, "cycle": 0, "ends": 0, "rank": 0}
+
+
+def _read(text: str, kind: str, item: str, known: tuple[str, ...], what: str, values: dict[str, Any]) -> None:
+    key, _, value = item.partition("=")
+    if key not in known:
+        raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {', '.join(known)}")
+    if key in values:
+        raise SpecError(f"{key} twice in {text!r}: one whole number is meant", f"write {key} once")
+    try:
+        values[key] = count(value)
+    except ValueError:
+        example = f"{kind}+rank=8" if key == "rank" else f"{kind}:{key}=2"
+        error = f"{key}={value or '(nothing)'} in {text!r}: must be a whole number, 1 or more"
+        raise SpecError(error, f"write {example}, say") from None

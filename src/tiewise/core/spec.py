@@ -1,0 +1,262 @@
+"""`BoundarySpec`: one written form for every way of touching the vocabulary.
+
+The same string is typed on the command line, written in YAML, passed in Python and saved in a model's config:
+
+    tied                        one table [V, D], looked up and multiplied
+    untied                      two tables [V, D]
+    factored:128                one table [V, 128] and two linear maps (ALBERT)
+    factored-untied:in=64,out=128   two tables of their own widths, each with its map
+    projected:300               table [V, 300] between linear maps, any width (Press & Wolf)
+    residual:32,s=0.03          tied, with out_map = I + s P Q of rank 32
+    spd                         tied, with a learned positive definite out_map and its inverse as in_map
+
+then any options, each after a `+`:  `factored:128+bias+softcap=30+init=0.05`. `BoundarySpec.parse` and `str` are
+inverse to each other; `str` prints the shortest form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from tiewise.core.errors import SpecError
+from tiewise.core.spec_values import (
+    count,
+    file_path,
+    map_kind,
+    not_negative,
+    positive,
+    printed,
+    row,
+    scale,
+    scale_value,
+)
+
+MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool knows
+KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
+
+
+@dataclass(frozen=True)
+class BoundarySpec:
+    """One point of the spectrum: a kind, its sizes, and options that any kind takes.
+
+    `embed(ids) = in_map(table_in[ids]) · input_scale`;
+    `logits(h) = softcap(out_map(h) · table_outᵀ · output_scale + bias)`. Letters as in `tiewise.core.shapes`.
+
+    Raises:
+        SpecError: on an unknown kind, a size that the kind does not take or lacks, or a value out of range.
+    """
+
+    kind: str = "tied"
+    # sizes and arguments of a kind, written after its colon
+    width: int | None = None  # table width: k of factored, E of projected, input table of factored-untied
+    out_width: int | None = None  # output table of factored-untied, where it differs
+    rank: int | None = None  # r of residual
+    strength: float = 0.03  # s of residual
+    in_map: bool | None = None  # projected: a linear map behind the lookup; None = where the widths need one
+    out_map: bool | None = None  # projected: a linear map before the head
+    two_tables: bool = False  # projected: untied
+    penalty: float = 0.0  # projected: λ of the penalty λ‖P_out‖₂, as printed (Press & Wolf 2017, §3)
+    decay: float = 0.0  # projected: c of c/2 ‖P_out‖²_F, which is what their code adds
+    out_bias: bool = False  # projected: a bias [E] behind P_out, which their code has and their counts leave out
+    # options of every kind, each written after a plus
+    bias: bool = False
+    input_scale: str | None = None
+    output_scale: str | None = None
+    softcap: float | None = None
+    alpha: float = 1.0
+    pad: int | None = None
+    init: float | None = None
+    vectors: str | None = None
+    freeze: bool = False
+    tie_at: int | None = None
+    untie_at: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.out_width == self.width:
+            object.__setattr__(self, "out_width", None)  # one written form for one meaning
+        check(self)
+
+    @classmethod
+    def parse(cls, text: str | BoundarySpec) -> BoundarySpec:
+        """Read the written form. A spec is returned as it is.
+
+        >>> BoundarySpec.parse("factored:128+bias").width
+        128
+        """
+        if isinstance(text, BoundarySpec):
+            return text
+        if not isinstance(text, str):
+            raise SpecError(f"a {type(text).__name__} is no boundary", "write tied, untied or factored:128, say")
+        head, *options = text.strip().split("+")
+        kind, _, arguments = head.partition(":")
+        if kind not in KINDS:
+            raise SpecError(f"unknown boundary {kind!r} in {text!r}", f"choose one of {', '.join(KINDS)}")
+        values: dict[str, Any] = {}
+        for item in filter(None, arguments.split(",")):
+            key, equals, value = item.partition("=")
+            if not equals and key not in ("untied", "out_bias"):
+                key, value = ("r" if kind == "residual" else "k"), item
+            _read(text, key, value, _ARGUMENTS.get(kind, {}), f"argument of {kind}", values)
+        for option in options:
+            key, _, value = option.partition("=")
+            _read(text, key, value, _OPTIONS, "option", values)
+        return cls(kind=kind, **values)
+
+    def __str__(self) -> str:
+        options = [
+            key if reader is None else f"{key}={printed(getattr(self, name))}"
+            for key, (name, reader) in _OPTIONS.items()
+            if getattr(self, name) != _DEFAULTS[name]
+        ]
+        arguments = ",".join(_arguments(self))
+        return "+".join([self.kind + (f":{arguments}" if arguments else ""), *options])
+
+    @property
+    def tables(self) -> int:
+        """1 where both ends use the same table, else 2."""
+        return 2 if self.kind in ("untied", "factored-untied") or self.two_tables else 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether any loader reads the resulting checkpoint: two or one matrices of width D and nothing else."""
+        extras = (self.bias, self.input_scale, self.output_scale, self.softcap)
+        return self.kind in ("tied", "untied") and not any(extras)
+
+    def table_widths(self, d: int) -> tuple[int, int]:
+        """Widths (input table, output table) in a model of width `d`."""
+        width = self.width or d
+        bare_output = self.kind == "projected" and self.two_tables and self.out_map is False
+        return width, d if bare_output else self.out_width or width
+
+    def maps(self, d: int) -> tuple[bool, bool]:
+        """Whether a linear map stands (behind the lookup, before the head) in a model of width `d`.
+
+        Raises:
+            SpecError: where the widths need a map that the spec switches off at the output, or k > d.
+        """
+        if self.kind in ("factored", "factored-untied"):
+            widest = max(self.table_widths(d))
+            if widest > d:
+                fix = f"choose k ≤ {d}, or projected:{widest} for a wider table"
+                raise SpecError(f"{self}: k = {widest} exceeds the model width {d}", fix)
+            return True, True
+        if self.kind != "projected":
+            return False, False
+        differs = self.width not in (None, d)
+        # Press & Wolf's projection stands before the head; behind the lookup only where the widths ask for it
+        in_map = differs if self.in_map is None else self.in_map
+        out_map = True if self.out_map is None else self.out_map
+        if differs and not out_map and not self.two_tables:
+            fix = f"use out=linear, a table of width {d}, or two tables (untied)"
+            raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", fix)
+        return in_map, out_map
+
+    def scales(self, d: int) -> tuple[float, float]:
+        """(input scale, output scale) as numbers in a model of width `d`."""
+        return scale_value(self.input_scale, d), scale_value(self.output_scale, d)
+
+    def plainly(self) -> BoundarySpec:
+        """Return this spec without its schedule, as a model is at any one moment."""
+        return replace(self, tie_at=None, untie_at=None)
+
+
+_DEFAULTS = {f.name: f.default for f in fields(BoundarySpec)}
+
+
+# written key -> (field, reader); a reader of None marks a switch without a value
+_Table = dict[str, tuple[str, Callable[[str], Any] | None]]
+_ARGUMENTS: dict[str, _Table] = {
+    "factored": {"k": ("width", count)},
+    "factored-untied": {"k": ("width", count), "in": ("width", count), "out": ("out_width", count)},
+    "projected": {
+        "k": ("width", count),
+        "in": ("in_map", map_kind),
+        "out": ("out_map", map_kind),
+        "untied": ("two_tables", None),
+        "penalty": ("penalty", not_negative),
+        "decay": ("decay", not_negative),
+        "out_bias": ("out_bias", None),
+    },
+    "residual": {"r": ("rank", count), "s": ("strength", positive)},
+}
+_OPTIONS: _Table = {
+    "bias": ("bias", None),
+    "input_scale": ("input_scale", scale),
+    "output_scale": ("output_scale", scale),
+    "softcap": ("softcap", positive),
+    "alpha": ("alpha", not_negative),
+    "pad": ("pad", row),
+    "init": ("init", positive),
+    "vectors": ("vectors", file_path),
+    "freeze": ("freeze", None),
+    "tie_at": ("tie_at", count),
+    "untie_at": ("untie_at", count),
+}
+
+
+def _arguments(spec: BoundarySpec) -> list[str]:
+    if spec.kind == "factored-untied" and spec.out_width is not None:
+        return [f"in={spec.width}", f"out={spec.out_width}"]
+    written = []
+    for key, (name, reader) in _ARGUMENTS.get(spec.kind, {}).items():
+        value = getattr(spec, name)
+        if name == "rank" or value != _DEFAULTS[name]:
+            positional = key in ("k", "r")
+            written.append(key if reader is None else printed(value) if positional else f"{key}={printed(value)}")
+        if spec.kind == "factored-untied":
+            break  # both widths are equal here, and `k` has said so
+    return written
+
+
+def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any]) -> None:
+    if key not in table:
+        known = ", ".join(table) or "none"
+        raise SpecError(f"unknown {what} {key!r} in {text!r}", f"known: {known}")
+    name, reader = table[key]
+    if name in into:
+        raise SpecError(f"{key!r} given twice in {text!r}", "give it once")
+    if reader is None:
+        if value:
+            raise SpecError(f"{key!r} in {text!r} takes no value", f"write {key} alone")
+        into[name] = True
+        return
+    try:
+        into[name] = reader(value)
+    except ValueError as error:
+        reason = str(error) if "must" in str(error) else "must be a number"
+        raise SpecError(
+            f"{key}={value or '(nothing)'} in {text!r}: {reason}", f"see {key} in docs/boundary.md"
+        ) from None
+
+
+def check(spec: BoundarySpec) -> None:
+    """Refuse what no model could have.
+
+    Raises:
+        SpecError: with the first reason found.
+    """
+    if spec.kind not in KINDS:
+        raise SpecError(f"unknown boundary {spec.kind!r}", f"choose one of {', '.join(KINDS)}")
+    if spec.kind in ("factored", "factored-untied") and spec.width is None:
+        raise SpecError(f"{spec.kind} needs the table width k", f"write {spec.kind}:128, say")
+    if spec.kind == "residual" and spec.rank is None:
+        raise SpecError("residual needs the rank r", "write residual:32, say")
+    allowed = {name for name, _ in _ARGUMENTS.get(spec.kind, {}).values()}
+    arguments = {name for table in _ARGUMENTS.values() for name, _ in table.values()}
+    for name in sorted(arguments - allowed):
+        if getattr(spec, name) != _DEFAULTS[name]:
+            raise SpecError(f"{spec.kind} takes no {name}", "leave it out")
+    for name in ("width", "out_width", "rank"):
+        value = getattr(spec, name)
+        if value is not None and value < 1:
+            raise SpecError(f"{name} = {value} in {spec.kind}", "sizes are 1 or more")
+    if spec.out_bias and spec.out_map is False:
+        raise SpecError("out_bias stands behind a map that out=none leaves out", "leave one of the two out")
+    if spec.freeze and spec.vectors is None:
+        raise SpecError("freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out")
+    if spec.tie_at is not None and spec.kind != "untied":
+        raise SpecError(f"tie_at on {spec.kind}: there is nothing to tie", "use untied+tie_at=STEP")
+    if spec.untie_at is not None and spec.kind != "tied":
+        raise SpecError(f"untie_at on {spec.kind}: there is nothing to untie", "use tied+untie_at=STEP")

@@ -1,0 +1,209 @@
+"""Public language models: vocabulary, width, depth, and whether they tie; each row says how far it was checked.
+
+`catalogue/models.json` has one model a line. A row's `config` holds the sizes of its class in transformers' own keys,
+so that a model can be planned like it; `parameters` is what transformers 5.23 counts when it builds that config on the
+meta device, with the token head and without towers for other senses. `class_default` names the figures that equal the
+default of transformers' config class, where all three sizes do.
+
+A catalogue repeats what others wrote: `tiewise check` on the files themselves is better evidence than any row.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from tiewise.core.errors import PlanError
+from tiewise.core.packaged import packaged_json
+
+NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
+
+
+@dataclass(frozen=True)
+class Model:
+    """One row. Letters as in `tiewise.core.shapes`; None where nobody was seen to say."""
+
+    name: str
+    family: str  # model type of transformers
+    vocab: int | None
+    width: int
+    layers: int
+    tied: bool | None
+    parameters: int | None
+    status: str
+    source: str
+    table_width: int | None = None  # E, where it differs from D
+    layer_groups: int | None = None  # distinct layers, where layers share parameters
+    class_default: tuple[str, ...] = ()
+    config: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
+    config_source: str | None = None
+    note: str = ""
+
+    @property
+    def ratio(self) -> float | None:
+        """V / D."""
+        return self.vocab / self.width if self.vocab else None
+
+    @property
+    def table(self) -> int | None:
+        """Parameters of one table, V · E."""
+        return self.vocab * (self.table_width or self.width) if self.vocab else None
+
+    @property
+    def table_share(self) -> float | None:
+        """Share of the whole that its table or two tables hold; None where something is not known."""
+        if self.table is None or self.parameters is None or self.tied is None:
+            return None
+        return self.table * (1 if self.tied else 2) / self.parameters
+
+    @property
+    def size(self) -> float | None:
+        """Parameters: the exact count, or where there is none the size in the model's name."""
+        if self.parameters is not None:
+            return float(self.parameters)
+        named = NAMED_SIZE.search(self.name)
+        return float(named[1]) * {"b": 1e9, "m": 1e6}[named[2]] if named else None
+
+    @property
+    def checked(self) -> str:
+        """The verification status in one word: verified, partly, or no."""
+        if self.status.startswith("verified"):
+            return "verified"
+        return "partly" if "verified" in self.status.replace("unverified", "") else "no"
+
+    def record(self) -> dict[str, Any]:
+        """Everything that is known of it, as JSON takes it."""
+        found = {"ratio": self.ratio, "table_share": self.table_share, "checked": self.checked}
+        return {**asdict(self), "class_default": list(self.class_default), **found}
+
+
+SORTS: dict[str, Callable[[Model], Any]] = {
+    "name": lambda model: model.name,
+    "size": lambda model: model.size,
+    "vocab": lambda model: model.vocab,
+    "width": lambda model: model.width,
+    "layers": lambda model: model.layers,
+    "ratio": lambda model: model.ratio,
+    "share": lambda model: model.table_share,
+}
+
+
+@cache
+def models() -> tuple[Model, ...]:
+    """All rows, in the catalogue's order."""
+    rows = packaged_json("catalogue/models.json")
+    return tuple(Model(**{**row, "class_default": tuple(row.get("class_default", ()))}) for row in rows)
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which rows to show; None asks for nothing. A row whose figure is not known does not pass a bound on it."""
+
+    tied: bool | None = None
+    family: str | None = None  # how a name or a model type begins
+    min_vocab: int | None = None
+    min_size: float | None = None  # parameters, this many or more
+    max_size: float | None = None  # parameters, fewer than this
+
+    def passes(self, model: Model) -> bool:
+        """Whether a row is asked for."""
+        if self.tied is not None and model.tied is not self.tied:
+            return False
+        begins = (self.family or "").lower()
+        if not model.name.startswith(begins) and not model.family.startswith(begins):
+            return False
+        return (
+            _within(model.vocab, self.min_vocab, None)
+            and _within(model.size, self.min_size, None)
+            and _within(model.size, None, self.max_size)
+        )
+
+
+def select(wanted: Filter, sort: str | None = None) -> list[Model]:
+    """Rows that pass, in the catalogue's order or sorted, unknown figures last.
+
+    Raises:
+        PlanError: there is no such sort.
+    """
+    found = [model for model in models() if wanted.passes(model)]
+    if sort is None:
+        return found
+    if sort not in SORTS:
+        raise PlanError(f"cannot sort by {sort!r}", f"choose one of {', '.join(SORTS)}")
+    key = SORTS[sort]
+    known = [model for model in found if key(model) is not None]
+    return sorted(known, key=key) + [model for model in found if key(model) is None]
+
+
+def find(name: str) -> Model:
+    """Return the row of this name; case, spaces and an owner before a slash do not matter.
+
+    Raises:
+        PlanError: there is none; the message names the closest.
+    """
+    asked = _plain(name.rpartition("/")[2])
+    by_name = {_plain(model.name): model for model in models()}
+    for spelling in (asked, asked.removesuffix("-hf")):
+        if spelling in by_name:
+            return by_name[spelling]
+    close = get_close_matches(asked, by_name, n=4, cutoff=0.6)
+    shown = name if len(name) <= 60 else name[:57] + "..."
+    hint = f"close: {', '.join(by_name[each].name for each in close)}" if close else "`tiewise models` lists them"
+    raise PlanError(f"the catalogue has no model {shown!r}", hint)
+
+
+def neighbours(vocab: int, width: int, layers: int | None, count: int = 6, but: Iterable[str] = ()) -> list[Model]:
+    """Return the models nearest in size: the smallest √(ln²(V/V') + ln²(D/D') + ln²(L/L')), nearest first.
+
+    A factor counts the same in each of the three, up or down: twice the vocabulary is as far as twice the depth. V, D
+    and L decide what a table weighs against a body; the count of all parameters follows from them. Models named in
+    `but` and rows without a vocabulary are left out. Where L is not known (None), its term is.
+    """
+    skipped = set(but)
+
+    def distance(model: Model) -> float:
+        pairs = ((model.vocab or 1, vocab), (model.width, width), (model.layers, layers or model.layers))
+        return math.hypot(*(math.log(theirs / ours) for theirs, ours in pairs))
+
+    others = [model for model in models() if model.vocab and model.name not in skipped]
+    return sorted(others, key=distance)[:count]
+
+
+@dataclass(frozen=True)
+class TyingBySize:
+    """How well 'below a size they tie, above they do not' describes the rows."""
+
+    threshold: float
+    below_tied: int
+    below_untied: int
+    above_tied: int
+    above_untied: int
+
+    @property
+    def right(self) -> float:
+        """Share of the models that the rule gets right."""
+        good = self.below_tied + self.above_untied
+        return good / (good + self.below_untied + self.above_tied)
+
+
+def tying_by_size(threshold: float) -> TyingBySize:
+    """Count the rows on both sides of `threshold` parameters whose size and tying are known."""
+    rows = [model for model in models() if model.size is not None and model.tied is not None]
+    known = [((model.size or 0) < threshold, model.tied) for model in rows]
+    cells = [known.count((below, tied)) for below in (True, False) for tied in (True, False)]
+    return TyingBySize(threshold, *cells)
+
+
+def _plain(name: str) -> str:
+    return name.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def _within(value: float | None, low: float | None, high: float | None) -> bool:
+    if low is None and high is None:
+        return True
+    return value is not None and (low is None or value >= low) and (high is None or value < high)
