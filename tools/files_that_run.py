@@ -114,7 +114,9 @@ def main() -> int:
         ran = subprocess.run([sys.executable, __file__, "--walk", name], stdout=subprocess.PIPE, text=True, check=True)
         listed = json.loads(ran.stdout.splitlines()[-1])
         over |= len(listed) > most
-        print(f"files that run: {name:16}{len(listed):>8}{most:>10}" + "   more: lighten it again" * (len(listed) > most))
+        print(
+            f"files that run: {name:16}{len(listed):>8}{most:>10}" + "   more: lighten it again" * (len(listed) > most)
+        )
         if "--list" in sys.argv:
             print(*(f"    {one}" for one in listed), sep="\n")
     return int("--hold" in sys.argv and over)
