@@ -39,9 +39,9 @@ from tiewise.analysis.paired_rows import Order, Paired
 from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
 from tiewise.analysis.tables import Table, as_table
 from tiewise.analysis.token_match import Pairs
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.progress import progress
 
 FITTED, HELD_OUT = "fitted", "held out"
 AnyTable = Table | Stored | NDArray
@@ -178,7 +178,6 @@ def align(
     b: AnyTable,
     pairs: Pairs,
     settings: Settings | None = None,
-    progress: Progress = silent,
     counts: ArrayLike | None = None,
 ) -> Alignment:
     """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
@@ -188,7 +187,6 @@ def align(
         b: the other.
         pairs: rows that belong together (`token_match`).
         settings: what to measure.
-        progress: hears (what, done, total).
         counts: how often each pair's token occurs, [pairs]; with it, CKA is also given with frequency taken out.
 
     Raises:
@@ -201,9 +199,9 @@ def align(
     paired = Paired(table_a, table_b, pairs, dtype, _beside(counts, len(pairs)))
     fit, held = split(len(pairs), settings.held_out, settings.scored, settings.seed)
     names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
-    products, *norms, error = sums(paired, fit, progress)
-    rest, *rest_norms, _ = sums(paired, held, progress)
-    scores = _scores(paired, Fitter(products, names, settings.raw, error), (fit, held), settings, progress)
+    products, *norms, error = sums(paired, fit)
+    rest, *rest_norms, _ = sums(paired, held)
+    scores = _scores(paired, Fitter(products, names, settings.raw, error), (fit, held), settings)
     rest.join(products)
     norms_a, norms_b = (np.concatenate(both) for both in zip(norms, rest_norms, strict=True))
     return Alignment(
@@ -218,7 +216,7 @@ def align(
         left_out=tuple(left_out),
         similarity=similarity(rest, settings.subspaces),
         norms=norm_correlation(norms_a, norms_b),
-        neighbours=_neighbours(paired, settings, progress) if settings.neighbours else None,
+        neighbours=_neighbours(paired, settings) if settings.neighbours else None,
         seed=settings.seed,
     )
 
@@ -232,25 +230,23 @@ def _beside(counts: ArrayLike | None, pairs: int) -> NDArray | None:
     return directions(given)
 
 
-def _scores(
-    paired: Paired, fitter: Fitter, parts: tuple[Order, Order], settings: Settings, progress: Progress
-) -> list[Score]:
+def _scores(paired: Paired, fitter: Fitter, parts: tuple[Order, Order], settings: Settings) -> list[Score]:
     fit, held = parts
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(held) else len(fit)
     place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
-    maps = fitter.fit(fitter.cross, progress)
-    seen = {FITTED: score(paired, maps, fit[place], fit[place], progress)}
+    maps = fitter.fit(fitter.cross)
+    seen = {FITTED: score(paired, maps, fit[place], fit[place])}
     if len(held):
-        seen[HELD_OUT] = score(paired, maps, held, held, progress)
+        seen[HELD_OUT] = score(paired, maps, held, held)
     nulls: dict[str, list[list[float]]] = {FITTED: [], HELD_OUT: []}
     for _ in range(settings.permutations):
         order, held_order = generator.permutation(fit), generator.permutation(held)
-        cross = fitter.cross if set(fitter.names) == {IDENTITY} else permuted_cross(paired, fit, order, progress)
-        refitted = fitter.fit(cross, progress)
-        nulls[FITTED].append(_means(score(paired, refitted, fit[place], order[place], progress)))
+        cross = fitter.cross if set(fitter.names) == {IDENTITY} else permuted_cross(paired, fit, order)
+        refitted = fitter.fit(cross)
+        nulls[FITTED].append(_means(score(paired, refitted, fit[place], order[place])))
         if len(held):
-            nulls[HELD_OUT].append(_means(score(paired, refitted, held, held_order, progress)))
+            nulls[HELD_OUT].append(_means(score(paired, refitted, held, held_order)))
     return [
         _score(fitted, rows, values[at], [found[at] for found in nulls[rows]], (len(fit), paired.widths))
         for rows, values in seen.items()
@@ -281,17 +277,15 @@ def sample(count: int, most: int, seed: int) -> Order:
     return np.sort(np.random.default_rng([seed, 2]).choice(count, min(most, count), replace=False))
 
 
-def _neighbours(paired: Paired, settings: Settings, progress: Progress) -> Overlap:
+def _neighbours(paired: Paired, settings: Settings) -> Overlap:
     which = sample(len(paired.pairs), settings.sampled, settings.seed)
     k = min(settings.neighbours, len(which) - 1)
-    ids_a = neighbours_of(paired.a, paired.pairs.a[which], k, paired.dtype, progress)
-    ids_b = neighbours_of(paired.b, paired.pairs.b[which], k, paired.dtype, progress)
+    ids_a = neighbours_of(paired.a, paired.pairs.a[which], k, paired.dtype)
+    ids_b = neighbours_of(paired.b, paired.pairs.b[which], k, paired.dtype)
     return overlap(ids_a, ids_b, max(1, settings.permutations), settings.seed)
 
 
-def neighbours_of(
-    table: Table, which: Order, k: int, dtype: type[np.floating], progress: Progress = silent
-) -> NDArray[np.int64]:
+def neighbours_of(table: Table, which: Order, k: int, dtype: type[np.floating]) -> NDArray[np.int64]:
     """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)

@@ -12,8 +12,8 @@ from tiewise.analysis.cross_products import Matrix, Products, measured_error
 from tiewise.analysis.nulls import linear_chance, orthogonal_chance, reduced_chance
 from tiewise.analysis.paired_rows import Order, Paired
 from tiewise.analysis.procrustes import linear, orthogonal, pseudo_inverse, reduced_rank
-from tiewise.checkpoint.facts import Progress
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
 
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
 CENTRED, RAW = "centred", "raw"
@@ -87,7 +87,7 @@ class Fitter:
                 gram = products.gram_a - less if view == CENTRED else products.gram_a
                 self._inverse[view] = pseudo_inverse(gram, error)
 
-    def fit(self, cross: Matrix, progress: Progress) -> list[Fitted]:
+    def fit(self, cross: Matrix) -> list[Fitted]:
         """Return every map, fitted to AᵀB [d1, d2] of the fitting rows in some order."""
         zero = np.zeros_like(self.mean_a), np.zeros_like(self.mean_b)
         means = self.mean_a, self.mean_b
@@ -132,7 +132,7 @@ def split(count: int, held_out: float, most: int, seed: int) -> tuple[Order, Ord
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def sums(paired: Paired, which: Order, progress: Progress) -> tuple[Products, NDArray, NDArray, float]:
+def sums(paired: Paired, which: Order) -> tuple[Products, NDArray, NDArray, float]:
     """(products, norms of A's rows, of B's, measured relative error) over the given pairs.
 
     Raises:
@@ -153,7 +153,7 @@ def sums(paired: Paired, which: Order, progress: Progress) -> tuple[Products, ND
     return products, norms_a, norms_b, error
 
 
-def permuted_cross(paired: Paired, first: Order, second: Order, progress: Progress) -> Matrix:
+def permuted_cross(paired: Paired, first: Order, second: Order) -> Matrix:
     """AᵀB [d1, d2] over rows of A at pairs `first` and of B at pairs `second`."""
     cross = np.zeros(paired.widths)
     for piece in paired.slices(len(first)):
@@ -163,7 +163,7 @@ def permuted_cross(paired: Paired, first: Order, second: Order, progress: Progre
     return cross
 
 
-def score(paired: Paired, maps: Sequence[Fitted], first: Order, second: Order, progress: Progress) -> list[NDArray]:
+def score(paired: Paired, maps: Sequence[Fitted], first: Order, second: Order) -> list[NDArray]:
     """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
     found = [np.zeros(len(first)) for _ in maps]
     for piece in paired.slices(len(first)):

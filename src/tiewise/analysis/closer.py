@@ -15,7 +15,6 @@ from tiewise.analysis.neighbours_overlap import shared
 from tiewise.analysis.paired_rows import Paired
 from tiewise.analysis.tables import as_table
 from tiewise.analysis.token_match import Pairs
-from tiewise.checkpoint.facts import Progress, silent
 
 NEITHER = "neither"
 
@@ -72,7 +71,6 @@ def closer(
     output_other: AnyTable,
     pairs: Pairs,
     settings: Settings | None = None,
-    progress: Progress = silent,
 ) -> Closer:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
 
@@ -84,7 +82,6 @@ def closer(
         output_other: its output table, [V', d'].
         pairs: row of `table` (a) and row of the other's tables (b) of each token in both.
         settings: as for `align`; permutations are not used.
-        progress: hears (what, done, total).
 
     Raises:
         CheckpointError: as `align` does.
@@ -96,7 +93,7 @@ def closer(
     for end, other in (("input", first), ("output", second)):
         dtype = settings.dtype(len(pairs), (other.width, tied.width))
         paired = Paired(other, tied, turned, dtype)
-        found[end], why, fitted_rows = _cosines(paired, settings, progress)
+        found[end], why, fitted_rows = _cosines(paired, settings)
         left_out += [entry for entry in why if entry not in left_out]
     leans = [
         _lean(measure, view, found["input"][measure, view], output, settings.seed)
@@ -106,24 +103,22 @@ def closer(
     which = sample(len(pairs), settings.sampled, settings.seed)
     k = min(settings.neighbours, len(which) - 1)
     if k:
-        ids = neighbours_of(tied, pairs.a[which], k, np.float32, progress)
+        ids = neighbours_of(tied, pairs.a[which], k, np.float32)
         with_input, with_output = (
-            shared(ids, neighbours_of(other, pairs.b[which], k, np.float32, progress)) for other in (first, second)
+            shared(ids, neighbours_of(other, pairs.b[which], k, np.float32)) for other in (first, second)
         )
         leans.append(_lean("neighbours", CENTRED, with_input, with_output, settings.seed))
     return Closer(len(pairs), fitted_rows, tuple(leans), tuple(left_out), k / (len(which) - 1), settings.seed)
 
 
-def _cosines(
-    paired: Paired, settings: Settings, progress: Progress
-) -> tuple[dict[tuple[str, str], NDArray], list[tuple[str, str]], int]:
+def _cosines(paired: Paired, settings: Settings) -> tuple[dict[tuple[str, str], NDArray], list[tuple[str, str]], int]:
     fit, held = split(len(paired.pairs), settings.held_out, settings.scored, settings.seed)
     names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
-    products, _, _, error = sums(paired, fit, progress)
+    products, _, _, error = sums(paired, fit)
     fitter = Fitter(products, names, settings.raw, error)
-    maps = fitter.fit(fitter.cross, progress)
+    maps = fitter.fit(fitter.cross)
     seen = held if len(held) else fit
-    values = score(paired, maps, seen, seen, progress)
+    values = score(paired, maps, seen, seen)
     return {(m.name, m.view): v for m, v in zip(maps, values, strict=True)}, left_out, len(fit)
 
 

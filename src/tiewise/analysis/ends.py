@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.tables import Array, Behind, StoredTable, Table
 from tiewise.analysis.token_match import texts_of
-from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
+from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rows import scan_rows
 from tiewise.checkpoint.strict_json import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
 from tiewise.rewrite.dense import Dense
 from tiewise.rewrite.plain_ends import is_own
 from tiewise.rewrite.stored_boundary import read_boundary
@@ -75,23 +76,23 @@ class Ends:
         """
         return texts_of(self.folder, max(self.input.rows, self.output.rows))
 
-    def unusable(self, progress: Progress = silent) -> NDArray[np.bool_]:
+    def unusable(self) -> NDArray[np.bool_]:
         """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table. Reads both."""
         mask = np.zeros(max(self.input.rows, self.output.rows), bool)
         for tensor in self.stored:
-            found = scan_rows(tensor, _tick(progress, tensor))
+            found = scan_rows(tensor, _tick(tensor))
             for rows in (found.not_finite, found.zero, *found.repeated):
                 mask[list(rows)] = True
         return mask
 
 
-def ends_of(folder: Folder, progress: Progress = silent) -> Ends:
+def ends_of(folder: Folder) -> Ends:
     """Find the two ends of a checkpoint. A boundary that this package stored is met through its maps and scales.
 
     Raises:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
-    facts = Facts(folder, progress=progress)
+    facts = Facts(folder)
     return _own_ends(facts) if is_own(facts) else _plain_ends(facts)
 
 
@@ -146,7 +147,7 @@ def _own_ends(facts: Facts) -> Ends:
     return Ends(facts.folder, source, target, source if source is target else shared, stored, tuple(notes))
 
 
-def _tick(progress: Progress, tensor: Stored) -> Callable[[int], None]:
+def _tick(tensor: Stored) -> Callable[[int], None]:
     return lambda done: progress(f"rows of {short(tensor.name)}", done, tensor.nbytes)
 
 

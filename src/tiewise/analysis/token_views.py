@@ -11,7 +11,6 @@ import numpy as np
 
 from tiewise.analysis.ends import Ends, MappedTable, ends_of
 from tiewise.analysis.tables import Array, Behind, StoredTable, Table
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of
@@ -37,13 +36,13 @@ class View:
     stored: Stored | None = None
 
 
-def views_of(folder: Folder, progress: Progress = silent) -> tuple[tuple[View, ...], tuple[str, ...]]:
+def views_of(folder: Folder) -> tuple[tuple[View, ...], tuple[str, ...]]:
     """Return the tables of both ends, stored ones first, and notes on what a reader must know of them.
 
     Raises:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
-    ends = ends_of(folder, progress)
+    ends = ends_of(folder)
     names = (BOTH,) if len(ends.stored) == 1 else (INPUT, OUTPUT)
     stored = [View(name, StoredTable(tensor), tensor) for name, tensor in zip(names, ends.stored, strict=True)]
     own = [View(f"{name} after its map", table) for name, table in _met(ends) if _is_mapped(table)]

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.tables import Array, Table
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rows import scan_rows
 from tiewise.checkpoint.strict_json import short
+from tiewise.core.progress import progress
 
 FEWEST = 5  # unused rows whose own spread can be told
 SHOWN = 20
@@ -82,7 +82,6 @@ def row_state(
     table: Table,
     unused: NDArray[np.int64],
     counts: NDArray[np.int64] | None = None,
-    progress: Progress = silent,
 ) -> RowState:
     """Look at every row of a stored table, opened also as `table`.
 
@@ -91,7 +90,6 @@ def row_state(
         table: the same.
         unused: rows that no text can produce, ascending.
         counts: of a text, [V].
-        progress: hears of the reading.
     """
     what = f"rows of {short(stored.name)}"
     scan = scan_rows(stored, lambda done: progress(what, done, stored.nbytes))

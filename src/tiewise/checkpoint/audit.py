@@ -13,7 +13,7 @@ from tiewise.checkpoint.adapter import is_adapter, open_adapter
 from tiewise.checkpoint.audited import SCHEMA as SCHEMA
 from tiewise.checkpoint.audited import Audit as Audit
 from tiewise.checkpoint.audited import Part as Part
-from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.format_facts import AdapterFacts, GgufFacts
 from tiewise.checkpoint.gguf import open_gguf
@@ -37,7 +37,6 @@ def check(
     beside: str | os.PathLike[str] | None = None,
     select: Iterable[str] = (),
     ignore: Iterable[str] = (),
-    progress: Progress = silent,
 ) -> Audit:
     """Audit a checkpoint. Nothing is executed, nothing written, no pickle opened.
 
@@ -49,7 +48,6 @@ def check(
         beside: of a GGUF file: the Hugging Face checkpoint that it was made from.
         select: ids or prefixes of the rules to run; none given: all.
         ignore: ids or prefixes of rules to leave out.
-        progress: hears (what is read, bytes done, bytes in all) of long reads.
 
     Raises:
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
@@ -60,13 +58,13 @@ def check(
     rules = _Choice(tuple(select), tuple(ignore), scan, deep)
     if path.suffix == ".gguf":
         _refuse(base, "base", "an adapter's folder")
-        return _gguf(path, beside, rules, progress)
+        return _gguf(path, beside, rules)
     _refuse(beside, "beside", "a GGUF file")
     folder = open_folder(path)
     if is_adapter(folder):
-        return _adapter(path, folder, base, rules, progress)
+        return _adapter(path, folder, base, rules)
     _refuse(base, "base", "an adapter's folder")
-    return _checkpoint(path, folder, rules, progress)
+    return _checkpoint(path, folder, rules)
 
 
 class _Choice:
@@ -124,11 +122,11 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
             yield replace(finding, evidence=what, count=left)
 
 
-def _checkpoint(path: Path, folder: Folder, rules: _Choice, progress: Progress) -> Audit:
+def _checkpoint(path: Path, folder: Folder, rules: _Choice) -> Audit:
     if not folder.tensors and not folder.faults and not folder.pickles:
         fix = "give a checkpoint folder, or one .safetensors or .gguf file"
         raise CheckpointError(f"{path}: no file of tensors in it", fix)
-    facts = Facts(folder, rules.scan, progress)
+    facts = Facts(folder, rules.scan)
     head = facts.roles.output
     audit = Audit(
         path,
@@ -156,18 +154,16 @@ def _parts(roles: Roles) -> tuple[Part, ...]:
     return tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors)
 
 
-def _adapter(
-    path: Path, folder: Folder, base: str | os.PathLike[str] | None, rules: _Choice, progress: Progress
-) -> Audit:
+def _adapter(path: Path, folder: Folder, base: str | os.PathLike[str] | None, rules: _Choice) -> Audit:
     adapter = open_adapter(folder)
-    facts = AdapterFacts(adapter, _facts(base, rules, progress), rules.scan, progress)
+    facts = AdapterFacts(adapter, _facts(base, rules), rules.scan)
     nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
     return rules.run(ADAPTER, facts, Audit(path, ADAPTER, tensors=len(adapter.tensors), nbytes=nbytes))
 
 
-def _gguf(path: Path, beside: str | os.PathLike[str] | None, rules: _Choice, progress: Progress) -> Audit:
+def _gguf(path: Path, beside: str | os.PathLike[str] | None, rules: _Choice) -> Audit:
     gguf = open_gguf(path)
-    facts = GgufFacts(gguf, _facts(beside, rules, progress), rules.scan, progress)
+    facts = GgufFacts(gguf, _facts(beside, rules), rules.scan)
     ends = {"input": gguf.table, "output": gguf.head}
     parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
     spare = gguf.head.nbytes if gguf.head is not None and facts.equal else 0
@@ -176,8 +172,8 @@ def _gguf(path: Path, beside: str | os.PathLike[str] | None, rules: _Choice, pro
     return rules.run(GGUF, facts, audit)
 
 
-def _facts(path: str | os.PathLike[str] | None, rules: _Choice, progress: Progress) -> Facts | None:
-    return None if path is None else Facts(open_folder(path), rules.scan, progress)
+def _facts(path: str | os.PathLike[str] | None, rules: _Choice) -> Facts | None:
+    return None if path is None else Facts(open_folder(path), rules.scan)
 
 
 def _refuse(given: object, name: str, what: str) -> None:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tiewise.checkpoint.adapter import Adapter, EndUpdate
-from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.gguf import Gguf
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.likeness import same_bytes
 from tiewise.checkpoint.names import module_of, usual
+from tiewise.core.progress import progress
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,11 @@ class GgufFacts:
         gguf: what it says of itself.
         source: the Hugging Face checkpoint that it was made from; None where none was given.
         scan: tables may be read (False: headers only).
-        progress: hears of long reads.
     """
 
     gguf: Gguf
     source: Facts | None = None
     scan: bool = True
-    progress: Progress = silent
 
     @cached_property
     def equal(self) -> bool | None:
@@ -36,7 +35,7 @@ class GgufFacts:
         table, head = self.gguf.table, self.gguf.head
         if table is None or head is None or not self.scan:
             return None
-        return same_bytes(table, head, lambda done: self.progress("comparing the two tables", done, table.nbytes))
+        return same_bytes(table, head, lambda done: progress("comparing the two tables", done, table.nbytes))
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,11 @@ class AdapterFacts:
         adapter: its config and its tensors.
         base: the checkpoint that it changes; None where none was given.
         scan: tables may be read (False: headers only).
-        progress: hears of long reads.
     """
 
     adapter: Adapter
     base: Facts | None = None
     scan: bool = True
-    progress: Progress = silent
 
     @cached_property
     def input(self) -> EndUpdate | None:
@@ -84,7 +81,7 @@ class AdapterFacts:
         return None if a is None or b is None else self._same(a, b)
 
     def _same(self, a: Stored, b: Stored) -> bool:
-        return same_bytes(a, b, lambda done: self.progress("comparing the adapter's two copies", done, a.nbytes))
+        return same_bytes(a, b, lambda done: progress("comparing the adapter's two copies", done, a.nbytes))
 
 
 def _names(stored: str | None, usually: Iterable[str]) -> tuple[str, ...]:

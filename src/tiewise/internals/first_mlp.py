@@ -26,8 +26,8 @@ from tiewise.analysis.tables import Array, Behind
 from tiewise.analysis.text_pairs import TextPair, text_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.core.errors import DataError
+from tiewise.core.progress import progress
 from tiewise.internals.first_layers import FirstBlock, first_block
 from tiewise.internals.loaded import Opened
 
@@ -109,7 +109,6 @@ def first_mlp_of(
     pairs: Sequence[tuple[str, str]] = (),
     samples: int = 4000,
     seed: int = 0,
-    progress: Progress = silent,
     chain: Chain | None = None,
     shown: int = SHOWN,
 ) -> FirstMlp:
@@ -120,7 +119,6 @@ def first_mlp_of(
         pairs: pairs of words to ask of both ways; each word must be one token.
         samples: tokens whose logits to each other are compared; all where there are fewer.
         seed: of the samples and resamples.
-        progress: hears of tokens done.
         chain: pairs of a text in this model's tokens, for the heat maps.
         shown: its most frequent tokens to show; the requested words come after them.
 
@@ -134,14 +132,14 @@ def first_mlp_of(
     paths = path, through_first_mlp(path, block)
     ids = find_pairs(opened.folder, pairs, path.rows)
     chosen = sampled(path.rows, samples, seed)
-    found, change = _asymmetries(paths, chosen, seed, progress)
+    found, change = _asymmetries(paths, chosen, seed)
     asked = [word_pairs(path, pairs, ids) for path in paths]
     views = [PathView(*view) for view in zip(found, asked, strict=True)]
     target = None
     if chain is not None:
         words = [word for pair in ids for word in pair]
         target = _target(opened, chain, frequent(chain, shown, words))
-        views = [_on_text(view, path, chain, target, seed, progress) for view, path in zip(views, paths, strict=True)]
+        views = [_on_text(view, path, chain, target, seed) for view, path in zip(views, paths, strict=True)]
     return FirstMlp(
         family=block.family,
         composition=block.composition,
@@ -161,7 +159,7 @@ def first_mlp_of(
 
 
 def _asymmetries(
-    paths: Sequence[DirectPath], chosen: ArrayLike, seed: int, progress: Progress
+    paths: Sequence[DirectPath], chosen: ArrayLike, seed: int
 ) -> tuple[tuple[SampledAsymmetry, ...], SampledAsymmetry]:
     lefts = [path.left(path.input.take(chosen)) for path in paths]
     right = paths[0].output.take(chosen)
@@ -177,9 +175,7 @@ def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
     return text_map(chain, ids, read_as(opened.folder, ids))
 
 
-def _on_text(
-    view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int, progress: Progress
-) -> PathView:
+def _on_text(view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int) -> PathView:
     """The view with what a text says of it."""
     heat = path_map(path, chain, target.ids, target.texts)
     loss = path_loss(path, chain, seed=seed, tick=lambda done: progress("loss on the text", done, path.output.rows))
