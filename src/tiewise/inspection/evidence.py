@@ -76,7 +76,7 @@ def gather(inspection: Inspection) -> TieOrNot:
 
 
 def _row(q: Quantity, section: str) -> Evidence:
-    """Return a quantity as a row, before the correction for the others: its p is that of Student's t unless it has one."""
+    """Return a quantity as a row, not yet corrected for the others: p is that of Student's t unless it has its own."""
     measure = q.name if not q.unit or q.unit in q.name else f"{q.name}, {q.unit}"
     level = q.chance or 0.0
     row = Evidence(q.question, measure, printable(q.of), q.value, None, None, level, None, NEITHER, q.why, section)
@@ -127,7 +127,10 @@ def _nothing(found: Any) -> Iterator[Quantity]:
 def _alignment(found: Any) -> Iterator[Quantity]:
     if found.alignment is None or len(set(found.names)) < 2:  # one stored table, whatever maps stand before its ends
         return
-    score = found.alignment.score("identity")
+    try:
+        score = found.alignment.score("identity")
+    except KeyError:
+        return
     yield Quantity.of_estimate(
         "identity map, mean cosine of held-out rows", score.estimate, chance=score.chance,
         null=score.null.values if score.null is not None else (),

@@ -1,4 +1,4 @@
-"""Lookup path (A) and head path (B) of a checkpoint's table on a text: size, direction, share; by token; in Adam's step.
+"""Lookup path (A) and head path (B) of a checkpoint's table on a text: size, direction, share; in Adam's step.
 
     windows ─ shuffled into batches → TwoLeaves → a, b [V, E] of each batch ┬ sums: the gradient of the text's mean loss
                                                                           ├ norms of each: what training sees
@@ -128,7 +128,9 @@ class PathGradients:
     cosine_null: tuple[float, float]  # lowest and highest cosine where A's rows are given to other tokens of the text
     per_batch: PerBatch
     by_batch: tuple[AtBatch, ...]  # norms and share by batch size, from the batches' scatter
-    update: PathSplit  # Adam's step from the batches in order, weights held still; `a` and `b` are parts whose sum it is
+    update: (
+        PathSplit  # Adam's step from the batches in order, weights held still; `a` and `b` are parts whose sum it is
+    )
     adam: Adam
     activation: Activation  # the older convention, for comparison with published figures
     bins: tuple[Bin, ...]  # by frequency

@@ -20,13 +20,13 @@ SHARE = "head path's share"
 BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
 REST = (
-    "above zero a step for one use helps the other; below zero they work against each other, as in any tied model where "
-    "training comes to rest: there the two cancel"
+    "above zero a step for one use helps the other; below zero they work against each other, as in any tied model "
+    "where training comes to rest: there the two cancel"
 )
 OLDER = "the lookup's norm is one of positions, not of the table's gradient; for comparison with published figures"
 BY_BATCH = (
-    "Noise makes both norms longer, by different factors, so a share belongs to a batch size. Estimated from the scatter "
-    "of the batches that were run, whose size is marked."
+    "Noise makes both norms longer, by different factors, so a share belongs to a batch size. Estimated from the "
+    "scatter of the batches that were run, whose size is marked."
 )
 BY_ROW = "Rows of tokens that occur in the windows, in twenty bins; rows of all others would stand at 100 %."
 
@@ -94,9 +94,7 @@ def _whole(found: PathGradients) -> Iterator[Quantity]:
 def _split(where: str, split: PathSplit, null: tuple[float, ...]) -> Iterator[Quantity]:
     if math.isfinite(split.cosine):
         said = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
-        yield Quantity(
-            f"cosine, {where}", split.cosine, chance=0.0, null=null, unit="cosine", main=False, why=said
-        )
+        yield Quantity(f"cosine, {where}", split.cosine, chance=0.0, null=null, unit="cosine", main=False, why=said)
     for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
         yield Quantity(f"norm of the {name}, {where}", value, unit="norm", main=False)
     for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
@@ -146,9 +144,7 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
         )  # fmt: skip
     places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, values in (("gradient", found.rows.histogram), ("Adam's step", found.rows.update_histogram)):
-        yield Curve(
-            "Head path's share in single rows", places, values, along=SHARE, unit="%", which=which, why=BY_ROW
-        )
+        yield Curve("Head path's share in single rows", places, values, along=SHARE, unit="%", which=which, why=BY_ROW)
 
 
 def _bins(found: PathGradients) -> Listing:
