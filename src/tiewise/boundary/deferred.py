@@ -26,8 +26,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from tiewise.boundary.fold import Fold
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
-from tiewise.ops.problem import compute_dtype
+from tiewise.ops.chunked import LossOptions, compute_dtype
+from tiewise.ops.cross_entropy import linear_cross_entropy
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """What a model and its installed modules share: one `Link` per model, and the two hooks around its forward.
 
     begin   labels given, or training → the head defers its logits; the chain of tables starts empty
-    lookup  rows, table' = enter(table, ids): table' goes into the chain
+    lookup  rows, table' = tied_lookup(table, ids): table' goes into the chain
     head    takes table' from the chain, so that both gradient paths end in one buffer
     finish  the chain ends; evaluation logits become a Tensor that computes itself when read; a mean loss becomes its
             share of the step's
@@ -22,7 +22,7 @@ from tiewise.boundary.lazy import LazyLogits
 from tiewise.boundary.locate import Ends
 from tiewise.boundary.structure import Structure
 from tiewise.core.spec import BoundarySpec
-from tiewise.ops.path_gradient import LookupOptions, enter
+from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
 
 NAME = "_tiewise"
 
@@ -68,18 +68,15 @@ class Link:
         """Rows of `table` [V, E] at `ids` [...], linked with the other uses of the table in this forward."""
         o = LookupOptions(padding_idx, self.options.stop_both, self.options.alpha, self.options.record)
         if torch.compiler.is_compiling() or not self.active:
-            return enter(table, ids, o)[0]
-        rows, self._chain[id(table)] = enter(self._chain.get(id(table), table), ids, o)
+            return tied_lookup(table, ids, o)[0]
+        rows, self._chain[id(table)] = tied_lookup(self._chain.get(id(table), table), ids, o)
         return rows
 
     def table(self, table: Tensor) -> Tensor:
         """Return the table as the head uses it: behind its lookups, and without a gradient for the padding row."""
         if not torch.compiler.is_compiling() and id(table) in self._chain:
             return self._chain[id(table)]
-        if self.options.stop_both is None or not (torch.is_grad_enabled() and table.requires_grad):
-            return table
-        nothing = torch.empty(0, dtype=torch.long, device=table.device)
-        return enter(table, nothing, LookupOptions(stop_both=self.options.stop_both))[1]
+        return without_row(table, self.options.stop_both)
 
 
 def link_of(module: nn.Module) -> Link | None:
