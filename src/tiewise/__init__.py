@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tiewise.hf import load as load
     from tiewise.inspection.whole import inspect as inspect
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from tiewise.ops.path_gradient import tied_lookup as tied_lookup
     from tiewise.ops.path_gradient import path_norms as path_norms
+    from tiewise.ops.path_gradient import tied_lookup as tied_lookup
     from tiewise.planning.plan import plan as plan
     from tiewise.rewrite.dedupe import dedupe as dedupe
     from tiewise.rewrite.densify import densify as densify

@@ -26,8 +26,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.boundary.initial import draw, sound_std
-from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of, refuse_bias
+from tiewise.boundary.maps import ParametricMap, dense_input, dense_output, make_maps, penalty_of
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.errors import SpecError
 from tiewise.core.random_logits import starting_nll
@@ -36,6 +35,23 @@ from tiewise.core.vocabulary import Vocabularies
 from tiewise.ops.chunked import LossOptions
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
+
+
+def sound_std(d: int) -> float:
+    """Return the default scale of a table's entries, d^-½: embedded rows of unit norm, whatever the table's width.
+
+    The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
+    both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
+    """
+    return d**-0.5
+
+
+def draw(table: Tensor, std: float, pad: int | None = None) -> None:
+    """Fill `table` [V, E] with N(0, std²) from torch's global generator; the padding row becomes zero."""
+    with torch.no_grad():
+        nn.init.normal_(table, std=std)
+        if pad is not None:
+            table[pad].zero_()
 
 
 class Boundary(nn.Module):
@@ -145,12 +161,14 @@ class Boundary(nn.Module):
         Raises:
             SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
-        refuse_bias(self.spec)
+        if self.spec.out_bias:
+            fix = "keep the boundary, or train without out_bias"
+            raise SpecError(f"{self.spec}: the projection's bias is no table", fix)
         if self.spec.softcap is not None:
             raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
         table_in = self.table_in.detach()[: self.vocab.inputs]
         table_out = self._output_rows(self.table_out.detach())
-        dense_in, dense_out = dense_tables(table_in, table_out, self.in_map, self.out_map, self.width)
+        dense_in, dense_out = dense_input(table_in, self.in_map), dense_output(table_out, self.out_map, self.width)
         return dense_in * self.input_scale, dense_out * self.output_scale
 
     def extra_repr(self) -> str:

@@ -93,17 +93,18 @@ class _Scalar(torch.autograd.Function):
 class _Tokens(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *arguments: Any) -> Tensor:
-        *tensors, ctx.options = arguments
-        ctx.kind = compute_dtype(tensors[0], tensors[1])
-        ctx.save_for_backward(*tensors)
-        return sweep(*tensors, ctx.options, _NOTHING, ctx.kind)[0]
+        features, weight, bias, targets, ctx.options = arguments
+        ctx.kind = compute_dtype(features, weight)
+        ctx.save_for_backward(features, weight, bias, targets)
+        return sweep(features, weight, bias, targets, ctx.options, _NOTHING, ctx.kind)[0]
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         _refuse_second_derivative()
+        features, weight, bias, targets = ctx.saved_tensors
         wanted = Wanted(*ctx.needs_input_grad[:3])
-        _, found = sweep(*ctx.saved_tensors, ctx.options, wanted, ctx.kind, upstream)
-        pairs = zip(found, ctx.saved_tensors, strict=False)
+        _, found = sweep(features, weight, bias, targets, ctx.options, wanted, ctx.kind, upstream)
+        pairs = zip(found, (features, weight, bias), strict=True)
         return (*(None if x is None else x.to(like.dtype) for x, like in pairs), None, None)
 
 
@@ -155,17 +156,17 @@ def _empty(like: Tensor, kind: int, *shapes: Any) -> tuple[Tensor, ...]:
     "tiewise::scalar_loss", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 def _scalar_loss(*arguments: Any) -> Any:
-    *tensors, class_weight, floats, ints = arguments
+    features, weight, bias, targets, class_weight, floats, ints = arguments
     options, kind = _unpacked(class_weight, floats, ints)
-    loss, found = _scalar_sweep(*tensors, options, Wanted(*map(bool, ints[4:])), kind)
+    loss, found = _scalar_sweep(features, weight, bias, targets, options, Wanted(*map(bool, ints[4:])), kind)
     return (loss, *_or_empty(found, loss))
 
 
 @_scalar_loss.register_fake
 def _(*arguments: Any) -> Any:
-    *inputs, _, _, _, ints = arguments
-    shapes = [x.shape if wanted else (0,) for x, wanted in zip(inputs, ints[4:], strict=True)]
-    return _empty(inputs[0], ints[3], (), *shapes)
+    *given, ints = arguments
+    shapes = [x.shape if wanted else (0,) for x, wanted in zip(given[:3], ints[4:], strict=True)]
+    return _empty(given[0], ints[3], (), *shapes)
 
 
 def _keep_gradients(ctx: Any, inputs: Any, output: Any) -> None:
@@ -184,9 +185,9 @@ _scalar_loss.register_autograd(_scaled_copies, setup_context=_keep_gradients)
 
 @torch.library.custom_op("tiewise::token_losses", mutates_args=(), schema=f"({_TENSORS}, {_NUMBERS}) -> Tensor")
 def _token_losses(*arguments: Any) -> Any:
-    *tensors, class_weight, floats, ints = arguments
+    features, weight, bias, targets, class_weight, floats, ints = arguments
     options, kind = _unpacked(class_weight, floats, ints)
-    return sweep(*tensors, options, _NOTHING, kind)[0]
+    return sweep(features, weight, bias, targets, options, _NOTHING, kind)[0]
 
 
 @_token_losses.register_fake
@@ -200,9 +201,10 @@ def _(features: Tensor, weight: Any, bias: Any, targets: Tensor, class_weight: A
     schema=f"({_TENSORS}, Tensor upstream, {_NUMBERS}) -> (Tensor, Tensor, Tensor)",
 )
 def _token_gradients(*arguments: Any) -> Any:
-    *tensors, class_weight, upstream, floats, ints = arguments
+    features, weight, bias, targets, class_weight, upstream, floats, ints = arguments
     options, kind = _unpacked(class_weight, floats, ints)
-    _, found = sweep(*tensors, options, Wanted(True, True, tensors[2] is not None), kind, upstream)
+    wanted = Wanted(True, True, bias is not None)
+    _, found = sweep(features, weight, bias, targets, options, wanted, kind, upstream)
     return _or_empty(found, upstream.to(accumulator(kind)))
 
 

@@ -95,7 +95,7 @@ def without_row(table: Tensor, row: int | None) -> Tensor:
     return tied_lookup(table, torch.empty(0, dtype=torch.long, device=table.device), LookupOptions(stop_both=row))[1]
 
 
-def path_norms(gradient: Tensor, record: PathRecord) -> PathNorms:
+def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
     """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of Path A.
 
     One pass over `gradient` and no matrix product: B equals the gradient outside the recorded rows, and the gradient
