@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from tiewise.analysis.alignment import Settings, align
 from tiewise.analysis.closer import closer
 from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 
 QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}

@@ -39,7 +39,7 @@ from tiewise.analysis.paired_rows import Order, Paired
 from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
 from tiewise.analysis.tables import Table, as_table
 from tiewise.analysis.token_match import Pairs
-from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import progress
 

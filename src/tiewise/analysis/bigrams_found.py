@@ -18,7 +18,7 @@ from tiewise.analysis.path_loss import PathLoss, path_loss
 from tiewise.analysis.text_pairs import TextPair, one_way_pairs, text_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import find_pairs
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
 

@@ -11,7 +11,7 @@ from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_tokens import OwnToken, asymmetric_pairs, own_token, sampled
 from tiewise.analysis.token_texts import read_as
 from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 

@@ -10,7 +10,7 @@ from tiewise.analysis.closer import Closer, closer
 from tiewise.analysis.ends import Ends, ends_of
 from tiewise.analysis.paired_rows import FEWEST
 from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 
 LARGE = 2e11  # rows × d²: from here on `sized` permutes once

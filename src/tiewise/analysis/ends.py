@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from tiewise.analysis.tables import Array, Behind, StoredTable, Table
 from tiewise.analysis.token_match import texts_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rows import scan_rows
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 from tiewise.rewrite.dense import Dense

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tiewise.analysis.direct_path import LAYER, RMS, Norm
-from tiewise.checkpoint.scalars import number
+from tiewise.checkpoint.claims import number
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from tiewise.analysis.final_norms import FAMILIES, Ending, plain_norm
 from tiewise.analysis.tables import Array, StoredTable, Table
 from tiewise.checkpoint.claims import BASE_TYPE
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.families import module_of
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.plain_ends import is_own
 from tiewise.rewrite.stored_boundary import read_boundary

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.token_texts import open_tokenizer
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.data.frequency import bin_of, frequency_bins
 
 SCRIPTS = {

@@ -11,11 +11,10 @@ import numpy as np
 
 from tiewise.analysis.ends import Ends, MappedTable, ends_of
 from tiewise.analysis.tables import Array, Behind, StoredTable, Table
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.families import module_of
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.roles import find_roles
+from tiewise.checkpoint.stored import Reader, Stored
 
 BOTH, INPUT, OUTPUT = "both ends", "input", "output"
 OUTWARD = "project_out"  # OPT's; every other map that families have between table and body is the input's

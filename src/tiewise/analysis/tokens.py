@@ -17,8 +17,7 @@ from tiewise.analysis.token_groups import Groups, Texts, by_frequency, by_script
 from tiewise.analysis.token_norms import Norms, norms_of
 from tiewise.analysis.token_views import View, views_of
 from tiewise.analysis.untrained_rows import RowState, row_state
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
 

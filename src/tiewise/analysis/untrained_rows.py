@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.tables import Array, Table
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rows import scan_rows
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.progress import progress
 
 FEWEST = 5  # unused rows whose own spread can be told

@@ -9,7 +9,7 @@ from typing import Any
 from tiewise.analysis.direct_path import DirectPath
 from tiewise.analysis.path_tokens import Transition, both_ways
 from tiewise.analysis.token_texts import find_tokens
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 
 

@@ -37,7 +37,7 @@ from tiewise.analysis.ends import Ends, ends_of
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
 from tiewise.analysis.tables import Table
 from tiewise.analysis.token_match import Pairs, one_vocabulary
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts
