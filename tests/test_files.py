@@ -8,12 +8,16 @@ import pytest
 from tiewise.core.files import sync, write_whole, written_whole
 
 
+def interrupted(path):
+    path.write_bytes(b"half")
+    raise KeyboardInterrupt
+
+
 def test_a_block_that_raises_leaves_the_old_file(tmp_path):
     path = tmp_path / "a"
     write_whole(path, "é")
     with pytest.raises(KeyboardInterrupt), written_whole(path) as made:
-        made.write_bytes(b"half")
-        raise KeyboardInterrupt
+        interrupted(made)
     assert path.read_bytes() == "é".encode()
     assert list(tmp_path.iterdir()) == [path]
 
