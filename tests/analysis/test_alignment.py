@@ -11,16 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-<<<<<<< HEAD
-from tiewise.analysis.alignment import Settings, align
-from tiewise.analysis.closer import closer
-from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.stored import read_header
-=======
 from tiewise.analysis.align_tables import Settings, align, closer
 from tiewise.analysis.row_pairs import Pairs, by_text, one_vocabulary
 from tiewise.checkpoint.stored import read_header
->>>>>>> house
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
 

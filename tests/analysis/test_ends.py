@@ -9,13 +9,8 @@ from safetensors.numpy import save_file
 
 from tiewise.analysis.align_tables import Settings
 from tiewise.analysis.end_alignment import LARGE, across, alignment_of, sized
-<<<<<<< HEAD
-from tiewise.analysis.ends import ends_of
-from tiewise.checkpoint.hf_folder import open_folder
-=======
 from tiewise.analysis.model_ends import ends_of
 from tiewise.checkpoint.hf_folder import open_folder
->>>>>>> house
 from tiewise.core.errors import CheckpointError
 
 ROWS, WIDTH = 600, 12

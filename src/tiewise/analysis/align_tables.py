@@ -47,20 +47,8 @@ from tiewise.analysis.table_maps import (
     split,
     sums,
 )
-<<<<<<< HEAD:src/tiewise/analysis/alignment.py
-from tiewise.analysis.estimates import Estimate, mean_interval
-from tiewise.analysis.frequency_out import directions
-from tiewise.analysis.neighbours_overlap import Overlap, nearest, overlap
-from tiewise.analysis.nulls import held_out_deviation
-from tiewise.analysis.paired_rows import Order, Paired
-from tiewise.analysis.similarity import NormCorrelation, Similarity, norm_correlation, similarity
-from tiewise.analysis.tables import Table, as_table
-from tiewise.analysis.token_match import Pairs
-from tiewise.checkpoint.stored import Stored
-=======
 from tiewise.analysis.token_table import Table, as_table
 from tiewise.checkpoint.stored import Stored
->>>>>>> house:src/tiewise/analysis/align_tables.py
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import progress
 

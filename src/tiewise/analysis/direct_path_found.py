@@ -18,12 +18,7 @@ from tiewise.analysis.path_tokens import (
     word_pairs,
 )
 from tiewise.analysis.token_texts import read_as
-<<<<<<< HEAD
-from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
 from tiewise.checkpoint.hf_folder import Folder
-=======
-from tiewise.checkpoint.hf_folder import Folder
->>>>>>> house
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 

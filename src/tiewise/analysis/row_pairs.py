@@ -16,13 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-<<<<<<< HEAD:src/tiewise/analysis/token_match.py
-from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
-=======
 from tiewise.analysis.token_table import Table
-from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.hf_folder import read_tokenizer
->>>>>>> house:src/tiewise/analysis/row_pairs.py
+from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
 from tiewise.core.errors import CheckpointError
 
 

@@ -16,12 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-<<<<<<< HEAD:src/tiewise/analysis/untrained_rows.py
-from tiewise.analysis.tables import Array, Table
-from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.table_scans import scan_rows
-from tiewise.checkpoint.untrusted import short
-=======
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.similarity import NormCorrelation, norm_correlation
 from tiewise.analysis.token_table import Array, Table
@@ -29,7 +23,6 @@ from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
->>>>>>> house:src/tiewise/analysis/single_rows.py
 from tiewise.core.progress import progress
 
 FEWEST = 4  # rows of which Fisher's interval can be taken

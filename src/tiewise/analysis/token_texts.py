@@ -18,18 +18,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-<<<<<<< HEAD
-from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
-from tiewise.checkpoint.untrusted import inside, short
-=======
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.hf_folder import Folder
-from tiewise.checkpoint.untrusted import inside
-from tiewise.checkpoint.untrusted import short
-from tiewise.checkpoint.hf_folder import read_tokenizer
->>>>>>> house
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
+from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
 from tiewise.data.byte_letters import byte_letters
 from tiewise.data.frequency import bin_of, frequency_bins
