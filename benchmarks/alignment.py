@@ -15,9 +15,10 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.measure import peak_megabytes
-from tiewise.analysis.alignment import Alignment, Settings, align
-from tiewise.analysis.token_match import one_vocabulary
-from tiewise.checkpoint.header import read_header
+from tiewise.analysis.align_tables import Alignment, Settings, align
+from tiewise.analysis.row_pairs import one_vocabulary
+from tiewise.checkpoint.stored import read_header
+from tiewise.core.progress import heard
 
 SETTINGS = Settings(maps=("identity", "orthogonal"), permutations=1, sampled=20_000)
 
@@ -59,7 +60,8 @@ def main(rows: int = 152_000, width: int = 2560) -> None:
         stages, found, started, busy = Stages(), [], time.perf_counter(), time.process_time()
 
         def work() -> None:
-            found.append(align(a, b, one_vocabulary(rows, rows), SETTINGS, stages))
+            with heard(stages):
+                found.append(align(a, b, one_vocabulary(rows, rows), SETTINGS))
 
         peak = peak_megabytes(work)
         total, busy = time.perf_counter() - started, time.process_time() - busy

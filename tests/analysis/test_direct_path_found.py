@@ -8,13 +8,14 @@ from safetensors.numpy import save_file
 from scipy.special import softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tiewise.analysis.bigram_counts import Chain, irreversibility
 from tiewise.analysis.bigram_paths import split
-from tiewise.analysis.bigrams import Chain, irreversibility
 from tiewise.analysis.bigrams_found import Effort, bigrams_of
 from tiewise.analysis.direct_path_found import direct_path_of
 from tiewise.analysis.token_texts import read_as
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.progress import heard
 
 V, E = 50, 6
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": V, "hidden_size": E}
@@ -45,8 +46,9 @@ def ratio(m):
 @pytest.mark.parametrize("tied", [True, False])
 def test_all_of_it_equals_dense(tied, tmp_path):
     folder, m = checkpoint(tmp_path, tied)
-    heard = []
-    found = direct_path_of(folder, [PAIR], progress=lambda *said: heard.append(said))
+    told = []
+    with heard(lambda *said: told.append(said)):
+        found = direct_path_of(folder, [PAIR])
     middle = np.eye(V) - 1 / V
     assert found.tied == tied
     assert found.asymmetry.ratio == pytest.approx(ratio(m), abs=1e-10)
@@ -63,7 +65,7 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     assert found.own_token.first == pytest.approx((m.argmax(1) == np.arange(V)).mean())
     assert (found.searched, found.rows, found.width, found.normed) == (V, V, E, True)
     assert json.loads(json.dumps(found.record(), allow_nan=False))["notes"]
-    assert {done <= total for _, done, total in heard} == {True}
+    assert {done <= total for _, done, total in told} == {True}
 
 
 def test_what_cannot_be_asked_is_refused(tmp_path):

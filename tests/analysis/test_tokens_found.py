@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from token_checkpoints import factored, gaussian, untied
 
-from tiewise.analysis.tables import HeldTable, StoredTable
+from tiewise.analysis.single_rows import near_unused, row_state
+from tiewise.analysis.token_table import HeldTable, StoredTable
 from tiewise.analysis.tokens import tokens_of
-from tiewise.analysis.untrained_rows import near_unused, row_state
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.progress import heard
 
 V = 60
 WORDS = ["<unk>", *(f"w{chr(97 + row // 26)}{chr(97 + row % 26)}" for row in range(39)), *"0123456789", *"абвгд"]
@@ -64,8 +65,9 @@ def test_by_chance_trained_rows_are_not_near():
 
 def test_everything_of_a_model_with_text_and_tokenizer(tmp_path):
     folder = untied(tmp_path / "m", gaussian(V, 8), gaussian(V, 8, 1), WORDS)
-    heard = []
-    found = tokens_of(folder, text(), samples=20, seed=1, progress=lambda *said: heard.append(said))
+    told = []
+    with heard(lambda *said: told.append(said)):
+        found = tokens_of(folder, text(), samples=20, seed=1)
     assert [table.name for table in found.tables] == ["input", "output"]
     assert found.text == 3000
     assert found.seen == len(np.unique(text()))
@@ -81,8 +83,8 @@ def test_everything_of_a_model_with_text_and_tokenizer(tmp_path):
     assert len(set(found.sample)) == 20
     assert found.tables[0].state.near_unused.reference == 5
     json.dumps(found.record(), allow_nan=False)
-    assert heard
-    assert all(done <= total for _, done, total in heard)
+    assert told
+    assert all(done <= total for _, done, total in told)
 
 
 def test_what_needs_no_text(tmp_path):
@@ -134,7 +136,7 @@ MEMORY = """
 import sys, tracemalloc
 import numpy as np
 from tiewise.analysis.tokens import tokens_of
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 assert not {"torch", "transformers", "plotly"} & set(sys.modules)
 folder = open_folder(sys.argv[1])
 ids = np.random.default_rng(0).integers(0, 120_000, 200_000)

@@ -13,6 +13,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rule import SEVERITIES
 from tiewise.checkpoint.rules import RULES, by_id, matching
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import heard
 
 HEAD = "lm_head.weight"
 CATALOGUE = [
@@ -189,9 +190,10 @@ def test_an_adapter_whose_tensors_are_missing(tmp_path):
 
 
 def test_progress_hears_of_long_reads(tmp_path):
-    heard = []
-    check(llama(tmp_path, True, head=table()), progress=lambda *given: heard.append(given))
-    assert heard[-1] == ("comparing model.embed_tokens.weight", V * D * 4, V * D * 4)
+    told = []
+    with heard(lambda *given: told.append(given)):
+        check(llama(tmp_path, True, head=table()))
+    assert told[-1] == ("comparing model.embed_tokens.weight", V * D * 4, V * D * 4)
 
 
 def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):

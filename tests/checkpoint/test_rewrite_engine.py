@@ -16,9 +16,10 @@ from rewrite_tools import child, listing, untimed
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
 
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import heard
 from tiewise.rewrite import dedupe, place, temporary, tie, transaction, untie
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.rewrite.json_text import edited
@@ -269,8 +270,8 @@ def test_a_source_that_changes_meanwhile(tmp_path, monkeypatch, what):
         else:
             os.truncate(source, 10_000_000 if what == "grows" else 200)
 
-    with pytest.raises(CheckpointError, match=r"changed while it was read|became shorter|no such file"):
-        untie(path, tmp_path / "b", progress=change)
+    with pytest.raises(CheckpointError, match=r"changed while it was read|became shorter|no such file"), heard(change):
+        untie(path, tmp_path / "b")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
@@ -282,8 +283,8 @@ def test_an_interruption_leaves_nothing(tmp_path, error):
     def stop(*_):
         raise error("x")
 
-    with pytest.raises(error):
-        untie(path, tmp_path / "b", progress=stop)
+    with pytest.raises(error), heard(stop):
+        untie(path, tmp_path / "b")
     assert listing(tmp_path) == before
 
 

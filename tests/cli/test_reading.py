@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from tiewise.cli import reading
+from tiewise.core.progress import progress
 
 
 class Terminal(io.StringIO):
@@ -21,9 +22,9 @@ def test_one_bar_whatever_is_told(bar, monkeypatch):
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with bar(False) as tick:
+    with bar(False):
         for what, done in (("[first]", 0), ("second", 3), ("third", 5)):
-            tick(what, done, 9)
+            progress(what, done, 9)
     assert "third" in terminal.getvalue()
     assert "\x1b[1A" not in terminal.getvalue().rpartition("third")[0]
 
@@ -31,6 +32,6 @@ def test_one_bar_whatever_is_told(bar, monkeypatch):
 def test_no_bar_where_nobody_looks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
     monkeypatch.setattr(reading, "SOON", 0)
-    with reading.long_work(False) as tick:
-        tick("first", 0, 9)
+    with reading.long_work(False):
+        progress("first", 0, 9)
     assert said.getvalue() == ""

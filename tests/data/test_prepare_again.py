@@ -8,17 +8,20 @@ import sys
 import pytest
 
 from tiewise.core.errors import DataError
+from tiewise.core.progress import heard
 from tiewise.data import corpus
 from tiewise.data.corpus import load_prepared, prepare
 
 SCRIPT = """
 import os, signal, sys
 from pathlib import Path
+from tiewise.core.progress import heard
 from tiewise.data.corpus import prepare
-def progress(stage, part):
+def progress(stage, done, total):
     if stage == sys.argv[3]:
         os.kill(os.getpid(), signal.SIGKILL)
-prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8, seed=5, progress=progress)
+with heard(progress):
+    prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8, seed=5)
 """
 
 
@@ -43,44 +46,46 @@ def test_killed_leaves_nothing_that_looks_prepared_and_the_next_run_is_the_same(
 
 @pytest.mark.parametrize("stage", ["reading", "tokenizer", "tokens"])
 def test_interrupted_keeps_what_was_there(source, out, stage):
-    def interrupt(at, part):
+    def interrupt(at, done, total):
         if at == stage:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare([str(source)], "bytes", out, length=8, progress=interrupt)
+    with pytest.raises(KeyboardInterrupt), heard(interrupt):
+        prepare([str(source)], "bytes", out, length=8)
     assert list(out.iterdir()) == []
     prepare([str(source)], "bytes", out, length=8)
     before = contents(out)
-    with pytest.raises(KeyboardInterrupt):
-        prepare([str(source)], "bytes", out, length=8, seed=1, progress=interrupt)
+    with pytest.raises(KeyboardInterrupt), heard(interrupt):
+        prepare([str(source)], "bytes", out, length=8, seed=1)
     assert contents(out) == before
 
 
 def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
-    monkeypatch.setattr("tiewise.data.build.sync_folder", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("tiewise.data.build.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         prepare([str(source)], "bytes", out, length=8, seed=1)
     with pytest.raises(DataError, match="no prepared text"):
         load_prepared(out)
 
 
-def never(stage, part):
+def never(stage, done, total):
     raise AssertionError("there is nothing to do")
 
 
 def test_equal_request_is_reused(source, out):
     prepared = prepare([str(source)], "bpe:400", out, length=8)
-    assert prepare([str(source)], "bpe:400", out, length=16, progress=never) == prepared
-    with pytest.raises(DataError, match="needs at least"):
-        prepare([str(source)], "bpe:400", out, length=1_000_000, progress=never)
+    with heard(never):
+        assert prepare([str(source)], "bpe:400", out, length=16) == prepared
+    with pytest.raises(DataError, match="needs at least"), heard(never):
+        prepare([str(source)], "bpe:400", out, length=1_000_000)
     assert load_prepared(out) == prepared
 
 
 def changed(source, out):
     stages = set()
-    prepared = prepare([str(source)], "bytes", out, length=8, progress=lambda stage, part: stages.add(stage))
+    with heard(lambda stage, done, total: stages.add(stage)):
+        prepared = prepare([str(source)], "bytes", out, length=8)
     return stages == {"reading", "tokenizer", "tokens"}, prepared
 
 
@@ -126,7 +131,8 @@ def test_standard_input_is_kept(out, monkeypatch):
     assert prepared.facts["texts"] == ["-"]
     assert prepared.facts["characters"] > 0.9 * len(PIPED)
     stdin(monkeypatch, b"")
-    assert prepare(["-"], "bytes", out, length=8, progress=never) == prepared
+    with heard(never):
+        assert prepare(["-"], "bytes", out, length=8) == prepared
     (out / "data.json").unlink()  # killed before the end
     again = prepare(["-"], "bytes", out, length=8)
     assert again.facts == prepared.facts
@@ -135,4 +141,5 @@ def test_standard_input_is_kept(out, monkeypatch):
 def test_version_of_python_decides_about_builtin_only(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
     monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")
-    prepare([str(source)], "bytes", out, length=8, progress=never)
+    with heard(never):
+        prepare([str(source)], "bytes", out, length=8)

@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from tiewise.core.errors import DataError, RunError
+from tiewise.core.progress import heard
 from tiewise.data import blocks
 from tiewise.data.corpus import load_prepared, prepare
 
@@ -70,8 +71,8 @@ def test_bad_requests_leave_nothing_behind(source, out, change, match):
 
 def test_a_tokenizer_is_refused_before_the_text_is_read(source, out):
     stages = []
-    with pytest.raises(DataError, match="no tokenizer file"):
-        prepare([str(source)], "./none", out, length=8, progress=lambda stage, part: stages.append(stage))
+    with pytest.raises(DataError, match="no tokenizer file"), heard(lambda stage, done, total: stages.append(stage)):
+        prepare([str(source)], "./none", out, length=8)
     assert stages == []
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.core.progress import heard, progress
 from tiewise.inspection.inspect import Measure, NotHere, carry_out, chosen
 from tiewise.inspection.request import Effort, Request, pairs_of
 from tiewise.inspection.subject import labels, subjects_of
@@ -23,16 +24,16 @@ class Rows:
         return {"count": self.count}
 
 
-def counted(subject, request, progress):
+def counted(subject, request):
     progress("rows", 1, 1)
     return Rows(len(subject.folder.tensors))
 
 
-def refused(subject, request, progress):
+def refused(subject, request):
     raise CheckpointError(f"{subject.label} is refused", "take another")
 
 
-def absent(subjects, request, progress):
+def absent(subjects, request):
     raise NotHere("needs two models", "give a second one")
 
 
@@ -50,10 +51,11 @@ def subjects(tmp_path):
 
 
 def test_every_measure_of_every_subject_or_the_reason(subjects):
-    heard = []
-    found = carry_out(subjects, MEASURES, Request(), lambda *tick: heard.append(tick))
+    ticks = []
+    with heard(lambda *tick: ticks.append(tick)):
+        found = carry_out(subjects, MEASURES, Request())
     assert {label: rows.count for label, rows in found.found("rows").items()} == {"a": 1, "b": 2}
-    assert heard == [("a: rows", 500, 7000), ("b: rows", 1500, 7000)]  # of seven calls
+    assert ticks == [("a: rows", 500, 7000), ("b: rows", 1500, 7000)]  # of seven calls
     assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
     assert found.section("two").left_out == {"": "needs two models; give a second one"}
     assert found.section("read").left_out == dict.fromkeys(("a", "b"), "needs a text; give --text")
@@ -63,7 +65,7 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
 
 
 def test_its_repr_is_a_summary(subjects):
-    assert repr(carry_out(subjects, MEASURES, Request(), print)) == (
+    assert repr(carry_out(subjects, MEASURES, Request())) == (
         "Inspection of a, b\n"
         "  rows: a, b\n"
         "  refused: none: a is refused; take another; b is refused; take another\n"
@@ -74,24 +76,25 @@ def test_its_repr_is_a_summary(subjects):
 
 
 def test_progress_is_of_the_whole_and_only_grows(subjects):
-    def busy(subject, request, progress):
+    def busy(subject, request):
         for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):
             for done in range(total + 1):
                 progress(what, done, total)
         return Rows(1)
 
-    heard = []
+    ticks = []
     measures = (Measure("busy", each=busy), Measure("two", together=absent))
-    carry_out(subjects, measures, Request(), lambda *tick: heard.append(tick))
-    parts = [done for _, done, _ in heard]
+    with heard(lambda *tick: ticks.append(tick)):
+        carry_out(subjects, measures, Request())
+    parts = [done for _, done, _ in ticks]
     assert parts == sorted(parts)
-    assert {total for *_, total in heard} == {3000}
+    assert {total for *_, total in ticks} == {3000}
     assert 1000 < max(parts) < 2000
-    assert heard[5] == ("a: first", 500, 3000)
+    assert ticks[5] == ("a: first", 500, 3000)
 
 
 def test_a_text_lets_the_measures_of_text_run(subjects):
-    assert set(carry_out(subjects, MEASURES, Request(texts=("builtin",)), print).found("read")) == {"a", "b"}
+    assert set(carry_out(subjects, MEASURES, Request(texts=("builtin",))).found("read")) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -100,12 +103,12 @@ def test_a_text_lets_the_measures_of_text_run(subjects):
 )
 def test_what_was_asked_for_and_cannot_be_had_ends_it(subjects, only, said):
     with pytest.raises((CheckpointError, NotHere), match=said):
-        carry_out(subjects, MEASURES, Request(only=only), print)
+        carry_out(subjects, MEASURES, Request(only=only))
 
 
 def test_nothing_to_measure_ends_it(subjects):
     with pytest.raises(RunError, match="nothing to measure; give --text, or a second model"):
-        carry_out(subjects, MEASURES[2:], Request(), print)
+        carry_out(subjects, MEASURES[2:], Request())
 
 
 def test_sections_are_chosen_by_name_and_keep_their_order():

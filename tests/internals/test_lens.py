@@ -12,6 +12,7 @@ from torch import nn
 
 from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.progress import heard
 from tiewise.internals import translators
 from tiewise.internals.lens import lenses
 from tiewise.internals.loaded import Opened
@@ -154,15 +155,16 @@ def test_chunks_change_nothing(monkeypatch):
 
 
 def test_the_record_is_json_and_progress_is_told():
-    heard = []
-    found = lenses(opened(build("opt")), texts(), texts(3, seed=2), steps=30, progress=lambda *seen: heard.append(seen))
+    told = []
+    with heard(lambda *seen: told.append(seen)):
+        found = lenses(opened(build("opt")), texts(), texts(3, seed=2), steps=30)
     record = json.loads(json.dumps(found.record(), allow_nan=False))
     assert record["training"]["steps"] == 30
     assert record["layers"][0]["logit"]["kl"]["bits"]["value"] == pytest.approx(found.layers[0].logit.bits)
     assert record["layers"][-1]["tuned"] is None
     assert found.passes == pytest.approx(30 * found.batch / 24)
-    assert heard[0][1:] == (0, 30)
-    assert heard[-1][1:] == (30, 30)
+    assert told[0][1:] == (0, 30)
+    assert told[-1][1:] == (30, 30)
 
 
 def test_one_seed_one_result():

@@ -13,8 +13,9 @@ from tests.boundary.tiny_models import FAMILIES, V, build, variant
 from tiewise import install
 from tiewise.analysis.estimates import mean_interval
 from tiewise.boundary.locate import locate
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
+from tiewise.core.progress import heard
 from tiewise.data.frequency import bin_of
 from tiewise.internals.adam_paths import Adam, AdamPaths
 from tiewise.internals.loaded import Opened
@@ -337,7 +338,8 @@ def test_paths_that_pull_one_way_stand_out_of_the_null():
 def test_a_record_is_strict_json(tmp_path):
     found = opened(variant("llama", FAMILIES["llama"][0]), tmp_path)
     said = []
-    got = path_gradients(found, text(8), batch=8, progress=lambda *what: said.append(what))
+    with heard(lambda *what: said.append(what)):
+        got = path_gradients(found, text(8), batch=8)
     record = json.loads(json.dumps(got.record(), allow_nan=False))
     assert record["per_batch"]["share_b"]["low"] is None  # one batch has no interval
     assert record["by_batch"] == []

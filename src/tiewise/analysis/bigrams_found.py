@@ -8,19 +8,33 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.analysis.bigram_paths import MOST_TOKENS, Split, split
-from tiewise.analysis.bigrams import Chain, Ids, Irreversibility, irreversibility
-from tiewise.analysis.direct_path import DirectPath
-from tiewise.analysis.frequent_chain import Frequent, frequent_loss, keep_frequent
-from tiewise.analysis.heat import HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_counts import (
+    Chain,
+    Ids,
+    Irreversibility,
+    TextPair,
+    irreversibility,
+    one_way_pairs,
+    text_pairs,
+)
+from tiewise.analysis.bigram_maps import HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_paths import (
+    MOST_TOKENS,
+    Frequent,
+    PathLoss,
+    Split,
+    frequent_loss,
+    keep_frequent,
+    path_loss,
+    split,
+)
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_loss import PathLoss, path_loss
-from tiewise.analysis.text_pairs import TextPair, one_way_pairs, text_pairs
+from tiewise.analysis.path_matrix import DirectPath
+from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
-from tiewise.analysis.word_pairs import find_pairs
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
+from tiewise.core.progress import progress
 
 LEAST = 1000  # tokens of a text
 
@@ -116,7 +130,6 @@ def bigrams_of(
     pairs: Sequence[tuple[str, str]] = (),
     effort: Effort | None = None,
     seed: int = 0,
-    progress: Progress = silent,
     like: BigramsFound | None = None,
 ) -> BigramsFound:
     """Measure a text and a model's direct path on it.
@@ -127,7 +140,6 @@ def bigrams_of(
         pairs: pairs of words to count and to ask of.
         effort: how much is fitted.
         seed: of draws and starts.
-        progress: hears of the parts done.
         like: another model's result on the same text and width; its fits hold here too.
 
     Raises:
@@ -159,7 +171,7 @@ def bigrams_of(
         entropy=chain.entropy,
         irreversibility=whole,
         own=own,
-        frequent=_frequent(ids, chain, path, effort, seed, progress, like),
+        frequent=_frequent(ids, chain, path, effort, seed, like),
         asked=text_pairs(chain, asked, pairs),
         one_way=_one_way(chain, folder),
         target=target,
@@ -180,7 +192,6 @@ def _frequent(
     path: DirectPath,
     effort: Effort,
     seed: int,
-    progress: Progress,
     like: BigramsFound | None,
 ) -> FrequentSplit:
     kept = keep_frequent(chain, effort.kept)

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiewise.analysis.direct_path import NONE, Asymmetry, Definiteness, DirectPath, asymmetry, definiteness, grams
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_tokens import OwnToken, asymmetric_pairs, own_token, sampled
+from tiewise.analysis.path_matrix import NONE, Asymmetry, Definiteness, DirectPath, asymmetry, definiteness, grams
+from tiewise.analysis.path_tokens import (
+    OwnToken,
+    WordPair,
+    asymmetric_pairs,
+    find_pairs,
+    own_token,
+    sampled,
+    word_pairs,
+)
 from tiewise.analysis.token_texts import read_as
-from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 
@@ -83,7 +90,6 @@ def direct_path_of(
     tokens: Sequence[tuple[str, str]] = (),
     samples: int = 4000,
     seed: int = 0,
-    progress: Progress = silent,
 ) -> DirectPathFound:
     """Measure the direct path of a checkpoint.
 
@@ -92,7 +98,6 @@ def direct_path_of(
         tokens: pairs of words to ask of both ways; each word must be one token.
         samples: tokens among which the most asymmetric pairs are searched; all where there are fewer.
         seed: of the samples.
-        progress: hears of the rows read.
 
     Raises:
         CheckpointError: no head, quantised tables, or maps between a table and the body.
@@ -117,13 +122,13 @@ def direct_path_of(
         definiteness=definiteness(whole),
         definiteness_centred=definiteness(centred),
         own_token=own,
-        **_pairs(folder, path, samples, seed, progress),
+        **_pairs(folder, path, samples, seed),
         pairs=word_pairs(path, tokens, ids),
         notes=path.notes,
     )
 
 
-def _pairs(folder: Folder, path: DirectPath, samples: int, seed: int, progress: Progress) -> dict[str, Any]:
+def _pairs(folder: Folder, path: DirectPath, samples: int, seed: int) -> dict[str, Any]:
     """The most asymmetric pairs with their texts, and among how many tokens."""
     found = asymmetric_pairs(path, sampled(path.rows, samples, seed), top=20)
     progress("asymmetric pairs", found.tokens, found.tokens)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tiewise.analysis.alignment import Alignment, Settings, align
-from tiewise.analysis.closer import Closer, closer
-from tiewise.analysis.ends import Ends, ends_of
-from tiewise.analysis.paired_rows import FEWEST
-from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.folder import Folder
+from tiewise.analysis.align_tables import Alignment, Closer, Settings, align, closer
+from tiewise.analysis.model_ends import Ends, ends_of
+from tiewise.analysis.row_pairs import FEWEST, Pairs, by_text, one_vocabulary
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 
 LARGE = 2e11  # rows × d²: from here on `sized` permutes once
@@ -87,7 +84,6 @@ class AcrossFound:
 def alignment_of(
     folder: Folder,
     settings: Settings | None = None,
-    progress: Progress = silent,
     seed: int = 0,
     held_out: float = Settings.held_out,
 ) -> AlignmentFound:
@@ -96,22 +92,21 @@ def alignment_of(
     Args:
         folder: an opened checkpoint.
         settings: what to measure; by default `sized`.
-        progress: hears (what, done, total).
         seed: of the default settings.
         held_out: of the default settings; 0 fits maps on all rows and scores all.
 
     Raises:
         CheckpointError: no output head, quantised tables, or as `align`.
     """
-    ends = ends_of(folder, progress)
+    ends = ends_of(folder)
     rows, widths = (ends.input.rows, ends.output.rows), (ends.input.width, ends.output.width)
     if ends.tied:
         return AlignmentFound(True, ends.names, rows, widths, 0, None, ends.notes)
     every = one_vocabulary(*rows)
-    mask = ends.unusable(progress)
+    mask = ends.unusable()
     pairs = every.without(mask, mask)
     settings = settings or sized(len(pairs), max(widths), seed, held_out)
-    found = align(ends.input, ends.output, pairs, settings, progress)
+    found = align(ends.input, ends.output, pairs, settings)
     return AlignmentFound(False, ends.names, rows, widths, len(every) - len(pairs), found, ends.notes)
 
 
@@ -119,7 +114,6 @@ def across(
     first: Folder,
     second: Folder,
     settings: Settings | None = None,
-    progress: Progress = silent,
     labels: tuple[str, str] = ("A", "B"),
     seed: int = 0,
     held_out: float = Settings.held_out,
@@ -132,7 +126,6 @@ def across(
         first: an opened checkpoint.
         second: another.
         settings: what to measure; by default `sized`.
-        progress: hears (what, done, total).
         labels: what to call the two.
         seed: of the default settings.
         held_out: of the default settings; 0 fits maps on all rows and scores all.
@@ -140,9 +133,9 @@ def across(
     Raises:
         CheckpointError: no output head, quantised tables, no tokenizer, too few tokens in both, or as `align`.
     """
-    ends = ends_of(first, progress), ends_of(second, progress)
+    ends = ends_of(first), ends_of(second)
     every = by_text(ends[0].texts(), ends[1].texts())
-    pairs = every.without(ends[0].unusable(progress), ends[1].unusable(progress))
+    pairs = every.without(ends[0].unusable(), ends[1].unusable())
     rows = ends[0].input.rows, ends[1].input.rows
     if len(pairs) < FEWEST:
         what = f"vocabularies of {rows[0]:,} and {rows[1]:,} rows share {len(every):,} tokens, {len(pairs):,} usable"
@@ -150,7 +143,7 @@ def across(
     width = max(table.width for end in ends for _, table in end.tables)
     settings = settings or replace(sized(len(pairs), width, seed, held_out), sampled=8192)
     found = tuple(
-        EndPair(name_a, name_b, align(a, b, pairs, settings, progress))
+        EndPair(name_a, name_b, align(a, b, pairs, settings))
         for name_a, a in ends[0].tables
         for name_b, b in ends[1].tables
     )
@@ -160,7 +153,7 @@ def across(
         turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
         table, other = ends[one].shared, ends[1 - one]
         assert table is not None
-        leaning = closer(table, other.input, other.output, turned, settings, progress)
+        leaning = closer(table, other.input, other.output, turned, settings)
     notes = tuple(f"{label}: {note}" for label, end in zip(labels, ends, strict=True) for note in end.notes)
     tied = ends[0].tied, ends[1].tied
     return AcrossFound(labels, tied, rows, len(every), len(every) - len(pairs), found, one, leaning, notes)

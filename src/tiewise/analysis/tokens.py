@@ -8,19 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.anisotropy import Anisotropy, Moments, anisotropy, moments
-from tiewise.analysis.contexts import ContextGroup, Contexts, contexts, furthest, grouped
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.model_ends import View, views_of
 from tiewise.analysis.path_tokens import sampled
-from tiewise.analysis.plane import Plane, plane
-from tiewise.analysis.token_groups import Groups, Texts, by_frequency, by_script, read_texts, shown
-from tiewise.analysis.token_norms import Norms, norms_of
-from tiewise.analysis.token_views import View, views_of
-from tiewise.analysis.untrained_rows import RowState, row_state
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.analysis.row_directions import Anisotropy, Moments, Plane, anisotropy, moments, plane
+from tiewise.analysis.single_rows import Norms, RowState, norms_of, row_state
+from tiewise.analysis.token_contexts import ContextGroup, Contexts, contexts, furthest, grouped
+from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script, read_texts, shown
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
+from tiewise.core.progress import progress
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NOTABLE = 10
@@ -139,7 +136,6 @@ def tokens_of(
     ids: NDArray[np.int64] | None = None,
     samples: int = 2000,
     seed: int = 0,
-    progress: Progress = silent,
 ) -> TokensFound:
     """Measure the tables of a checkpoint token by token.
 
@@ -148,18 +144,17 @@ def tokens_of(
         ids: a text in the model's own tokens [N]; without one, what needs a text is left out.
         samples: tokens of the two-dimensional views.
         seed: of every draw.
-        progress: hears (what, done, total).
 
     Raises:
         CheckpointError: no table that can be read.
         DataError: a text of fewer than 100 tokens, or of tokens that the table does not have.
     """
-    views, notes = views_of(folder, progress)
+    views, notes = views_of(folder)
     rows = min(view.table.rows for view in views)
     known, missing = _known(folder, rows, ids, samples, seed)
     tables: list[TableTokens] = []
     for view in views:
-        tables.append(_table(view, known, tables[0].plane if tables else None, seed, progress))
+        tables.append(_table(view, known, tables[0].plane if tables else None, seed))
     counts = known.counts
     return TokensFound(
         tables=tuple(tables),
@@ -212,13 +207,13 @@ def _sample(counts: NDArray[np.int64] | None, rows: int, samples: int, seed: int
     return np.sort(np.concatenate([ranked, rest[sampled(len(rest), samples - len(ranked), seed)]]))
 
 
-def _table(view: View, known: _Known, beside: Plane | None, seed: int, progress: Progress) -> TableTokens:
+def _table(view: View, known: _Known, beside: Plane | None, seed: int) -> TableTokens:
     table = view.table
     found: Moments = moments(table, lambda done: progress(f"products of {view.name}", done, table.rows))
     state = None
     if view.stored is not None:
         unused = np.empty(0, np.int64) if known.unused is None else known.unused
-        state = row_state(view.stored, table, unused, known.counts, progress)
+        state = row_state(view.stored, table, unused, known.counts)
     rows = len(known.scripts.of) if known.scripts is not None else found.rows
     norms = norms_of(found.norms[:rows], known.counts, known.bins, known.scripts)
     shown_in = plane(table, found, known.sample, beside)

@@ -55,7 +55,7 @@ def draw(table: Tensor, std: float, pad: int | None = None) -> None:
 
 
 class Boundary(nn.Module):
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core.shapes`.
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`.
 
     Args:
         spec: what to build.

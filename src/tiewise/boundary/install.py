@@ -29,8 +29,8 @@ from tiewise.boundary.saved import declare_boundary
 from tiewise.boundary.structure import Journal, declare_tying
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, on_meta, random_batch, verify
+from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
-from tiewise.core.paths import PathNorms
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import PathRecord, gather, path_norms
 

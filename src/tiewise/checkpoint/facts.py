@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, model_levels, read_claims
-from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.folder import Fault, Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import SAME_VALUES, Likeness, likeness, same_numbers
-from tiewise.checkpoint.names import in_layer, is_foreign
+from tiewise.checkpoint.families import in_layer, is_foreign
+from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
+from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.table_scans import SAME_VALUES, Likeness, likeness, same_numbers
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.progress import progress
 from tiewise.core.spec import BoundarySpec
 
 Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
@@ -53,12 +52,10 @@ class Facts:
     Args:
         folder: files, headers, config.
         scan: tables may be read (False: headers only).
-        progress: hears of long reads.
     """
 
     folder: Folder
     scan: bool = True
-    progress: Progress = silent
 
     @property
     def path(self) -> Path:
@@ -223,14 +220,12 @@ class Facts:
     def compare(self, a: Stored, b: Stored) -> Likeness | None:
         """How alike two tables are; None unless they are comparable and may be read."""
         return (
-            likeness(a, b, lambda done: self.progress(f"comparing {short(a.name)}", done, a.nbytes))
-            if self.scan
-            else None
+            likeness(a, b, lambda done: progress(f"comparing {short(a.name)}", done, a.nbytes)) if self.scan else None
         )
 
     def same(self, a: Stored, b: Stored) -> bool:
         """Whether one tensor can stand for the other: same bytes, or same numbers. Reads them."""
-        return same_numbers(a, b, lambda done: self.progress(f"comparing {short(a.name)}", done, a.nbytes))
+        return same_numbers(a, b, lambda done: progress(f"comparing {short(a.name)}", done, a.nbytes))
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line of a rewriting verb for this checkpoint."""

@@ -71,8 +71,8 @@ def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) 
     audits, unread = [], False
     for path in paths:
         try:
-            with long_reads(quiet) as progress:
-                found = audit(path, progress=progress, **options)
+            with long_reads(quiet):
+                found = audit(path, **options)
         except KeyboardInterrupt:
             o.tell(f"tiewise: interrupted while reading {path}")
             raise typer.Exit(130) from None

@@ -56,8 +56,8 @@ def inspect(
         if out is not None:
             _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
-        with long_work(quiet) as progress:
-            found = with_evidence(carry_out(subjects, _measures(subjects, request), request, progress))
+        with long_work(quiet):
+            found = with_evidence(carry_out(subjects, _measures(subjects, request), request))
     except KeyboardInterrupt:
         o.tell("tiewise: interrupted; nothing was written")
         raise typer.Exit(130) from None

@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from tiewise.core.progress import heard
+
 SOON = 1.0  # seconds without a bar: what is over by then needs none
-Tick = Callable[[str, int, int], None]
 
 
-def long_reads(quiet: bool) -> AbstractContextManager[Tick]:
-    """Give a function that hears (what is being read, bytes done, bytes in all); each has the bar to itself."""
+def long_reads(quiet: bool) -> AbstractContextManager[None]:
+    """Show the progress inside as bytes read of what is being read; each has the bar to itself."""
     return _bar(quiet, _bytes)
 
 
-def long_work(quiet: bool) -> AbstractContextManager[Tick]:
-    """Give a function that hears (what is being done, parts done, parts in all of the whole work)."""
+def long_work(quiet: bool) -> AbstractContextManager[None]:
+    """Show the progress inside as a part of the whole work."""
     return _bar(quiet, _whole)
 
 
@@ -31,9 +32,9 @@ def _whole(progress: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[Tick]:
+def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[None]:
     if quiet or not sys.stderr.isatty():
-        yield lambda what, done, total: None
+        yield
         return
     from rich import progress
     from rich.console import Console
@@ -49,9 +50,9 @@ def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[Tic
     )
     task = bar.add_task("", total=None)
     begun = time.monotonic()
-    of: tuple[str, int] | None = None
+    of: tuple[str, float] | None = None
 
-    def tick(what: str, done: int, total: int) -> None:
+    def show(what: str, done: float, total: float) -> None:
         nonlocal of
         if time.monotonic() - begun < SOON:
             return
@@ -62,6 +63,7 @@ def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[Tic
         bar.update(task, description=what, completed=done, total=total)
 
     try:
-        yield tick
+        with heard(show):
+            yield
     finally:
         bar.stop()

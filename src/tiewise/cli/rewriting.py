@@ -30,8 +30,8 @@ def carry_out(
 
     made = (to / PROVENANCE).exists()
     try:
-        with ending(), long_reads(quiet) as progress:
-            receipt = verb(source, to, progress=progress, **options)
+        with ending(), long_reads(quiet):
+            receipt = verb(source, to, **options)
     except (KeyboardInterrupt, SystemExit) as error:
         done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
         o.tell(f"tiewise: interrupted; {source} is as it was and {to} {done}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.data.atomic import sync_folder, written_whole
+from tiewise.core.files import sync, write_whole
+from tiewise.core.progress import doing, progress
 from tiewise.data.dedupe import Deduplicator
 from tiewise.data.prepared import FACTS, TOKENIZER, token_type
 from tiewise.data.sources import Source, read_sources
@@ -26,12 +27,11 @@ from tiewise.data.spool import Spool
 from tiewise.data.token_file import Encoder, pieces, write_tokens
 from tiewise.data.tokenizer import bpe_size, make_tokenizer
 
-Progress = Callable[[str, float], None]
 _WORK = ".building"
 _LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the frequent pairs are settled long before
 
 
-def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int, progress: Progress) -> None:
+def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
     """Prepare `sources` in `folder` as `request` says (its keys: those of `prepare`, and what facts keep).
 
     Raises:
@@ -47,13 +47,14 @@ def build(folder: Path, sources: Sequence[Source], request: dict[str, Any], leng
         ready = None if bpe_size(kind) else make_tokenizer(kind, lambda: iter(()))
         deduplicate = Deduplicator()
         documents = (replace(d, begins=d.begins or request["apart"]) for d in read_sources(sources))
-        spool = Spool(work / "text", deduplicate(documents), _reading(sources, progress))
+        with doing("reading", sum(source.size for source in sources)):
+            spool = Spool(work / "text", deduplicate(documents))
         where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
-        progress("tokenizer", 0.0)
+        progress("tokenizer", 0, 1)
         tokenizer = _learnt(kind, spool, np.flatnonzero(where == 0)) if ready is None else ready
-        progress("tokenizer", 1.0)
+        progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
-        facts = _write(work, spool, where, tokenizer, progress)
+        facts = _write(work, spool, where, tokenizer)
         check_length(facts, length)
         facts |= {
             "texts": request["texts"],
@@ -87,36 +88,26 @@ def check_length(facts: dict[str, Any], length: int) -> None:
     )
 
 
-def _reading(sources: Sequence[Source], progress: Progress) -> Callable[[int], None]:
-    known = sum(source.size for source in sources)
-    return lambda done: progress("reading", min(1.0, done / known) if known else 0.0)
-
-
 def _learnt(kind: str, spool: Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
     # every k-th part of the training split: a folder's first files may be of one kind
     step = -(-int(spool.characters[train].sum()) // _LEARNT)
     return make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(train[::step]))))
 
 
-def _write(
-    work: Path, spool: Spool, where: np.ndarray, tokenizer: PreTrainedTokenizerFast, progress: Progress
-) -> dict[str, Any]:
+def _write(work: Path, spool: Spool, where: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
     vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
     facts = spool.facts(np.arange(len(spool)))
     total, done = facts["characters"], 0
-
-    def advance(characters: int) -> None:
-        nonlocal done
-        done += characters
-        progress("tokens", done / total)
 
     dtype = token_type(vocab)
     encoder = Encoder(tokenizer, dtype)
     splits = {}
     for index, name in enumerate(SPLITS):
         documents = np.flatnonzero(where == index)
-        tokens = write_tokens(work / f"{name}.bin", spool.read(documents), encoder, advance)
-        splits[name] = spool.facts(documents) | {"tokens": tokens}
+        splits[name] = spool.facts(documents)
+        with doing("tokens", total, done):
+            splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(documents), encoder)
+        done += splits[name]["characters"]
     facts["tokens"] = sum(split["tokens"] for split in splits.values())
     facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name}
     return facts | {"splits": splits}
@@ -129,6 +120,5 @@ def move(work: Path, folder: Path, facts: dict[str, Any]) -> None:
         (work / f"{name}.bin").replace(folder / f"{name}.bin")
     shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
     (work / TOKENIZER).rename(folder / TOKENIZER)
-    sync_folder(folder)
-    with written_whole(folder / FACTS) as file:
-        file.write(json.dumps(facts, indent=2).encode())
+    sync(folder)
+    write_whole(folder / FACTS, json.dumps(facts, indent=2))

@@ -19,15 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
-from tiewise.data.atomic import written_whole
-from tiewise.data.build import Progress, build, check_length
+from tiewise.core.files import written_whole
+from tiewise.data.build import build, check_length
 from tiewise.data.plain_text import decode
 from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.data.sources import Source, resolve
 from tiewise.data.split import CONTIGUOUS, RANDOM, SPLITS
 from tiewise.data.tokenizer import bpe_size
 
-__all__ = ["PreparedText", "Progress", "load_prepared", "prepare"]
+__all__ = ["PreparedText", "load_prepared", "prepare"]
 
 _FORMAT = 2  # of the folder; one of another format is made again
 _STDIN = "stdin.txt"
@@ -43,7 +43,6 @@ def prepare(
     fractions: Sequence[float] = (0.88, 0.04, 0.08),
     split: str = RANDOM,
     apart: bool = False,
-    progress: Progress | None = None,
 ) -> PreparedText:
     """Turn `texts` (as in `tiewise.data.sources`) into tokens in `folder`, or reuse what an equal call left there.
 
@@ -58,8 +57,6 @@ def prepare(
         fractions: shares of train, tune and heldout in characters.
         split: "random", or "contiguous" for the last parts of the text as held-out text.
         apart: end every part of a plain file as a document: pairs of segments need many.
-        progress: called with a stage ("reading", "tokenizer", "tokens") and the part of it that is done, 0 to 1 (0
-            while a stream's size is unknown).
 
     Raises:
         DataError: on a text or tokenizer that cannot be used, or where a split is shorter than blocks of `length`
@@ -78,7 +75,7 @@ def prepare(
         request = _request(sources, tokenizer, seed, fractions) | {"split": split, "apart": apart}
         prepared = _reusable(folder, request)
         if prepared is None:
-            build(folder, sources, request, length, progress or (lambda stage, part: None))
+            build(folder, sources, request, length)
             return load_prepared(folder)
         check_length(prepared.facts, length)
         return prepared
@@ -108,7 +105,7 @@ def _kept_stdin(folder: Path, made: list[Path]) -> Source:
     """Standard input as a file of the folder, copied there by the first call."""
     path = folder / _STDIN
     if not path.exists():
-        with written_whole(path) as file:
+        with written_whole(path) as partial, partial.open("wb") as file:
             for piece in decode(sys.stdin.buffer, "standard input"):
                 file.write(piece.encode())
             if not file.tell():

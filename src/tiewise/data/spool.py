@@ -8,13 +8,14 @@ kept in memory.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tiewise.core.progress import advance
 from tiewise.data.document import Document
 
 
@@ -25,7 +26,7 @@ class Spool:
         characters: int64[n], the length of every part.
     """
 
-    def __init__(self, path: Path, documents: Iterable[Document], progress: Callable[[int], None]):
+    def __init__(self, path: Path, documents: Iterable[Document]):
         self._path = path
         ends, characters, numbers = array("q", [0]), array("q"), array("q")
         with path.open("wb") as file:
@@ -33,7 +34,7 @@ class Spool:
                 ends.append(ends[-1] + file.write(document.text.encode("utf-8", "replace")))
                 characters.append(len(document.text))
                 numbers.append((numbers[-1] if numbers else 0) + document.begins)
-                progress(ends[-1])
+                advance(ends[-1])
         self.characters = np.frombuffer(characters, np.int64) if characters else np.empty(0, np.int64)
         self._ends = np.frombuffer(ends, np.int64)
         self._numbers = np.frombuffer(numbers, np.int64) if numbers else np.empty(0, np.int64)  # each part's document

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
+
+from tiewise.core.progress import advance
 
 _BATCH = 1 << 19  # characters handed to the tokenizer at once; it takes about 100 bytes per token while it works
 _PIECE = 1 << 14  # characters after which a longer document is cut, so that a batch has work for several threads
@@ -52,20 +54,16 @@ class Encoder:
         return np.array(ids, self._dtype)
 
 
-def write_tokens(
-    path: Path, texts: Iterable[tuple[str, bool]], encoder: Encoder, progress: Callable[[int], None]
-) -> int:
-    """Write the tokens of all `texts` (text, whether a document ends with it) to `path`; return how many these are.
-
-    `progress` is called with the number of characters done since its last call.
-    """
-    count = 0
+def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: Encoder) -> int:
+    """Write the tokens of all `texts` (text, whether a document ends with it) to `path`; return how many these are."""
+    count, characters = 0, 0
     with path.open("wb") as file:
         for batch in batches(pieces(texts)):
             tokens = encoder.encode(batch)
             file.write(tokens.tobytes())
             count += len(tokens)
-            progress(sum(len(piece) for piece, _ in batch))
+            characters += sum(len(piece) for piece, _ in batch)
+            advance(characters)
         file.flush()
         os.fsync(file.fileno())
     return count

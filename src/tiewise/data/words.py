@@ -20,7 +20,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
-from tiewise.data.build import Progress, move
+from tiewise.core.progress import progress
+from tiewise.data.build import move
 from tiewise.data.plain_text import decode, opened
 from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.data.split import SPLITS
@@ -32,9 +33,7 @@ KIND = "words"
 _LINES = 20_000  # turned into tokens at once
 
 
-def prepare_words(
-    corpus: str, folder: Path, files: Sequence[str] = (), *, progress: Progress | None = None
-) -> PreparedText:
+def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> PreparedText:
     """Turn a word-level corpus into tokens in `folder`.
 
     Args:
@@ -42,7 +41,6 @@ def prepare_words(
         folder: where the tokens go; what it held is replaced.
         files: of training, validation and test; empty: train.txt, valid.txt, test.txt. `valid.txt@0-90` is the first
             nine tenths of a file's lines, `valid.txt@90-100` the rest.
-        progress: called with "words" and the part of the corpus that is done.
 
     Raises:
         DataError: a file that is missing, empty or no text.
@@ -51,13 +49,12 @@ def prepare_words(
     splits = word_files(corpus, files)
     folder = Path(folder)
     work = folder / ".building"
-    say = progress or (lambda stage, part: None)
     try:
         shutil.rmtree(work, ignore_errors=True)
         work.mkdir(parents=True)
-        say(KIND, 0.0)
+        progress(KIND, 0, 1)
         words = _vocabulary(splits[0])
-        facts = _write(work, splits, words, say)
+        facts = _write(work, splits, words)
         _tokenizer(words).save_pretrained(work / TOKENIZER)
         move(work, folder, facts | {"texts": [corpus], "demo": False, "files": [str(split) for split in splits]})
     except OSError as error:
@@ -104,14 +101,14 @@ def _vocabulary(train: WordFile) -> dict[str, int]:
     return words
 
 
-def _write(work: Path, splits: Sequence[WordFile], words: dict[str, int], progress: Progress) -> dict[str, Any]:
+def _write(work: Path, splits: Sequence[WordFile], words: dict[str, int]) -> dict[str, Any]:
     dtype = token_type(len(words))
     found: dict[str, Any] = {}
     for index, (name, file) in enumerate(zip(SPLITS, splits, strict=True)):
         found[name] = _write_split(work / f"{name}.bin", file, words, dtype)
         if found[name]["tokens"] < 2:
             raise DataError(f"{file} has no words", "give a file with text in it")
-        progress(KIND, (index + 1) / len(SPLITS))
+        progress(KIND, index + 1, len(SPLITS))
     total = {key: sum(part[key] for part in found.values()) for key in ("tokens", "characters", "bytes", "documents")}
     tokenizer = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
     return {**total, "tokenizer": tokenizer, "splits": found}

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import UnsupportedError
 from tiewise.flax.indices import as_array, check_range
 from tiewise.flax.sweep import Problem, Tensors, counted, promoted, sweep

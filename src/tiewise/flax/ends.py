@@ -36,7 +36,7 @@ Body = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Ends:
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core.shapes`. Make one with `Ends.of`."""
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Make one with `Ends.of`."""
 
     spec: BoundarySpec
     vocab: Vocabularies

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from tiewise.core.backends import PathNorms
 from tiewise.core.errors import CheckpointError
-from tiewise.core.paths import PathNorms
 from tiewise.flax.models import LanguageModel
 from tiewise.flax.path_gradient import path_norms, probe
 from tiewise.flax.recipe import Recipe, batches, optimizer_of

@@ -20,7 +20,7 @@ from tiewise.core.errors import DataError
 
 @dataclass(frozen=True)
 class Recipe:
-    """Numbers of a run; letters as in `tiewise.core.shapes`.
+    """Numbers of a run; letters as in `tiewise.core`.
 
     Args:
         steps: optimizer steps.

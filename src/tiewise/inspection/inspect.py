@@ -9,13 +9,15 @@ reason. What the user gave and cannot be used (a text too short, a token that is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
-from tiewise.inspection.request import Progress, Request
+from tiewise.core.progress import heard
+from tiewise.inspection.request import Request
 from tiewise.inspection.subject import Subject
 from tiewise.training.results import strict
 
@@ -41,8 +43,8 @@ class Measure:
     """
 
     name: str
-    each: Callable[[Subject, Request, Progress], Any] | None = None
-    together: Callable[[tuple[Subject, ...], Request, Progress], Any] | None = None
+    each: Callable[[Subject, Request], Any] | None = None
+    together: Callable[[tuple[Subject, ...], Request], Any] | None = None
     text: bool = False
     weight: int = 1
 
@@ -117,10 +119,8 @@ def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, .
     return tuple(measure for measure in measures if not only or measure.name in only)
 
 
-def carry_out(
-    subjects: tuple[Subject, ...], measures: Sequence[Measure], request: Request, progress: Progress
-) -> Inspection:
-    """Measure; `progress` hears (what is done, parts done, parts of the whole inspection).
+def carry_out(subjects: tuple[Subject, ...], measures: Sequence[Measure], request: Request) -> Inspection:
+    """Measure; its progress is (what is done, parts done, parts of the whole inspection).
 
     Raises:
         TiewiseError: what was given cannot be used, or nothing could be measured.
@@ -131,17 +131,15 @@ def carry_out(
     weights = [one.weight * PARTS for one in wanted for _ in (subjects if one.each is not None else (ALL,))]
     parts = pairwise(accumulate(weights, initial=0))
 
-    def part(label: str) -> Progress:
-        return _part(progress, label, *next(parts), sum(weights))
-
     for measure in wanted:
         found: dict[str, Any] = {}
         left_out: dict[str, str] = {}
-        for label, make in _calls(measure, subjects, request, part):
+        for (label, make), place in zip(_calls(measure, subjects, request), parts, strict=False):
             try:
                 if measure.text and not request.texts and not any(subject.run for subject in subjects):
                     raise NotHere("needs a text", "give --text")
-                found[label] = make()
+                with _part(label, *place, sum(weights)):
+                    found[label] = make()
             except TiewiseError as error:
                 if not isinstance(error, NotHere) or request.only:
                     faults.append(error)
@@ -153,27 +151,29 @@ def carry_out(
 
 
 def _calls(
-    measure: Measure, subjects: tuple[Subject, ...], request: Request, part: Callable[[str], Progress]
+    measure: Measure, subjects: tuple[Subject, ...], request: Request
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """(label, the call) of everything that one measure does."""
     if measure.each is not None:
-        yield from ((one.label, partial(measure.each, one, request, part(one.label))) for one in subjects)
+        yield from ((one.label, partial(measure.each, one, request)) for one in subjects)
     elif measure.together is not None:
-        yield ALL, partial(measure.together, subjects, request, part(ALL))
+        yield ALL, partial(measure.together, subjects, request)
 
 
-def _part(progress: Progress, label: str, begun: int, end: int, whole: int) -> Progress:
-    """Return what a call reports to: it knows how far each thing is that it does, but not how many there are.
+@contextmanager
+def _part(label: str, begun: int, end: int, whole: int) -> Iterator[None]:
+    """Have progress inside count as this part of the whole; a call does not know how many things it will do.
 
-    So each is given half of what is left of the call's part, and the whole only ever grows.
+    So each is given half of what is left of the part, and the whole only ever grows.
     """
-    now, doing = begun, None
+    now, doing = begun, ""
 
-    def tick(what: str, done: int, total: int) -> None:
+    def listen(what: str, done: float, total: float) -> None:
         nonlocal begun, now, doing
         if what != doing:
             begun, doing = now, what
-        now = max(now, begun + (end - begun) // 2 * min(done, total) // max(total, 1))
-        progress(f"{label}: {what}" if label else what, now, whole)
+        now = max(now, int(begun + (end - begun) // 2 * min(done, total) // max(total, 1)))
+        outer(f"{label}: {what}" if label else what, now, whole)
 
-    return tick
+    with heard(listen) as outer:
+        yield

@@ -31,15 +31,15 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.alignment import HELD_OUT, Alignment, Settings, align
-from tiewise.analysis.alignment_maps import CENTRED
-from tiewise.analysis.ends import Ends, ends_of
+from tiewise.analysis.align_tables import HELD_OUT, Alignment, Settings, align
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
-from tiewise.analysis.tables import Table
-from tiewise.analysis.token_match import Pairs, one_vocabulary
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.folder import open_folder
+from tiewise.analysis.model_ends import Ends, ends_of
+from tiewise.analysis.row_pairs import Pairs, one_vocabulary
+from tiewise.analysis.table_maps import CENTRED
+from tiewise.analysis.token_table import Table
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
+from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts
 from tiewise.data.prepared import load_prepared
 from tiewise.inspection.run_alignment import (
@@ -64,15 +64,12 @@ Models = dict[int, Ends]  # seed → its final model
 Beside = list[tuple[int, int]]  # seeds of the two models that stand side by side
 
 
-def run_alignment(
-    run: str | os.PathLike[str], settings: Settings | None = None, progress: Progress = silent
-) -> RunAlignment:
+def run_alignment(run: str | os.PathLike[str], settings: Settings | None = None) -> RunAlignment:
     """Compare the tables of all final models of a comparison.
 
     Args:
         run: a folder of `tiewise compare`.
         settings: as for `align`; permutations are not used. By default 2,048 rows are sampled for neighbours.
-        progress: hears (what, comparisons done, in all).
 
     Raises:
         RunError: no finished comparison, or none of an arm with one table and an arm with two.
@@ -89,7 +86,7 @@ def run_alignment(
     pairs = _usable(models)
     counts, missing = _counts(run, int(pairs.a.max(initial=-1)) + 1)
     settings = replace(settings or Settings(sampled=2048), permutations=0)
-    bench = _Bench(pairs, settings, progress, None if counts is None else counts[pairs.a])
+    bench = _Bench(pairs, settings, None if counts is None else counts[pairs.a])
     bench.total = len(untied) ** 2
     bench.total += sum(2 * len(m.keys() & untied.keys()) ** 2 + len(m) * (len(m) - 1) // 2 for m in one.values())
     again = [*_again(bench, two[0], untied), *(x for arm, found in one.items() for x in _again(bench, arm, found))]
@@ -119,7 +116,6 @@ class _Bench:
 
     pairs: Pairs
     settings: Settings
-    progress: Progress
     counts: NDArray | None
     total: int = 0
     done: int = 0
@@ -130,7 +126,7 @@ class _Bench:
         """Held-out score of each map from `first` to `second`, overlap of neighbours, CKA less its chance."""
         found = align(first, second, self.pairs, self.settings, counts=self.counts)
         self.done += 1
-        self.progress("alignment over seeds", self.done, max(self.total, self.done))
+        progress("alignment over seeds", self.done, max(self.total, self.done))
         scores = _held_out(found)
         self.chance |= dict.fromkeys(scores, 0.0)
         if found.neighbours is not None:

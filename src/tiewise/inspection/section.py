@@ -1,7 +1,7 @@
 """Sections of an inspection: one file each, which says what is asked, what it needs, and makes a `Found`.
 
     @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-    def applications(subject, bench, progress) -> Found: ...
+    def applications(subject, bench) -> Found: ...
 
 A new section is a new file in the folder `sections`: `--only` takes its function's name, and words, table, figures and
 JSON follow from what it finds. `bench` gives the subject's model and text, read once for all sections.
@@ -15,13 +15,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from tiewise.core.found import Found
-from tiewise.inspection.request import FILES, Progress
+from tiewise.inspection.request import FILES
 from tiewise.inspection.subject import Subject
 
 if TYPE_CHECKING:  # the sections' own files run models, and the names of sections are asked for without torch
     from tiewise.inspection.workbench import Workbench
 
-Measured = Callable[[Subject, "Workbench", Progress], Found]
+Measured = Callable[[Subject, "Workbench"], Found]
 
 
 @dataclass(frozen=True)

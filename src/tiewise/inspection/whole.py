@@ -6,16 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tiewise.analysis.alignment import Settings
+from tiewise.analysis.align_tables import Settings
 from tiewise.analysis.tokens import tokens_of
-from tiewise.checkpoint.facts import silent
 from tiewise.core.found import Found
 from tiewise.data.blocks import token_counts
 from tiewise.inspection import tables
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.inspect import Inspection, Measure, NotHere, carry_out
 from tiewise.inspection.of_run import run_alignment
-from tiewise.inspection.request import Progress, Request
+from tiewise.inspection.request import Request
 from tiewise.inspection.section import Section, sections
 from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
@@ -26,7 +25,6 @@ def inspect(
     model: str | os.PathLike[str],
     other: str | os.PathLike[str] | None = None,
     request: Request | None = None,
-    progress: Progress = silent,
 ) -> Inspection:
     """Inspect one model, two, or the models of one comparison.
 
@@ -34,7 +32,6 @@ def inspect(
         model: a Hugging Face folder, or the folder of a comparison.
         other: a second Hugging Face folder.
         request: text, pairs, sections and effort; by default everything that needs no text.
-        progress: hears (what is done, parts done, parts of the whole).
 
     Returns:
         an `Inspection`; `.found("lens")` gives one section's results by model, `.record()` everything for JSON.
@@ -44,7 +41,7 @@ def inspect(
     """
     request = (request or Request()).checked()
     subjects = subjects_of([model] if other is None else [model, other])
-    return with_evidence(carry_out(subjects, measures(subjects, request), request, progress))
+    return with_evidence(carry_out(subjects, measures(subjects, request), request))
 
 
 def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, ...]:
@@ -56,14 +53,14 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
     bench = Workbench(request)
     bench.check(subjects)
 
-    def tokens(subject: Subject, request: Request, progress: Progress) -> Any:
+    def tokens(subject: Subject, request: Request) -> Any:
         ids = bench.ids(subject) if bench.reads(subject) else None
-        return tokens_of(subject.folder, ids, request.effort.samples, request.seed, progress)
+        return tokens_of(subject.folder, ids, request.effort.samples, request.seed)
 
-    def gradients(subject: Subject, request: Request, progress: Progress) -> Any:
+    def gradients(subject: Subject, request: Request) -> Any:
         opened = bench.opened(subject)
         counts = token_counts(bench.ids(subject), opened.vocab)
-        return path_gradients(opened, bench.windows(subject)[0], seed=request.seed, progress=progress, counts=counts)
+        return path_gradients(opened, bench.windows(subject)[0], seed=request.seed, counts=counts)
 
     found = {
         10: Measure("direct_path", each=tables.direct_path),
@@ -78,15 +75,15 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
 
 
 def _measure(section: Section, bench: Workbench) -> Measure:
-    def each(subject: Subject, request: Request, progress: Progress) -> Found:
-        return section.measure(subject, bench, progress).about(subject.label)
+    def each(subject: Subject, request: Request) -> Found:
+        return section.measure(subject, bench).about(subject.label)
 
     return Measure(section.name, each=each, text=section.text, weight=section.weight)
 
 
-def over_seeds(subjects: tuple[Subject, ...], request: Request, progress: Progress) -> Any:
+def over_seeds(subjects: tuple[Subject, ...], request: Request) -> Any:
     """Which end of the untied arm each tied arm resembles, seed by seed."""
-    return run_alignment(_run(subjects), Settings(seed=request.seed, sampled=2048), progress)
+    return run_alignment(_run(subjects), Settings(seed=request.seed, sampled=2048))
 
 
 def _run(subjects: tuple[Subject, ...]) -> Path:

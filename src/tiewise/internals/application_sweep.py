@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiewise.analysis.estimates import Estimate, mean_interval
-from tiewise.checkpoint.facts import Progress, silent
+from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts
 from tiewise.data.windows import Ids
 from tiewise.internals.applications import Call, Repeat, applied, one_block
@@ -97,9 +97,7 @@ class Sweep:
         return to_record(self)
 
 
-def application_sweep(
-    opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0, progress: Progress = silent
-) -> Sweep:
+def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Sweep:
     """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text each time.
 
     Args:
@@ -108,7 +106,6 @@ def application_sweep(
         length: tokens of a window, or as many as the model has positions.
         count: most windows; one gives no intervals.
         seed: of which tokens are hidden, where the model predicts hidden tokens.
-        progress: told of windows done.
 
     Raises:
         DataError: a text, or a tokenizer, that this model cannot be asked by (`asked.questions`).

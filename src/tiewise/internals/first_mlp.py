@@ -15,19 +15,16 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.direct_path import DirectPath
-from tiewise.analysis.heat import SHOWN, HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_counts import Chain, TextPair, text_pairs
+from tiewise.analysis.bigram_maps import SHOWN, HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_paths import PathLoss, path_loss
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_loss import PathLoss, path_loss
-from tiewise.analysis.path_tokens import sampled
-from tiewise.analysis.sampled_asymmetry import SampledAsymmetry, sampled_asymmetry
-from tiewise.analysis.tables import Array, Behind
-from tiewise.analysis.text_pairs import TextPair, text_pairs
+from tiewise.analysis.path_matrix import DirectPath, SampledAsymmetry, sampled_asymmetry
+from tiewise.analysis.path_tokens import WordPair, find_pairs, sampled, word_pairs
+from tiewise.analysis.token_table import Array, Behind
 from tiewise.analysis.token_texts import read_as
-from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.core.errors import DataError
+from tiewise.core.progress import progress
 from tiewise.internals.first_layers import FirstBlock, first_block
 from tiewise.internals.loaded import Opened
 
@@ -109,7 +106,6 @@ def first_mlp_of(
     pairs: Sequence[tuple[str, str]] = (),
     samples: int = 4000,
     seed: int = 0,
-    progress: Progress = silent,
     chain: Chain | None = None,
     shown: int = SHOWN,
 ) -> FirstMlp:
@@ -120,7 +116,6 @@ def first_mlp_of(
         pairs: pairs of words to ask of both ways; each word must be one token.
         samples: tokens whose logits to each other are compared; all where there are fewer.
         seed: of the samples and resamples.
-        progress: hears of tokens done.
         chain: pairs of a text in this model's tokens, for the heat maps.
         shown: its most frequent tokens to show; the requested words come after them.
 
@@ -134,14 +129,14 @@ def first_mlp_of(
     paths = path, through_first_mlp(path, block)
     ids = find_pairs(opened.folder, pairs, path.rows)
     chosen = sampled(path.rows, samples, seed)
-    found, change = _asymmetries(paths, chosen, seed, progress)
+    found, change = _asymmetries(paths, chosen, seed)
     asked = [word_pairs(path, pairs, ids) for path in paths]
     views = [PathView(*view) for view in zip(found, asked, strict=True)]
     target = None
     if chain is not None:
         words = [word for pair in ids for word in pair]
         target = _target(opened, chain, frequent(chain, shown, words))
-        views = [_on_text(view, path, chain, target, seed, progress) for view, path in zip(views, paths, strict=True)]
+        views = [_on_text(view, path, chain, target, seed) for view, path in zip(views, paths, strict=True)]
     return FirstMlp(
         family=block.family,
         composition=block.composition,
@@ -161,7 +156,7 @@ def first_mlp_of(
 
 
 def _asymmetries(
-    paths: Sequence[DirectPath], chosen: ArrayLike, seed: int, progress: Progress
+    paths: Sequence[DirectPath], chosen: ArrayLike, seed: int
 ) -> tuple[tuple[SampledAsymmetry, ...], SampledAsymmetry]:
     lefts = [path.left(path.input.take(chosen)) for path in paths]
     right = paths[0].output.take(chosen)
@@ -177,9 +172,7 @@ def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
     return text_map(chain, ids, read_as(opened.folder, ids))
 
 
-def _on_text(
-    view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int, progress: Progress
-) -> PathView:
+def _on_text(view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int) -> PathView:
     """The view with what a text says of it."""
     heat = path_map(path, chain, target.ids, target.texts)
     loss = path_loss(path, chain, seed=seed, tick=lambda done: progress("loss on the text", done, path.output.rows))

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiewise.analysis.estimates import Estimate, mean_interval
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.progress import progress
 from tiewise.internals.lens_results import Layer, Lenses, Read
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import Stack, find_stack
@@ -44,7 +44,6 @@ def lenses(
     held_out: NDArray[np.int64],
     steps: int = 250,
     seed: int = 0,
-    progress: Progress = silent,
 ) -> Lenses:
     """Read every layer with both lenses.
 
@@ -54,7 +53,6 @@ def lenses(
         held_out: ids [m, T] to read everything on; apart from `windows`.
         steps: of training, 20 or more.
         seed: of the order of the windows.
-        progress: hears of training.
 
     Raises:
         DataError: windows that are too few, too short or too long, ids outside the vocabulary, too few steps.
@@ -70,7 +68,7 @@ def lenses(
     texts, apart = torch.as_tensor(windows), torch.as_tensor(held_out)
     fixed = _fixed(stack, texts)
     translators = start(stack, texts)
-    marks, curves, fitted = _train(stack, translators, (texts, apart), steps, seed, progress)
+    marks, curves, fitted = _train(stack, translators, (texts, apart), steps, seed)
     reads, baselines, nll = _measure(stack, apart, _both(translators), fixed)
     uniform, unigram, constant = baselines
     return Lenses(
@@ -138,7 +136,6 @@ def _train(
     texts: tuple[Tensor, Tensor],
     steps: int,
     seed: int,
-    progress: Progress,
 ) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
     """Train; (marks, held-out KL [marks, layers], KL on the batches of the last tenth [layers])."""
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.core.errors import DataError
+from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts
 from tiewise.data.windows import Ids
 from tiewise.internals.adam_paths import Adam, AdamPaths
@@ -88,7 +88,6 @@ def path_gradients(
     windows: Ids,
     batch: int = 8,
     seed: int = 0,
-    progress: Progress = silent,
     counts: NDArray | None = None,
     adam: Adam | None = None,
 ) -> PathGradients:
@@ -101,7 +100,6 @@ def path_gradients(
         windows: token ids [n, T].
         batch: windows of a batch.
         seed: of the order of windows, and of hidden tokens where the model predicts those.
-        progress: told the windows done.
         counts: how often each token occurs in a longer text [V], for the bins; None counts the windows.
         adam: constants of the optimizer whose step is divided; None is torch's own.
 

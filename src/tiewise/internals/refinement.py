@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.boundary.locate import locate
-from tiewise.checkpoint.facts import Progress, silent
 from tiewise.core.errors import DataError
+from tiewise.core.progress import progress
 from tiewise.data.windows import Ids
 from tiewise.internals.applications import Call, Repeat, applied, keys, repeats, shared_fractions
 from tiewise.internals.iteration import iterate, relative
@@ -40,16 +40,13 @@ TOKENS_AT_ONCE = 2048
 LOGITS_AT_ONCE = 2**26
 
 
-def refinement(
-    opened: Opened, windows: Ids, seed: int = 0, progress: Progress = silent, further: int = FURTHER
-) -> Refinement:
+def refinement(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Refinement:
     """Measure every application of a model's layers on windows of ids [n, T].
 
     Args:
         opened: the model.
         windows: ids [n, T]; one window gives no intervals.
         seed: of the fresh weights and of the small differences that are followed.
-        progress: told of windows done.
         further: applications of a repeated block beyond the model's own, 2 or more.
 
     Raises:
@@ -58,19 +55,19 @@ def refinement(
     """
     _check(opened, windows)
     stack, fresh = find_stack(opened), _fresh(opened, seed)
-    watch = _Watch(progress, len(windows) * (1 if fresh is None else 2))
+    watch = _Watch(len(windows) * (1 if fresh is None else 2))
     trained = _course(stack, windows, seed, further, watch)
     untrained = None if fresh is None else _course(find_stack(fresh), windows, seed, further, watch)
     return Refinement(windows.size, len(windows), further, trained, untrained)
 
 
 class _Watch:
-    def __init__(self, progress: Progress, total: int) -> None:
-        self._progress, self._total, self._done = progress, total, 0
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
 
     def __call__(self, windows: int) -> None:
         self._done += windows
-        self._progress("refinement", self._done, self._total)
+        progress("refinement", self._done, self._total)
 
 
 def _check(opened: Opened, windows: Ids) -> None:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 from tiewise.ops.autograd import mean_factor
 from tiewise.ops.chunked import LossOptions, accumulator, compute_dtype
 from tiewise.ops.cross_entropy import check_problem, check_range

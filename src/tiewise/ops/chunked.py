@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tiewise.checkpoint.facts import Facts, Progress, silent
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change
 from tiewise.rewrite.ends import how_they_differ, opened, require_ends
@@ -23,7 +23,6 @@ def dedupe(
     *,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Drop a head that equals the input table, and every other equal copy that the class ties to it.
 
@@ -34,21 +33,20 @@ def dedupe(
         to: the folder to make.
         dry_run: foresee everything, write nothing.
         force: also where it changes the model's function in a way that the tables do not show.
-        progress: hears of long reads and writes.
 
     Raises:
         CheckpointError: nothing is stored twice, the two tables differ, the ends cannot be found or read, a family that
             ties never or otherwise, or a destination that cannot be used.
     """
-    facts = opened(Path(source), progress)
+    facts = opened(Path(source))
     require_ends(facts, "dedupe")
-    change = _change(facts, force, progress)
+    change = _change(facts, force)
     if not change.drop & set(facts.folder.tensors):
         raise CheckpointError(f"{facts.path}: no table is stored twice", "nothing to do")
-    return apply(facts.folder, change, Path(to), command="dedupe", dry_run=dry_run, force=force, progress=progress)
+    return apply(facts.folder, change, Path(to), command="dedupe", dry_run=dry_run, force=force)
 
 
-def _change(facts: Facts, force: bool, progress: Progress) -> Change:
+def _change(facts: Facts, force: bool) -> Change:
     table, head = facts.roles.input, facts.roles.output
     deciding = facts.claims.deciding
     if facts.claims.t5_like and head is not None and deciding is not None and deciding.effective is False:
@@ -58,4 +56,4 @@ def _change(facts: Facts, force: bool, progress: Progress) -> Change:
         how = how_they_differ(facts, table, head)
         what = f"{facts.path}: {short(table.name)} and {short(head.name)} differ: {how}"
         raise CheckpointError(what, "nothing is stored twice; tiewise tie --keep makes them one")
-    return join(facts, force=force, progress=progress)
+    return join(facts, force=force)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX
-from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.rewrite.dense import Dense
@@ -33,7 +33,6 @@ def densify(
     *,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Write a checkpoint with plain tables that computes what the source computes, up to rounding.
 
@@ -42,13 +41,12 @@ def densify(
         to: the new folder.
         dry_run: compute and measure, write nothing.
         force: drop a soft-cap or a bias that no plain table can hold.
-        progress: hears of long reads and of writing.
 
     Raises:
         CheckpointError: the tables are plain already, the boundary has a soft-cap or a bias that no table can hold, or
             its tensors are not what its spec says.
     """
-    facts = opened(Path(source), progress)
+    facts = opened(Path(source))
     boundary = read_boundary(facts)
     lost = _lost(facts, boundary, force=force)
     lookup, head = boundary.lookup, boundary.head
@@ -56,7 +54,7 @@ def densify(
     merged: frozenset[str] = frozenset() if one else _merged(facts, boundary)
     tied = one or bool(merged)
     outputs, inputs = ((end.exact(), end.rounded()) if end.changed else None for end in (head, lookup))
-    moved = measured(outputs, inputs, progress)
+    moved = measured(outputs, inputs)
     if not math.isfinite(moved.logits + moved.input_rows):
         what = f"{facts.path}: a product of table and map is not finite in {lookup.table.dtype}"
         raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
@@ -67,7 +65,7 @@ def densify(
         config=_declared(facts) | ({} if one or facts.claims.t5_like else flags(facts, tied)),
         notes=tuple(_notes(facts, boundary, tied)),
     )
-    return apply(facts.folder, change, Path(to), command="densify", dry_run=dry_run, force=force, progress=progress)
+    return apply(facts.folder, change, Path(to), command="densify", dry_run=dry_run, force=force)
 
 
 def _lost(facts: Facts, boundary: Boundary, *, force: bool) -> tuple[Stored, ...]:

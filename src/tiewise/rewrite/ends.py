@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tiewise.checkpoint.facts import Facts, Progress
-from tiewise.checkpoint.folder import ADAPTER_CONFIG, open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import likeness
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.roles import BY_DATA
-from tiewise.checkpoint.rules.wording import difference
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import difference
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import likeness
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.groups import Group, groups
 from tiewise.rewrite.plain_ends import is_own, readable
 
 
-def opened(source: Path, progress: Progress) -> Facts:
+def opened(source: Path) -> Facts:
     """Open the source of a rewrite.
 
     Raises:
@@ -30,7 +30,7 @@ def opened(source: Path, progress: Progress) -> Facts:
         fix = "merge it into its base first" if folder.has(ADAPTER_CONFIG) else "give a folder with model.safetensors"
         kind = "an adapter" if folder.has(ADAPTER_CONFIG) else "a folder without safetensors"
         raise CheckpointError(f"{source}: {kind} has no two ends to rewrite", fix)
-    return Facts(folder, progress=progress)
+    return Facts(folder)
 
 
 def require_ends(facts: Facts, verb: str) -> None:

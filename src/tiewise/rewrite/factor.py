@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
-from tiewise.checkpoint.facts import SPEC, Facts, Progress, silent
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.facts import SPEC, Facts
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
 from tiewise.core.spec import BoundarySpec
 from tiewise.rewrite import memory
 from tiewise.rewrite.change import Change, Measured, NewTensor
@@ -44,7 +45,6 @@ def factor(
     counts: Any = None,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Write a checkpoint whose tables are products of a narrow table and a map.
 
@@ -56,19 +56,18 @@ def factor(
             frequency too.
         dry_run: decompose and measure, write nothing.
         force: take two different tables as untied although the config claims one.
-        progress: hears of long reads and of writing.
 
     Raises:
         CheckpointError: the rank saves nothing, the memory is not there, or the checkpoint is not one of plain tables.
     """
-    facts = opened(Path(source), progress)
+    facts = opened(Path(source))
     ends = plain_ends(facts, "factor", force=force)
     _check_rank(facts, ends, rank)
     config = _declared(facts, ends, rank)
     known = None if counts is None else _counts(counts, ends.input.rows)
     width = max(table.shape[1] for table in ends.tables)
     memory.require(memory_needed(width, rank), f"{facts.path}: the decomposition of a table {width} wide")
-    fitted = [_fit(table, rank, progress) for table in ends.tables]
+    fitted = [_fit(table, rank) for table in ends.tables]
     change = Change(
         _measured(fitted),
         drop=frozenset(table.name for table in ends.spare),
@@ -76,7 +75,7 @@ def factor(
         config=config,
         notes=tuple(_notes(ends, fitted, known)),
     )
-    return apply(facts.folder, change, Path(to), command="factor", dry_run=dry_run, force=force, progress=progress)
+    return apply(facts.folder, change, Path(to), command="factor", dry_run=dry_run, force=force)
 
 
 def largest_rank(rows: int, width: int, maps: int) -> int:
@@ -117,7 +116,7 @@ def _counts(given: Any, rows: int) -> NDArray[np.float64]:
     return read_counts(given, rows) if isinstance(given, str | os.PathLike) else checked_counts(given, rows)
 
 
-def _fit(table: Stored, rank: int, progress: Progress) -> tuple[Factors, Fit]:
+def _fit(table: Stored, rank: int) -> tuple[Factors, Fit]:
     need = memory.gigabytes(memory_needed(table.shape[1], rank))
     what = f"decomposing {short(table.name)} (needs {need} of memory)"
     factors = Factors(table, low_rank(table, rank, lambda done: progress(what, done, table.nbytes)))

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored
+from tiewise.core.progress import progress
 from tiewise.rewrite.change import Measured
 
 PROBES = 64
@@ -47,18 +46,18 @@ def hidden(width: int) -> NDArray[np.float32]:
     return (made / np.sqrt(np.square(made).mean(axis=1, keepdims=True))).astype(np.float32)
 
 
-def logit_change(old: Rows, new: Rows, progress: Progress = silent) -> float:
+def logit_change(old: Rows, new: Rows) -> float:
     """Return the largest |h·(old − new)ᵀ| over the probes and the rows that both have."""
     probes = hidden(old.width)
-    return _largest(old, new, lambda difference: np.abs(difference @ probes.T), progress)
+    return _largest(old, new, lambda difference: np.abs(difference @ probes.T))
 
 
-def row_change(old: Rows, new: Rows, progress: Progress = silent) -> float:
+def row_change(old: Rows, new: Rows) -> float:
     """Return the largest Euclidean length of a row of old − new, over the rows that both have."""
-    return _largest(old, new, lambda difference: np.linalg.norm(difference, axis=1), progress)
+    return _largest(old, new, lambda difference: np.linalg.norm(difference, axis=1))
 
 
-def _largest(old: Rows, new: Rows, size: Callable[[NDArray], NDArray], progress: Progress) -> float:
+def _largest(old: Rows, new: Rows, size: Callable[[NDArray], NDArray]) -> float:
     count = min(old.rows, new.rows)
     step = max(1, CHUNK_BYTES // (4 * max(1, old.width)))
     largest = np.float64(0.0)
@@ -71,10 +70,10 @@ def _largest(old: Rows, new: Rows, size: Callable[[NDArray], NDArray], progress:
     return float(largest)
 
 
-def measured(outputs: tuple[Rows, Rows] | None, inputs: tuple[Rows, Rows] | None, progress: Progress) -> Measured:
+def measured(outputs: tuple[Rows, Rows] | None, inputs: tuple[Rows, Rows] | None) -> Measured:
     """Measure the (old, new) tables of both ends; None for an end whose bytes stay."""
-    logits = logit_change(*outputs, progress) if outputs else 0.0
-    moved = row_change(*inputs, progress) if inputs else 0.0
+    logits = logit_change(*outputs) if outputs else 0.0
+    moved = row_change(*inputs) if inputs else 0.0
     ends = [end for end, pair in (("output", outputs), ("input", inputs)) if pair]
     if not ends:
         return UNCHANGED

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rule import INFO, Finding
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change
@@ -30,7 +30,6 @@ def repair(
     *,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Write flags as the tensors have them, drop what is stored twice, and write the index as the files are.
 
@@ -42,14 +41,13 @@ def repair(
         to: the folder to make.
         dry_run: foresee everything, write nothing.
         force: recorded; nothing here needs it.
-        progress: hears of long reads and writes.
 
     Raises:
         CheckpointError: nothing that can be repaired safely, files that cannot be read, or a destination that cannot
             be used.
     """
-    facts = opened(Path(source), progress)
-    audit = check(source, progress=progress)
+    facts = opened(Path(source))
+    audit = check(source)
     rules = {finding.rule for finding in audit.findings if finding.safe}
     if not rules:
         raise CheckpointError(f"{facts.path}: nothing to repair", _by_hand(audit.findings))
@@ -64,7 +62,6 @@ def repair(
         command="repair",
         dry_run=dry_run,
         force=force,
-        progress=progress,
         accept=_require_mended,
     )
 

@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING, NUMPY
-from tiewise.checkpoint.facts import Facts, Progress, silent
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import in_layer, module_of
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.families import in_layer, module_of
+from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Measured, NewTensor, stored_bytes
 from tiewise.rewrite.ends import opened, refuse
@@ -53,7 +51,6 @@ def resize(
     seed: int = 0,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Write a checkpoint with another number of tokens.
 
@@ -67,7 +64,6 @@ def resize(
         seed: of the new rows, 0 or more.
         dry_run: foresee everything, write nothing.
         force: leave other tables with as many rows as they are.
-        progress: hears of writing.
 
     Raises:
         CheckpointError: nothing to do, rows would be lost that are needed or that nobody said may go, the two ends
@@ -75,7 +71,7 @@ def resize(
     """
     size = Size(vocab, multiple_of, None if tokenizer is None else _tokenizer(tokenizer), shrink)
     _check_arguments(size, seed)
-    facts = opened(Path(source), progress)
+    facts = opened(Path(source))
     parts = _parts(facts)
     left = _left(facts, parts, force)
     rows, count = parts[0].rows, _target(facts, size, parts[0].rows)
@@ -92,7 +88,7 @@ def resize(
         config=_config(facts, rows, count),
         notes=(*draw.notes(tables), *left),
     )
-    return apply(facts.folder, change, Path(to), command="resize", dry_run=dry_run, force=force, progress=progress)
+    return apply(facts.folder, change, Path(to), command="resize", dry_run=dry_run, force=force)
 
 
 @dataclass(frozen=True)

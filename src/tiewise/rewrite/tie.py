@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import rounded, widened
-from tiewise.checkpoint.facts import Facts, Progress, silent
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Measured, NewTensor, copy_of
 from tiewise.rewrite.ends import how_they_differ, opened, refuse, require_ends, source_note, table_group
@@ -34,7 +32,6 @@ def tie(
     keep: str | None = None,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Store one table for both ends, under the input's name, and say so in the config at every level.
 
@@ -45,7 +42,6 @@ def tie(
             rounded once to the input table's type. Without effect where they are equal.
         dry_run: foresee everything, write nothing.
         force: also where it changes the model's function in a way that the tables do not show.
-        progress: hears of long reads and writes.
 
     Raises:
         CheckpointError: nothing to do, two tables that differ without `keep`, ends that cannot be found or read, a
@@ -53,15 +49,15 @@ def tie(
     """
     if keep is not None and keep not in KEEP:
         raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")
-    facts = opened(Path(source), progress)
+    facts = opened(Path(source))
     require_ends(facts, "tie")
-    change = join(facts, keep, force, progress)
+    change = join(facts, keep, force)
     if not change.drop and not change.put and not change.config:
         raise CheckpointError(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
-    return apply(facts.folder, change, Path(to), command="tie", dry_run=dry_run, force=force, progress=progress)
+    return apply(facts.folder, change, Path(to), command="tie", dry_run=dry_run, force=force)
 
 
-def join(facts: Facts, keep: str | None = None, force: bool = False, progress: Progress = silent) -> Change:
+def join(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
     """Return the change that stores one table; empty where that is so already.
 
     Raises:
@@ -75,7 +71,7 @@ def join(facts: Facts, keep: str | None = None, force: bool = False, progress: P
         moves = joined(facts)
         return Change(UNCHANGED, moves.drop, moves.put, config, notes=notes)
     _require_choice(facts, table, head, keep)
-    chosen, found = _choose(facts, table, head, keep, progress)
+    chosen, found = _choose(facts, table, head, keep)
     moves = joined(facts, head, chosen)
     return Change(found, moves.drop, moves.put, config, notes=notes)
 
@@ -101,21 +97,17 @@ def _require_choice(facts: Facts, table: Stored, head: Stored, keep: str | None)
         raise CheckpointError(what, "say which to keep: --keep input, output or mean; or tiewise untie keeps both")
 
 
-def _choose(
-    facts: Facts, table: Stored, head: Stored, keep: str | None, progress: Progress
-) -> tuple[NewTensor | None, Measured]:
+def _choose(facts: Facts, table: Stored, head: Stored, keep: str | None) -> tuple[NewTensor | None, Measured]:
     """The new content of the table, if it gets one, and how far that moves both ends."""
     old_input, old_output = rows_of(table), rows_of(head)
     name, file = table_group(facts).source, table.path.name
     if keep == INPUT:
-        return None, measured((old_output, old_input), None, progress)
+        return None, measured((old_output, old_input), None)
     if keep == OUTPUT:
         copy = copy_of(head, name)
-        return NewTensor(name, copy.dtype, copy.shape, file, copy.write), measured(
-            None, (old_input, old_output), progress
-        )
+        return NewTensor(name, copy.dtype, copy.shape, file, copy.write), measured(None, (old_input, old_output))
     mean = Rows(table.rows, table.shape[1], lambda start, stop: widened(_mean(table, head, start, stop)))
-    found = measured((old_output, mean), (old_input, mean), progress)
+    found = measured((old_output, mean), (old_input, mean))
     return NewTensor(name, table.dtype, table.shape, file, lambda: _means(table, head)), found
 
 

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tiewise.checkpoint.facts import Progress, silent
-from tiewise.checkpoint.folder import INDEX, Folder
-from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.open_file import inside
+from tiewise.checkpoint.hf_folder import INDEX, Folder
+from tiewise.checkpoint.stored import read_header
+from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
+from tiewise.core.files import sync
+from tiewise.core.progress import progress
 from tiewise.rewrite.change import Change
-from tiewise.rewrite.place import cannot_write, copy, destination, require_space, share, sync_folder
+from tiewise.rewrite.place import cannot_write, copy, destination, require_space, share
 from tiewise.rewrite.plan import PROVENANCE, Plan, plan
 from tiewise.rewrite.provenance import provenance
 from tiewise.rewrite.receipt import Receipt
@@ -36,7 +37,6 @@ def apply(
     command: str,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
     accept: Accept = _anything,
 ) -> Receipt:
     """Write `folder` with `change` to the new folder `to`; the source is only read.
@@ -48,7 +48,6 @@ def apply(
         command: the verb, for the receipt and for `tiewise.json`.
         dry_run: check and foresee everything, write nothing.
         force: keep the result although its headers and config break a rule that the source's do not; recorded.
-        progress: hears of bytes written.
         accept: looks at the finished result too, and raises where it is not as it should be.
 
     Raises:
@@ -65,10 +64,10 @@ def apply(
         text = provenance(folder, change, planned, command, force)
         with temporary(real) as made:
             try:
-                linked = _write(folder, planned, made, text, progress)
+                linked = _write(folder, planned, made, text)
             except OSError as error:
                 raise cannot_write(to, error) from None
-            verify(folder, change, planned, made, progress)
+            verify(folder, change, planned, made)
             if not force:
                 require_not_worse(folder, made)
             accept(made)
@@ -77,7 +76,7 @@ def apply(
     return _receipt(folder, change, planned, to, command, linked, dry_run)
 
 
-def _write(folder: Folder, planned: Plan, made: Path, text: bytes, progress: Progress) -> tuple[str, ...]:
+def _write(folder: Folder, planned: Plan, made: Path, text: bytes) -> tuple[str, ...]:
     """Write everything, the index last; return the files that share their bytes with the source."""
     total, done = sum(t.nbytes for tensors in planned.shards.values() for t in tensors), 0
 
@@ -99,7 +98,7 @@ def _write(folder: Folder, planned: Plan, made: Path, text: bytes, progress: Pro
     for file, data in {PROVENANCE: text, **planned.texts}.items():
         _write_text(made / file, data)
     for place, _, _ in os.walk(made, topdown=False):
-        sync_folder(Path(place))
+        sync(Path(place))
     return tuple(linked)
 
 

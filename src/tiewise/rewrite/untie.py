@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tiewise.checkpoint.facts import Facts, Progress, silent
+from tiewise.checkpoint.facts import Facts
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Measured
 from tiewise.rewrite.ends import opened, refuse, require_ends, source_note
@@ -23,7 +23,6 @@ def untie(
     *,
     dry_run: bool = False,
     force: bool = False,
-    progress: Progress = silent,
 ) -> Receipt:
     """Store the head as a tensor of its own, and say so in the config at every level.
 
@@ -35,18 +34,17 @@ def untie(
         to: the folder to make.
         dry_run: foresee everything, write nothing.
         force: also where it changes the model's function.
-        progress: hears of long reads and writes.
 
     Raises:
         CheckpointError: nothing to do, ends that cannot be found or read, a family whose flag means something else,
             or a destination that cannot be used.
     """
-    facts = opened(Path(source), progress)
+    facts = opened(Path(source))
     require_ends(facts, "untie")
     change = part(facts, force)
     if not change.put and not change.config:
         raise CheckpointError(f"{facts.path}: it is untied already", "nothing to do")
-    return apply(facts.folder, change, Path(to), command="untie", dry_run=dry_run, force=force, progress=progress)
+    return apply(facts.folder, change, Path(to), command="untie", dry_run=dry_run, force=force)
 
 
 def part(facts: Facts, force: bool = False) -> Change:

@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.facts import Progress
-from tiewise.checkpoint.folder import Folder, open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import same_bytes
+from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.rule import ERROR
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.plan import Plan
 
 
-def verify(source: Folder, change: Change, plan: Plan, made: Path, progress: Progress) -> None:
+def verify(source: Folder, change: Change, plan: Plan, made: Path) -> None:
     """Open the result as any reader would and hold it against source and plan.
 
     Raises:
@@ -36,7 +36,7 @@ def verify(source: Folder, change: Change, plan: Plan, made: Path, progress: Pro
     for path, value in change.config.items():
         if _at(result.config, path) != value:
             raise _wrong(f"config.json does not say {short(path)} as planned")
-    _hold_bytes(source, change, plan, result, progress)
+    _hold_bytes(source, change, plan, result)
 
 
 def require_not_worse(source: Folder, made: Path) -> None:
@@ -57,7 +57,7 @@ def given(folder: Folder) -> Path:
     return folder.path / folder.files[0] if folder.single else folder.path
 
 
-def _hold_bytes(source: Folder, change: Change, plan: Plan, result: Folder, progress: Progress) -> None:
+def _hold_bytes(source: Folder, change: Change, plan: Plan, result: Folder) -> None:
     put = {tensor.name for tensor in change.put}
     kept = [t for tensors in plan.shards.values() for t in tensors if t.name not in put]
     total, done = sum(tensor.nbytes for tensor in kept), 0

@@ -17,8 +17,8 @@ from shutil import rmtree
 import numpy as np
 
 from tiewise.core.errors import Interrupted, RunError
+from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts
-from tiewise.data.build import Progress
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
 from tiewise.training.evaluate import measure
@@ -47,7 +47,7 @@ class Pace:
         return self.rest + job.settings.steps * self.step + evaluated(job, text) * self.token
 
 
-def steps_within(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone, progress: Progress) -> int:
+def steps_within(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone) -> int:
     """Return how many steps every run can have.
 
     Args:
@@ -55,16 +55,15 @@ def steps_within(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Go
         text: the prepared text.
         folder: for the trials, removed afterwards.
         gone: seconds since the command began.
-        progress: called as the trials go on.
 
     Raises:
         RunError: not even `LEAST` steps of each run fit; says what would.
     """
-    paces = _paces(jobs, text, folder, gone, progress)
+    paces = _paces(jobs, text, folder, gone)
     return ranks.first_does(lambda: _most(jobs, paces, text, gone()))
 
 
-def _paces(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone, progress: Progress) -> list[Pace]:
+def _paces(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone) -> list[Pace]:
     counts = token_counts(text.split("train"), text.vocab)
 
     def pace(job: Job, steps: int) -> Pace:
@@ -85,7 +84,7 @@ def _paces(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone, pr
     steps = ranks.first_does(lambda: max(few, int(min(many, share / first.step))))
     found = []
     for done, job in enumerate(jobs):
-        progress("speed", done / len(jobs))
+        progress("speed", done, len(jobs))
         found.append(pace(job, steps))
     return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from tiewise.data.build import Progress
+from tiewise.core.progress import heard
 
 Say = Callable[[str], None]
 
@@ -58,17 +58,17 @@ class Shown:
     bars: bool = False
 
     @contextmanager
-    def stages(self) -> Iterator[Progress]:
-        """Yield what `tiewise.data.corpus.prepare` calls with a stage and the part of it that is done."""
+    def stages(self) -> Iterator[None]:
+        """Show the progress of each stage inside: reading, tokenizer, tokens, speed."""
         bar = tqdm(total=100, leave=False, disable=not self.bars, bar_format="{desc:<10}{percentage:3.0f}%|{bar}|")
 
-        def show(stage: str, part: float) -> None:
+        def show(stage: str, done: float, total: float) -> None:
             bar.set_description_str(stage, refresh=False)
-            bar.n = round(100 * part)
+            bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
             bar.refresh()
 
-        with bar:
-            yield show
+        with bar, heard(show):
+            yield
 
     @contextmanager
     def whole(self, steps: int) -> Iterator[Whole | None]:

@@ -134,9 +134,9 @@ def _check_widths(settings: Settings) -> None:
 
 
 def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
-    with shown.stages() as progress:
+    with shown.stages():
         if settings.recurrent is not None:
-            return prepare_words(settings.text[0], stage / DATA, settings.recurrent.files, progress=progress)
+            return prepare_words(settings.text[0], stage / DATA, settings.recurrent.files)
         text = prepare(
             settings.text,
             settings.tokenizer,
@@ -144,7 +144,6 @@ def _prepared(settings: Settings, stage: Path, shown: Shown) -> PreparedText:
             length=settings.length,
             split=settings.split,
             apart=settings.albert is not None,
-            progress=progress,
         )
     if settings.albert is not None:
         return marked(settings, text)
@@ -169,7 +168,7 @@ def _described(settings: Settings, text: PreparedText) -> str:
 def _within(settings: Settings, stage: Path, shown: Shown, gone: Gone) -> Settings:
     """Turn minutes into steps, equal for all arms and seeds."""
     text = open_text(stage)
-    with shown.stages() as progress:
-        steps = steps_within(make_jobs(settings, text, stage), text, stage / "calibration", gone, progress)
+    with shown.stages():
+        steps = steps_within(make_jobs(settings, text, stage), text, stage / "calibration", gone)
     shown.say(f"{settings.minutes:g} minutes: {steps} steps for each run")
     return replace(settings, steps=steps, minutes=None).checked()

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from tiewise.boundary.install import Installed
-from tiewise.core.paths import PathNorms
+from tiewise.core.backends import PathNorms
 from tiewise.training import ranks
 
 

@@ -7,13 +7,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tiewise.checkpoint.dtypes import BITS, FLOATING
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rows import RowScan, duplicates, outlying, scan_rows
-from tiewise.checkpoint.rule import ERROR, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, names, numbers, size
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import CONFIG_FIX, ERROR, INFO, WARNING, Finding, Rule, describe, names, numbers, size
+from tiewise.checkpoint.stored import BITS, FLOATING, Stored
+from tiewise.checkpoint.table_scans import RowScan, duplicates, outlying, scan_rows
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.progress import progress
 
 MULTIPLE = 64
 _TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -68,7 +67,7 @@ def _values(facts: Facts) -> Iterator[Finding]:
 
 
 def _tick(facts: Facts, table: Stored, done: int) -> None:
-    facts.progress(f"reading {short(table.name)}", done, table.nbytes)
+    progress(f"reading {short(table.name)}", done, table.nbytes)
 
 
 def _bad_rows(table: Stored, scan: RowScan, used: frozenset[int], known: bool) -> Iterator[Finding]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from tiewise.analysis.estimates import Estimate
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.core.numerals import size
-from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
@@ -19,11 +18,11 @@ FREQUENCIES = "the tokens' frequencies alone"
 
 
 @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-def applications(subject: Subject, bench: Workbench, progress: Progress) -> Found:
+def applications(subject: Subject, bench: Workbench) -> Found:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
     effort = bench.request.effort
     opened, ids = bench.opened(subject), bench.ids(subject)
-    return found_of(application_sweep(opened, ids, effort.length, effort.windows, bench.request.seed, progress))
+    return found_of(application_sweep(opened, ids, effort.length, effort.windows, bench.request.seed))
 
 
 def found_of(sweep: Sweep) -> Found:

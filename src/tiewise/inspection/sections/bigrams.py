@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from tiewise.analysis.bigram_counts import TextPair
+from tiewise.analysis.bigram_maps import HeatMap, Likeness
+from tiewise.analysis.bigram_paths import PathLoss
 from tiewise.analysis.bigrams_found import BigramsFound, bigrams_of
-from tiewise.analysis.heat import HeatMap, Likeness
-from tiewise.analysis.path_loss import PathLoss
-from tiewise.analysis.text_pairs import TextPair
 from tiewise.core.found import Found, Grid, Listing, Quantity, Stack, visible
 from tiewise.core.numerals import count, plain
-from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
@@ -36,11 +35,11 @@ BY_PATH = (
 
 
 @section(asks="What must a direct path pay for the order of words in this text?", place=30, text=True)
-def bigrams(subject: Subject, bench: Workbench, progress: Progress) -> Found:
+def bigrams(subject: Subject, bench: Workbench) -> Found:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     ids, request = bench.ids(subject), bench.request
     like = next((found for other, found in bench.fitted if np.array_equal(other, ids)), None)
-    found = bigrams_of(ids, subject.folder, request.pairs, None, request.seed, progress, like)
+    found = bigrams_of(ids, subject.folder, request.pairs, None, request.seed, like)
     bench.fitted.append((ids, found))
     return found_of(found)
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.path_tokens import Transition
-from tiewise.analysis.text_pairs import TextPair
-from tiewise.analysis.word_pairs import WordPair
+from tiewise.analysis.bigram_counts import Chain, TextPair
+from tiewise.analysis.path_tokens import Transition, WordPair
 from tiewise.core.found import Found, Grid, Listing, Quantity, visible
 from tiewise.core.numerals import count, plain
-from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.sections.bigrams import like_text, nll_of, path_grid, text_grid
 from tiewise.inspection.subject import Subject
@@ -23,11 +20,11 @@ PATHS = ("direct", "with the first MLP")
 
 
 @section(asks="How much word order does the first MLP give back to the direct path?", place=20)
-def first_mlp(subject: Subject, bench: Workbench, progress: Progress) -> Found:
+def first_mlp(subject: Subject, bench: Workbench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
     chain = Chain.of([bench.ids(subject)], opened.vocab) if bench.reads(subject) else None
-    return found_of(first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, progress, chain))
+    return found_of(first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain))
 
 
 def found_of(found: FirstMlp) -> Found:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import count
 from tiewise.inspection.inspect import NotHere
-from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
@@ -27,7 +26,7 @@ FIELDS = {
 
 
 @section(asks="Which use of the table pulls harder as training goes on?", place=80)
-def gradients_over_training(subject: Subject, bench: Workbench, progress: Progress) -> Found:
+def gradients_over_training(subject: Subject, bench: Workbench) -> Found:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:
         raise NotHere("needs a comparison of several seeds", "give the folder of `tiewise compare`")

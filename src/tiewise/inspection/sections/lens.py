@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import NONE, plain
-from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
@@ -19,10 +18,10 @@ KL = "nats to the final distribution"
 @section(
     asks="How much of the final prediction can be read off before the last layer?", place=100, text=True, weight=20
 )
-def lens(subject: Subject, bench: Workbench, progress: Progress) -> Found:
+def lens(subject: Subject, bench: Workbench) -> Found:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
-    return found_of(lenses(bench.opened(subject), run_on, held_out, steps, bench.request.seed, progress))
+    return found_of(lenses(bench.opened(subject), run_on, held_out, steps, bench.request.seed))
 
 
 def found_of(found: Lenses) -> Found:

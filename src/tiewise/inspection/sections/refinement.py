@@ -9,7 +9,6 @@ from typing import Any
 from tiewise.analysis.estimates import Estimate
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE
-from tiewise.inspection.request import Progress
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
@@ -32,9 +31,9 @@ PER_LAYER: tuple[tuple[str, str, bool, Callable[[Application], Estimate | None],
 @section(
     asks="Do the layers refine one state step by step, and does a repeated layer come to rest?", place=110, text=True
 )
-def refinement(subject: Subject, bench: Workbench, progress: Progress) -> Found:
+def refinement(subject: Subject, bench: Workbench) -> Found:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
-    return found_of(follow(bench.opened(subject), bench.windows(subject)[1], bench.request.seed, progress))
+    return found_of(follow(bench.opened(subject), bench.windows(subject)[1], bench.request.seed))
 
 
 def found_of(found: Refinement) -> Found:
