@@ -15,8 +15,8 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.measure import peak_megabytes
-from tiewise.analysis.alignment import Alignment, Settings, align
-from tiewise.analysis.token_match import one_vocabulary
+from tiewise.analysis.align_tables import Alignment, Settings, align
+from tiewise.analysis.row_pairs import one_vocabulary
 from tiewise.checkpoint.header import read_header
 from tiewise.core.progress import heard
 

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import SpecError
-from tiewise.core.spec import BoundarySpec
-from tiewise.core.spec_values import SCALES
+from tiewise.core.spec import SCALES, BoundarySpec
 
 sizes = st.integers(1, 10_000)
 numbers = st.floats(1e-6, 1e6, allow_nan=False, allow_subnormal=False)

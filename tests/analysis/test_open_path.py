@@ -11,9 +11,8 @@ from tests.internals.one_layer_models import E, V
 from transformers import AutoConfig
 
 import tiewise
-from tiewise.analysis.direct_path import asymmetry, grams
-from tiewise.analysis.final_norms import FAMILIES
-from tiewise.analysis.open_path import open_path
+from tiewise.analysis.open_path import FAMILIES, open_path
+from tiewise.analysis.path_matrix import asymmetry, grams
 from tiewise.analysis.path_tokens import transitions
 from tiewise.checkpoint.folder import open_folder
 from tiewise.core.errors import CheckpointError

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from token_checkpoints import factored, gaussian, untied
 
-from tiewise.analysis.tables import HeldTable, StoredTable
+from tiewise.analysis.single_rows import near_unused, row_state
+from tiewise.analysis.token_table import HeldTable, StoredTable
 from tiewise.analysis.tokens import tokens_of
-from tiewise.analysis.untrained_rows import near_unused, row_state
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import heard
 

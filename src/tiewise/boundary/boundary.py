@@ -38,7 +38,7 @@ from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter
 
 
 class Boundary(nn.Module):
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core.shapes`.
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`.
 
     Args:
         spec: what to build.

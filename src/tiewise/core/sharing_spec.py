@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tiewise.core.errors import SpecError
-from tiewise.core.spec_values import count
+from tiewise.core.spec import count
 
 KINDS = ("none", "attention", "ffn", "all")
 ARGUMENTS = ("groups", "cycle", "ends")
@@ -34,22 +34,15 @@ SHORT = {"sandwich": "all:ends=1"}
 class SharingSpec:
     """What layers share, and which of them.
 
-    Args:
-        kind: what is shared.
-        groups: distinct layers that remain between the ends, each used for a run of consecutive ones.
-        cycle: distinct layers that remain between the ends, used in turn; 0 for runs.
-        ends: layers at either end that share nothing.
-        rank: of each layer's own difference from a shared matrix; 0 for none.
-
     Raises:
         SpecError: on an unknown kind, a number out of range, or arguments that contradict each other.
     """
 
     kind: str = "none"
-    groups: int = 1
-    cycle: int = 0
-    ends: int = 0
-    rank: int = 0
+    groups: int = 1  # distinct layers that remain between the ends, each used for a run of consecutive ones
+    cycle: int = 0  # distinct layers that remain between the ends, used in turn; 0 for runs
+    ends: int = 0  # layers at either end that share nothing
+    rank: int = 0  # of each layer's own difference from a shared matrix; 0 for none
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

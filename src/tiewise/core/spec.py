@@ -16,25 +16,22 @@ inverse to each other; `str` prints the shortest form.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
+from urllib.parse import quote, unquote
 
 from tiewise.core.errors import SpecError
-from tiewise.core.spec_values import (
-    count,
-    file_path,
-    map_kind,
-    not_negative,
-    positive,
-    printed,
-    row,
-    scale,
-    scale_value,
-)
 
 MODEL_TYPE = "tiewise"  # `model_type` of a saved model whose boundary no other tool knows
 KINDS = ("untied", "tied", "factored", "factored-untied", "projected", "residual", "spd")
+# The named scales are functions of the model width D, so that one spec serves models of any width.
+SCALES: dict[str, Callable[[int], float]] = {
+    "sqrt_d": math.sqrt,
+    "1/sqrt_d": lambda d: 1 / math.sqrt(d),
+    "1/d": lambda d: 1 / d,
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class BoundarySpec:
     """One point of the spectrum: a kind, its sizes, and options that any kind takes.
 
     `embed(ids) = in_map(table_in[ids]) · input_scale`;
-    `logits(h) = softcap(out_map(h) · table_outᵀ · output_scale + bias)`. Letters as in `tiewise.core.shapes`.
+    `logits(h) = softcap(out_map(h) · table_outᵀ · output_scale + bias)`. Letters as in `tiewise.core`.
 
     Raises:
         SpecError: on an unknown kind, a size that the kind does not take or lacks, or a value out of range.
@@ -76,7 +73,29 @@ class BoundarySpec:
     def __post_init__(self) -> None:
         if self.out_width == self.width:
             object.__setattr__(self, "out_width", None)  # one written form for one meaning
-        check(self)
+        if self.kind not in KINDS:
+            raise SpecError(f"unknown boundary {self.kind!r}", f"choose one of {', '.join(KINDS)}")
+        if self.kind in ("factored", "factored-untied") and self.width is None:
+            raise SpecError(f"{self.kind} needs the table width k", f"write {self.kind}:128, say")
+        if self.kind == "residual" and self.rank is None:
+            raise SpecError("residual needs the rank r", "write residual:32, say")
+        allowed = {name for name, _ in _ARGUMENTS.get(self.kind, {}).values()}
+        arguments = {name for table in _ARGUMENTS.values() for name, _ in table.values()}
+        for name in sorted(arguments - allowed):
+            if getattr(self, name) != _DEFAULTS[name]:
+                raise SpecError(f"{self.kind} takes no {name}", "leave it out")
+        for name in ("width", "out_width", "rank"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise SpecError(f"{name} = {value} in {self.kind}", "sizes are 1 or more")
+        if self.out_bias and self.out_map is False:
+            raise SpecError("out_bias stands behind a map that out=none leaves out", "leave one of the two out")
+        if self.freeze and self.vectors is None:
+            raise SpecError("freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out")
+        if self.tie_at is not None and self.kind != "untied":
+            raise SpecError(f"tie_at on {self.kind}: there is nothing to tie", "use untied+tie_at=STEP")
+        if self.untie_at is not None and self.kind != "tied":
+            raise SpecError(f"untie_at on {self.kind}: there is nothing to untie", "use tied+untie_at=STEP")
 
     @classmethod
     def parse(cls, text: str | BoundarySpec) -> BoundarySpec:
@@ -106,12 +125,20 @@ class BoundarySpec:
 
     def __str__(self) -> str:
         options = [
-            key if reader is None else f"{key}={printed(getattr(self, name))}"
+            key if reader is None else f"{key}={_printed(getattr(self, name))}"
             for key, (name, reader) in _OPTIONS.items()
             if getattr(self, name) != _DEFAULTS[name]
         ]
-        arguments = ",".join(_arguments(self))
-        return "+".join([self.kind + (f":{arguments}" if arguments else ""), *options])
+        arguments = []
+        if self.kind == "factored-untied":
+            arguments = [f"{self.width}" if self.out_width is None else f"in={self.width},out={self.out_width}"]
+        else:
+            for key, (name, reader) in _ARGUMENTS.get(self.kind, {}).items():
+                value = getattr(self, name)
+                if name == "rank" or value != _DEFAULTS[name]:
+                    text = key if reader is None else f"{key}={_printed(value)}"
+                    arguments.append(text.partition("=")[2] if key in ("k", "r") else text)
+        return "+".join([self.kind + (f":{','.join(arguments)}" if arguments else ""), *options])
 
     @property
     def tables(self) -> int:
@@ -155,7 +182,11 @@ class BoundarySpec:
 
     def scales(self, d: int) -> tuple[float, float]:
         """(input scale, output scale) as numbers in a model of width `d`."""
-        return scale_value(self.input_scale, d), scale_value(self.output_scale, d)
+
+        def value(scale: str | None) -> float:
+            return SCALES[scale](d) if scale in SCALES else float(scale or 1)
+
+        return value(self.input_scale), value(self.output_scale)
 
     def plainly(self) -> BoundarySpec:
         """Return this spec without its schedule, as a model is at any one moment."""
@@ -163,6 +194,53 @@ class BoundarySpec:
 
 
 _DEFAULTS = {f.name: f.default for f in fields(BoundarySpec)}
+
+
+def _reader(kind: type[float], holds: Callable[[float], bool], must: str) -> Callable[[str], Any]:
+    """Return what reads a number and raises `ValueError` with what it must be."""
+
+    def read(text: str) -> Any:
+        value = kind(text)
+        if not holds(value):
+            raise ValueError(f"must be {must}")
+        return value
+
+    return read
+
+
+positive = _reader(float, lambda value: 0 < value < math.inf, "a positive number")
+not_negative = _reader(float, lambda value: 0 <= value < math.inf, "zero or a positive number")
+count = _reader(int, lambda value: value >= 1, "1 or more")
+row = _reader(int, lambda value: value >= 0, "a row number, 0 or more")
+
+
+def scale(text: str) -> str:
+    """Read a named scale or a positive number; returns its shortest written form."""
+    return text if text in SCALES else _printed(positive(text))
+
+
+def map_kind(text: str) -> bool:
+    """Read whether a linear map stands there."""
+    if text not in ("linear", "none"):
+        raise ValueError("must be 'linear' or 'none'")
+    return text == "linear"
+
+
+def file_path(text: str) -> str:
+    """Read a path, percent-encoded where it holds a plus or a comma."""
+    if not text:
+        raise ValueError("must be a file path")
+    return unquote(text)
+
+
+def _printed(value: Any) -> str:
+    """Print any value as its reader takes it."""
+    if isinstance(value, bool):
+        return "linear" if value else "none"
+    if isinstance(value, float):
+        short = f"{value:g}" if float(f"{value:g}") == value else repr(value)
+        return short.replace("e+", "e")  # a plus would start the next option
+    return quote(value, safe="/.:~_-") if isinstance(value, str) and value not in SCALES else str(value)
 
 
 # written key -> (field, reader); a reader of None marks a switch without a value
@@ -196,20 +274,6 @@ _OPTIONS: _Table = {
 }
 
 
-def _arguments(spec: BoundarySpec) -> list[str]:
-    if spec.kind == "factored-untied" and spec.out_width is not None:
-        return [f"in={spec.width}", f"out={spec.out_width}"]
-    written = []
-    for key, (name, reader) in _ARGUMENTS.get(spec.kind, {}).items():
-        value = getattr(spec, name)
-        if name == "rank" or value != _DEFAULTS[name]:
-            positional = key in ("k", "r")
-            written.append(key if reader is None else printed(value) if positional else f"{key}={printed(value)}")
-        if spec.kind == "factored-untied":
-            break  # both widths are equal here, and `k` has said so
-    return written
-
-
 def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[str, Any]) -> None:
     if key not in table:
         known = ", ".join(table) or "none"
@@ -229,34 +293,3 @@ def _read(text: str, key: str, value: str, table: _Table, what: str, into: dict[
         raise SpecError(
             f"{key}={value or '(nothing)'} in {text!r}: {reason}", f"see {key} in docs/boundary.md"
         ) from None
-
-
-def check(spec: BoundarySpec) -> None:
-    """Refuse what no model could have.
-
-    Raises:
-        SpecError: with the first reason found.
-    """
-    if spec.kind not in KINDS:
-        raise SpecError(f"unknown boundary {spec.kind!r}", f"choose one of {', '.join(KINDS)}")
-    if spec.kind in ("factored", "factored-untied") and spec.width is None:
-        raise SpecError(f"{spec.kind} needs the table width k", f"write {spec.kind}:128, say")
-    if spec.kind == "residual" and spec.rank is None:
-        raise SpecError("residual needs the rank r", "write residual:32, say")
-    allowed = {name for name, _ in _ARGUMENTS.get(spec.kind, {}).values()}
-    arguments = {name for table in _ARGUMENTS.values() for name, _ in table.values()}
-    for name in sorted(arguments - allowed):
-        if getattr(spec, name) != _DEFAULTS[name]:
-            raise SpecError(f"{spec.kind} takes no {name}", "leave it out")
-    for name in ("width", "out_width", "rank"):
-        value = getattr(spec, name)
-        if value is not None and value < 1:
-            raise SpecError(f"{name} = {value} in {spec.kind}", "sizes are 1 or more")
-    if spec.out_bias and spec.out_map is False:
-        raise SpecError("out_bias stands behind a map that out=none leaves out", "leave one of the two out")
-    if spec.freeze and spec.vectors is None:
-        raise SpecError("freeze without vectors would keep a random table", "add vectors=FILE, or leave freeze out")
-    if spec.tie_at is not None and spec.kind != "untied":
-        raise SpecError(f"tie_at on {spec.kind}: there is nothing to tie", "use untied+tie_at=STEP")
-    if spec.untie_at is not None and spec.kind != "tied":
-        raise SpecError(f"untie_at on {spec.kind}: there is nothing to untie", "use tied+untie_at=STEP")

@@ -9,17 +9,12 @@ from tiewise.core.errors import SpecError
 
 @dataclass(frozen=True)
 class Vocabularies:
-    """V_in tokens may be read, V_out may be predicted; either may be the larger.
+    """V_in tokens may be read, V_out may be predicted; either may be the larger."""
 
-    Args:
-        inputs: V_in.
-        outputs: V_out.
-        output_to_input: [V_out] for each output token the input token that shares its row in a tied table, or
-            -1 where it has none and gets a row of its own. None: output token j is input token j.
-    """
-
-    inputs: int
-    outputs: int
+    inputs: int  # V_in
+    outputs: int  # V_out
+    # [V_out]: for each output token the input token that shares its row in a tied table, or -1 where it has none and
+    # gets a row of its own. None: output token j is input token j.
     output_to_input: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import UnsupportedError
 from tiewise.flax.vocabulary_sweep import Problem, Tensors, alike, counted, sweep
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from tiewise.core.paths import PathNorms
+from tiewise.core.backends import PathNorms
 
 
 def probe() -> Array:

@@ -25,8 +25,8 @@ import numpy as np
 import optax
 from flax import nnx
 
+from tiewise.core.backends import PathNorms
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.paths import PathNorms
 from tiewise.core.progress import progress
 from tiewise.flax.flax_models import LanguageModel
 from tiewise.flax.flax_paths import path_norms, probe
@@ -36,7 +36,7 @@ POINTS = 20  # of a curve
 
 @dataclass(frozen=True)
 class OptaxRecipe:
-    """Numbers of a run; letters as in `tiewise.core.shapes`."""
+    """Numbers of a run; letters as in `tiewise.core`."""
 
     steps: int = 300
     batch: int = 8  # B, blocks per step

@@ -10,7 +10,6 @@ trees and back. Nothing in a file is executed.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from tiewise.core.errors import CheckpointError
+from tiewise.core.files import written_whole
 from tiewise.flax.pure_boundary import PureBoundary
 
 SHARED = {"table_out": "table_in"}
@@ -51,14 +51,11 @@ def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] 
     """Write dotted names → arrays, whole or not at all, with `notes` in the file's header."""
     path = Path(path)
     arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
-    partial = path.with_name(f".{path.name}.partial")
     try:
-        save_file(arrays, partial, metadata=dict(notes) if notes else None)
-        os.replace(partial, path)
+        with written_whole(path) as made:
+            save_file(arrays, made, metadata=dict(notes) if notes else None)
     except OSError as error:
         raise CheckpointError(f"cannot write {path}: {error.strerror}", "name another place") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def read(path: str | Path) -> dict[str, Array]:

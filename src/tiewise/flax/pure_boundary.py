@@ -38,7 +38,7 @@ Body = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class PureBoundary:
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core.shapes`. Made by `PureBoundary.of`."""
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Made by `PureBoundary.of`."""
 
     spec: BoundarySpec
     vocab: Vocabularies

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 from tiewise.ops.cross_entropy import LossOptions, check_problem, check_range
 from tiewise.ops.fused import mean_factor
 from tiewise.ops.problem import accumulator, compute_dtype

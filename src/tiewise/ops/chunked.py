@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 from tiewise.ops.problem import Gradients, Head, Tensors, TokenLoss, Wanted, accumulator
 
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38

@@ -25,8 +25,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiewise.core.backends import PathNorms
 from tiewise.core.errors import UnsupportedError
-from tiewise.core.paths import PathNorms
 
 
 @dataclass

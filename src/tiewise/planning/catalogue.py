@@ -26,7 +26,7 @@ NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
 
 @dataclass(frozen=True)
 class Model:
-    """One row. Letters as in `tiewise.core.shapes`; None where nobody was seen to say."""
+    """One row. Letters as in `tiewise.core`; None where nobody was seen to say."""
 
     name: str
     family: str  # model type of transformers

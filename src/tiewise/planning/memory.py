@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tiewise.core.chunk_rows import chunk_rows
+from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
 from tiewise.planning.architecture import Architecture
 from tiewise.planning.budget import Budget

@@ -119,21 +119,3 @@ def _reflink(source: Path, target: Path) -> bool:
         return False
     finally:
         os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk, where the system can open a folder.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems sync no folders
-            raise
-    finally:
-        os.close(descriptor)

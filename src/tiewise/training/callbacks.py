@@ -19,7 +19,7 @@ from tiewise.boundary.install import Installed, install
 from tiewise.boundary.schedule import KEEP, STATE, tie, untie
 from tiewise.core import ctrl_c
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.data.atomic import written_whole
+from tiewise.core.files import write_whole
 from tiewise.training import ranks
 from tiewise.training.shown import Whole
 
@@ -156,8 +156,7 @@ def add_line(path: Path, line: dict[str, Any]) -> None:
 def keep_lines(path: Path, step: int) -> None:
     """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
     kept = [line for line in read_lines(path) if line["step"] <= step]
-    with written_whole(path) as file:
-        file.write("".join(json.dumps(line) + "\n" for line in kept).encode())
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.bigrams import Chain, Ids, guessed, parts_of
+from tiewise.analysis.bigram_counts import Chain, Ids, guessed, parts_of
 from tiewise.analysis.estimates import Estimate, Z, mean_interval
-from tiewise.analysis.tables import Array
-from tiewise.analysis.token_groups import Groups
+from tiewise.analysis.token_table import Array
+from tiewise.analysis.token_texts import Groups
 from tiewise.core.errors import DataError
 
 PARTS = 10

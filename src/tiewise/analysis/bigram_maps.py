@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.direct_path import DirectPath
+from tiewise.analysis.bigram_counts import Chain
+from tiewise.analysis.path_matrix import DirectPath
 from tiewise.analysis.path_tokens import transitions
-from tiewise.analysis.tables import Array
+from tiewise.analysis.token_table import Array
 from tiewise.core.errors import DataError
 
 SHOWN = 24

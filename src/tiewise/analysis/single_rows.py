@@ -1,4 +1,6 @@
-"""Rows that were never trained, or look so: zero, repeated, without a token, never in a text, near unused ones.
+"""Lengths of a table's rows against how often a text has their tokens.
+
+Rows that were never trained, or look so: zero, repeated, without a token, never in a text, near unused ones.
 
 The indicator is that of Land & Bartolo 2024 (arXiv:2405.05417, "Indicators for detecting under-trained tokens"): rows
 whose token no text can produce are moved by training in one common way, and a row that is as close to their mean as
@@ -14,13 +16,94 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.tables import Array, Table
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.analysis.similarity import NormCorrelation, norm_correlation
+from tiewise.analysis.token_table import Array, Table
+from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.rows import scan_rows
 from tiewise.checkpoint.strict_json import short
 from tiewise.core.progress import progress
 
-FEWEST = 5  # unused rows whose own spread can be told
+FEWEST = 4  # rows of which Fisher's interval can be taken
+
+
+@dataclass(frozen=True)
+class NormGroup:
+    """Row norms of one group of tokens.
+
+    Args:
+        label: of the group.
+        mean: with its 95 % interval over tokens; None where the group has fewer than two.
+        median: half of the tokens have shorter rows.
+        quartiles: a quarter have shorter ones than the first; a quarter have longer ones than the second.
+        tokens: rows in the group.
+    """
+
+    label: str
+    mean: Estimate | None
+    median: float
+    quartiles: tuple[float, float]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Euclidean norms of a table's rows.
+
+    Args:
+        mean: over all rows.
+        deviation: their standard deviation.
+        frequency: correlation with the logarithm of the count, over tokens that the text has; None without a text, or
+            where it has fewer than four of them or all equally often. `chance` is the exact standard deviation of
+            either correlation over all permutations of the norms, 1/√(n−1), around 0.
+        bins: by frequency; empty without a text. Groups without tokens are left out.
+        scripts: by script; empty where the tokens' texts are not known.
+    """
+
+    mean: float
+    deviation: float
+    frequency: NormCorrelation | None = None
+    bins: tuple[NormGroup, ...] = ()
+    scripts: tuple[NormGroup, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def norms_of(
+    norms: Array, counts: NDArray[np.int64] | None = None, bins: Groups | None = None, scripts: Groups | None = None
+) -> Norms:
+    """Describe the norms [V] of a table's rows, with counts [V] of a text and groups of tokens where there are any."""
+    return Norms(
+        float(norms.mean()),
+        float(norms.std()),
+        None if counts is None else _frequency(norms, counts),
+        () if bins is None else _groups(norms, bins),
+        () if scripts is None else _groups(norms, scripts),
+    )
+
+
+def _frequency(norms: Array, counts: NDArray[np.int64]) -> NormCorrelation | None:
+    seen = counts > 0
+    if seen.sum() < FEWEST or len(np.unique(counts[seen])) < 2:
+        return None
+    return norm_correlation(norms[seen], np.log(counts[seen]))
+
+
+def _groups(norms: Array, groups: Groups) -> tuple[NormGroup, ...]:
+    found = []
+    for place, label in enumerate(groups.labels):
+        values = norms[groups.of == place]
+        if len(values):
+            low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
+            mean = mean_interval(values) if len(values) > 1 else None
+            found.append(NormGroup(label, mean, median, (low, high), len(values)))
+    return tuple(found)
+
+
+FEWEST_UNUSED = 5  # unused rows whose own spread can be told
 SHOWN = 20
 
 
@@ -100,7 +183,7 @@ def row_state(
         groups=len(repeated),
         in_groups=sum(map(len, repeated)),
         unseen=None if counts is None else int((counts == 0).sum()),
-        near_unused=near_unused(table, unused) if len(unused) >= FEWEST else None,
+        near_unused=near_unused(table, unused) if len(unused) >= FEWEST_UNUSED else None,
     )
 
 

@@ -4,9 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.column_spans import subspace_distance
 from scipy.linalg import subspace_angles
 
-from tiewise.analysis.subspace import subspace_distance
 from tiewise.core.errors import DataError
 
 RNG = np.random.default_rng(0)

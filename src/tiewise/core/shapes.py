@@ -1,9 +1,0 @@
-"""The dimension letters used in every docstring and annotation of this package.
-
-    B   batch                    V   vocabulary
-    T   time (positions)         D   model (hidden) width
-    N   tokens, N = B·T          E   table width; E = D unless the table is factored or projected
-    L   layers                   k   a factored table's width, r a correction's rank
-
-A *table* is [V, E] at both ends, one row per token: `logits = hidden @ table.T`.
-"""
