@@ -8,7 +8,7 @@ from tests.report.inspected_path_samples import bigrams as text_and_path
 from tests.report.inspected_path_samples import mlp
 
 from tiewise.analysis.estimates import Estimate, mean_interval
-from tiewise.analysis.sampled_asymmetry import SampledAsymmetry
+from tiewise.analysis.path_matrix import SampledAsymmetry
 from tiewise.core.found import NEITHER, ONE
 from tiewise.inspection.section import SECTIONS, sections
 from tiewise.inspection.sections.applications import found_of as applications

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.analysis.estimates import ratio
-from tiewise.boundary.locate import Ends
+from tiewise.boundary.locate import ModelEnds
 from tiewise.internals.text_loss import TextLoss
 
 _ROWS = 4096  # taken to fp64 at once
@@ -80,7 +80,7 @@ class TwoLeaves:
 
 
 @contextmanager
-def parted(ends: Ends) -> Iterator[TwoLeaves]:
+def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
     """Within this context lookups and head have separate leaves; then the model is as it was."""
     table = ends.source.weight
     lookups = [module for _, module in ends.lookups if module.weight is table]

@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.open_file import open_regular
-from tiewise.checkpoint.reader import CHUNK_BYTES
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import CHUNK_BYTES
+from tiewise.checkpoint.untrusted import open_regular
 from tiewise.core.errors import CheckpointError
 
 fcntl: Any
@@ -117,23 +117,5 @@ def _reflink(source: Path, target: Path) -> bool:
     except OSError:
         target.unlink(missing_ok=True)
         return False
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Bring a folder's entries to the disk, where the system can open a folder.
-
-    Raises:
-        OSError: it cannot be opened.
-    """
-    if os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems sync no folders
-            raise
     finally:
         os.close(descriptor)

@@ -19,7 +19,8 @@ from filelock import FileLock, Timeout
 
 from tiewise.core import ctrl_c
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.place import cannot_write, sync_folder
+from tiewise.core.files import sync
+from tiewise.rewrite.place import cannot_write
 
 LOCK = ".lock"
 
@@ -66,7 +67,7 @@ def become(path: Path, real: Path) -> None:
             what = f"{real}: the finished result cannot get its name ({error.strerror})"
             raise CheckpointError(what, "something else was put there meanwhile: give another place") from None
         with suppress(OSError):  # a parent that may be written but not read; the result is complete all the same
-            sync_folder(real.parent)
+            sync(real.parent)
 
 
 def sweep(real: Path) -> None:

@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tiewise.checkpoint.folder import INDEX, Folder
-from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.open_file import inside
+from tiewise.checkpoint.hf_folder import INDEX, Folder
+from tiewise.checkpoint.stored import read_header
+from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
+from tiewise.core.files import sync
 from tiewise.core.progress import progress
 from tiewise.rewrite.change import Change
-from tiewise.rewrite.place import cannot_write, copy, destination, require_space, share, sync_folder
+from tiewise.rewrite.place import cannot_write, copy, destination, require_space, share
 from tiewise.rewrite.plan import PROVENANCE, Plan, plan
 from tiewise.rewrite.provenance import provenance
 from tiewise.rewrite.receipt import Receipt
@@ -97,7 +98,7 @@ def _write(folder: Folder, planned: Plan, made: Path, text: bytes) -> tuple[str,
     for file, data in {PROVENANCE: text, **planned.texts}.items():
         _write_text(made / file, data)
     for place, _, _ in os.walk(made, topdown=False):
-        sync_folder(Path(place))
+        sync(Path(place))
     return tuple(linked)
 
 
