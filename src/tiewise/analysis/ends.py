@@ -13,13 +13,12 @@ from tiewise.analysis.token_match import texts_of
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.plain_ends import is_own
 from tiewise.checkpoint.rows import scan_rows
+from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.strict_json import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
-from tiewise.rewrite.dense import Dense
-from tiewise.rewrite.plain_ends import is_own
-from tiewise.rewrite.stored_boundary import read_boundary
 
 
 class MappedTable(Behind):

@@ -19,11 +19,11 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.header import Stored
 from tiewise.checkpoint.names import module_of
+from tiewise.checkpoint.plain_ends import is_own
 from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.stored_boundary import read_boundary
 from tiewise.checkpoint.strict_json import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.plain_ends import is_own
-from tiewise.rewrite.stored_boundary import read_boundary
 
 
 def open_path(folder: Folder) -> DirectPath:

@@ -15,8 +15,8 @@ from tiewise.boundary.locate import Ends, locate
 from tiewise.checkpoint.folder import Folder, open_folder
 from tiewise.checkpoint.strict_json import short
 from tiewise.core.errors import CheckpointError, TiewiseError
+from tiewise.core.memory import require
 from tiewise.hf import model_class
-from tiewise.rewrite.memory import require
 
 
 @dataclass(frozen=True)
