@@ -8,7 +8,7 @@ from tests.report.inspected_path_samples import bigrams as text_and_path
 from tests.report.inspected_path_samples import mlp
 
 from tiewise.analysis.estimates import Estimate, mean_interval
-from tiewise.analysis.sampled_asymmetry import SampledAsymmetry
+from tiewise.analysis.path_matrix import SampledAsymmetry
 from tiewise.inspection.section import SECTIONS, sections
 from tiewise.inspection.sections.applications import found_of as applications
 from tiewise.inspection.sections.bigrams import found_of as bigrams

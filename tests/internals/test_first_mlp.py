@@ -10,10 +10,9 @@ from scipy.special import log_softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tiewise.analysis import tables
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.final_norms import FAMILIES
-from tiewise.analysis.open_path import open_path
+from tiewise.analysis import token_table as tables
+from tiewise.analysis.bigram_counts import Chain
+from tiewise.analysis.open_path import FAMILIES, open_path
 from tiewise.analysis.path_tokens import transitions
 from tiewise.core.errors import CheckpointError, DataError, InstallError
 from tiewise.internals.first_layers import BLOCKS, first_block

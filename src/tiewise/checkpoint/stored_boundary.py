@@ -20,13 +20,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING, rounded
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
+from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.plain_ends import is_own, readable
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded
+from tiewise.checkpoint.untrusted import short
 from tiewise.core import memory
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from tiewise.analysis.alignment import Settings
+from tiewise.analysis.align_tables import Settings
 from tiewise.analysis.tokens import tokens_of
 from tiewise.core.found import Found
 from tiewise.data.blocks import token_counts

@@ -15,17 +15,14 @@ from typing import Any
 import torch
 from numpy.typing import ArrayLike
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.direct_path import DirectPath
-from tiewise.analysis.heat import SHOWN, HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_counts import Chain, TextPair, text_pairs
+from tiewise.analysis.bigram_maps import SHOWN, HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_paths import PathLoss, path_loss
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_loss import PathLoss, path_loss
-from tiewise.analysis.path_tokens import sampled
-from tiewise.analysis.sampled_asymmetry import SampledAsymmetry, sampled_asymmetry
-from tiewise.analysis.tables import Array, Behind
-from tiewise.analysis.text_pairs import TextPair, text_pairs
+from tiewise.analysis.path_matrix import DirectPath, SampledAsymmetry, sampled_asymmetry
+from tiewise.analysis.path_tokens import WordPair, find_pairs, sampled, word_pairs
+from tiewise.analysis.token_table import Array, Behind
 from tiewise.analysis.token_texts import read_as
-from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
 from tiewise.internals.first_layers import FirstBlock, first_block

@@ -15,9 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import BITS
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 

@@ -21,19 +21,17 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import tiewise
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
-from tiewise.checkpoint.header import Header, read_header
-from tiewise.checkpoint.likeness import same_bytes
-from tiewise.checkpoint.open_file import inside, open_regular, read_whole
-from tiewise.checkpoint.rule import ERROR
-from tiewise.checkpoint.rules.wording import names, size
-from tiewise.checkpoint.strict_json import MOST_BYTES, read_json, short
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
+from tiewise.checkpoint.rule import ERROR, names, size
+from tiewise.checkpoint.stored import Header, read_header
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
 from tiewise.core.progress import advance, doing
+from tiewise.core.version import __version__
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_tensors
 from tiewise.rewrite.new_folder import become, beside, cannot_write, copy, destination, share
@@ -317,7 +315,7 @@ def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, fo
     put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
     operation = {
         "command": command,
-        "version": tiewise.__version__,
+        "version": __version__,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "forced": force,
         "source": {"name": folder.path.resolve().name, "sha256": _digests(folder)},

@@ -21,15 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
-from tiewise.checkpoint.dtypes import NUMPY
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored, read_header
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.open_file import open_regular, read_whole
+from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.plain_ends import PlainEnds, plain_ends, tied_names
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.stored import NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
-from tiewise.checkpoint.strict_json import read_json, short
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
 from tiewise.core import memory
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import doing

@@ -12,11 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tiewise.checkpoint.dtypes import BITS
-from tiewise.checkpoint.folder import CONFIG, INDEX, PICKLES, Folder, Index
-from tiewise.checkpoint.header import Header
-from tiewise.checkpoint.open_file import inside, read_whole
-from tiewise.checkpoint.strict_json import MOST_BYTES, parse_json, short
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder, Index
+from tiewise.checkpoint.stored import BITS, Header
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import advance
 from tiewise.rewrite.change import Change, NewTensor, copy_of

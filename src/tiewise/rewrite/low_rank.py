@@ -21,9 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import NUMPY
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import advance
 from tiewise.rewrite.change import hidden_vectors

@@ -20,9 +20,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.open_file import open_regular
-from tiewise.checkpoint.reader import CHUNK_BYTES
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import CHUNK_BYTES
+from tiewise.checkpoint.untrusted import open_regular
 from tiewise.core import ctrl_c
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync

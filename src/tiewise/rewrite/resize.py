@@ -26,15 +26,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING, NUMPY
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import in_layer, module_of
+from tiewise.checkpoint.families import in_layer, module_of
+from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
 from tiewise.checkpoint.plain_ends import readable
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, refuse, stored_bytes
 from tiewise.rewrite.engine import verb

@@ -14,16 +14,13 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
-from tiewise.checkpoint.dtypes import rounded, widened
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import likeness
 from tiewise.checkpoint.plain_ends import is_own, readable, require_head, tied_names
-from tiewise.checkpoint.reader import Reader
 from tiewise.checkpoint.roles import BY_DATA
-from tiewise.checkpoint.rule import INFO, Finding
-from tiewise.checkpoint.rules.wording import difference
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import INFO, Finding, difference
+from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
+from tiewise.checkpoint.table_scans import likeness
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, copy_of, measure_move, refuse
 from tiewise.rewrite.engine import opened_path, verb
