@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from tiewise.hf import load as load
     from tiewise.inspection.whole import inspect as inspect
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from tiewise.ops.path_gradient import enter as enter
     from tiewise.ops.path_gradient import path_norms as path_norms
+    from tiewise.ops.path_gradient import tied_lookup as tied_lookup
     from tiewise.planning.plan import plan as plan
     from tiewise.rewrite.factor import densify as densify
     from tiewise.rewrite.factor import factor as factor
@@ -46,7 +46,7 @@ _HOMES = {
     "Vocabularies": "tiewise.core.vocabulary",
     "check": "tiewise.checkpoint.audit",
     **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.rewrite"),
-    "enter": "tiewise.ops.path_gradient",
+    "tied_lookup": "tiewise.ops.path_gradient",
     "inspect": "tiewise.inspection.whole",
     "install": "tiewise.boundary.install",
     "linear_cross_entropy": "tiewise.ops.cross_entropy",

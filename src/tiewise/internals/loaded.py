@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
-from tiewise.boundary.locate import Ends, locate
+from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, TiewiseError
@@ -31,7 +31,7 @@ class Opened:
 
     folder: Folder
     model: PreTrainedModel
-    ends: Ends
+    ends: ModelEnds
 
     @property
     def vocab(self) -> int:

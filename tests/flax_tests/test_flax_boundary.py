@@ -9,17 +9,17 @@ import optax
 import pytest
 import torch
 from flax import nnx
+from fp64_truth import error
 from safetensors.torch import load_model, save_model
 
-from flax_side import error
 from tiewise.boundary.boundary import Boundary as TorchBoundary
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.vocabulary import Vocabularies
-from tiewise.flax.boundary import Boundary, LinenBoundary
-from tiewise.flax.checkpoint import flat, load, nested, save
-from tiewise.flax.ends import Ends
 from tiewise.flax.find_tied import find_tied
-from tiewise.flax.path_gradient import path_norms, probe
+from tiewise.flax.flax_boundary import LinenBoundary, NNXBoundary
+from tiewise.flax.flax_paths import path_norms, probe
+from tiewise.flax.parameter_files import flat, load, nested, save
+from tiewise.flax.pure_boundary import PureBoundary
 from tiewise.ops.path_gradient import PathRecord
 from tiewise.ops.path_gradient import path_norms as torch_path_norms
 
@@ -78,14 +78,14 @@ def compare(spec, vocab, tmp_path):
     theirs = random_torch(spec, vocab)
     path = tmp_path / "boundary.safetensors"
     save_model(theirs, path)
-    ours = Boundary(spec, vocab, D, rngs=nnx.Rngs(0))
-    ours.load(load(path, ours.ends))
+    ours = NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
+    ours.load(load(path, ours.pure))
     g = np.random.default_rng(0)
     body = g.normal(size=(theirs.embed(torch.tensor(IDS)).shape[-1], D))
-    targets = g.integers(0, ours.ends.vocab.outputs, IDS.shape)
+    targets = g.integers(0, ours.pure.vocab.outputs, IDS.shape)
     targets[0, 0] = -100
     rows, logits, loss, grads, norms = torch_results(theirs, body, targets)
-    ends, m = ours.ends, jnp.asarray(body, jnp.float32)
+    ends, m = ours.pure, jnp.asarray(body, jnp.float32)
 
     def whole(params, probe):
         value = ends.whole(params, IDS, lambda rows: jnp.tanh(rows @ m), targets, probe, label_smoothing=0.1)
@@ -148,16 +148,16 @@ QUICK_DENSE = [("tied", V), ("factored:3", DIFFERING[2])]
 )
 def test_plain_tables_of_both_ends_equal_pytorch_and_do_what_the_boundary_does(kind, vocab, tmp_path):
     spec, vocab, path = kind + LINEAR, fitting(kind, vocab), tmp_path / "boundary.safetensors"
-    theirs, ours = random_torch(spec, vocab), Boundary(spec, vocab, D, rngs=nnx.Rngs(0))
+    theirs, ours = random_torch(spec, vocab), NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
     save_model(theirs, path)
-    params = load(path, ours.ends)
+    params = load(path, ours.pure)
     ours.load(params)
     linen_side = LinenBoundary(spec, vocab, D)
 
     @jax.jit
     def everything(params, ids, hidden):
         by_linen = linen_side.apply({"params": nested(params)}, method="dense")
-        return ours.dense(), by_linen, ours.ends.embed(params, ids), ours.ends.logits(params, hidden)
+        return ours.dense(), by_linen, ours.pure.embed(params, ids), ours.pure.logits(params, hidden)
 
     hidden = np.random.default_rng(0).normal(size=(3, D)).astype(np.float32)
     dense, by_linen, rows, logits = everything(params, IDS, hidden)
@@ -173,7 +173,7 @@ def test_plain_tables_of_both_ends_equal_pytorch_and_do_what_the_boundary_does(k
     [("tied+softcap=3", "has a soft-cap, which is not linear"), ("projected:6,out_bias", "bias is no table")],
 )
 def test_what_no_plain_table_can_hold_is_refused_as_in_pytorch(spec, message):
-    for boundary in (random_torch(spec, V), Boundary(spec, V, D, rngs=nnx.Rngs(0))):
+    for boundary in (random_torch(spec, V), NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))):
         with pytest.raises(SpecError, match=message):
             boundary.dense()
 
@@ -183,9 +183,9 @@ def test_files_equal_pytorch_byte_for_byte_and_come_back(spec, tmp_path):
     theirs = random_torch(spec, V)
     first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     save_model(theirs, first)
-    ours = Boundary(spec, V, D, rngs=nnx.Rngs(0))
-    ours.load(load(first, ours.ends))
-    save(second, ours.ends, ours.parameters())
+    ours = NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))
+    ours.load(load(first, ours.pure))
+    save(second, ours.pure, ours.parameters())
     assert first.read_bytes() == second.read_bytes()
     assert [p.name for p in tmp_path.iterdir()] in (
         ["theirs.safetensors", "ours.safetensors"],
@@ -202,16 +202,16 @@ def test_half_types_survive_bit_for_bit(dtype, tmp_path):
     theirs = random_torch("tied", V).to(dtype)
     first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     save_model(theirs, first)
-    ours = Boundary("tied", V, D, rngs=nnx.Rngs(0))
-    ours.load(load(first, ours.ends))
-    save(second, ours.ends, ours.parameters())
+    ours = NNXBoundary("tied", V, D, rngs=nnx.Rngs(0))
+    ours.load(load(first, ours.pure))
+    save(second, ours.pure, ours.parameters())
     assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["factored:3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in QUICK)])
 def test_linen_computes_what_nnx_does(kind):
     spec = kind + TOGETHER
-    nnx_side = Boundary(spec, V, D, rngs=nnx.Rngs(0))
+    nnx_side = NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))
     linen_side = LinenBoundary(spec, V, D)
     shapes = jax.eval_shape(lambda key: linen_side.init(key, IDS, method="embed"), jax.random.key(0))["params"]
     params = nnx_side.parameters()
@@ -235,8 +235,8 @@ def test_linen_computes_what_nnx_does(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_leaf_where_tied_in_parameters_and_optimizer(kind):
-    model = Boundary(kind, V, D, rngs=nnx.Rngs(0))
-    tables = 1 if model.ends.tied else 2
+    model = NNXBoundary(kind, V, D, rngs=nnx.Rngs(0))
+    tables = 1 if model.pure.tied else 2
     state = nnx.state(model, nnx.Param)
     assert len(find_tied(state, V).leaves) == tables
     moments = nnx.state(nnx.Optimizer(model, optax.adamw(1e-3), wrt=nnx.Param))
@@ -249,7 +249,7 @@ def test_one_leaf_where_tied_in_parameters_and_optimizer(kind):
 
 
 def test_a_training_step_moves_the_one_table_and_keeps_it_one():
-    model = Boundary("tied+pad=2", V, D, rngs=nnx.Rngs(0))
+    model = NNXBoundary("tied+pad=2", V, D, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
     before = np.asarray(model.table_in[...])
 
@@ -268,11 +268,11 @@ def test_a_training_step_moves_the_one_table_and_keeps_it_one():
 
 def test_first_loss_is_what_the_table_predicts():
     for spec in ("factored:32+init=0.05+softcap=3", "spd+output_scale=1/d+init=2", "tied"):
-        ends = Ends.of(spec, 2_000, 64)
+        ends = PureBoundary.of(spec, 2_000, 64)
         assert ends.predicted_nll() == TorchBoundary(spec, 2_000, 64).predicted_nll()
         drawn = np.asarray(ends.draw("table_in", jax.random.key(0)))
         assert np.std(drawn) == pytest.approx(ends.spec.init or 64**-0.5, rel=0.02)
-    model = Boundary("tied", 2_000, 64, rngs=nnx.Rngs(0))
+    model = NNXBoundary("tied", 2_000, 64, rngs=nnx.Rngs(0))
     hidden = jax.random.normal(jax.random.key(1), (2_000, 64))
     hidden = hidden / jnp.linalg.norm(hidden, axis=1, keepdims=True) * 8
     loss = model.loss(hidden, np.arange(2_000))
@@ -281,7 +281,7 @@ def test_first_loss_is_what_the_table_predicts():
 
 def test_pretrained_rows_and_frozen_ones():
     spec = "tied+pad=1+vectors=x+freeze"
-    model, theirs = Boundary(spec, 4, 3, rngs=nnx.Rngs(0)), TorchBoundary(spec, 4, 3)
+    model, theirs = NNXBoundary(spec, 4, 3, rngs=nnx.Rngs(0)), TorchBoundary(spec, 4, 3)
     drawn = np.asarray(model.table_in[...])
     with torch.no_grad():
         theirs.table_in.copy_(torch.tensor(drawn))
@@ -302,7 +302,7 @@ def test_pretrained_rows_and_frozen_ones():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda s: Boundary(s, V, D, rngs=nnx.Rngs(0)),
+        lambda s: NNXBoundary(s, V, D, rngs=nnx.Rngs(0)),
         lambda s: LinenBoundary(s, V, D).init(jax.random.key(0), IDS, method="embed"),
     ],
     ids=["nnx", "linen"],
@@ -319,7 +319,7 @@ def test_specs_that_no_boundary_can_have(make):
 
 
 def test_input_that_does_not_fit():
-    model = Boundary("tied", Vocabularies(5, 7), D, rngs=nnx.Rngs(0))
+    model = NNXBoundary("tied", Vocabularies(5, 7), D, rngs=nnx.Rngs(0))
     with pytest.raises(SpecError, match="token ids of type float32; cast them"):
         model.embed(np.zeros(3, np.float32))
     for bad in (5, -1):
@@ -338,7 +338,7 @@ def test_input_that_does_not_fit():
 
 def test_files_that_do_not_fit(tmp_path):
     path = tmp_path / "x.safetensors"
-    ends = Boundary("tied", V, D, rngs=nnx.Rngs(0)).ends
+    ends = NNXBoundary("tied", V, D, rngs=nnx.Rngs(0)).pure
     with pytest.raises(CheckpointError, match="no such file"):
         load(path, ends)
     path.write_bytes(b"nothing of the kind")
@@ -357,7 +357,7 @@ def test_files_that_do_not_fit(tmp_path):
     with pytest.raises(CheckpointError, match=r"table_in has shape \(10, 4\), not \(9, 4\)"):
         load(path, ends)
     with pytest.raises(CheckpointError, match="lacks bias"):
-        load(path, Boundary("tied+bias", V + 1, D, rngs=nnx.Rngs(0)).ends)
+        load(path, NNXBoundary("tied+bias", V + 1, D, rngs=nnx.Rngs(0)).pure)
     save_model(random_torch("tied", V).double(), path)
     with pytest.raises(CheckpointError, match="float64, which JAX would round"):
         load(path, ends)
@@ -368,5 +368,5 @@ def test_an_untied_file_with_equal_tables_is_a_tied_one(tmp_path):
     with torch.no_grad():
         theirs.table_out.copy_(theirs.table_in)
     save_model(theirs, tmp_path / "x.safetensors")
-    ends = Boundary("tied", V, D, rngs=nnx.Rngs(0)).ends
+    ends = NNXBoundary("tied", V, D, rngs=nnx.Rngs(0)).pure
     assert load(tmp_path / "x.safetensors", ends).keys() == {"table_in"}

@@ -12,7 +12,8 @@ product: beside it the small probabilities would lose their last digits. With a 
 coefficients of all columns are multiplied out.
 
 Padded rows of a table that is split over devices get a logit of −inf, so they are in no normaliser; a padded token of
-the last chunk has the ignored target, so it is in no sum.
+the last chunk has the ignored target, so it is in no sum. Inside `shard_map` a gradient must vary over exactly the mesh
+axes that its array varies over: `alike` sees to that.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
-
-from tiewise.flax.varying import zeros_like
 
 
 class Tensors(NamedTuple):
@@ -38,13 +38,10 @@ class Tensors(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What is computed: options of `linear_cross_entropy` in their checked form, `chunk` as tokens.
+    """Options of `linear_cross_entropy` in their checked form."""
 
-    `vocab` is V of the whole table, of which the weight at hand is one of equal parts where `axis` names a mesh axis.
-    """
-
-    vocab: int
-    chunk: int
+    vocab: int  # V of the whole table, of which the weight at hand is one of equal parts where `axis` names a mesh axis
+    chunk: int  # tokens
     scale: float
     softcap: float | None
     ignore_index: int
@@ -53,7 +50,7 @@ class Problem:
     axis: str | None
 
 
-class Gradients(NamedTuple):
+class SweptGradients(NamedTuple):
     """In fp32 (fp64 for fp64 inputs), shaped like features, weight and bias."""
 
     features: Array
@@ -61,7 +58,7 @@ class Gradients(NamedTuple):
     bias: Array | None
 
 
-def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple[Array, Gradients | None]:
+def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple[Array, SweptGradients | None]:
     """Run over all chunks.
 
     Returns:
@@ -78,7 +75,7 @@ def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple
         _, each = lax.scan(lambda carry, x: (carry, part.losses(*x)), None, (rows, at))
         return each.reshape(-1)[:n], None
     on = jnp.pad(row_weight.astype(part.wide), (0, lacking)).reshape(pieces, chunk)
-    start = (zeros_like(weight, part.wide), None if bias is None else zeros_like(bias, part.wide))
+    start = (_zeros_like(weight, part.wide), None if bias is None else _zeros_like(bias, part.wide))
 
     def step(carry: Any, x: tuple[Array, Array, Array]) -> Any:
         each, d_rows, d_weight, d_bias = part.differentiated(*x, carry)
@@ -88,7 +85,7 @@ def sweep(tensors: Tensors, problem: Problem, row_weight: Array | None) -> tuple
     d_features = d_rows.reshape(-1, features.shape[1])[:n]
     if problem.axis is not None:
         d_features = lax.psum(d_features, problem.axis)
-    return each.reshape(-1)[:n], Gradients(d_features, d_weight, d_bias)
+    return each.reshape(-1)[:n], SweptGradients(d_features, d_weight, d_bias)
 
 
 def counted(tensors: Tensors, problem: Problem) -> Array:
@@ -237,7 +234,24 @@ class _Part:
         return jnp.take_along_axis(matrix, column[:, None], 1)[:, 0]
 
 
-def promoted(features: Array, weight: Array) -> tuple[Array, Array]:
-    """Both in the wider of their two types, in which they are multiplied."""
-    kind = jnp.promote_types(features.dtype, weight.dtype)
-    return features.astype(kind), weight.astype(kind)
+def alike(features: Array, *others: Array | None) -> list[Any]:
+    """Let `others` vary over whatever the features vary over: a table's gradient is a sum over the batch axes."""
+    return [None if x is None else _varying(x, _mesh_axes(features)) for x in others]
+
+
+def _zeros_like(x: Array, dtype: Any) -> Array:
+    """Zeros of another type that vary as `x` does."""
+    return _varying(jnp.zeros(x.shape, dtype), _mesh_axes(x))
+
+
+def _mesh_axes(x: Any) -> frozenset[str]:
+    """Mesh axes along which devices hold different values of `x`; none outside `shard_map`."""
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)  # older versions of jax keep the set itself, as `vma`
+    return frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)
+
+
+def _varying(x: Array, axes: frozenset[str]) -> Array:
+    """`x`, marked as varying over `axes` too; its gradient is summed over the axes that this adds."""
+    new = tuple(sorted(axes - _mesh_axes(x)))
+    return lax.pcast(x, new, to="varying") if new else x

@@ -1,16 +1,21 @@
 """The fused loss in JAX against fp64 torch, its own gradients by jit, vmap and reductions, and what it refuses."""
 
 import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from fp64_truth import error, problem, truth
 
-from flax_side import error, problem, truth
 from tiewise.core.errors import UnsupportedError
-from tiewise.flax.cross_entropy import linear_cross_entropy
+from tiewise.flax.flax_loss import linear_cross_entropy
 
 
 def value_and_grads(given, upstream=None, dtype=None, jit=True, **options):
@@ -275,3 +280,17 @@ def test_probability_targets_are_refused():
     given = problem(5, 7, 3) | {"targets": np.zeros(5)}
     with pytest.raises(UnsupportedError, match="no probability targets"):
         linear_cross_entropy(**given)
+
+
+@pytest.mark.slow
+def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
+    """Over four simulated devices, which JAX can only be given at its start."""
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    script = Path(__file__).parent / "sharded_loss.py"
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 10
+    for case, errors in found.items():
+        assert errors.pop("padding") == 0, case
+        assert max(errors.values()) < 1e-6, (case, errors)

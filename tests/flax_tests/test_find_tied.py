@@ -1,4 +1,4 @@
-"""The founding exercise by its definition, and the four classic mistakes, demonstrated and found."""
+"""The four classic mistakes, demonstrated and found."""
 
 import jax
 import jax.numpy as jnp
@@ -6,47 +6,14 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from flax_side import error
 from tiewise.core.errors import DataError
-from tiewise.flax.boundary import Boundary
-from tiewise.flax.exercise import TiedIO, tied_io_embed
 from tiewise.flax.find_tied import check_ends, find_tied
-from tiewise.flax.path_gradient import LookupOptions, enter, path_norms, probe
+from tiewise.flax.flax_boundary import NNXBoundary
+from tiewise.flax.flax_models import TiedIO
 
 V, D = 11, 4
 IDS = np.array([1, 4, 4, 2])
-
-
-def by_definition(seed, token_ids, vocab_size, d_model):
-    """The exercise's four sentences, once more."""
-
-    class TwoWays(linen.Module):
-        @linen.compact
-        def __call__(self, ids):
-            w = self.param("embedding", linen.initializers.normal(stddev=0.02), (int(vocab_size), int(d_model)))
-            return jnp.einsum("tv,vd,wd->tw", jax.nn.one_hot(ids, int(vocab_size)), w, w)
-
-    ids = jnp.array([int(i) for i in token_ids], jnp.int32)
-    logits, _ = TwoWays().init_with_output(jax.random.PRNGKey(seed), ids)
-    return np.asarray(logits).ravel()
-
-
-@pytest.mark.parametrize("seed", [0, 1, 42])
-def test_the_exercise_returns_what_its_definition_says(seed):
-    tokens = jnp.array([0.0, 2.0, 9.0, 2.0])
-    logits = tied_io_embed(seed, tokens, 10.0, 3.0)
-    assert logits.shape == (40,)
-    np.testing.assert_allclose(logits, by_definition(seed, tokens, 10, 3), rtol=1e-5, atol=1e-9)
-
-
-def test_the_exercise_has_one_matrix_of_the_stated_scale():
-    params = TiedIO(2_000, 32).init(jax.random.PRNGKey(0), jnp.array([0]))
-    assert jax.tree.map(lambda x: x.shape, params) == {"params": {"embedding": (2_000, 32)}}
-    assert float(jnp.std(params["params"]["embedding"])) == pytest.approx(0.02, rel=0.02)
-    assert find_tied(params).one
 
 
 class OwnsItsOwn(linen.Module):
@@ -148,47 +115,5 @@ def test_a_sound_model_has_no_finding():
 
 
 def test_tables_in_an_nnx_state_have_readable_paths():
-    state = nnx.state(Boundary("factored-untied:3", V, D, rngs=nnx.Rngs(0)))
+    state = nnx.state(NNXBoundary("factored-untied:3", V, D, rngs=nnx.Rngs(0)))
     assert [str(leaf) for leaf in find_tied(state, V).leaves] == ["table_in [V, 3]", "table_out [V, 3]"]
-
-
-@settings(max_examples=12, deadline=None)
-@given(st.lists(st.integers(0, 6), min_size=5, max_size=5), st.sampled_from([None, 0, 3]), st.sampled_from([1.0, 0.5]))
-def test_path_gradients_sum_to_plain_autograd(ids, stopped, alpha):
-    g = np.random.default_rng(0)
-    table = jnp.asarray(g.normal(size=(7, 3)), jnp.float32)
-    out = jnp.asarray(g.normal(size=(5, 7)), jnp.float32)
-    ids = np.array(ids)
-    head = lambda rows, w: (jnp.tanh(rows @ w.T) * out).sum()  # noqa: E731
-
-    def threaded(table, probe):
-        return head(*enter(table, ids, LookupOptions(stop_lookup=stopped, alpha=alpha), probe))
-
-    value, (total, seen) = jax.value_and_grad(threaded, (0, 1))(table, probe())
-    d_rows, path_b = jax.grad(head, (0, 1))(table[ids], table)
-    path_a = np.zeros((7, 3))
-    for token, row in zip(ids, np.asarray(d_rows), strict=True):
-        if token != stopped:
-            path_a[token] += alpha * row
-    assert error(total, path_a + np.asarray(path_b)) < 1e-5
-    norms = path_norms(seen)
-    b = np.asarray(path_b, np.float64)
-    assert norms.a == pytest.approx(np.linalg.norm(path_a), rel=1e-4, abs=1e-6)
-    assert norms.b == pytest.approx(np.linalg.norm(b), rel=1e-4)
-    assert norms.total == pytest.approx(np.linalg.norm(path_a + b), rel=1e-3)
-    if norms.a:
-        assert norms.cosine == pytest.approx((path_a * b).sum() / np.linalg.norm(path_a) / np.linalg.norm(b), abs=1e-4)
-    assert float(value) == pytest.approx(float(head(table[ids], table)), rel=1e-6)
-
-
-def test_lookups_chain_and_either_path_may_be_missing():
-    table = jnp.arange(12.0).reshape(4, 3)
-
-    def chained(w):
-        rows, w = enter(w, np.array([1, 1]))
-        more, w = enter(w, np.array([2]))
-        return rows.sum() + 2 * more.sum() + 3 * w.sum()
-
-    np.testing.assert_array_equal(jax.grad(chained)(table)[:, 0], [3, 5, 5, 3])
-    np.testing.assert_array_equal(jax.grad(lambda w: enter(w, np.array([1]))[0].sum())(table)[:, 0], [0, 1, 0, 0])
-    np.testing.assert_array_equal(jax.grad(lambda w: enter(w, np.array([1]))[1].sum())(table)[:, 0], [1, 1, 1, 1])

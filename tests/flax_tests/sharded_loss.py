@@ -6,11 +6,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+from fp64_truth import error, problem, truth
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from flax_side import error, problem, truth
-from tiewise.flax.cross_entropy import linear_cross_entropy
+from tiewise.flax.flax_loss import linear_cross_entropy
 
 OPTIONS = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01, "scale": 0.7}
 V, ROWS = 13, 16  # 13 rows do not split evenly over devices: three are padding, all on the last

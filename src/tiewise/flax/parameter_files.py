@@ -1,7 +1,7 @@
 """Parameters as safetensors files that PyTorch reads and writes, bit for bit.
 
-    save("boundary.safetensors", boundary.ends, boundary.parameters())     # safetensors.torch.load_model reads it
-    boundary.load(load("boundary.safetensors", boundary.ends))             # what safetensors.torch.save_model wrote
+    save("boundary.safetensors", boundary.pure, boundary.parameters())     # safetensors.torch.load_model reads it
+    boundary.load(load("boundary.safetensors", boundary.pure))             # what safetensors.torch.save_model wrote
 
 A tied table is in the file once, with the note `table_out: table_in` that `safetensors.torch.save_model` leaves for
 shared tensors: the two files are equal byte for byte. Names are dotted; `nested` and `flat` turn them into Linen's
@@ -23,28 +23,28 @@ from safetensors.numpy import load_file, save_file
 
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import written_whole
-from tiewise.flax.ends import Ends
+from tiewise.flax.pure_boundary import PureBoundary
 
 SHARED = {"table_out": "table_in"}
 
 
-def save(path: str | Path, ends: Ends, params: Mapping[str, Any]) -> None:
+def save(path: str | Path, pure: PureBoundary, params: Mapping[str, Any]) -> None:
     """Write a boundary's parameters, whole or not at all.
 
     Raises:
         CheckpointError: parameters that are not this boundary's.
     """
-    write(path, fitting(params, ends, "these parameters"), SHARED if ends.tied else {})
+    write(path, fitting(params, pure, "these parameters"), SHARED if pure.tied else {})
 
 
-def load(path: str | Path, ends: Ends) -> dict[str, Array]:
+def load(path: str | Path, pure: PureBoundary) -> dict[str, Array]:
     """Read a boundary's parameters.
 
     Raises:
         CheckpointError: no safetensors file, parameters missing, unknown or of another shape, two different tables
             where the spec ties them, or fp64 that JAX would round.
     """
-    return fitting(read(path), ends, str(path))
+    return fitting(read(path), pure, str(path))
 
 
 def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
@@ -76,17 +76,17 @@ def read(path: str | Path) -> dict[str, Array]:
     return {name: jnp.asarray(value) for name, value in arrays.items()}
 
 
-def fitting(params: Mapping[str, Any], ends: Ends, where: str) -> dict[str, Any]:
+def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[str, Any]:
     """Return exactly the parameters that a boundary has; raises as `load`."""
-    found, wanted = dict(params), ends.shapes()
-    if ends.tied and "table_out" in found and "table_in" in found:
+    found, wanted = dict(params), pure.shapes()
+    if pure.tied and "table_out" in found and "table_in" in found:
         second = np.asarray(found.pop("table_out"))
         if second.tobytes() != np.asarray(found["table_in"]).tobytes():
             fix = "load it as untied, or tie it first"
-            raise CheckpointError(f"{where} has two different tables for {ends.spec}", fix)
+            raise CheckpointError(f"{where} has two different tables for {pure.spec}", fix)
     for what, names in (("lacks", wanted.keys() - found.keys()), ("has the unknown", found.keys() - wanted.keys())):
         if names:
-            fix = f"{ends.spec} has {', '.join(wanted)}"
+            fix = f"{pure.spec} has {', '.join(wanted)}"
             raise CheckpointError(f"{where} {what} {', '.join(sorted(names))}", fix)
     for name, shape in wanted.items():
         if tuple(found[name].shape) != shape:

@@ -11,54 +11,40 @@ sum by Σ_i w_t and gives 0 with zero gradients where every token is ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.flax.indices import as_array, check_range
-from tiewise.flax.sweep import Problem, Tensors, counted, promoted, sweep
-from tiewise.flax.varying import alike
+from tiewise.flax.vocabulary_sweep import Problem, Tensors, alike, counted, sweep
 
 REDUCTIONS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True)
-class LossOptions:
-    """Options of `linear_cross_entropy`; each may also be passed to it by keyword.
+class FlaxLossOptions:
+    """Options of `linear_cross_entropy`; each may also be passed to it by keyword."""
 
-    Args:
-        scale: factor on the product, before the bias.
-        softcap: c of the soft-cap; None leaves logits as they are.
-        ignore_index: target value whose tokens count for nothing.
-        label_smoothing: ε, in [0, 1].
-        z_loss: ζ, the coefficient of lse².
-        class_weight: w [V], or None; gets no gradient.
-        reduction: `mean`, `sum` (both an fp32 scalar) or `none` (fp32, shaped like the targets).
-        chunk: tokens per chunk; None chooses by vocabulary so that a chunk of logits is about 100 MB.
-        axis: inside `shard_map`, the mesh axis over which the rows of `weight`, `bias` and `class_weight` are split;
-            targets stay numbers of the whole vocabulary.
-        vocab: V where the rows of all parts are more, because they must split evenly: the rest is masked.
-    """
-
-    scale: float = 1.0
-    softcap: float | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    class_weight: Array | None = None
-    reduction: str = "mean"
-    chunk: int | None = None
-    axis: str | None = None
-    vocab: int | None = None
+    scale: float = 1.0  # factor on the product, before the bias
+    softcap: float | None = None  # c of the soft-cap; None leaves logits as they are
+    ignore_index: int = -100  # target value whose tokens count for nothing
+    label_smoothing: float = 0.0  # ε, in [0, 1]
+    z_loss: float = 0.0  # ζ, the coefficient of lse²
+    class_weight: Array | None = None  # w [V]; gets no gradient
+    reduction: str = "mean"  # `mean`, `sum` (both an fp32 scalar) or `none` (fp32, shaped like the targets)
+    chunk: int | None = None  # tokens per chunk; None chooses so that a chunk of logits is about 100 MB
+    axis: str | None = None  # in `shard_map`, the mesh axis that rows of weight, bias and class_weight are split over
+    vocab: int | None = None  # V where the rows are more, because they must split evenly: the rest is masked
 
 
-_DEFAULT = LossOptions()
+_DEFAULT = FlaxLossOptions()
 
 
 def linear_cross_entropy(
@@ -66,7 +52,7 @@ def linear_cross_entropy(
     weight: Array,
     targets: Array,
     bias: Array | None = None,
-    options: LossOptions = _DEFAULT,
+    options: FlaxLossOptions = _DEFAULT,
     **overrides: Any,
 ) -> Array:
     """Cross-entropy of `features @ weightᵀ` against `targets`, in chunks of tokens; the [N, V] logits never exist.
@@ -80,7 +66,7 @@ def linear_cross_entropy(
         weight: [V, E].
         targets: [...] class indices, or `ignore_index`.
         bias: [V] or None.
-        options: see `LossOptions`.
+        options: see `FlaxLossOptions`.
         **overrides: single options by name, e.g. `softcap=30.0, reduction="sum"`.
 
     Returns:
@@ -97,7 +83,8 @@ def linear_cross_entropy(
     vocab = _check(features, weight, targets, bias, o)
     note = f" (ignore_index={o.ignore_index})"
     check_range(targets, vocab, "target {} is outside the vocabulary of {}" + note, o.ignore_index)
-    flat, table = promoted(features.reshape(-1, features.shape[-1]), weight)
+    kind = jnp.promote_types(features.dtype, weight.dtype)  # the wider of the two, in which they are multiplied
+    flat, table = features.reshape(-1, features.shape[-1]).astype(kind), weight.astype(kind)
     # signed, so that ignored and impossible targets stay apart from the first rows
     at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
     w = None if o.class_weight is None else lax.stop_gradient(jnp.asarray(o.class_weight))
@@ -112,22 +99,40 @@ def linear_cross_entropy(
     return _scalar(problem, o.reduction == "mean", tensors)
 
 
+def as_array(numbers: Any) -> Any:
+    """Return lists of token numbers as numpy arrays; arrays and tracers as they are."""
+    return numbers if isinstance(numbers, jax.Array) else np.asarray(numbers)
+
+
+def check_range(numbers: Any, limit: int, message: str, ignored: int | None = None) -> None:
+    """Refuse token numbers outside [0, limit), `ignored` apart, with an IndexError; traced ones cannot be looked at.
+
+    `message` has two places, for the first number outside and for `limit`.
+    """
+    if isinstance(numbers, jax.core.Tracer) or not np.size(numbers):
+        return
+    seen = np.asarray(numbers)
+    wrong = (seen < 0) | (seen >= limit)
+    outside = seen[wrong if ignored is None else wrong & (seen != ignored)]
+    if outside.size:
+        raise IndexError(message.format(int(outside.flat[0]), limit))
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _scalar(problem: Problem, mean: bool, tensors: Tensors) -> Array:
     each, _ = sweep(tensors, problem, None)
-    return _reduced(each, _factor(tensors, problem, mean))
+    return each.sum() * _factor(tensors, problem, mean)
 
 
 def _scalar_forward(problem: Problem, mean: bool, tensors: Tensors) -> tuple[Array, Any]:
     factor = _factor(tensors, problem, mean)
     each, found = sweep(tensors, problem, jnp.broadcast_to(factor, tensors.targets.shape))
-    return _reduced(each, factor), (found, _types(tensors))
+    return each.sum() * factor, (found, _types(tensors))
 
 
 def _scalar_backward(problem: Problem, mean: bool, kept: Any, upstream: Array) -> tuple[Tensors]:
     found, types = kept
-    scaled = [None if x is None else (x * upstream).astype(like.dtype) for x, like in zip(found, types, strict=True)]
-    return (Tensors(scaled[0], scaled[1], None, scaled[2], None),)
+    return (_cast([None if x is None else x * upstream for x in found], types),)
 
 
 _scalar.defvjp(_scalar_forward, _scalar_backward)
@@ -143,17 +148,17 @@ def _tokens_forward(problem: Problem, tensors: Tensors) -> tuple[Array, Tensors]
 
 
 def _tokens_backward(problem: Problem, tensors: Tensors, upstream: Array) -> tuple[Tensors]:
-    found = sweep(tensors, problem, upstream)[1]
-    pairs = zip(found or (), _types(tensors), strict=True)
-    cast = [None if x is None else x.astype(like.dtype) for x, like in pairs]
-    return (Tensors(cast[0], cast[1], None, cast[2], None),)
+    return (_cast(sweep(tensors, problem, upstream)[1] or (), _types(tensors)),)
 
 
 _tokens.defvjp(_tokens_forward, _tokens_backward)
 
 
-def _reduced(each: Array, factor: Array) -> Array:
-    return each.sum() * factor
+def _cast(gradients: Iterable[Array | None], types: Iterable[Array | None]) -> Tensors:
+    """Gradients of features, weight and bias in the types of these; targets and class weights have none."""
+    pairs = zip(gradients, types, strict=True)
+    features, weight, bias = (None if x is None or like is None else x.astype(like.dtype) for x, like in pairs)
+    return Tensors(features, weight, None, bias, None)
 
 
 def _factor(tensors: Tensors, problem: Problem, mean: bool) -> Array:
@@ -169,7 +174,7 @@ def _types(tensors: Tensors) -> tuple[Any, Any, Any]:
     )  # type: ignore[return-value]
 
 
-def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: LossOptions) -> int:
+def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: FlaxLossOptions) -> int:
     """V, after refusing shapes that do not meet and options out of range."""
     if not jnp.issubdtype(targets.dtype, jnp.integer):
         fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"

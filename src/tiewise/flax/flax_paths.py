@@ -18,9 +18,8 @@ forward pass and do nothing there:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,39 +28,35 @@ from jax import Array
 from tiewise.core.backends import PathNorms
 
 
-@dataclass(frozen=True)
-class LookupOptions:
-    """What the gradient of a lookup respects.
-
-    Args:
-        stop_lookup: row whose Path A is stopped and whose Path B is not.
-        stop_both: row that receives no gradient from either path.
-        alpha: factor on Path A.
-    """
-
-    stop_lookup: int | None = None
-    stop_both: int | None = None
-    alpha: float = 1.0
-
-
-_NONE = LookupOptions()
-
-
 def probe() -> Array:
     """Return the argument whose gradient `path_norms` reads: ‖A‖², ‖B‖² and A·B of one lookup."""
     return jnp.zeros(3, jnp.float32)
 
 
-def enter(table: Array, ids: Array, options: LookupOptions = _NONE, probe: Array | None = None) -> tuple[Array, Array]:
+def enter(
+    table: Array,
+    ids: Array,
+    probe: Array | None = None,
+    *,
+    stop_lookup: int | None = None,
+    stop_both: int | None = None,
+    alpha: float = 1.0,
+) -> tuple[Array, Array]:
     """Look up `ids` [...] in `table` [V, E] and hand the table on.
 
     Several lookups of one table chain: `enter(W', more_ids)`. A probe belongs to one lookup of one backward pass:
     summed over several (a scan, gradient accumulation) it holds sums of squares, not squares of sums.
 
+    Args:
+        table, ids, probe: as above.
+        stop_lookup: row whose Path A is stopped and whose Path B is not.
+        stop_both: row that receives no gradient from either path.
+        alpha: factor on Path A.
+
     Returns:
         rows [..., E] and the table to use from here on. A number outside the table gives a row of nan.
     """
-    return _enter(options, table, jnp.asarray(ids), probe)
+    return _enter(_Guard(stop_lookup, stop_both, alpha), table, jnp.asarray(ids), probe)
 
 
 def path_norms(seen: Any) -> PathNorms:
@@ -71,25 +66,33 @@ def path_norms(seen: Any) -> PathNorms:
     return PathNorms(a, b, math.sqrt(max(a2 + b2 + 2 * ab, 0.0)), ab / (a * b) if a and b else math.nan)
 
 
+class _Guard(NamedTuple):
+    """What the gradient of a lookup respects; see `enter`."""
+
+    stop_lookup: int | None
+    stop_both: int | None
+    alpha: float
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _enter(options: LookupOptions, table: Array, ids: Array, probe: Array | None) -> tuple[Array, Array]:
+def _enter(guard: _Guard, table: Array, ids: Array, probe: Array | None) -> tuple[Array, Array]:
     return _rows(table, ids), table
 
 
-def _enter_forward(options: LookupOptions, table: Array, ids: Array, probe: Array | None) -> tuple[Any, Any]:
+def _enter_forward(guard: _Guard, table: Array, ids: Array, probe: Array | None) -> tuple[Any, Any]:
     return (_rows(table, ids), table), (ids, None if probe is None else True)
 
 
-def _enter_backward(options: LookupOptions, kept: Any, gradients: tuple[Array, Array]) -> tuple[Array, None, Any]:
+def _enter_backward(guard: _Guard, kept: Any, gradients: tuple[Array, Array]) -> tuple[Array, None, Any]:
     ids, wanted = kept
     row_grad, table_grad = gradients
     ids, rows = ids.reshape(-1), row_grad.reshape(-1, table_grad.shape[1])
-    if options.alpha != 1.0:
-        rows = rows * options.alpha
-    for stopped in {options.stop_lookup, options.stop_both} - {None}:
+    if guard.alpha != 1.0:
+        rows = rows * guard.alpha
+    for stopped in {guard.stop_lookup, guard.stop_both} - {None}:
         rows = jnp.where((ids == stopped)[:, None], 0, rows)
-    if options.stop_both is not None:
-        table_grad = table_grad.at[options.stop_both].set(0)
+    if guard.stop_both is not None:
+        table_grad = table_grad.at[guard.stop_both].set(0)
     ids = _beyond_where_negative(ids, table_grad.shape[0])
     both = table_grad.at[ids].add(rows.astype(table_grad.dtype), mode="drop")
     return both, None, None if wanted is None else _squares(ids, rows, table_grad)

@@ -1,14 +1,18 @@
-"""`Ends`: a boundary as pure functions of its parameters, which the NNX and the Linen module both call.
+"""`PureBoundary`: a boundary as pure functions of its parameters, which the NNX and the Linen module both call.
 
-    ends = Ends.of("factored:64+bias", vocab=10_000, width=256)
-    params = ends.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
+    pure = PureBoundary.of("factored:64+bias", vocab=10_000, width=256)
+    params = pure.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
 
-    rows = ends.embed(params, ids)                  # [..] -> [.., D]
-    logits = ends.logits(params, hidden)            # [.., D] -> [.., V]
-    loss = ends.loss(params, hidden, targets)       # the same, fused, without logits
-    loss = ends.whole(params, ids, body, targets)   # all of it, the table threaded from the lookup to the head
+    rows = pure.embed(params, ids)                  # [..] -> [.., D]
+    logits = pure.logits(params, hidden)            # [.., D] -> [.., V]
+    loss = pure.loss(params, hidden, targets)       # the same, fused, without logits
+    loss = pure.whole(params, ids, body, targets)   # all of it, the table threaded from the lookup to the head
 
-Parameters are a flat mapping with the names and shapes of PyTorch's `Boundary`; a tied table is there once.
+Parameters are a flat mapping with the names and shapes of PyTorch's `Boundary`; a tied table is there once. Maps stand
+between a table and the body, as in `tiewise.boundary.maps`:
+
+    in_map   behind the lookup    [.., E] -> [.., D]
+    out_map  before the head      [.., D] -> [.., E]
 """
 
 from __future__ import annotations
@@ -25,40 +29,38 @@ from tiewise.core.errors import SpecError
 from tiewise.core.random_logits import starting_nll
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.vocabulary import Vocabularies
-from tiewise.flax import maps
-from tiewise.flax.cross_entropy import LossOptions, linear_cross_entropy
-from tiewise.flax.indices import as_array, check_range
-from tiewise.flax.path_gradient import LookupOptions, enter
+from tiewise.flax.flax_loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
+from tiewise.flax.flax_paths import enter
 
-Params = Mapping[str, Array]
+Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
 Body = Callable[[Array], Array]
 
 
 @dataclass(frozen=True)
-class Ends:
-    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Make one with `Ends.of`."""
+class PureBoundary:
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Made by `PureBoundary.of`."""
 
     spec: BoundarySpec
     vocab: Vocabularies
     width: int
 
     @classmethod
-    def of(cls, spec: BoundarySpec | str, vocab: Vocabularies | int, width: int) -> Ends:
+    def of(cls, spec: BoundarySpec | str, vocab: Vocabularies | int, width: int) -> PureBoundary:
         """Read the spec and check that these sizes can have it.
 
         Raises:
             SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
         """
         chosen = BoundarySpec.parse(spec)
-        ends = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
+        pure = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
         if chosen != chosen.plainly():
             fix = "give the schedule to a training run; build the boundary without it"
             raise SpecError(f"{chosen} changes during training", fix)
-        rows = ends.vocab.rows(ends.tied)
+        rows = pure.vocab.rows(pure.tied)
         if chosen.pad is not None and chosen.pad >= rows:
             raise SpecError(f"pad={chosen.pad} is outside the table of {rows} rows", "lower it")
-        ends.shapes()
-        return ends
+        pure.shapes()
+        return pure
 
     @property
     def tied(self) -> bool:
@@ -71,7 +73,7 @@ class Ends:
         found: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
         if not self.tied:
             found["table_out"] = (self.vocab.outputs, out_width)
-        found |= maps.shapes(self.spec, self.width)
+        found |= map_shapes(self.spec, self.width)
         return found | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
 
     @property
@@ -80,12 +82,12 @@ class Ends:
         return self.spec.init or self.width**-0.5
 
     def draw(self, name: str, key: Array) -> Array:
-        """Draw one parameter: tables N(0, σ²), bias and padding row zero, maps as `tiewise.flax.maps.draw`."""
+        """Draw one parameter: tables N(0, σ²), bias and padding row zero, maps as `draw_map`."""
         shape = self.shapes()[name]
         if name == "bias":
             return jnp.zeros(shape)
         if not name.startswith("table"):
-            return maps.draw(name, shape, key)
+            return draw_map(name, shape, key)
         table = self.std * jax.random.normal(key, shape)
         return table if self.spec.pad is None else table.at[self.spec.pad].set(0)
 
@@ -144,7 +146,7 @@ class Ends:
     ) -> Array:
         """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
 
-        The gradient of `probe` (`tiewise.flax.path_gradient.probe()`) holds the norms of both paths. Untied, Path B is
+        The gradient of `probe` (`tiewise.flax.flax_paths.probe()`) holds the norms of both paths. Untied, Path B is
         the other table's and the probe sees Path A alone.
         """
         rows, after = self._embed(params, ids, probe)
@@ -152,7 +154,7 @@ class Ends:
 
     def penalty(self, params: Params) -> Array:
         """Penalty of a `projected` spec, to be added to the loss; 0 elsewhere."""
-        return maps.penalty(self.spec, params)
+        return penalty(self.spec, params)
 
     def dense(self, params: Params) -> tuple[Array, Array]:
         """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
@@ -166,9 +168,9 @@ class Ends:
         if self.spec.softcap is not None:
             raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
         into, out = self.spec.scales(self.width)
-        read = maps.through_in_map(params, params["table_in"][: self.vocab.inputs])
+        read = through_in_map(params, params["table_in"][: self.vocab.inputs])
         written = self._output_rows(params["table_in" if self.tied else "table_out"])
-        return read * into, maps.against_hidden(self.spec, params, written, self.width) * out
+        return read * into, against_hidden(self.spec, params, written, self.width) * out
 
     def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
         ids = as_array(ids)
@@ -179,8 +181,8 @@ class Ends:
         table = self._table(params, "table_in")
         if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
             ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
-        rows, after = enter(table, ids, LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha), probe)
-        return maps.through_in_map(params, rows) * self.spec.scales(self.width)[0], after
+        rows, after = enter(table, ids, probe, stop_both=self.spec.pad, alpha=self.spec.alpha)
+        return through_in_map(params, rows) * self.spec.scales(self.width)[0], after
 
     def _table(self, params: Params, name: str) -> Array:
         frozen = self.spec.freeze and name == "table_in"
@@ -191,7 +193,7 @@ class Ends:
         table = self._table(params, "table_in" if self.tied else "table_out")
         if self.spec.pad is None:
             return table
-        return enter(table, jnp.zeros(0, jnp.int32), LookupOptions(stop_both=self.spec.pad))[1]
+        return enter(table, jnp.zeros(0, jnp.int32), stop_both=self.spec.pad)[1]
 
     def _output_rows(self, table: Array) -> Array:
         """[V_out, E]: the output tokens' rows, in their order."""
@@ -202,11 +204,86 @@ class Ends:
         if hidden.shape[-1] != self.width:
             fix = f"give hidden states [.., {self.width}]"
             raise SpecError(f"hidden states {hidden.shape} meet a boundary of width {self.width}", fix)
-        return maps.through_out_map(self.spec, params, hidden)
+        return through_out_map(self.spec, params, hidden)
 
     def _loss(self, params: Params, hidden: Array, table: Array, targets: Any, options: dict[str, Any]) -> Array:
-        chosen = LossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
+        chosen = FlaxLossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
         rows = self._output_rows(table)
         return linear_cross_entropy(
             self._features(params, hidden), rows, targets, params.get("bias"), chosen, **options
         )
+
+
+def map_shapes(spec: BoundarySpec, d: int) -> dict[str, tuple[int, ...]]:
+    """Name → shape of the maps' parameters in a model of width `d`; SpecError where the widths do not allow them."""
+    if spec.kind == "residual":
+        assert spec.rank is not None
+        return {"out_map.p": (d, spec.rank), "out_map.q": (spec.rank, d)}
+    if spec.kind == "spd":
+        return {"out_map.factor": (d, d)}
+    has_in, has_out = spec.maps(d)
+    in_width, out_width = spec.table_widths(d)
+    found: dict[str, tuple[int, ...]] = {"in_map.weight": (d, in_width)} if has_in else {}
+    found |= {"out_map.weight": (out_width, d)} if has_out else {}
+    return found | ({"out_map.bias": (out_width,)} if spec.out_bias else {})
+
+
+def draw_map(name: str, shape: tuple[int, ...], key: Array) -> Array:
+    """Draw a map's parameter: N(0, 1/from), and P of a correction, the definite map's factor and a bias zero."""
+    if name in ("out_map.p", "out_map.factor", "out_map.bias"):
+        return jnp.zeros(shape)
+    return jax.random.normal(key, shape) * shape[1] ** -0.5
+
+
+def through_in_map(params: Params, rows: Array) -> Array:
+    """[.., E] -> [.., D], or the rows themselves where nothing stands there."""
+    if "in_map.weight" in params:
+        return rows @ params["in_map.weight"].T
+    if "out_map.factor" in params:
+        return _inverse(_cholesky(params["out_map.factor"]), rows)
+    return rows
+
+
+def through_out_map(spec: BoundarySpec, params: Params, hidden: Array) -> Array:
+    """[.., D] -> [.., E], or the hidden states themselves where nothing stands there."""
+    if "out_map.weight" in params:
+        mapped = hidden @ params["out_map.weight"].T
+        return mapped + params["out_map.bias"] if "out_map.bias" in params else mapped
+    if "out_map.p" in params:
+        return hidden + spec.strength * (hidden @ params["out_map.q"].T) @ params["out_map.p"].T
+    if "out_map.factor" in params:
+        c = _cholesky(params["out_map.factor"])
+        return (hidden @ c) @ c.T
+    return hidden
+
+
+def against_hidden(spec: BoundarySpec, params: Params, rows: Array, d: int) -> Array:
+    """[V, E] -> [V, D]: rows that meet hidden states as these do behind the map before the head; no bias."""
+    if not any(name.startswith("out_map.") for name in params):
+        return rows
+    return rows @ through_out_map(spec, params, jnp.eye(d, dtype=rows.dtype)).T
+
+
+def penalty(spec: BoundarySpec, params: Params) -> Array:
+    """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; 0 where the spec has neither."""
+    if not (spec.penalty or spec.decay) or "out_map.weight" not in params:
+        return jnp.zeros(())
+    squares = (params["out_map.weight"] ** 2).sum()
+    if not spec.penalty:
+        return spec.decay / 2 * squares
+    safe = jnp.where(squares > 0, squares, 1)  # the norm has no derivative at zero, where its gradient is taken as zero
+    return spec.penalty * jnp.where(squares > 0, jnp.sqrt(safe), 0) + spec.decay / 2 * squares
+
+
+def _cholesky(factor: Array) -> Array:
+    """C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
+    return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
+
+
+def _inverse(c: Array, x: Array) -> Array:
+    """Solve for x (C Cᵀ)⁻¹ [.., D] by two triangular systems, in fp32 at least."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    columns = x.reshape(-1, x.shape[-1]).T.astype(wide)
+    half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
+    solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
+    return solved.T.reshape(x.shape).astype(x.dtype)

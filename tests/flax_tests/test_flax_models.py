@@ -1,20 +1,22 @@
-"""The small Flax models against transformers' Llama and tiewise's recurrent model on the same file."""
+"""The small Flax models against transformers' Llama and tiewise's recurrent model on the same file; the exercise
+against its definition."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import torch
 import transformers
-from flax import nnx
+from flax import linen, nnx
+from fp64_truth import error
 from safetensors.torch import load_file
 
 import tiewise
-from flax_side import error
 from tiewise.core.errors import CheckpointError, SpecError
-from tiewise.flax.checkpoint import read, write
 from tiewise.flax.find_tied import find_tied
-from tiewise.flax.models import RNN, Decoder, count_parameters
+from tiewise.flax.flax_models import FlaxDecoder, FlaxRNN, TiedIO, count_parameters, tied_io_embed
+from tiewise.flax.parameter_files import read, write
 from tiewise.models.rnn import RNNLM, RNNConfig
 
 V, D = 13, 8
@@ -41,8 +43,8 @@ def recurrent(spec):
 
 
 PAIRS = {
-    "decoder": (llama, lambda spec: Decoder(spec, V, D, 2, 2, 24, rngs=nnx.Rngs(0))),
-    "rnn": (recurrent, lambda spec: RNN(spec, V, D, 2, rngs=nnx.Rngs(0))),
+    "decoder": (llama, lambda spec: FlaxDecoder(spec, V, D, 2, 2, 24, rngs=nnx.Rngs(0))),
+    "rnn": (recurrent, lambda spec: FlaxRNN(spec, V, D, 2, rngs=nnx.Rngs(0))),
 }
 CASES = [("decoder", "tied"), ("decoder", "untied"), ("decoder", "factored:3"), ("rnn", "tied"), ("rnn", "untied")]
 QUICK = [("decoder", "factored:3"), ("rnn", "tied")]
@@ -94,8 +96,8 @@ def test_a_tied_model_has_one_table_and_learns(family):
 
 def test_what_does_not_fit_is_refused():
     with pytest.raises(SpecError, match="width 8 does not divide into 3 heads"):
-        Decoder("tied", V, D, 1, 3, rngs=nnx.Rngs(0))
-    model = RNN("tied", V, D, 1, rngs=nnx.Rngs(0))
+        FlaxDecoder("tied", V, D, 1, 3, rngs=nnx.Rngs(0))
+    model = FlaxRNN("tied", V, D, 1, rngs=nnx.Rngs(0))
     named = model.named()
     with pytest.raises(CheckpointError, match="has the unknown x"):
         model.load_named(named | {"x": np.zeros(1)})
@@ -104,3 +106,32 @@ def test_what_does_not_fit_is_refused():
     with pytest.raises(CheckpointError, match=r"embed\.weight has shape \(2, 8\), not \(13, 8\)"):
         model.load_named(named | {"embed.weight": np.zeros((2, D))})
     assert isinstance(jax.eval_shape(model.logits, IDS).shape, tuple)
+
+
+def by_definition(seed, token_ids, vocab_size, d_model):
+    """The exercise's four sentences, once more."""
+
+    class TwoWays(linen.Module):
+        @linen.compact
+        def __call__(self, ids):
+            w = self.param("embedding", linen.initializers.normal(stddev=0.02), (int(vocab_size), int(d_model)))
+            return jnp.einsum("tv,vd,wd->tw", jax.nn.one_hot(ids, int(vocab_size)), w, w)
+
+    ids = jnp.array([int(i) for i in token_ids], jnp.int32)
+    logits, _ = TwoWays().init_with_output(jax.random.PRNGKey(seed), ids)
+    return np.asarray(logits).ravel()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42])
+def test_the_exercise_returns_what_its_definition_says(seed):
+    tokens = jnp.array([0.0, 2.0, 9.0, 2.0])
+    logits = tied_io_embed(seed, tokens, 10.0, 3.0)
+    assert logits.shape == (40,)
+    np.testing.assert_allclose(logits, by_definition(seed, tokens, 10, 3), rtol=1e-5, atol=1e-9)
+
+
+def test_the_exercise_has_one_matrix_of_the_stated_scale():
+    params = TiedIO(2_000, 32).init(jax.random.PRNGKey(0), jnp.array([0]))
+    assert jax.tree.map(lambda x: x.shape, params) == {"params": {"embedding": (2_000, 32)}}
+    assert float(jnp.std(params["params"]["embedding"])) == pytest.approx(0.02, rel=0.02)
+    assert find_tied(params).one
