@@ -21,9 +21,8 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
-from tiewise.rewrite import dedupe, engine, new_folder, tie, untie
+from tiewise.rewrite import dedupe, engine, new_folder, rewrite, tie, untie, verb
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
-from tiewise.rewrite.engine import rewrite
 from tiewise.rewrite.json_text import edited
 
 # config text
