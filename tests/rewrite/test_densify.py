@@ -11,13 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, tensors
 from safetensors.torch import save_file
-from tiny_checkpoints import llama
+from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise.hf
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.densify import densify
-from tiewise.rewrite.factor import factor
-from tiewise.rewrite.untie import untie
+from tiewise.rewrite import densify, factor, untie
 
 SPECS = [
     "factored:5",

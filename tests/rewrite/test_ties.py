@@ -12,7 +12,7 @@ import transformers as tr
 from rewrite_models import FAMILIES, logits, same_table, saved, tensors
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write_checkpoint
+from tests.checkpoint.tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.stored import read_header

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from rewrite_tools import child, go, listing, start, untimed
-from tiny_checkpoints import llama, llama_config
+from tests.checkpoint.tiny_checkpoints import llama, llama_config
 
 from tiewise.checkpoint.audit import check
 

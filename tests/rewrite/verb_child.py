@@ -1,6 +1,6 @@
 """One verb in a process of its own, which can be killed, starved of disk, and watched.
 
-    python rewrite_child.py VERB SOURCE TO [OPTIONS AS JSON]
+    python verb_child.py VERB SOURCE TO [OPTIONS AS JSON]
 
 Prints "ready", waits for a line, works, and prints one JSON object: the largest anonymous resident memory that was
 seen, in bytes, or the error. `limit` among the options bounds the size of a file that may be written.

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-CHILD = Path(__file__).parent / "rewrite_child.py"
+CHILD = Path(__file__).parent / "verb_child.py"
 
 
 def start(verb, source, to, **options):

@@ -1,13 +1,8 @@
 """Tiny models saved by transformers, and what it computes from what a verb made of them."""
 
-import sys
-from pathlib import Path
-
 import torch
 from safetensors.torch import load_file
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "boundary"))
-from tiny_models import FAMILIES, V, build
+from tests.boundary.tiny_models import FAMILIES, V, build
 
 SHARING = ("t5", "t5_v11", "bart", "marian", "bert", "roberta")
 

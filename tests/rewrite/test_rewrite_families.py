@@ -1,10 +1,10 @@
 """`untie` on tiny models of a quarter of the classes that transformers can tie: whatever they look for is stored."""
 
 import pytest
-import saved_models as sm
 import torch
 import transformers as tr
 from rewrite_models import tensors
+from tests.checkpoint import saved_models as sm
 
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import dedupe, untie

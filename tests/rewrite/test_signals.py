@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 from rewrite_tools import listing, untimed
-from tiny_checkpoints import llama
+from tests.checkpoint.tiny_checkpoints import llama
 
-from tiewise.rewrite import temporary, transaction, untie
+from tiewise.rewrite import engine, new_folder, untie
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
-SHOWN = (temporary.__file__, transaction.__file__, sys.modules["tiewise.core.ctrl_c"].__file__)
+SHOWN = (new_folder.__file__, engine.__file__, sys.modules["tiewise.core.ctrl_c"].__file__)
 
 # A verb that stops once everything is written, and would go on for a minute.
 SLOW = """
 import sys, time
-from tiewise.rewrite import transaction
-transaction.verify = lambda *given: time.sleep(60)
+from tiewise.rewrite import engine
+engine.verify = lambda *given: time.sleep(60)
 from tiewise.__main__ import main
 sys.argv = ["tiewise", "untie", "a", "--to", "b"]
 main()

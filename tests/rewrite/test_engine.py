@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 
 import numpy as np
@@ -14,17 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewrite_tools import child, listing, untimed
 from safetensors.numpy import load_file, save_file
-from tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
-from tiewise.rewrite import dedupe, place, temporary, tie, transaction, untie
+from tiewise.rewrite import dedupe, engine, new_folder, rewrite, tie, untie, verb
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.rewrite.json_text import edited
-from tiewise.rewrite.measure import UNCHANGED
-from tiewise.rewrite.transaction import apply
 
 # config text
 
@@ -70,8 +69,8 @@ def test_edits_leave_every_other_character():
 # tensor files
 
 
-def rewrite(path, to, **change):
-    return apply(open_folder(path), Change(UNCHANGED, **change), to, command="test")
+def changed(path, to, **change):
+    return rewrite(path, to, lambda facts, *, force: Change(**change))
 
 
 def test_files_are_what_the_library_would_write(tmp_path):
@@ -82,7 +81,7 @@ def test_files_are_what_the_library_would_write(tmp_path):
     put = [
         NewTensor(n, kinds[n], v.shape, "model.safetensors", lambda v=v: iter([v.tobytes()])) for n, v in new.items()
     ]
-    rewrite(tmp_path / "a", tmp_path / "b", drop=frozenset({"i"}), put=tuple(put))
+    changed(tmp_path / "a", tmp_path / "b", drop=frozenset({"i"}), put=tuple(put))
     path = tmp_path / "b" / "model.safetensors"
     back = load_file(path)
     want = {n: v for n, v in (made | new).items() if n != "i"}
@@ -99,7 +98,7 @@ def test_kept_tensors_keep_their_order(tmp_path):
     save_file({name: table(3, 3) for name in names}, tmp_path / "x.safetensors")
     order = list(read_header(tmp_path / "x.safetensors").tensors)
     write_checkpoint(tmp_path / "a", {}, {name: table(3, 3) for name in names})
-    rewrite(tmp_path / "a", tmp_path / "b", drop=frozenset({"m"}))
+    changed(tmp_path / "a", tmp_path / "b", drop=frozenset({"m"}))
     kept = list(read_header(tmp_path / "b" / "model.safetensors").tensors)
     assert kept == [name for name in order if name != "m"]
 
@@ -114,7 +113,7 @@ def test_odd_order_stays_aligned(tmp_path):
     data = len(text).to_bytes(8, "little") + text + narrow.tobytes() + wide.tobytes()
     (tmp_path / "a" / "model.safetensors").write_bytes(data)
     new = NewTensor("n", "I8", (3,), "model.safetensors", lambda: iter([b"\1\2\3"]))
-    rewrite(tmp_path / "a", tmp_path / "b", put=(new,))
+    changed(tmp_path / "a", tmp_path / "b", put=(new,))
     header = read_header(tmp_path / "b" / "model.safetensors")
     assert (header.tensors["w"].start - header.data_start) % 4 == 0
     back = load_file(tmp_path / "b" / "model.safetensors")
@@ -134,6 +133,36 @@ def test_a_shard_without_tensors_vanishes(tmp_path):
     assert sorted({*index["weight_map"].values()}) == sorted(p.name for p in (tmp_path / "b").glob("*.safetensors"))
     assert len(set(index["weight_map"].values())) == 2
     assert index["metadata"]["total_size"] == table().nbytes + 32
+
+
+# verbs
+
+
+@verb
+def forget(facts, *, name, force=False):
+    """Drop one tensor.
+
+    Args:
+        name: of the tensor.
+    """
+    assert facts.folder.tensors
+    return Change(drop=frozenset({name}), notes=("a <b> note",))
+
+
+def test_a_verb_is_one_function(tmp_path):
+    receipt = forget(llama(tmp_path / "a"), tmp_path / "b", name="model.norm.weight")
+    assert (receipt.verb, receipt.dropped) == ("forget", ("model.norm.weight",))
+    assert "model.norm.weight" not in load_file(tmp_path / "b" / "model.safetensors")
+    assert list(signature(forget).parameters) == ["source", "to", "name", "dry_run", "force"]
+    assert "Drop one tensor." in forget.__doc__
+    assert "name: of the tensor.\n        dry_run:" in forget.__doc__
+
+
+def test_a_receipt_shows_itself_in_a_notebook(tmp_path):
+    page = forget(llama(tmp_path / "a"), tmp_path / "b", name="model.norm.weight", dry_run=True)._repr_html_()
+    assert f"<tr><th>would write</th><td>{tmp_path / 'b'}</td></tr>" in page
+    assert "<td>model.norm.weight</td>" in page
+    assert "a &lt;b&gt; note" in page
 
 
 # other files
@@ -290,18 +319,19 @@ def test_an_interruption_leaves_nothing(tmp_path, error):
 
 def test_a_result_that_is_not_as_planned_is_not_kept(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
-    write = transaction.write_tensors
+    write = engine.write_tensors
 
     def damage(target, *rest):
-        write(target, *rest)
+        done = write(target, *rest)
         start = read_header(target).data_start
         with open(target, "r+b") as file:
             file.seek(start)
             first = file.read(1)
             file.seek(start)
             file.write(bytes([first[0] ^ 1]))
+        return done
 
-    monkeypatch.setattr(transaction, "write_tensors", damage)
+    monkeypatch.setattr(engine, "write_tensors", damage)
     with pytest.raises(CheckpointError, match=r"the result was not kept: .* differs from the source"):
         untie(path, tmp_path / "b")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
@@ -310,20 +340,20 @@ def test_a_result_that_is_not_as_planned_is_not_kept(tmp_path, monkeypatch):
 def test_a_result_that_breaks_a_rule_is_not_kept(tmp_path):
     path = llama(tmp_path / "a")
     with pytest.raises(CheckpointError, match="the result was not kept: B011"):
-        rewrite(path, tmp_path / "b", config={"tie_word_embeddings": False})
+        changed(path, tmp_path / "b", config={"tie_word_embeddings": False})
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
 def test_somebody_else_takes_the_name(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
-    verify = transaction.verify
+    verify = engine.verify
 
     def late(*given):
         (tmp_path / "b").mkdir()
         (tmp_path / "b" / "theirs").write_text("x")
         verify(*given)
 
-    monkeypatch.setattr(transaction, "verify", late)
+    monkeypatch.setattr(engine, "verify", late)
     with pytest.raises(CheckpointError, match="cannot get its name"):
         untie(path, tmp_path / "b")
     assert listing(tmp_path / "b") == {"theirs": listing(tmp_path / "b")["theirs"]}
@@ -353,9 +383,9 @@ def test_a_folder_that_another_machine_holds_is_left(tmp_path):
     held = tmp_path / f".b.tiewise-{ended.pid}-0123abcd"
     held.mkdir()
     with FileLock(f"{held}.lock"):
-        temporary.sweep(tmp_path / "b")
+        new_folder.sweep(tmp_path / "b")
         assert held.exists()
-    temporary.sweep(tmp_path / "b")
+    new_folder.sweep(tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -366,7 +396,7 @@ def test_without_links_files_are_copied(tmp_path, monkeypatch):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", fail)
-    monkeypatch.setattr(place, "_reflink", lambda *_: False)
+    monkeypatch.setattr(new_folder, "_reflink", lambda *_: False)
     receipt = untie(path, tmp_path / "b")
     assert receipt.linked == ()
     name = next(name for name in receipt.copied if name.endswith(".safetensors"))

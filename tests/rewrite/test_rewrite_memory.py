@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from rewrite_tools import child
-from tiny_checkpoints import llama_config
+from tests.checkpoint.tiny_checkpoints import llama_config
 
 from tiewise.rewrite.low_rank import memory_needed
 

@@ -5,21 +5,19 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
-import saved_models
 import torch
 import transformers as hf
 from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, tensors
 from safetensors.numpy import save_file
 from scipy import stats
-from tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
+from tests.checkpoint import saved_models
+from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
 
 import tiewise.hf
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite import new_rows as module
-from tiewise.rewrite.factor import factor
-from tiewise.rewrite.new_rows import new_rows
-from tiewise.rewrite.resize import resize
+from tiewise.rewrite import factor, resize
+from tiewise.rewrite.resize import new_rows
 
 # the rows that are drawn
 
@@ -29,8 +27,8 @@ def stored(folder, **arrays):
     return read_header(folder / "t.safetensors").tensors
 
 
-def drawn(part, used, count, seed=0):
-    return np.concatenate(list(new_rows(part, used, count, seed)))
+def drawn(part, used, count, seed=0, **options):
+    return np.concatenate(list(new_rows(part, used, count, seed, **options)))
 
 
 def p_values(rows, mean, covariance):
@@ -100,13 +98,12 @@ def test_equals_the_formula(tmp_path):
     np.testing.assert_allclose(drawn(stored(tmp_path, x=x)["x"], used, 300, 7), wanted, atol=2e-5)
 
 
-def test_rows_depend_on_seed_and_number_alone(tmp_path, monkeypatch):
+def test_rows_depend_on_seed_and_number_alone(tmp_path):
     part = stored(tmp_path, x=population(np.random.default_rng(2))[0])["x"]
     used = np.ones(1500, bool)
     many = drawn(part, used, 1000)
     np.testing.assert_array_equal(drawn(part, used, 10), many[:10])
-    monkeypatch.setattr(module, "SUM_BYTES", 1)
-    np.testing.assert_array_equal(drawn(part, used, 1000), many)
+    np.testing.assert_array_equal(drawn(part, used, 1000, sum_bytes=1), many)
     assert not np.isclose(drawn(part, used, 10, seed=1), many[:10]).any()
 
 

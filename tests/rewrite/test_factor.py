@@ -18,15 +18,16 @@ from hypothesis import strategies as st
 from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, tensors
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
-from tiny_checkpoints import llama, llama_config, table, write_checkpoint
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, table, write_checkpoint
 
 import tiewise.hf
 from tiewise.checkpoint.stored import read_header
+from tiewise.core import memory
 from tiewise.core.errors import CheckpointError, InstallError
+from tiewise.core.progress import doing, heard
+from tiewise.rewrite import factor
 from tiewise.rewrite import low_rank as module
-from tiewise.rewrite import memory
-from tiewise.rewrite.counts import decades, read_counts
-from tiewise.rewrite.factor import factor, largest_rank
+from tiewise.rewrite.factor import decades, largest_rank, read_counts
 from tiewise.rewrite.low_rank import low_rank, memory_needed
 
 AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
@@ -83,7 +84,8 @@ def test_pieces_add_up_to_the_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GRAM_BYTES", 8 * 37 * 7)
     monkeypatch.setattr(module, "COLUMNS", 10)
     ticks = []
-    pieces = low_rank(stored(matrix, tmp_path), 5, ticks.append)
+    with heard(lambda what, done, total: ticks.append(done)), doing("it", matrix.nbytes):
+        pieces = low_rank(stored(matrix, tmp_path), 5)
     assert len(ticks) == 43
     assert ticks[-1] == matrix.nbytes
     np.testing.assert_allclose(pieces.basis, whole.basis, atol=1e-12)
