@@ -28,8 +28,7 @@ from tiewise.boundary.saved import BUILDERS, is_family
 from tiewise.models.albert_config import OpenAlbertConfig
 from tiewise.models.albert_layers import Embeddings, Layer, make_real
 from tiewise.sharing.layout import ENTRY
-from tiewise.sharing.relaxed import is_relaxed
-from tiewise.sharing.share import register_sharing
+from tiewise.sharing.share import is_relaxed, register_sharing
 
 register_sharing()
 

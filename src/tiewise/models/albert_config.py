@@ -15,8 +15,7 @@ from transformers import PreTrainedConfig
 from tiewise.core.errors import SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.models.albert_layers import Layer
-from tiewise.sharing.layout import ENTRY, make_layout
-from tiewise.sharing.sublayers import LayerStack
+from tiewise.sharing.layout import ENTRY, LayerStack, make_layout
 
 NORMS = ("before", "after")
 STACK = "layers"  # the list of layers in the encoder
