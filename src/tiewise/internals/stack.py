@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.lazy import computed
+from tiewise.boundary.link import computed
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import UnsupportedError
 from tiewise.internals.loaded import Opened

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.locate import Ends
+from tiewise.boundary.locate import ModelEnds
 from tiewise.internals.text_loss import TextLoss
 
 
@@ -75,7 +75,7 @@ class TwoLeaves:
 
 
 @contextmanager
-def parted(ends: Ends) -> Iterator[TwoLeaves]:
+def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
     """Within this context lookups and head have separate leaves; then the model is as it was."""
     table = ends.source.weight
     lookups = [module for _, module in ends.lookups if module.weight is table]
