@@ -1,4 +1,4 @@
-"""The course of a comparison against gradients recomputed from saved weights and batches, by plain autograd."""
+"""Both paths over a comparison's training against gradients recomputed by plain autograd from saved weights."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.conftest import prose
 
 from tiewise.core.errors import RunError
-from tiewise.internals.course import course, course_of
+from tiewise.internals.paths_over_training import paths_of, paths_over_training
 from tiewise.training import run as run_module
 from tiewise.training.compare import compare
 from tiewise.training.folder import folder_name
@@ -71,8 +71,8 @@ def recomputed(out, arm, seed, step):
     return a.norm().item(), b.norm().item(), F.cosine_similarity(a.flatten(), b.flatten(), 0).item()
 
 
-def test_the_course_is_that_of_gradients_recomputed_from_weights_and_batches(trained):
-    found = course(trained)
+def test_the_shares_are_those_of_gradients_recomputed_from_weights_and_batches(trained):
+    found = paths_over_training(trained)
     assert [arm.arm for arm in found.arms] == ["tied", "untied"]
     assert found.batch_tokens == 64
     compared = 0
@@ -94,7 +94,7 @@ def test_the_course_is_that_of_gradients_recomputed_from_weights_and_batches(tra
 
 
 def test_windows_cover_the_run_and_tenths_divide_it(trained):
-    for arm in course(trained).arms:
+    for arm in paths_over_training(trained).arms:
         assert [(p.first, p.step) for p in arm.points] == [(s - 1, s) for s in range(2, STEPS + 1, 2)]
         assert [(t.first, t.last) for t in arm.tenths] == [(4 * k + 1, 4 * k + 4) for k in range(10)]
         assert arm.whole.share_b.value == pytest.approx(np.mean([t.share_b.value for t in arm.tenths]))
@@ -102,7 +102,6 @@ def test_windows_cover_the_run_and_tenths_divide_it(trained):
         by_seed = [(x[0] + x[1] - x[2] - x[3]) / 2 for x in zip(*change, strict=True)]
         assert arm.change().value == pytest.approx(np.mean(by_seed))
         assert arm.change().high - arm.change().low > 0
-    json.dumps(course(trained).record(), allow_nan=False)
 
 
 def made(curves, steps, arm="tied"):
@@ -129,7 +128,7 @@ def made(curves, steps, arm="tied"):
 
 def test_ranges_count_windows_by_their_steps_and_say_which_steps_they_are():
     curve = [(60, 1.0, 9.0), (90, 1.0, 4.0), (150, 1.0, 1.0)]
-    (arm,) = course_of(made([curve, curve], 150)).arms
+    (arm,) = paths_of(made([curve, curve], 150)).arms
     assert (arm.whole.first, arm.whole.last) == (1, 150)
     assert arm.whole.share_b.value == pytest.approx((60 * 0.9 + 30 * 0.8 + 60 * 0.5) / 150)
     assert arm.whole.share_b.low == pytest.approx(arm.whole.share_b.value)  # equal seeds
@@ -137,23 +136,21 @@ def test_ranges_count_windows_by_their_steps_and_say_which_steps_they_are():
 
 
 def test_a_step_that_one_seed_did_not_measure_is_left_out():
-    (arm,) = course_of(made([[(1, 1.0, 1.0), (2, 1.0, 3.0)], [(1, 1.0, None), (2, 1.0, 1.0)]], 2)).arms
+    (arm,) = paths_of(made([[(1, 1.0, 1.0), (2, 1.0, 3.0)], [(1, 1.0, None), (2, 1.0, 1.0)]], 2)).arms
     assert [(p.first, p.step) for p in arm.points] == [(2, 2)]
     assert [one.value for one in arm.means("share_b")] == [pytest.approx(0.625)]
-    assert course_of(made([[(1, None, None)]], 1)).arms == ()
+    assert paths_of(made([[(1, None, None)]], 1)).arms == ()
 
 
 def test_one_seed_has_no_interval():
-    (arm,) = course_of(made([[(1, 1.0, 1.0)]], 1)).arms
+    (arm,) = paths_of(made([[(1, 1.0, 1.0)]], 1)).arms
     assert math.isnan(arm.whole.share_b.low)
-    record = course_of(made([[(1, 1.0, 1.0)]], 1)).record()
-    assert record["arms"][0]["whole"]["share_b"]["low"] is None
     assert math.isnan(arm.change().value)
 
 
 def test_a_folder_without_a_comparison_is_refused(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
-        course(tmp_path)
+        paths_over_training(tmp_path)
     (tmp_path / "results.json").write_text(json.dumps(made([[(1, None, None)]], 1).to_dict()))
     with pytest.raises(RunError, match="no gradients by path"):
-        course(tmp_path)
+        paths_over_training(tmp_path)

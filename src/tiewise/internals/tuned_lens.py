@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiewise.internals.stack import Stack
+from tiewise.internals.stack import LayerStack
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
 BETAS = (0.9, 0.99)
@@ -28,23 +28,14 @@ SHRINK = 1e-3  # of the mean eigenvalue: directions that hardly occur are not bl
 
 @dataclass
 class Translator:
-    """One layer's map, in the coordinates of its states.
+    """One layer's map, in the coordinates of its states."""
 
-    Args:
-        mean: μ [D].
-        whiten: W [D, D], symmetric.
-        scale: s.
-        trained: A [D, D] and b [D], as the optimizer moves them.
-        average: the same, averaged over the last steps: what is read.
-        optimizer: of `trained`.
-    """
-
-    mean: Tensor
-    whiten: Tensor
-    scale: float
-    trained: tuple[Tensor, Tensor]
-    average: tuple[Tensor, Tensor]
-    optimizer: torch.optim.Adam
+    mean: Tensor  # μ [D]
+    whiten: Tensor  # W [D, D], symmetric
+    scale: float  # s
+    trained: tuple[Tensor, Tensor]  # A [D, D] and b [D], as the optimizer moves them
+    average: tuple[Tensor, Tensor]  # the same, averaged over the last steps: what is read
+    optimizer: torch.optim.Adam  # of `trained`
 
     @classmethod
     def identity(cls, mean: Tensor, second: Tensor) -> Translator:
@@ -67,7 +58,7 @@ class Translator:
         weight, shift = parts
         return states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
 
-    def descend(self, stack: Stack, states: Tensor, wanted: Tensor, share: float) -> float:
+    def descend(self, stack: LayerStack, states: Tensor, wanted: Tensor, share: float) -> float:
         """Add the gradient of `share` times the summed KL of some positions.
 
         Args:
@@ -95,7 +86,7 @@ class Translator:
             held.lerp_(weight.detach(), 1 - keep)
 
 
-def start(stack: Stack, texts: Tensor) -> list[Translator]:
+def start(stack: LayerStack, texts: Tensor) -> list[Translator]:
     """Identity translators for every layer but the last, in the coordinates of their states on windows [n, T]."""
     depth, width = len(stack.applications), stack.width
     means, seconds = torch.zeros(depth, width), torch.zeros(depth, width, width)
@@ -108,7 +99,7 @@ def start(stack: Stack, texts: Tensor) -> list[Translator]:
     return [Translator.identity(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
 
 
-def train_step(stack: Stack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
+def train_step(stack: LayerStack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
     """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = positions(stack.states(ids))
     found = [0.0] * len(translators)
@@ -143,7 +134,7 @@ def positions(states: Sequence[Tensor]) -> list[Tensor]:
     return [held[:, :-1].reshape(-1, held.shape[-1]) for held in states]
 
 
-def passes(stack: Stack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
+def passes(stack: LayerStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
     """States before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
     wide = (len(stack.applications) + 1) * stack.width * texts.shape[1]
     for group in texts.split(max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
