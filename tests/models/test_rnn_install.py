@@ -16,7 +16,7 @@ from tiewise.boundary.verify import in_own_classes
 from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.models import RNNLM, RNNConfig, detached
 from tiewise.models.recurrent import CELLS
-from tiewise.rewrite.densify import densify
+from tiewise.rewrite import densify
 
 SPECS = [
     "tied",

@@ -15,8 +15,8 @@ from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, TiewiseError
+from tiewise.core.memory import require
 from tiewise.hf import model_class
-from tiewise.rewrite.memory import require
 
 
 @dataclass(frozen=True)
