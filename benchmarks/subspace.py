@@ -5,7 +5,7 @@
 CORPUS is a text file or a folder with train.txt; the first 20,000 words of it are the text. A 2×300 LSTM without
 regularisation, input vectors of unit norm, tables not tied, J = β J_aug τ² V + (1 − β) J. Printed for each β and τ,
 before and after training: the part of the output table that lies outside the input table's span, and the distance of
-the two spans with every direction counted alike (see `tiewise.analysis.subspace`). The first is what the paper's limit
+the two spans with every direction counted alike (see `benchmarks.column_spans`). The first is what the paper's limit
 of large τ is about; the second also counts directions that the output table hardly uses.
 
 The paper's text is that of the Penn Treebank; optimizer, start and length of training are ours. The gradient of J_aug
@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tiewise.analysis.subspace import SubspaceDistance, subspace_distance
+from benchmarks.column_spans import SubspaceDistance, subspace_distance
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 
 

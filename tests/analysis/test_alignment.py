@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tiewise.analysis.alignment import Settings, align
-from tiewise.analysis.closer import closer
-from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.header import read_header
+from tiewise.analysis.align_tables import Settings, align, closer
+from tiewise.analysis.row_pairs import Pairs, by_text, one_vocabulary
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import heard
 
 QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}
 
@@ -117,7 +117,7 @@ def test_measures_without_a_map_equal_the_dense_computation():
 
 
 def test_neighbours_equal_those_of_all_cosines(monkeypatch):
-    monkeypatch.setattr("tiewise.analysis.neighbours_overlap.BLOCK", 37)
+    monkeypatch.setattr("tiewise.analysis.similarity.BLOCK", 37)
     a, b = tables(rows=200, noise=4.0)
     found = align(a, b, one_vocabulary(200, 200), Settings(neighbours=5, permutations=2))
 
@@ -175,12 +175,13 @@ def test_files_give_what_their_arrays_give(tmp_path, dtype):
     rows = np.arange(0, 500, 7)
     pairs = Pairs(rows, 499 - rows, "by token text")
     options = Settings(permutations=2, neighbours=3, subspaces=(4,))
-    heard = []
-    streamed = align(stored["a"], stored["b"], pairs, options, lambda *said: heard.append(said))
+    told = []
+    with heard(lambda *said: told.append(said)):
+        streamed = align(stored["a"], stored["b"], pairs, options)
     wide = [t.astype(np.float64)[rows] for t in (a, b)]
     assert streamed.record()["scores"] == align(*wide, one_vocabulary(len(rows), len(rows)), options).record()["scores"]
-    assert {what for what, *_ in heard} >= {"products", "permuted products", "scoring", "neighbours"}
-    assert all(0 < done <= total for _, done, total in heard)
+    assert {what for what, *_ in told} >= {"products", "permuted products", "scoring", "neighbours"}
+    assert all(0 < done <= total for _, done, total in told)
     json.dumps(streamed.record(), allow_nan=False)
 
 

@@ -6,16 +6,17 @@ import math
 import numpy as np
 import pytest
 
-from tiewise.analysis.cross_products import Products
-from tiewise.analysis.nulls import (
+from tiewise.analysis.row_products import Products
+from tiewise.analysis.similarity import similarity
+from tiewise.analysis.table_maps import (
     cka_chance,
     linear_chance,
     nuclear,
+    orthogonal,
     orthogonal_chance,
+    pseudo_inverse,
     reduced_chance,
 )
-from tiewise.analysis.procrustes import orthogonal, pseudo_inverse
-from tiewise.analysis.similarity import similarity
 
 
 def test_the_two_known_levels():
@@ -81,7 +82,7 @@ def test_subspace_chance_matches_random_tables():
 def test_large_procrustes_equals_the_small_one(monkeypatch):
     cross = np.random.default_rng(5).normal(size=(40, 30))
     slow = orthogonal(cross)
-    monkeypatch.setattr("tiewise.analysis.procrustes.SMALL", 4)
+    monkeypatch.setattr("tiewise.analysis.table_maps.SMALL", 4)
     fast = orthogonal(cross)
     np.testing.assert_allclose(fast, slow, atol=1e-10)
     np.testing.assert_allclose(fast.T @ fast, np.eye(30), atol=1e-12)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tiewise.analysis.token_match import by_text, one_vocabulary, texts_of
+from tiewise.analysis.row_pairs import by_text, one_vocabulary, texts_of
 from tiewise.core.errors import CheckpointError
 
 

@@ -8,8 +8,8 @@ import pytest
 from scipy.optimize import approx_fprime, minimize
 from scipy.special import log_softmax
 
+from tiewise.analysis.bigram_counts import Chain
 from tiewise.analysis.bigram_paths import _Problem, fit_path, split
-from tiewise.analysis.bigrams import Chain
 from tiewise.analysis.lbfgs import minimise
 from tiewise.core.errors import DataError
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from scipy.special import logsumexp
 
-from tiewise.analysis import bigrams
-from tiewise.analysis.bigrams import Chain, irreversibility
+from tiewise.analysis import bigram_counts as bigrams
+from tiewise.analysis.bigram_counts import Chain, irreversibility
 from tiewise.core.errors import DataError
 
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from tiewise.analysis import tables
-from tiewise.analysis.direct_path import DirectPath, Norm, asymmetry, definiteness, grams
+from tiewise.analysis import token_table as tables
+from tiewise.analysis.path_matrix import DirectPath, Norm, asymmetry, definiteness, grams
 from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions, wilson
-from tiewise.analysis.tables import HeldTable
+from tiewise.analysis.token_table import HeldTable
 from tiewise.core.errors import DataError
 
 NEW, YORK, CITY = 0, 1, 2

@@ -8,12 +8,12 @@ from safetensors.numpy import save_file
 from scipy.special import softmax
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from tiewise.analysis.bigram_counts import Chain, irreversibility
 from tiewise.analysis.bigram_paths import split
-from tiewise.analysis.bigrams import Chain, irreversibility
 from tiewise.analysis.bigrams_found import Effort, bigrams_of
 from tiewise.analysis.direct_path_found import direct_path_of
 from tiewise.analysis.token_texts import read_as
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import heard
 

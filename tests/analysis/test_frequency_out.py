@@ -8,9 +8,9 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.analysis.alignment import Settings, align
-from tiewise.analysis.frequency_out import CURVE, LINE, directions
-from tiewise.analysis.token_match import Pairs, one_vocabulary
+from tiewise.analysis.align_tables import Settings, align
+from tiewise.analysis.row_pairs import Pairs, one_vocabulary
+from tiewise.analysis.row_products import CURVE, LINE, directions
 from tiewise.core.errors import DataError
 
 QUICK = Settings(permutations=0, neighbours=0, subspaces=(4,))
@@ -46,7 +46,7 @@ def without(a, b, counts, powers, **options):
 @pytest.mark.parametrize("powers", [LINE, CURVE])
 @pytest.mark.parametrize("piece", [2**30, 64 * 40])
 def test_it_equals_the_dense_regression(powers, piece, monkeypatch):
-    monkeypatch.setattr("tiewise.analysis.paired_rows.CHUNK_BYTES", piece)  # also when summed over many pieces
+    monkeypatch.setattr("tiewise.analysis.row_pairs.CHUNK_BYTES", piece)  # also when summed over many pieces
     counts = zipf()
     shape = np.log1p(counts)[:, None] * gaussian(3, 10, 1) + np.sqrt(counts)[:, None] * gaussian(4, 10, 1)
     a, b = gaussian(0) + shape + 5, (gaussian(0) + 2 * gaussian(1) + shape)[:, :7] - 3

@@ -4,14 +4,12 @@ import numpy as np
 import pytest
 from scipy.special import softmax
 
-from tiewise.analysis import frequent_chain as module
-from tiewise.analysis import tables
-from tiewise.analysis.bigram_paths import split
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.direct_path import DirectPath
-from tiewise.analysis.frequent_chain import frequent_loss, keep_frequent
-from tiewise.analysis.tables import HeldTable
-from tiewise.analysis.text_pairs import one_way_pairs, text_pairs
+from tiewise.analysis import bigram_paths as module
+from tiewise.analysis import token_table as tables
+from tiewise.analysis.bigram_counts import Chain, one_way_pairs, text_pairs
+from tiewise.analysis.bigram_paths import frequent_loss, keep_frequent, split
+from tiewise.analysis.path_matrix import DirectPath
+from tiewise.analysis.token_table import HeldTable
 from tiewise.core.errors import DataError
 
 V = 25

@@ -11,11 +11,10 @@ from tests.internals.one_layer_models import E, V
 from transformers import AutoConfig
 
 import tiewise
-from tiewise.analysis.direct_path import asymmetry, grams
-from tiewise.analysis.final_norms import FAMILIES
-from tiewise.analysis.open_path import open_path
+from tiewise.analysis.open_path import FAMILIES, open_path
+from tiewise.analysis.path_matrix import asymmetry, grams
 from tiewise.analysis.path_tokens import transitions
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 
 SIZES = LAYERED | {"num_hidden_layers": 0, "intermediate_size": 32}

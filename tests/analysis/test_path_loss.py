@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.direct_path import DirectPath
-from tiewise.analysis.path_loss import path_loss
-from tiewise.analysis.tables import HeldTable
+from tiewise.analysis.bigram_counts import Chain
+from tiewise.analysis.bigram_paths import path_loss
+from tiewise.analysis.path_matrix import DirectPath
+from tiewise.analysis.token_table import HeldTable
 from tiewise.core.errors import DataError
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from tiewise.analysis import sampled_asymmetry as module
-from tiewise.analysis.sampled_asymmetry import sampled_asymmetry
+from tiewise.analysis import path_matrix as module
+from tiewise.analysis.path_matrix import sampled_asymmetry
 from tiewise.core.errors import DataError
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.contexts import _toss, contexts, furthest, grouped
-from tiewise.analysis.token_groups import Groups
+from tiewise.analysis.bigram_counts import Chain
+from tiewise.analysis.token_contexts import _toss, contexts, furthest, grouped
+from tiewise.analysis.token_texts import Groups
 from tiewise.core.errors import DataError
 
 

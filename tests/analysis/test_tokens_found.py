@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from token_checkpoints import factored, gaussian, untied
 
-from tiewise.analysis.tables import HeldTable, StoredTable
+from tiewise.analysis.single_rows import near_unused, row_state
+from tiewise.analysis.token_table import HeldTable, StoredTable
 from tiewise.analysis.tokens import tokens_of
-from tiewise.analysis.untrained_rows import near_unused, row_state
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import heard
 
@@ -136,7 +136,7 @@ MEMORY = """
 import sys, tracemalloc
 import numpy as np
 from tiewise.analysis.tokens import tokens_of
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 assert not {"torch", "transformers", "plotly"} & set(sys.modules)
 folder = open_folder(sys.argv[1])
 ids = np.random.default_rng(0).integers(0, 120_000, 200_000)

@@ -5,12 +5,11 @@ import pytest
 import scipy.stats
 from token_checkpoints import factored, gaussian, opt, untied
 
-from tiewise.analysis.anisotropy import anisotropy, gaussian_shares, gaussian_spectrum, mean_cosine, moments
-from tiewise.analysis.plane import plane
-from tiewise.analysis.tables import HeldTable
-from tiewise.analysis.token_groups import Groups, by_frequency, script_of
-from tiewise.analysis.token_norms import norms_of
-from tiewise.analysis.token_views import views_of
+from tiewise.analysis.model_ends import views_of
+from tiewise.analysis.row_directions import anisotropy, gaussian_shares, gaussian_spectrum, mean_cosine, moments, plane
+from tiewise.analysis.single_rows import norms_of
+from tiewise.analysis.token_table import HeldTable
+from tiewise.analysis.token_texts import Groups, by_frequency, script_of
 from tiewise.core.errors import DataError
 
 

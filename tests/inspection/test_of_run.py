@@ -10,7 +10,7 @@ import scipy.linalg
 import scipy.stats
 from safetensors.numpy import save_file
 
-from tiewise.analysis.alignment import Settings
+from tiewise.analysis.align_tables import Settings
 from tiewise.core.errors import RunError
 from tiewise.inspection.of_run import run_alignment
 from tiewise.inspection.run_alignment import AGAIN, CKA, CKA_CURVE, CKA_LINE, ONE_MODEL, OTHER_SEED, SAME_SEED

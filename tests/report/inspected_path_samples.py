@@ -1,17 +1,13 @@
 """Results of the direct path, the first MLP and bigrams as an inspection would have them, made by hand."""
 
-from tiewise.analysis.bigram_paths import PathFit, Split
-from tiewise.analysis.bigrams import Irreversibility
+from tiewise.analysis.bigram_counts import Irreversibility, TextPair
+from tiewise.analysis.bigram_maps import HeatMap, Likeness
+from tiewise.analysis.bigram_paths import PathFit, PathLoss, Split
 from tiewise.analysis.bigrams_found import BigramsFound, FrequentSplit
-from tiewise.analysis.direct_path import Asymmetry, Definiteness
 from tiewise.analysis.direct_path_found import AsymmetricPair, DirectPathFound
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.heat import HeatMap, Likeness
-from tiewise.analysis.path_loss import PathLoss
-from tiewise.analysis.path_tokens import OwnToken, Transition
-from tiewise.analysis.sampled_asymmetry import SampledAsymmetry
-from tiewise.analysis.text_pairs import TextPair
-from tiewise.analysis.word_pairs import WordPair
+from tiewise.analysis.path_matrix import Asymmetry, Definiteness, SampledAsymmetry
+from tiewise.analysis.path_tokens import OwnToken, Transition, WordPair
 from tiewise.internals.first_mlp import FirstMlp, PathView
 
 TEXTS = (" the", '<b>"', " New", " York")

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tiewise.analysis.alignment import Settings, align
-from tiewise.analysis.closer import closer as lean_of
+from tiewise.analysis.align_tables import Settings, align
+from tiewise.analysis.align_tables import closer as lean_of
 from tiewise.analysis.end_alignment import AcrossFound, AlignmentFound, EndPair
-from tiewise.analysis.token_match import one_vocabulary
+from tiewise.analysis.row_pairs import one_vocabulary
 from tiewise.inspection.run_alignment import (
     AGAIN,
     CKA,

@@ -6,14 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tiewise.analysis.anisotropy import anisotropy, moments
-from tiewise.analysis.contexts import contexts, grouped
-from tiewise.analysis.plane import plane
-from tiewise.analysis.tables import HeldTable
-from tiewise.analysis.token_groups import Groups, by_frequency
-from tiewise.analysis.token_norms import norms_of
+from tiewise.analysis.row_directions import anisotropy, moments, plane
+from tiewise.analysis.single_rows import NearUnused, RowState, Suspect, norms_of
+from tiewise.analysis.token_contexts import contexts, grouped
+from tiewise.analysis.token_table import HeldTable
+from tiewise.analysis.token_texts import Groups, by_frequency
 from tiewise.analysis.tokens import ContextsFound, Notable, TableTokens, TokensFound
-from tiewise.analysis.untrained_rows import NearUnused, RowState, Suspect
 from tiewise.report.inspected import tokens, tokens_figures
 from tiewise.report.sheet import Section, Sheet
 

@@ -8,17 +8,31 @@ from typing import Any
 
 import numpy as np
 
-from tiewise.analysis.bigram_paths import MOST_TOKENS, Split, split
-from tiewise.analysis.bigrams import Chain, Ids, Irreversibility, irreversibility
-from tiewise.analysis.direct_path import DirectPath
-from tiewise.analysis.frequent_chain import Frequent, frequent_loss, keep_frequent
-from tiewise.analysis.heat import HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_counts import (
+    Chain,
+    Ids,
+    Irreversibility,
+    TextPair,
+    irreversibility,
+    one_way_pairs,
+    text_pairs,
+)
+from tiewise.analysis.bigram_maps import HeatMap, Likeness, frequent, likeness, path_map, text_map
+from tiewise.analysis.bigram_paths import (
+    MOST_TOKENS,
+    Frequent,
+    PathLoss,
+    Split,
+    frequent_loss,
+    keep_frequent,
+    path_loss,
+    split,
+)
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_loss import PathLoss, path_loss
-from tiewise.analysis.text_pairs import TextPair, one_way_pairs, text_pairs
+from tiewise.analysis.path_matrix import DirectPath
+from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
-from tiewise.analysis.word_pairs import find_pairs
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
 

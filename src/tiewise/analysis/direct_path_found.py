@@ -6,12 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tiewise.analysis.direct_path import NONE, Asymmetry, Definiteness, DirectPath, asymmetry, definiteness, grams
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_tokens import OwnToken, asymmetric_pairs, own_token, sampled
+from tiewise.analysis.path_matrix import NONE, Asymmetry, Definiteness, DirectPath, asymmetry, definiteness, grams
+from tiewise.analysis.path_tokens import (
+    OwnToken,
+    WordPair,
+    asymmetric_pairs,
+    find_pairs,
+    own_token,
+    sampled,
+    word_pairs,
+)
 from tiewise.analysis.token_texts import read_as
-from tiewise.analysis.word_pairs import WordPair, find_pairs, word_pairs
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 

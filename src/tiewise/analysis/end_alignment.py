@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tiewise.analysis.alignment import Alignment, Settings, align
-from tiewise.analysis.closer import Closer, closer
-from tiewise.analysis.ends import Ends, ends_of
-from tiewise.analysis.paired_rows import FEWEST
-from tiewise.analysis.token_match import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.folder import Folder
+from tiewise.analysis.align_tables import Alignment, Closer, Settings, align, closer
+from tiewise.analysis.model_ends import Ends, ends_of
+from tiewise.analysis.row_pairs import FEWEST, Pairs, by_text, one_vocabulary
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 
 LARGE = 2e11  # rows × d²: from here on `sized` permutes once

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiewise.analysis.tables import Array
+from tiewise.analysis.token_table import Array
 
 MEMORY = 30
 ARMIJO, CURVATURE = 1e-4, 0.9

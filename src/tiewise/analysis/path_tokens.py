@@ -2,20 +2,24 @@
 
 Logits here are the model's: norm with gain and shift, scales, bias and soft-cap are applied as it applies them. The
 softmax runs over every row of the output table, which is read once for all tokens that are asked for.
+
+Requested pairs of words on a path, both ways: "New" → "York" and "York" → "New".
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.direct_path import DirectPath, Grams, Tick, asymmetry, silent
-from tiewise.analysis.tables import Array
+from tiewise.analysis.path_matrix import DirectPath, Grams, Tick, asymmetry, silent
+from tiewise.analysis.token_table import Array
+from tiewise.analysis.token_texts import find_tokens
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 
 CONFIDENCE_95 = 1.959963984540054
@@ -253,3 +257,53 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return max(0.0, middle - half), min(1.0, middle + half)
+
+
+@dataclass(frozen=True)
+class WordPair:
+    """What a path says of two words.
+
+    Args:
+        first: as asked for.
+        second: the same.
+        there: of `second` behind `first`.
+        back: of `first` behind `second`.
+    """
+
+    first: str
+    second: str
+    there: Transition
+    back: Transition
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> tuple[tuple[int, int], ...]:
+    """Return the ids of each pair of words.
+
+    Args:
+        folder: with the model's tokenizer.json.
+        words: pairs; each word must be one token.
+        rows: tokens that both tables have.
+
+    Raises:
+        DataError: no tokenizer, a word that is not one token, or one whose id a table does not have.
+    """
+    if not words:
+        return ()
+    found = find_tokens(folder, [word for pair in words for word in pair])
+    for token in found:
+        if token.id >= rows:
+            what = f"{folder.path}: {token.text!r} is token {token.id}, its tables have {rows:,} rows"
+            raise DataError(what, "put the tokenizer that belongs to the model beside it")
+    return tuple((a.id, b.id) for a, b in zip(found[::2], found[1::2], strict=True))
+
+
+def word_pairs(
+    path: DirectPath, words: Sequence[tuple[str, str]], ids: Sequence[tuple[int, int]]
+) -> tuple[WordPair, ...]:
+    """Ask a path of every pair, whose ids are `ids`."""
+    asked = both_ways(path, ids)
+    return tuple(WordPair(*pair, there, back) for pair, (there, back) in zip(words, asked, strict=True))

@@ -8,17 +8,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.anisotropy import Anisotropy, Moments, anisotropy, moments
-from tiewise.analysis.contexts import ContextGroup, Contexts, contexts, furthest, grouped
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.model_ends import View, views_of
 from tiewise.analysis.path_tokens import sampled
-from tiewise.analysis.plane import Plane, plane
-from tiewise.analysis.token_groups import Groups, Texts, by_frequency, by_script, read_texts, shown
-from tiewise.analysis.token_norms import Norms, norms_of
-from tiewise.analysis.token_views import View, views_of
-from tiewise.analysis.untrained_rows import RowState, row_state
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.analysis.row_directions import Anisotropy, Moments, Plane, anisotropy, moments, plane
+from tiewise.analysis.single_rows import Norms, RowState, norms_of, row_state
+from tiewise.analysis.token_contexts import ContextGroup, Contexts, contexts, furthest, grouped
+from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script, read_texts, shown
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
 

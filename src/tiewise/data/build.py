@@ -17,8 +17,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
+from tiewise.core.files import sync, write_whole
 from tiewise.core.progress import doing, progress
-from tiewise.data.atomic import sync_folder, written_whole
 from tiewise.data.dedupe import Deduplicator
 from tiewise.data.prepared import FACTS, TOKENIZER, token_type
 from tiewise.data.sources import Source, read_sources
@@ -120,6 +120,5 @@ def move(work: Path, folder: Path, facts: dict[str, Any]) -> None:
         (work / f"{name}.bin").replace(folder / f"{name}.bin")
     shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
     (work / TOKENIZER).rename(folder / TOKENIZER)
-    sync_folder(folder)
-    with written_whole(folder / FACTS) as file:
-        file.write(json.dumps(facts, indent=2).encode())
+    sync(folder)
+    write_whole(folder / FACTS, json.dumps(facts, indent=2))

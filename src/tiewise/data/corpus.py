@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
-from tiewise.data.atomic import written_whole
+from tiewise.core.files import written_whole
 from tiewise.data.build import build, check_length
 from tiewise.data.plain_text import decode
 from tiewise.data.prepared import PreparedText, load_prepared
@@ -105,7 +105,7 @@ def _kept_stdin(folder: Path, made: list[Path]) -> Source:
     """Standard input as a file of the folder, copied there by the first call."""
     path = folder / _STDIN
     if not path.exists():
-        with written_whole(path) as file:
+        with written_whole(path) as partial, partial.open("wb") as file:
             for piece in decode(sys.stdin.buffer, "standard input"):
                 file.write(piece.encode())
             if not file.tell():

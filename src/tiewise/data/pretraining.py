@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.data.atomic import written_whole
+from tiewise.core.files import write_whole
 from tiewise.data.masking import IGNORED, Masking, choose, mask
 from tiewise.data.prepared import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.data.sentence_order import Packing, Pairs, make_pairs, segments
@@ -47,8 +47,7 @@ def mark(text: PreparedText) -> PreparedText:
         raise DataError(f"{text.vocab:,} tokens leave no room for {len(missing)} marks", "use a few tokens fewer")
     facts = {**text.facts, "tokenizer": {**text.facts["tokenizer"], "vocab": vocab}}
     tokenizer.save_pretrained(text.folder / TOKENIZER)
-    with written_whole(text.folder / FACTS) as file:
-        file.write(json.dumps(facts, indent=2).encode())
+    write_whole(text.folder / FACTS, json.dumps(facts, indent=2))
     return load_prepared(text.folder)
 
 

@@ -31,13 +31,13 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.alignment import HELD_OUT, Alignment, Settings, align
-from tiewise.analysis.alignment_maps import CENTRED
-from tiewise.analysis.ends import Ends, ends_of
+from tiewise.analysis.align_tables import HELD_OUT, Alignment, Settings, align
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
-from tiewise.analysis.tables import Table
-from tiewise.analysis.token_match import Pairs, one_vocabulary
-from tiewise.checkpoint.folder import open_folder
+from tiewise.analysis.model_ends import Ends, ends_of
+from tiewise.analysis.row_pairs import Pairs, one_vocabulary
+from tiewise.analysis.table_maps import CENTRED
+from tiewise.analysis.token_table import Table
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.analysis.closer import NEITHER
-from tiewise.analysis.frequency_out import CURVE, LINE
+from tiewise.analysis.align_tables import NEITHER
+from tiewise.analysis.row_products import CURVE, LINE
 from tiewise.training.results import to_record
 
 CKA_LINE, CKA_CURVE = "CKA, frequency out (line)", "CKA, frequency out"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -24,6 +23,7 @@ import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
 from tiewise.core.errors import RunError
+from tiewise.core.files import write_whole
 from tiewise.report import theme
 from tiewise.report.grid import Table
 
@@ -113,19 +113,7 @@ def write(text: str, path: str | os.PathLike[str], option: str) -> Path:
     """
     target = Path(path)
     try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=target.parent, prefix=f".{target.name}.", delete=False
-        ) as file:
-            temporary = Path(file.name)
-            try:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-                temporary.chmod(0o644)
-                temporary.replace(target)
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        write_whole(target, text)
     except OSError as error:
         raise RunError(f"cannot write {target}: {error.strerror}", f"choose another place with {option}") from None
     return target

@@ -13,9 +13,9 @@ import numpy as np
 from safetensors.numpy import save
 
 from tiewise.core.errors import CheckpointError
-from tiewise.data.atomic import sync_folder, written_whole
-from tiewise.flax.checkpoint import read
-from tiewise.flax.fitting import Fitting
+from tiewise.core.files import sync, write_whole
+from tiewise.flax.flax_training import Fitting
+from tiewise.flax.parameter_files import read
 from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
@@ -28,11 +28,10 @@ def keep(fitting: Fitting, folder: Path) -> None:
     made = final.with_name(final.name + ".partial")
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir()
-    with written_whole(made / ARRAYS) as file:
-        file.write(save({name: np.asarray(value) for name, value in fitting.arrays().items()}))
+    write_whole(made / ARRAYS, save({name: np.asarray(value) for name, value in fitting.arrays().items()}))
     write_json(made / STATE, {"global_step": fitting.step, "fitting": fitting.record()})
     replace_path(made, final)
-    sync_folder(folder)
+    sync(folder)
     old = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
     for path in old[:-KEPT]:
         shutil.rmtree(path)

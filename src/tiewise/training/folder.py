@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import RunError
+from tiewise.core.files import write_whole
 from tiewise.core.numerals import size
 from tiewise.core.spec import MODEL_TYPE
-from tiewise.data.atomic import written_whole
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
@@ -118,8 +118,7 @@ def folder_name(arm: str) -> str:
 
 def write_json(path: Path, record: Any) -> None:
     """Write JSON so that a kill leaves the old file or the new one."""
-    with written_whole(path) as file:
-        file.write((json.dumps(record, indent=1, allow_nan=False) + "\n").encode())
+    write_whole(path, json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from tiewise.analysis.bigram_counts import TextPair
+from tiewise.analysis.bigram_maps import HeatMap, Likeness
+from tiewise.analysis.bigram_paths import PathLoss
 from tiewise.analysis.bigrams_found import BigramsFound, bigrams_of
-from tiewise.analysis.heat import HeatMap, Likeness
-from tiewise.analysis.path_loss import PathLoss
-from tiewise.analysis.text_pairs import TextPair
 from tiewise.core.found import Found, Grid, Listing, Quantity, Stack, visible
 from tiewise.core.numerals import count, plain
 from tiewise.inspection.section import section

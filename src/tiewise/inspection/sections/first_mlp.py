@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tiewise.analysis.bigrams import Chain
-from tiewise.analysis.path_tokens import Transition
-from tiewise.analysis.text_pairs import TextPair
-from tiewise.analysis.word_pairs import WordPair
+from tiewise.analysis.bigram_counts import Chain, TextPair
+from tiewise.analysis.path_tokens import Transition, WordPair
 from tiewise.core.found import Found, Grid, Listing, Quantity, visible
 from tiewise.core.numerals import count, plain
 from tiewise.inspection.section import section

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tiewise.analysis.alignment import FITTED, HELD_OUT, Alignment, Score
-from tiewise.analysis.alignment_maps import CENTRED, IDENTITY, ORTHOGONAL
+from tiewise.analysis.align_tables import FITTED, HELD_OUT, Alignment, Score
 from tiewise.analysis.end_alignment import AlignmentFound
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL
 from tiewise.core.numerals import NONE, count, plain
 from tiewise.report.grid import Table
 

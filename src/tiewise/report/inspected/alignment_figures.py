@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from tiewise.analysis.alignment import Alignment
+from tiewise.analysis.align_tables import Alignment
 from tiewise.analysis.end_alignment import AlignmentFound
 from tiewise.analysis.estimates import Estimate
 from tiewise.core.numerals import count, plain

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tiewise.analysis.alignment import Score
-from tiewise.analysis.alignment_maps import CENTRED, IDENTITY, ORTHOGONAL
-from tiewise.analysis.closer import NEITHER, Closer, Lean
+from tiewise.analysis.align_tables import NEITHER, Closer, Lean, Score
 from tiewise.analysis.end_alignment import AcrossFound, EndPair
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL
 from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.inspected.alignment import against_null, held_out, interval, measures, spelled

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
-from tiewise.analysis.closer import Closer
+from tiewise.analysis.align_tables import Closer
 from tiewise.analysis.end_alignment import AcrossFound
 from tiewise.report import theme
 from tiewise.report.inspected.alignment import measures

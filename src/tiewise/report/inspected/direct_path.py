@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from tiewise.analysis.direct_path_found import DirectPathFound
-from tiewise.analysis.word_pairs import WordPair
+from tiewise.analysis.path_tokens import WordPair
 from tiewise.core.numerals import count, plain, signed
 from tiewise.report.grid import Table
 from tiewise.report.labels import visible

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.analysis.word_pairs import WordPair
+from tiewise.analysis.path_tokens import WordPair
 from tiewise.core.numerals import count, plain
 from tiewise.report import theme
 from tiewise.report.bars import finish

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tiewise.analysis.alignment_maps import IDENTITY, ORTHOGONAL
-from tiewise.analysis.closer import NEITHER
-from tiewise.analysis.frequency_out import CURVE
+from tiewise.analysis.align_tables import NEITHER
+from tiewise.analysis.row_products import CURVE
+from tiewise.analysis.table_maps import IDENTITY, ORTHOGONAL
 from tiewise.core.ledger import Result, results
 from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.inspection.run_alignment import (

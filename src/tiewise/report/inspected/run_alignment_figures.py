@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tiewise.analysis.alignment_maps import ORTHOGONAL
+from tiewise.analysis.table_maps import ORTHOGONAL
 from tiewise.core.numerals import plain
 from tiewise.inspection.run_alignment import CKA, CKA_CURVE, CKA_LINE, Leaning, OverSeeds, RunAlignment
 from tiewise.report import theme

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tiewise.analysis.contexts import ContextGroup
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.token_norms import NormGroup
+from tiewise.analysis.single_rows import NormGroup
+from tiewise.analysis.token_contexts import ContextGroup
 from tiewise.analysis.tokens import ContextsFound, TableTokens, TokensFound
 from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.report.grid import Table

@@ -10,9 +10,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from tiewise.analysis.anisotropy import gaussian_shares
-from tiewise.analysis.contexts import ContextGroup
 from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.row_directions import gaussian_shares
+from tiewise.analysis.token_contexts import ContextGroup
 from tiewise.analysis.tokens import TableTokens, TokensFound
 from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.report import theme

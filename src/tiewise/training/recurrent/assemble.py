@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from tiewise.boundary.install import Installed
+from tiewise.core.files import written_whole
 from tiewise.data.prepared import PreparedText
 from tiewise.training.arguments import arguments, callbacks
 from tiewise.training.callbacks import Clock
@@ -92,6 +93,5 @@ def settle(job: Job, installed: Installed) -> None:
 
 def _keep_best(job: Job, trainer: StatefulTrainer) -> None:
     if options(job.settings).keep == "best":
-        made = job.folder / f"{BEST}.partial"
-        torch.save(trainer.installed.model.state_dict(), made)
-        made.replace(job.folder / BEST)
+        with written_whole(job.folder / BEST) as made:
+            torch.save(trainer.installed.model.state_dict(), made)

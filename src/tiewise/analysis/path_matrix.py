@@ -1,0 +1,410 @@
+"""The direct path: what a model would say of the next token from its two tables alone, M = A Bᵀ [V, V].
+
+A's rows are the input rows as they reach the head (scaled, normalised, times the norm's gain), B's rows the output
+rows. M is never built. Every figure here follows from three products of width E, which are summed over the rows once:
+
+    ‖M‖² = tr(AᵀA · BᵀB)        ⟨M, Mᵀ⟩ = tr(BᵀA · BᵀA)        ‖M − Mᵀ‖² = 2‖M‖² − 2⟨M, Mᵀ⟩
+
+The nonzero eigenvalues of (M + Mᵀ)/2 = X J Xᵀ, with X = [A B] and J = ½[[0, I], [I, 0]], are those of R J Rᵀ where
+XᵀX = RᵀR: a problem of 2E × 2E.
+
+Probabilities do not see all of M. The normaliser takes away what is constant along a row, and a bias what is constant
+along a column, so `centred` figures are of M without its row means and column means: A and B without their mean rows.
+
+‖S − Sᵀ‖² / ‖S‖² of several paths on the same sampled tokens, with intervals over tokens.
+
+S = A Uᵀ [n, n] is made block by block and never held. The interval resamples tokens with replacement (the bootstrap,
+Efron 1979), the same draws for every path, so that their difference has one too. A token drawn twice is no pair with
+itself: entries off the diagonal count by the product of both tokens' draws, those on it by the token's draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from tiewise.analysis.estimates import Estimate
+from tiewise.analysis.token_table import Array, Table
+from tiewise.core.errors import DataError
+
+COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
+NONE, RMS, LAYER = "none", "rms", "layer"
+Tick = Callable[[int], None]  # rows done
+
+
+def silent(done: int) -> None:
+    """Hear of progress and do nothing."""
+
+
+def no_numbers() -> DataError:
+    """Say that a path's values are NaN or infinite."""
+    return DataError("a table or a norm holds values that are no numbers", "`tiewise check --deep` names the rows")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What stands between the body and the head.
+
+    Args:
+        kind: "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps).
+        eps: as above.
+        gain: multiplied by element [E]; None for ones. Without a kind it is applied all the same.
+        shift: added by element [E], after the gain; None for zeros.
+    """
+
+    kind: str = NONE
+    eps: float = 0.0
+    gain: Array | None = None
+    shift: Array | None = None
+
+    def normalised(self, rows: Array) -> Array:
+        """Return rows [n, E] divided by their size, without gain and shift."""
+        if self.kind == NONE:
+            return rows
+        if self.kind == LAYER:
+            rows = rows - rows.mean(1, keepdims=True)
+        return rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + self.eps)
+
+
+@dataclass(frozen=True)
+class DirectPath:
+    """Both tables and everything that acts between them.
+
+    Args:
+        input: input table [V, E].
+        output: output table [V', E]; the same object where the model is tied.
+        norm: the model's final norm, applied to the scaled input row.
+        input_scale: times every input row.
+        output_scale: times every logit.
+        bias: added to the logits, after the scale [V'].
+        softcap: c · tanh(logit / c); None without.
+        notes: what was applied, what the model does besides and is left out.
+
+    Raises:
+        DataError: tables of different width, or a vector that does not fit them.
+    """
+
+    input: Table
+    output: Table
+    norm: Norm = Norm()
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    bias: Array | None = None
+    softcap: float | None = None
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.input.width != self.output.width:
+            what = f"the input table is {self.input.width} wide, the output table {self.output.width}"
+            raise DataError(what, "only tables of one width have a direct path")
+        for vector in (self.norm.gain, self.norm.shift):
+            if vector is not None and vector.shape != (self.input.width,):
+                raise DataError(f"a norm of shape {vector.shape}", f"the tables are {self.input.width} wide")
+        if self.bias is not None and self.bias.shape != (self.output.rows,):
+            raise DataError(f"a bias of shape {self.bias.shape}", f"the output table has {self.output.rows:,} rows")
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends are one table."""
+        return self.input is self.output
+
+    @property
+    def rows(self) -> int:
+        """Tokens that both tables have: the first ones, where one table is longer."""
+        return min(self.input.rows, self.output.rows)
+
+    @property
+    def linear(self) -> DirectPath:
+        """The path without the division by each row's size: gain and scales alone, as W_E diag(g) W_Uᵀ."""
+        return replace(self, norm=replace(self.norm, kind=NONE))
+
+    @property
+    def weights(self) -> Array:
+        """What multiplies element by element between `base` rows and output rows [E]."""
+        scale = self.output_scale * (self.input_scale if self.norm.kind == NONE else 1.0)
+        return np.full(self.input.width, scale) * (1.0 if self.norm.gain is None else self.norm.gain)
+
+    def base(self, rows: Array) -> Array:
+        """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
+        return rows if self.norm.kind == NONE else self.norm.normalised(rows * self.input_scale)
+
+    def left(self, rows: Array) -> Array:
+        """Return the A of input rows [n, E]; the norm's shift, the same for every token, is left out."""
+        return self.base(rows) * self.weights
+
+    def constant(self, output_rows: Array) -> Array | float:
+        """Return what the norm's shift adds to the logits of these output rows, whatever the input token is."""
+        return 0.0 if self.norm.shift is None else output_rows @ self.norm.shift * self.output_scale
+
+
+@dataclass(frozen=True)
+class Grams:
+    """Products of width E, summed over the rows of both tables.
+
+    Args:
+        left: of base rows, NᵀN [E, E].
+        right: of output rows, UᵀU.
+        cross: UᵀN.
+        weights: elementwise between them [E].
+        left_sum: sum of base rows [E].
+        right_sum: sum of output rows.
+        diagonal: sum of M's diagonal.
+        rows: V.
+    """
+
+    left: Array
+    right: Array
+    cross: Array
+    weights: Array
+    left_sum: Array
+    right_sum: Array
+    diagonal: float
+    rows: int
+
+    @property
+    def shared(self) -> bool:
+        """Whether all three products are one: base rows and output rows are the same."""
+        return self.left is self.right
+
+    @property
+    def centred(self) -> Grams:
+        """The same of tables without their mean rows, for `asymmetry` and `definiteness`."""
+
+        def without(product: Array, a: Array, b: Array) -> Array:
+            return product - np.outer(a, b) / self.rows
+
+        left = without(self.left, self.left_sum, self.left_sum)
+        right = left if self.shared else without(self.right, self.right_sum, self.right_sum)
+        cross = left if self.shared else without(self.cross, self.right_sum, self.left_sum)
+        zero = np.zeros_like(self.left_sum)
+        diagonal = float(np.trace(cross * self.weights))
+        return replace(self, left=left, right=right, cross=cross, left_sum=zero, right_sum=zero, diagonal=diagonal)
+
+
+@dataclass(frozen=True)
+class Asymmetry:
+    """How M's energy ‖M‖² divides, exactly.
+
+    Args:
+        energy: ‖M‖².
+        symmetric: ‖(M + Mᵀ)/2‖².
+        antisymmetric: ‖(M − Mᵀ)/2‖².
+        ratio: ‖M − Mᵀ‖² / ‖M‖², from 0 (symmetric) over 2 (no relation between M and Mᵀ) to 4 (antisymmetric).
+    """
+
+    energy: float
+    symmetric: float
+    antisymmetric: float
+    ratio: float
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Definiteness:
+    """Nonzero eigenvalues of M's symmetric part.
+
+    Args:
+        smallest: the lowest of those above 1e-10·‖M‖ in size; below zero where the path is indefinite.
+        largest: the highest.
+        positive: how many are above zero.
+        negative: how many are below.
+        negative_energy: their share of the sum of squares; 0 for any S = W Wᵀ.
+    """
+
+    smallest: float
+    largest: float
+    positive: int
+    negative: int
+    negative_energy: float
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def grams(path: DirectPath, tick: Tick = silent) -> Grams:
+    """Sum the three products in fp64, a few rows at a time; a tied linear path needs one of them.
+
+    Raises:
+        DataError: a table without rows, or values that are no numbers.
+    """
+    shared = path.tied and path.norm.kind == NONE
+    width, weights = path.input.width, path.weights
+    left, right, cross = (np.zeros((width, width)) for _ in range(3))
+    left_sum, right_sum, diagonal = np.zeros(width), np.zeros(width), 0.0
+    for start, stop in path.input.spans(path.rows):
+        raw = path.input.read(start, stop)
+        base, out = path.base(raw), raw if path.tied else path.output.read(start, stop)
+        left += base.T @ base
+        if not shared:
+            right += out.T @ out
+            cross += out.T @ base
+        left_sum += base.sum(0)
+        right_sum += out.sum(0)
+        diagonal += float(np.einsum("ne,ne,e->", base, out, weights))
+        tick(stop)
+    if not path.rows or not (np.isfinite(left).all() and np.isfinite(cross).all() and np.isfinite(right).all()):
+        raise no_numbers() if path.rows else DataError("a table without rows", "give a model that has some")
+    left = (left + left.T) / 2
+    if shared:
+        right = cross = left
+    return Grams(left, right, cross, weights, left_sum, right_sum, diagonal, path.rows)
+
+
+def asymmetry(g: Grams) -> Asymmetry:
+    """Divide the energy. Of a tied linear path the antisymmetric part is 0 exactly, with or without a gain."""
+    weights = np.outer(g.weights, g.weights)
+    straight, turned = g.left * g.right, g.cross * g.cross.T
+    energy = float((weights * straight).sum())
+    antisymmetric = max(0.0, float((weights * (straight - turned)).sum()) / 2)
+    ratio = 4 * antisymmetric / energy if energy > 0 else 0.0
+    return Asymmetry(energy, max(0.0, energy - antisymmetric), antisymmetric, ratio)
+
+
+def definiteness(g: Grams) -> Definiteness:
+    """Find the nonzero eigenvalues of the symmetric part: of E × E for a tied linear path, else of 2E × 2E."""
+    if g.shared:
+        root = _root(g.left)
+        values = np.linalg.eigvalsh(root * g.weights @ root.T)
+    else:
+        mixed = g.cross * g.weights
+        left = g.left * np.outer(g.weights, g.weights)
+        root = _root(np.block([[left, mixed.T], [mixed, g.right]]))
+        half = len(g.weights)
+        product = root[:, :half] @ root[:, half:].T
+        values = np.linalg.eigvalsh((product + product.T) / 2)
+    size = np.sqrt(asymmetry(g).energy)
+    values = values[np.abs(values) > COUNTED * size]
+    if not len(values):
+        return Definiteness(0.0, 0.0, 0, 0, 0.0)
+    below = values[values < 0]
+    share = float(np.square(below).sum() / np.square(values).sum())
+    return Definiteness(float(values[0]), float(values[-1]), len(values) - len(below), len(below), share)
+
+
+def _root(product: Array) -> Array:
+    """R [r, n] with RᵀR = product, without directions that are nothing but rounding."""
+    values, vectors = np.linalg.eigh(product)
+    kept = values > values[-1] * len(values) * np.finfo(float).eps
+    return np.sqrt(values[kept])[:, None] * vectors[:, kept].T
+
+
+BLOCK = 1024
+RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class SampledAsymmetry:
+    """Asymmetry of one path on sampled tokens.
+
+    Args:
+        ratio: ‖S − Sᵀ‖² / ‖S‖²: 0 symmetric, 2 for unrelated tables, 4 antisymmetric; 95 % interval over tokens.
+        centred: the same of S less its row means and column means, which the normaliser and a bias can take up; the
+            means are those of the sample in every resample.
+    """
+
+    ratio: Estimate
+    centred: Estimate
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def sampled_asymmetry(
+    lefts: Sequence[Array], right: Array, seed: int = 0, resamples: int = RESAMPLES, tick: Tick = silent
+) -> tuple[tuple[SampledAsymmetry, ...], SampledAsymmetry]:
+    """Measure each path, and how much the last differs from the first.
+
+    Args:
+        lefts: each path's A of the sampled tokens [n, E].
+        right: output rows of the same tokens [n, E].
+        seed: of the resamples.
+        resamples: at least 40.
+        tick: hears of the rows done, over all paths.
+
+    Returns:
+        one result per path; the last less the first, draw by draw.
+
+    Raises:
+        DataError: fewer than 8 tokens, fewer than 40 resamples, or values that are no numbers.
+    """
+    n = len(right)
+    if n < 8 or resamples < 40:
+        raise DataError(f"{n} tokens, {resamples} resamples", "sample 8 tokens or more, 40 times or more")
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
+    weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
+    ratios = []
+    if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
+        raise no_numbers()
+    for place, left in enumerate(lefts):
+        ratios.append(_ratios(left, right, weights, partial(_later, tick, place * n)))
+    return tuple(_estimates(found, n) for found in ratios), _estimates(ratios[-1] - ratios[0], n)
+
+
+def _later(tick: Tick, before: int, done: int) -> None:
+    tick(before + done)
+
+
+def _estimates(found: Array, rows: int) -> SampledAsymmetry:
+    """From [2, 1 + resamples]: the value and the percentiles of its resamples, raw and centred."""
+    low, high = np.quantile(found[:, 1:], [0.025, 0.975], axis=1)
+    raw, centred = (Estimate(float(found[k, 0]), float(low[k]), float(high[k]), rows) for k in (0, 1))
+    return SampledAsymmetry(raw, centred)
+
+
+def _ratios(left: Array, right: Array, weights: Array, tick: Tick) -> Array:
+    """Ratios [2, draws] of S and of the centred S, for every column of weights [n, draws]."""
+    middle = _Middle(left, right)
+    energy, turned = np.zeros((2, 2, weights.shape[1]))
+    n = len(right)
+    for one in range(0, n, BLOCK):
+        first = slice(one, min(one + BLOCK, n))
+        for other in range(one, n, BLOCK):
+            second = slice(other, min(other + BLOCK, n))
+            there, back = left[first] @ right[second].T, (left[second] @ right[first].T).T
+            for kind, (s, t) in enumerate(((there, back), middle.centred(there, back, first, second))):
+                found = _sums(s, t, weights[first], weights[second], one == other)
+                energy[kind] += found[0]
+                turned[kind] += found[1]
+        tick(first.stop)
+    return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
+
+
+def _sums(there: Array, back: Array, first: Array, second: Array, own: bool) -> tuple[Array, Array]:
+    """Share of one block and its mirror image in ‖S‖² and in ⟨S, Sᵀ⟩, for every draw."""
+    squares, products = there * there, there * back
+    if not own:
+        squares += back * back
+        products *= 2
+        return _weighted(squares, first, second), _weighted(products, first, second)
+    diagonal = squares.diagonal() @ first
+    np.fill_diagonal(squares, 0.0)
+    np.fill_diagonal(products, 0.0)
+    return _weighted(squares, first, second) + diagonal, _weighted(products, first, second) + diagonal
+
+
+def _weighted(values: Array, first: Array, second: Array) -> Array:
+    found: Array = np.einsum("nb,nb->b", first, values @ second)
+    return found
+
+
+class _Middle:
+    """Row means, column means and mean of S = A Uᵀ, from the tables' mean rows."""
+
+    def __init__(self, left: Array, right: Array) -> None:
+        self.rows, self.columns = left @ right.mean(0), right @ left.mean(0)
+        self.mean = float(left.mean(0) @ right.mean(0))
+
+    def centred(self, there: Array, back: Array, first: slice, second: slice) -> tuple[Array, Array]:
+        """S[first, second] and the transpose of S[second, first], both less their means."""
+        s = there - self.rows[first, None] - self.columns[None, second] + self.mean
+        t = back - self.columns[first, None] - self.rows[None, second] + self.mean
+        return s, t

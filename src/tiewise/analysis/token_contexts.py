@@ -1,0 +1,210 @@
+"""How far what precedes a token differs from what follows it.
+
+For a token t with predecessors p and successors s, both of n occurrences,
+
+    JS_t = ½ KL(p ‖ (p+s)/2) + ½ KL(s ‖ (p+s)/2),      0 (the same) ≤ JS_t ≤ ln 2 (no neighbour on both sides)
+
+is what a neighbour says of its own side (Lin 1991). Weighted by occurrences, its mean over tokens is the
+irreversibility I of `tiewise.analysis.bigrams`: with Q[t, b] = π_t s_b and Q[b, t] = π_t p_b the two sums are one.
+
+From counts it is too high: a neighbour that is seen once has one side only. Three levels stand beside it: its exact
+expectation with every pair's directions tossed by a fair coin; the same sides guessed from other parts of the text,
+which is too low; and the interval over tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tiewise.analysis.bigram_counts import Chain, Ids, guessed, parts_of
+from tiewise.analysis.estimates import Estimate, Z, mean_interval
+from tiewise.analysis.token_table import Array
+from tiewise.analysis.token_texts import Groups
+from tiewise.core.errors import DataError
+
+PARTS = 10
+EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
+ENOUGH = 10  # occurrences from which a token is compared with its own null
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Each token's divergence in nats, [V]; NaN for tokens that the text does not have.
+
+    Args:
+        counts: occurrences.
+        plug_in: JS from the counts as they are; on average too high.
+        coin: its expectation where directions are tossed.
+        coin_deviation: standard deviation of the same.
+        held_out: sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead.
+        by_part: mean of the same over the occurrences of each part [parts].
+    """
+
+    counts: Ids
+    plug_in: Array
+    coin: Array
+    coin_deviation: Array
+    held_out: Array
+    by_part: Array
+
+    @property
+    def excess(self) -> Array:
+        """plug_in − coin [V]."""
+        return self.plug_in - self.coin
+
+    @property
+    def score(self) -> Array:
+        """The excess in standard deviations of the coin [V]; NaN below 10 occurrences or where the coin has none."""
+        enough = (self.counts >= ENOUGH) & (self.coin_deviation > 0)
+        spread = np.where(enough, self.coin_deviation, np.nan)
+        return self.excess / spread
+
+    @property
+    def guessed(self) -> Estimate:
+        """`held_out` per occurrence, with the 95 % interval over the parts (Student's t)."""
+        return mean_interval(self.by_part)
+
+    def weighted(self, values: Array) -> float:
+        """Mean over occurrences."""
+        seen = self.counts > 0
+        return float((values[seen] * self.counts[seen]).sum() / self.counts.sum())
+
+
+@dataclass(frozen=True)
+class ContextGroup:
+    """One group of tokens; means are over tokens, each counted once, with 95 % intervals that allow for shared pairs.
+
+    Args:
+        label: of the group.
+        tokens: in the group and in the text.
+        occurrences: of these together.
+        plug_in: mean divergence from counts, in nats.
+        coin: mean of what tossed directions would give.
+        excess: plug_in − coin; its interval contains 0 where no difference between left and right is shown.
+        held_out: mean of the lower estimate.
+        beyond: share of tokens (of 10 occurrences or more) above the coin's mean by 1.96 deviations; 0.025 by chance
+            where many neighbours make the coin nearly normal. None without such tokens.
+    """
+
+    label: str
+    tokens: int
+    occurrences: int
+    plug_in: Estimate
+    coin: float
+    excess: Estimate
+    held_out: Estimate
+    beyond: float | None
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return asdict(self)
+
+
+def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
+    """Measure every token of a text [N], closed into a ring.
+
+    Raises:
+        DataError: fewer than 10 tokens per part, or an id outside the vocabulary.
+    """
+    text = np.asarray(ids)
+    if not 2 <= parts <= 10 or len(text) < 10 * parts:
+        raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
+    chain = Chain.of([text], vocabulary)
+    back = chain.reversed_counts
+    other = chain.before != chain.after
+    counts = chain.tokens
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scale = np.where(counts > 0, 0.5 / counts, np.nan)
+    plug_in = _spread(chain, np.where(other, chain.counts * np.log(2 * chain.counts / (chain.counts + back)), 0.0))
+    once = other & ((chain.before < chain.after) | (back == 0))
+    mean, variance = _tossed((chain.counts + back)[once])
+    coin, noise = _scattered(chain, once, mean), _scattered(chain, once, variance)
+    held_out, by_part = np.zeros(vocabulary), []
+    for part in parts_of(text, vocabulary, parts):
+        nats = guessed(chain, part)
+        held_out += _spread(part, nats)
+        by_part.append(nats.sum() / part.pairs)
+    coin_deviation = np.sqrt(noise) * scale
+    return Contexts(counts, plug_in * scale, coin * scale, coin_deviation, held_out * scale, np.array(by_part))
+
+
+def _spread(chain: Chain, values: Array) -> Array:
+    """Sum a value of each pair seen into both of its tokens [V]."""
+    made = np.zeros(chain.vocabulary)
+    for tokens in (chain.before, chain.after):
+        made += np.bincount(tokens, values, chain.vocabulary)
+    return made
+
+
+def _scattered(chain: Chain, chosen: NDArray[np.bool_], values: Array) -> Array:
+    whole = np.zeros(len(chain.keys))
+    whole[chosen] = values
+    return _spread(chain, whole)
+
+
+def _tossed(both: Ids) -> tuple[Array, Array]:
+    """(mean, variance) of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses [n]; by m.
+
+    Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
+    """
+    sizes, place = np.unique(both, return_inverse=True)
+    found = [_toss(int(m)) if m <= EXACT_UP_TO else (0.5 + 1 / (4 * int(m)), 0.5 + 1 / (2 * int(m))) for m in sizes]
+    table = np.array(found).reshape(-1, 2)[place]
+    return table[:, 0], table[:, 1]
+
+
+def _toss(m: int) -> tuple[float, float]:
+    x = np.arange(m + 1)
+    logs = np.concatenate([[0.0], np.cumsum(np.log((m - x[:-1]) / (x[:-1] + 1.0)))]) - m * math.log(2)
+    share = np.exp(logs)
+    inner = 2 * np.maximum(x, 1) / m
+    one = x * np.log(inner)
+    value = one + one[::-1]
+    mean = float(share @ value)
+    return mean, max(0.0, float(share @ np.square(value - mean)))
+
+
+def grouped(found: Contexts, groups: Groups) -> tuple[ContextGroup, ...]:
+    """Average over the tokens of each group that the text has; groups with fewer than two such tokens are left out."""
+    made = []
+    for place, label in enumerate(groups.labels):
+        inside = (groups.of == place) & (found.counts > 0)
+        if inside.sum() < 2:
+            continue
+        scores = found.score[inside]
+        scores = scores[np.isfinite(scores)]
+        made.append(
+            ContextGroup(
+                label,
+                int(inside.sum()),
+                int(found.counts[inside].sum()),
+                _over_tokens(found.plug_in[inside]),
+                float(found.coin[inside].mean()),
+                _over_tokens(found.excess[inside]),
+                _over_tokens(found.held_out[inside]),
+                float((scores > Z).mean()) if len(scores) else None,
+            )
+        )
+    return tuple(made)
+
+
+def _over_tokens(values: Array) -> Estimate:
+    """Mean with an interval √2 as wide as that of independent values.
+
+    Each pair of neighbours stands in the counts of both, and (x + y)² ≤ 2(x² + y²): no sharing can widen it more.
+    """
+    found = mean_interval(values)
+    half = math.sqrt(2) * (found.high - found.value)
+    return Estimate(found.value, found.value - half, found.value + half, found.rows)
+
+
+def furthest(found: Contexts, least: int, top: int) -> Ids:
+    """Tokens of `least` occurrences or more with the largest excess, largest first."""
+    excess = np.where(found.counts >= least, found.excess, -np.inf)
+    order = np.argsort(-excess, kind="stable")[:top]
+    return order[np.isfinite(excess[order])]

@@ -1,0 +1,423 @@
+"""What lies in a Hugging Face folder: config, index, headers, and the ids that its tokenizer's files name.
+
+Each file is opened once and believed only where checked. A fault in one does not hide the others: `Folder.faults` keeps
+each with the file that it concerns. No tokenizer is built: its files are read as data, in the order tokenizer.json,
+vocab.json, vocab.txt, a SentencePiece model; then, always, added_tokens.json and tokenizer_config.json.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tiewise.checkpoint.stored import Header, Stored, read_header
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_json, read_whole, require_bounded, short
+from tiewise.core.errors import CheckpointError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
+TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest known has some hundred and 140,000
+MOST_CONFIG = 8 * 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A file, or what is said of one, that cannot be true: what, and the way out."""
+
+    file: str
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """`model.safetensors.index.json`: which file should hold which tensor."""
+
+    name: str
+    weight_map: dict[str, str]
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A checkpoint as it lies on disk.
+
+    Args:
+        path: the folder, or the folder of the single file that was given.
+        files: names of all entries directly inside, sorted (of a single file: that one).
+        config: config.json; None where there is none or it cannot be read.
+        index: of the shards; None for a single file.
+        headers: of the files of tensors, by file name. With an index the files it names, else every `.safetensors`.
+        tensors: every tensor by name, from the file that the index maps it to (else the first that holds it).
+        copies: tensors of a name that another file already gave.
+        extra: names of `.safetensors` files in the folder that the index does not name.
+        faults: what could not be read or cannot be true.
+        single: one `.safetensors` was given rather than a folder.
+    """
+
+    path: Path
+    files: tuple[str, ...]
+    config: dict[str, Any] | None
+    index: Index | None
+    headers: dict[str, Header]
+    tensors: dict[str, Stored]
+    copies: tuple[Stored, ...] = ()
+    extra: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    single: bool = False
+
+    @property
+    def pickles(self) -> tuple[str, ...]:
+        """Files of pickled or foreign weights: named, never opened."""
+        return tuple(name for name in self.files if name.endswith(PICKLES) and not name.startswith("training_args"))
+
+    @property
+    def opened(self) -> str | None:
+        """The file that transformers opens of this folder, or the index that it follows; None where it finds none."""
+        named = None if self.config is None else self.config.get("transformers_weights")
+        looked_for = (named,) if isinstance(named, str) else (SINGLE, INDEX, TORCH, TORCH_INDEX)
+        return self.files[0] if self.single else next((name for name in looked_for if self.has(name)), None)
+
+    @property
+    def is_adapter(self) -> bool:
+        """Whether it is a PEFT adapter's and no whole model's."""
+        return self.has(ADAPTER_CONFIG) and not self.tensors
+
+    def has(self, name: str) -> bool:
+        """Whether an entry of this name lies directly in the folder."""
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(self.files)
+
+    def json(self, name: str) -> Any:
+        """Return what the JSON file `name` of the folder holds.
+
+        Raises:
+            CheckpointError: it leads outside, cannot be read, or is no JSON.
+        """
+        return read_json(os.fspath(inside(self.path, name)))
+
+
+@dataclass
+class _Faults:
+    """Collects faults while a folder is being read."""
+
+    found: list[Fault] = field(default_factory=list)
+
+    def note(self, file: str, error: CheckpointError) -> None:
+        self.found.append(Fault(file, error.what, error.fix))
+
+
+def open_folder(path: str | os.PathLike[str]) -> Folder:
+    """Read a Hugging Face folder, or one `.safetensors` (with the config.json beside it, if there is one).
+
+    Only headers, index and config are read.
+
+    Raises:
+        CheckpointError: the path does not exist, may not be read, or is neither.
+    """
+    path = Path(path)
+    if os.path.isdir(path):
+        return _folder(path)
+    if path.suffix == ".safetensors" or os.path.isfile(path):
+        return _file(path)
+    what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+    raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
+
+
+def _file(path: Path) -> Folder:
+    header = read_header(path)
+    faults = _Faults()
+    names = _listing(path.parent)
+    config = _config(path.parent, faults) if CONFIG in names and _only_weights(path, names) else None
+    tensors = dict(header.tensors)
+    files = (path.name, CONFIG) if config is not None else (path.name,)
+    return Folder(
+        path.parent, files, config, None, {path.name: header}, tensors, faults=tuple(faults.found), single=True
+    )
+
+
+def _only_weights(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether a config beside a file speaks of it: not where the file is one shard of several."""
+    return [name for name in names if name.endswith(".safetensors")] == [path.name]
+
+
+def _folder(path: Path) -> Folder:
+    names = _listing(path)
+    faults = _Faults()
+    config = _config(path, faults) if CONFIG in names else None
+    index = _index(path, faults) if INDEX in names else None
+    stored = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
+    wanted = sorted(set(index.weight_map.values())) if index is not None else stored
+    if index is None and SINGLE in stored:
+        wanted = [SINGLE]
+    if len(wanted) > MOST_SHARDS:
+        raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", "give the checkpoint's own folder")
+    headers: dict[str, Header] = {}
+    there, tensors = frozenset(names), 0
+    for name in wanted:
+        try:
+            if name not in there:
+                raise CheckpointError(f"{path / name}: no such file", "check the path")
+            headers[name] = read_header(inside(path, name))
+        except CheckpointError as error:
+            faults.note(name, error)
+            continue
+        tensors += len(headers[name].tensors)
+        if tensors > MOST_TENSORS:
+            fix = "give the checkpoint's own folder"
+            raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", fix)
+    extra = tuple(name for name in sorted(set(stored) - set(wanted)))
+    return Folder(path, names, config, index, headers, *_gather(headers, index), extra, tuple(faults.found))
+
+
+def _gather(headers: dict[str, Header], index: Index | None) -> tuple[dict[str, Stored], tuple[Stored, ...]]:
+    tensors: dict[str, Stored] = {}
+    copies: list[Stored] = []
+    for file, header in headers.items():
+        for name, tensor in header.tensors.items():
+            mapped = index is not None and index.weight_map.get(name) == file
+            if name not in tensors:
+                tensors[name] = tensor
+            elif mapped:
+                copies.append(tensors[name])
+                tensors[name] = tensor
+            else:
+                copies.append(tensor)
+    return tensors, tuple(copies)
+
+
+def _listing(path: Path) -> tuple[str, ...]:
+    try:
+        names = sorted(os.listdir(path))
+    except PermissionError:
+        raise CheckpointError(f"{path}: no permission to list it", f"chmod u+rx {path}, or ask its owner") from None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check the path") from None
+    if len(names) > MOST_FILES:
+        raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", "give the checkpoint's own folder")
+    return tuple(names)
+
+
+def _config(path: Path, faults: _Faults) -> dict[str, Any] | None:
+    try:
+        record = read_json(os.fspath(inside(path, CONFIG)), most=MOST_CONFIG)
+        if isinstance(record, dict):
+            return record
+        raise CheckpointError(f"{path / CONFIG}: no JSON object", "take it from its source again")
+    except CheckpointError as error:
+        faults.note(CONFIG, error)
+        return None
+
+
+def _index(path: Path, faults: _Faults) -> Index | None:
+    fix = "take it from its source again, or delete it where all tensors are in one file"
+    try:
+        record = read_json(os.fspath(inside(path, INDEX)), unique=True)
+        weight_map = record.get("weight_map") if isinstance(record, dict) else None
+        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+            raise CheckpointError(f"{path / INDEX}: it has no weight_map from tensors to files", fix)
+        files = set(weight_map.values())
+        if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
+            what = f"{path / INDEX}: {len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
+            raise CheckpointError(what, fix)
+        for file in sorted(files):
+            if file != Path(file).name:
+                raise CheckpointError(
+                    f"{path / INDEX}: names the file {short(file)}, which does not lie in the folder", fix
+                )
+        metadata = record.get("metadata")
+        return Index(INDEX, weight_map, metadata if isinstance(metadata, dict) else {})
+    except CheckpointError as error:
+        faults.note(INDEX, error)
+        return None
+
+
+MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
+PIECES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "source.spm")
+_VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", *PIECES)
+# Whole names in brackets, as tokenizers write them: "unused", "reserved" and "##pad" are words of BERT's vocabulary.
+_NAME = r"▁?(?:unused|reserved|extra|dummy|place▁?holder|pad(?:ding)?)(?:[ _▁-]?(?:special|token|id|no))*[ _▁-]?\d*▁?"
+_RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """Ids of one tokenizer.
+
+    Args:
+        files: those that were read.
+        base: {text: id} of the vocabulary proper. A SentencePiece model gives positions in place of texts.
+        added: {id: text} of tokens added to it.
+        faults: files that could not be read.
+    """
+
+    files: tuple[str, ...]
+    base: Mapping[str, int]
+    added: Mapping[int, str]
+    faults: tuple[Fault, ...] = ()
+
+    @cached_property
+    def base_max(self) -> int:
+        """Largest id of the vocabulary proper; -1 where there is none."""
+        return max(self.base.values(), default=-1)
+
+    @cached_property
+    def max_id(self) -> int:
+        """Largest id of all, added tokens included; -1 where there is none."""
+        return max(self.base_max, max(self.added, default=-1))
+
+    @cached_property
+    def count(self) -> int:
+        """Distinct ids."""
+        ids = np.fromiter(itertools.chain(self.base.values(), self.added), np.int64)
+        return len(np.unique(ids))
+
+    @cached_property
+    def used(self) -> frozenset[int]:
+        """Ids that text can produce: all but placeholders, `[unused12]`, `<|reserved_special_token_3|>`, `<pad>`."""
+        texts = ((text, number) for text, number in self.base.items() if number not in self.added)
+        more = ((text, number) for number, text in self.added.items())
+        return frozenset(number for text, number in itertools.chain(texts, more) if not _RESERVED.fullmatch(text))
+
+
+def read_tokenizer(folder: Folder) -> Tokenizer | None:
+    """Read the tokenizer files of a folder; None where it has none. What cannot be read becomes a fault."""
+    files: list[str] = []
+    faults: list[Fault] = []
+    base: dict[str, int] = {}
+    added: dict[int, str] = {}
+    vocabulary = next((name for name in _VOCABULARIES if folder.has(name)), None)
+    beside = [name for name in ("added_tokens.json", "tokenizer_config.json") if folder.has(name)]
+    for name in [*([vocabulary] if vocabulary is not None else []), *beside]:
+        try:
+            found_base, found_added = _read(folder, name)
+        except CheckpointError as error:
+            faults.append(Fault(name, error.what, error.fix))
+            continue
+        files.append(name)
+        base = {**base, **found_base} if base else found_base
+        added |= found_added
+    return Tokenizer(tuple(files), base, added, tuple(faults)) if base or added or faults else None
+
+
+def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
+    where = f"{folder.path / name}"
+    if name == "vocab.txt":
+        data = _bytes(folder, name)
+        _require_few(data.count(b"\n"), where)
+        require_bounded(data, 2 * data.count(b"\n"), where)
+        lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
+        return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
+    if name in PIECES:
+        return {str(number): number for number in range(count_pieces(_bytes(folder, name), where))}, {}
+    record = folder.json(name)
+    if not isinstance(record, Mapping):
+        raise CheckpointError(f"{where}: no JSON object", "take it from its source again")
+    if name == "tokenizer.json":
+        model = record.get("model")
+        entries = record.get("added_tokens")
+        return _vocabulary(model.get("vocab") if isinstance(model, Mapping) else None), dict(_entries(entries))
+    if name == "tokenizer_config.json":
+        return {}, dict(_decoder(record.get("added_tokens_decoder")))
+    if name == "added_tokens.json":
+        return {}, {number: text for text, number in _vocabulary(record).items()}
+    return _vocabulary(record), {}
+
+
+def _bytes(folder: Folder, name: str) -> bytes:
+    return read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+
+
+def _vocabulary(record: Any) -> dict[str, int]:
+    """{text: id} of BPE, WordPiece and WordLevel; of Unigram's list of [text, score] the positions."""
+    if isinstance(record, list):
+        texts = (entry[0] if isinstance(entry, list) and entry else None for entry in record)
+        return {text if isinstance(text, str) else f"#{number}": number for number, text in enumerate(texts)}
+    if isinstance(record, dict):  # without a copy where it is as it should be
+        whole = all(map(is_id, record.values()))
+        return record if whole else {text: number for text, number in record.items() if is_id(number)}
+    return {}
+
+
+def _require_few(count: int, where: str) -> None:
+    if count > MOST_TOKENS:
+        fix = "no vocabulary is that large: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
+
+
+def _entries(record: Any) -> Iterator[tuple[int, str]]:
+    for entry in record if isinstance(record, list) else ():
+        if isinstance(entry, Mapping) and is_id(entry.get("id")):
+            yield entry["id"], str(entry.get("content", ""))
+
+
+def _decoder(record: Any) -> Iterator[tuple[int, str]]:
+    for key, entry in record.items() if isinstance(record, Mapping) else ():
+        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 19:
+            yield int(key), str(entry.get("content", "")) if isinstance(entry, Mapping) else ""
+
+
+def is_id(value: Any) -> bool:
+    """Whether a JSON value can be a token's id."""
+    return type(value) is int and 0 <= value < 2**63
+
+
+def count_pieces(data: bytes, where: str) -> int:
+    """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each.
+
+    Raises:
+        CheckpointError: the bytes are no such message, or one of too many fields; naming `where`.
+    """
+    pieces = fields = at = 0
+    while at < len(data):
+        fields += 1
+        _require_few(fields, where)
+        tag, at = _varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            _, at = _varint(data, at)
+        elif kind in (1, 5):
+            at += 8 if kind == 1 else 4
+        elif kind == 2:
+            length, at = _varint(data, at)
+            at += length
+            pieces += tag >> 3 == 1
+        else:
+            at = len(data) + 1
+    if at != len(data):
+        raise CheckpointError(f"{where}: the SentencePiece model is damaged", "take it from its source again")
+    return pieces
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(data) and shift < 64:
+        byte = data[at]
+        value, shift, at = value | (byte & 127) << shift, shift + 7, at + 1
+        if byte < 128:
+            return value, at
+    return 0, len(data) + 1
+
+
+def special_ids(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of every special id in the given (path, level) pairs; lists of ids one by one."""
+    for path, record in records:
+        for name in ("bos", "eos", "pad", "unk", "decoder_start"):
+            key = f"{name}_token_id"
+            value = record.get(key)
+            for number in value if isinstance(value, list) else [value]:
+                if number is not None:
+                    yield f"{path}.{key}" if path else key, number

@@ -1,0 +1,272 @@
+"""Whole tables, streamed: how alike two of them are, what the rows of one hold, which tensors are stored twice.
+
+    identical     every byte equal
+    zeros' signs  every number equal, some zeros are negative at one end only
+    same values   equal once both are cast to the narrower of their types (one end was saved in another precision)
+    some rows     most rows equal, some not (rows trained, added or re-initialised at one end only)
+    close         every row differs a little (both ends drifted apart from one table)
+    unrelated     two tables of their own
+
+Two tables pass through two buffers that stay in the processor's cache; reading stops at the first difference where only
+equality is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.stored import BITS, FLOATING, NUMPY, Reader, Stored
+
+IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
+SOME_ROWS, CLOSE, UNRELATED = "some rows", "close", "unrelated"
+SCAN_BYTES = 2**20  # large enough for few system calls, small enough for two of them to stay in the cache
+FEW = 0.5  # a pair is "some rows" while no more than this share of its rows differs
+NEAR = 0.1  # and "close" while ‖a − b‖ is at most this share of ‖a‖
+SAMPLED_ROWS = 4096
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """Two tables [V, E] held side by side.
+
+    Args:
+        kind: one of the words above.
+        rows: rows compared.
+        differing: rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`).
+        first: the first of them, at most eight.
+        relative: ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs.
+        largest: largest absolute difference of an element over those rows.
+        nan: some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two
+            differ even where every byte is equal.
+    """
+
+    kind: str
+    rows: int
+    differing: int = 0
+    first: tuple[int, ...] = ()
+    relative: float = 0.0
+    largest: float = 0.0
+    nan: bool = False
+
+    @property
+    def equal(self) -> bool:
+        """Whether one can stand for the other: the same bytes, or the same numbers."""
+        return self.kind in (IDENTICAL, SIGNS)
+
+
+def same_numbers(a: Stored, b: Stored, tick: Progress = lambda done: None) -> bool:
+    """Whether one tensor can stand for another of its type: the same bytes, but for the signs of zeros.
+
+    `tick` hears the bytes compared so far (of one of them).
+    """
+    if same_bytes(a, b, tick):
+        return True
+    if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
+        return False
+    with Reader(a) as one, Reader(b) as other:
+        return not any(len(_differing(one.rows(*span), other.rows(*span))) for span in one.spans())
+
+
+def same_bytes(
+    a: Stored, b: Stored, tick: Progress = lambda done: None, look: Callable[[NDArray], None] = lambda block: None
+) -> bool:
+    """Whether two tensors hold the same bytes; `tick` hears the bytes compared so far (of one of them).
+
+    `look` is shown every block of equal bytes.
+    """
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return False
+    left, right = np.empty(SCAN_BYTES, np.uint8), np.empty(SCAN_BYTES, np.uint8)
+    with Reader(a) as one, Reader(b) as other:
+        for start in range(0, a.nbytes, SCAN_BYTES):
+            count = min(SCAN_BYTES, a.nbytes - start)
+            one.into(left.data[:count], start)
+            other.into(right.data[:count], start)
+            if not np.array_equal(_words(left[:count]), _words(right[:count])):
+                return False
+            look(left[:count])
+            tick(start + count)
+    return True
+
+
+def likeness(a: Stored, b: Stored, tick: Progress = lambda done: None) -> Likeness | None:
+    """Compare two tables of one shape row by row; None where their shapes or types allow no comparison.
+
+    `tick` hears the bytes of `a` read so far.
+    """
+    if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
+        return None
+    tally = _Tally()
+    if same_bytes(a, b, look=lambda block: tally.look(block.view(NUMPY[a.dtype]))):
+        tick(a.nbytes)
+        return Likeness(IDENTICAL, a.rows, nan=tally.nan)
+    narrow = min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))
+    with Reader(a) as one, Reader(b) as other:
+        for start, stop in one.spans():
+            tally.add(start, one.rows(start, stop), other.rows(start, stop), NUMPY[narrow])
+            tick(stop * one.row_bytes)
+    return tally.verdict(a.rows, SIGNS if a.dtype == b.dtype else SAME_VALUES)
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.differing = 0
+        self.measured = 0
+        self.first: list[int] = []
+        self.error = self.norm = self.largest = 0.0
+        self.nan = False
+
+    def look(self, block: NDArray) -> None:
+        """Remember whether a block holds NaN, whose bits without the sign are above those of infinity."""
+        bits = block.view(f"u{block.itemsize}")
+        infinity = np.array(np.inf, block.dtype).view(bits.dtype)
+        self.nan = self.nan or bool((bits & np.iinfo(f"i{block.itemsize}").max).max(initial=0) > infinity)
+
+    def add(self, start: int, a: NDArray, b: NDArray, kind: np.dtype) -> None:
+        left, right = (np.ascontiguousarray(x.astype(kind, copy=False)) for x in (a, b))
+        rows = _differing(left, right)
+        self.look(left)
+        if not len(rows):
+            return
+        self.differing += len(rows)
+        self.first += [start + int(row) for row in rows[: 8 - len(self.first)]]
+        rows = rows[: SAMPLED_ROWS - self.measured]
+        self.measured += len(rows)
+        x, y = a[rows].astype(np.float64), b[rows].astype(np.float64)
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.error += float(np.square(x - y).sum())
+            self.norm += float(np.square(x).sum())
+            self.largest = max(self.largest, float(np.abs(x - y).max(initial=0.0)))
+
+    def verdict(self, rows: int, equal: str) -> Likeness:
+        if not self.differing:
+            return Likeness(equal, rows, nan=self.nan)
+        relative = float(np.sqrt(self.error / self.norm)) if self.norm > 0 else float("inf")
+        kind = SOME_ROWS if self.differing <= FEW * rows else CLOSE if relative <= NEAR else UNRELATED
+        return Likeness(kind, rows, self.differing, tuple(self.first), relative, self.largest, self.nan)
+
+
+def _differing(a: NDArray, b: NDArray) -> NDArray:
+    """Rows of two arrays of one type that differ: in bytes, and then, as zero and NaN have several, in numbers."""
+    rows = np.nonzero((_row_words(a) != _row_words(b)).any(axis=1))[0]
+    x, y = (table.reshape(len(table), table.size // max(1, len(table)))[rows] for table in (a, b))
+    return rows[~((x == y) | (np.isnan(x) & np.isnan(y))).all(axis=1)]
+
+
+def _words(data: NDArray) -> NDArray:
+    """View bytes as 8-byte words where their number allows: comparing is then eight times fewer elements."""
+    return data.view(np.uint64) if data.nbytes % 8 == 0 else data
+
+
+def _row_words(table: NDArray) -> NDArray:
+    data = table.view(np.uint8).reshape(len(table), -1)
+    return data.view(np.uint64) if data.shape[1] % 8 == 0 else data
+
+
+LARGE = 2**20  # smaller tensors are not looked at for duplicates: norms and biases are often equal
+_SAMPLE = 2**16
+
+
+@dataclass(frozen=True)
+class RowScan:
+    """What was found in a table [V, E].
+
+    Args:
+        not_finite: rows that hold NaN or an infinity.
+        zero: rows of zeros.
+        repeated: groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order.
+        lengths: Euclidean length of each row [V]; NaN or infinite where the row is.
+    """
+
+    not_finite: tuple[int, ...]
+    zero: tuple[int, ...]
+    repeated: tuple[tuple[int, ...], ...]
+    lengths: NDArray[np.float32]
+
+
+def scan_rows(table: Stored, tick: Callable[[int], None] = lambda done: None) -> RowScan:
+    """Read every row of a floating table; `tick` hears the bytes read so far."""
+    lengths = np.zeros(table.rows, np.float32)
+    finite = np.ones(table.rows, bool)
+    zero = np.zeros(table.rows, bool)
+    first: dict[bytes, int] = {}
+    groups: dict[int, list[int]] = {}
+    with Reader(table) as reader:
+        for start, stop in reader.spans():
+            rows = reader.rows(start, stop)
+            wide = rows.astype(np.float64 if rows.dtype == np.float64 else np.float32)
+            with np.errstate(all="ignore"):
+                lengths[start:stop] = _lengths(wide)
+                finite[start:stop] = np.isfinite(wide).all(axis=1)
+            zero[start:stop] = (wide == 0).all(axis=1)
+            for number, row in enumerate(np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1), start):
+                home = first.setdefault(hashlib.blake2b(row.data, digest_size=16).digest(), number)
+                if home != number:
+                    groups.setdefault(home, [home]).append(number)
+            tick(stop * reader.row_bytes)
+    repeated = [tuple(group) for home, group in groups.items() if finite[home] and not zero[home]]
+    return RowScan(_numbers(~finite), _numbers(zero), tuple(repeated), lengths)
+
+
+def _lengths(rows: NDArray) -> NDArray:
+    """Lengths without overflow or underflow: each row is scaled by its largest element."""
+    largest = np.abs(rows).max(axis=1, initial=0.0)
+    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+    return scale * np.sqrt(np.square(rows / scale[:, None]).sum(axis=1))
+
+
+def _numbers(mask: NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(int(row) for row in np.nonzero(mask)[0])
+
+
+def outlying(lengths: NDArray, rows: Iterable[int], factor: float = 10.0) -> tuple[tuple[int, ...], float]:
+    """Rows of the given ones whose length is `factor` times the median length or more, and the median."""
+    chosen = np.fromiter(rows, np.int64)
+    chosen = chosen[(chosen < len(lengths))]
+    values = lengths[chosen]
+    values, chosen = values[np.isfinite(values)], chosen[np.isfinite(values)]
+    if not len(values):
+        return (), 0.0
+    median = float(np.median(values))
+    far = np.sort(chosen[values >= factor * median]) if median > 0 else chosen[:0]
+    return tuple(int(row) for row in far), median
+
+
+def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool] = same_bytes) -> list[list[Stored]]:
+    """Group large tensors that hold the same bytes.
+
+    Tensors of one type and shape are compared; a hash of three samples sorts out most pairs before all bytes are read.
+    """
+    buckets: dict[tuple[str, tuple[int, ...]], list[Stored]] = defaultdict(list)
+    for tensor in tensors:
+        if tensor.nbytes >= LARGE:
+            buckets[tensor.dtype, tensor.shape].append(tensor)
+    found = []
+    for bucket in buckets.values():
+        samples: dict[bytes, list[list[Stored]]] = defaultdict(list)
+        for tensor in bucket if len(bucket) > 1 else ():
+            groups = samples[_sample(tensor)]
+            home = next((group for group in groups if same(group[0], tensor)), None)
+            if home is None:
+                groups.append([tensor])
+            else:
+                home.append(tensor)
+        found += [group for groups in samples.values() for group in groups if len(group) > 1]
+    return found
+
+
+def _sample(tensor: Stored) -> bytes:
+    digest, buffer = hashlib.blake2b(digest_size=16), bytearray(_SAMPLE)
+    with Reader(tensor) as reader:
+        for start in (0, (tensor.nbytes - _SAMPLE) // 2, tensor.nbytes - _SAMPLE):
+            reader.into(memoryview(buffer), start)
+            digest.update(buffer)
+    return digest.digest()

@@ -1,0 +1,168 @@
+"""Files from strangers: only regular ones, inside their folder, and JSON of bounded memory and depth."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Any
+
+from tiewise.core.errors import CheckpointError, printable
+
+
+def open_regular(path: str | os.PathLike[str]) -> int:
+    """Return a descriptor for reading; the caller closes it.
+
+    Raises:
+        CheckpointError: missing, not permitted, or no regular file.
+    """
+    name = os.fspath(path)
+    try:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise CheckpointError(f"{name}: no such file", "check the path") from None
+    except PermissionError:
+        raise CheckpointError(f"{name}: no permission to read it", f"chmod u+r {name}, or ask its owner") from None
+    except (OSError, ValueError) as error:  # ValueError: a null byte in the name
+        raise CheckpointError(f"{name!r}: cannot be opened ({_reason(error)})", "check the path") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise CheckpointError(f"{name}: not a regular file", "give a checkpoint folder or a file of tensors")
+    return descriptor
+
+
+def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return all bytes of a file of at most `most` bytes.
+
+    Raises:
+        CheckpointError: as `open_regular`, or the file is larger.
+    """
+    descriptor = open_regular(path)
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size > most:
+            fix = "no file of this kind is that large: take it from its source again"
+            raise CheckpointError(f"{os.fspath(path)}: {size:,} bytes", fix)
+        try:
+            return file.read(most)
+        except OSError as error:
+            raise CheckpointError(f"{os.fspath(path)}: cannot be read ({_reason(error)})", "check the disk") from None
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return the file `name` of a checkpoint folder, after checking that it lies there.
+
+    Links are followed within the folder, and into the `blobs` beside the `snapshots` of a Hugging Face cache.
+
+    Raises:
+        CheckpointError: an absolute name, one with `..`, or a link that leads out.
+    """
+    fix = "nothing outside a checkpoint is read: put the file itself there"
+    if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
+        raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, which lies outside the folder", fix)
+    path = folder / name
+    if os.path.basename(name) == name != "." and not os.path.islink(path):
+        return path
+    try:
+        home, real = folder.resolve(), path.resolve()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{folder}: it names the file {name[:80]!r}, a name that no file has", fix) from None
+    except (OSError, RuntimeError):  # a loop of links
+        raise CheckpointError(f"{path}: a link that leads nowhere", fix) from None
+    homes = [home]
+    if home.parent.name == "snapshots" and (home.parent.parent / "blobs").is_dir():
+        homes.append(home.parent.parent / "blobs")
+    if not any(real.is_relative_to(place) for place in homes):
+        raise CheckpointError(f"{path}: a link that leads outside the folder", fix)
+    return path
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
+
+
+MOST_BYTES = 256 * 2**20  # the largest tokenizer.json known is 35 MB
+MOST_VALUES = 6_000_000  # and holds two million commas, colons and brackets
+MOST_MEMORY = 420 * 2**20  # that a file may take as objects, so that the process stays below 512 MB
+VALUE_BYTES = 75  # of memory for each comma, colon and bracket: a token with its id has two
+
+
+def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any:
+    """Return what a JSON file holds.
+
+    Args:
+        path: the file.
+        most: refuse more bytes than this.
+        unique: refuse an object that names a key twice (elsewhere the last wins, as in every other reader).
+
+    Raises:
+        CheckpointError: not a readable file, not JSON, or beyond the bounds.
+    """
+    return parse_json(read_whole(path, most), path, unique=unique)
+
+
+def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
+    """Return what JSON text in UTF-8 holds; `where` is named in errors.
+
+    `NaN` and `Infinity` are taken as transformers writes them (Mamba's configs do).
+
+    Raises:
+        CheckpointError: not JSON, of too many values, nested beyond the parser's stack, or a key named twice where
+            `unique`.
+    """
+    values = sum(map(data.count, (b",", b":", b"[", b"{"))) if len(data) > 2**20 else 0
+    if values > MOST_VALUES:
+        fix = "no file of this kind is that long: take it from its source again"
+        raise CheckpointError(f"{where}: more than {MOST_VALUES:,} values", fix)
+    require_bounded(data, values, where)
+    try:
+        text = data.decode()
+        del data  # text and objects take enough
+        return json.loads(text, object_pairs_hook=_unique if unique else None)
+    except _Twice as twice:
+        raise CheckpointError(f"{where}: names {short(twice.key)} twice", "one of the two must go") from None
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        fix = "the file is damaged or is no JSON: take it from its source again"
+        raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", fix) from None
+
+
+def require_bounded(data: bytes, values: int, where: str) -> None:
+    """Raise where text in UTF-8 and the `values` in it would take more memory than any file of its kind.
+
+    Raises:
+        CheckpointError: naming `where`.
+    """
+    if len(data) < 2**20:
+        return
+    width = 1 if data.isascii() else 4 if re.search(rb"[\xf0-\xff]", data) else 2  # bytes of a character in Python
+    characters = len(data) if width == 1 else len(data) - len(data.translate(None, _FIRST))
+    if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
+        fix = "no file of this kind is that large: take it from its source again"
+        raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", fix)
+
+
+_FIRST = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xC0)  # of a character; the others continue one
+
+
+def short(text: Any, most: int = 60) -> str:
+    """Return printable text of bounded length, for names that come from a file."""
+    plain = printable(str(text)[: most + 1])
+    return plain if len(plain) <= most else plain[: most - 1] + "…"
+
+
+class _Twice(Exception):
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise _Twice(key)
+            seen.add(key)
+    return made

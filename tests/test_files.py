@@ -1,0 +1,47 @@
+"""Whole files: the old one or the new one, and nothing beside it."""
+
+import errno
+import os
+
+import pytest
+
+from tiewise.core.files import sync, write_whole, written_whole
+
+
+def interrupted(path):
+    path.write_bytes(b"half")
+    raise KeyboardInterrupt
+
+
+def test_a_block_that_raises_leaves_the_old_file(tmp_path):
+    path = tmp_path / "a"
+    write_whole(path, "é")
+    with pytest.raises(KeyboardInterrupt), written_whole(path) as made:
+        interrupted(made)
+    assert path.read_bytes() == "é".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_bytes_are_on_the_disk_before_the_name_and_the_name_after(tmp_path, monkeypatch):
+    seen = []
+
+    def fsync(descriptor):
+        seen.append((os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")), sorted(os.listdir(tmp_path))))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_whole(tmp_path / "a", b"1")
+    (neighbour, before), (folder, after) = seen
+    assert before == [neighbour]
+    assert neighbour != "a"
+    assert (folder, after) == (tmp_path.name, ["a"])
+
+
+def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monkeypatch):
+    def fsync(descriptor):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    sync(tmp_path)
+    with pytest.raises(OSError, match="Invalid"):
+        write_whole(tmp_path / "a", b"1")
+    assert list(tmp_path.iterdir()) == []
