@@ -9,8 +9,8 @@ from tiewise.core.errors import SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.budget import budget
 from tiewise.planning.read_config import read
+from tiewise.sharing.layout import find_stacks
 from tiewise.sharing.share import share_layers
-from tiewise.sharing.sublayers import find_stacks
 
 _LLAMA = {
     "vocab_size": V,

@@ -1,7 +1,8 @@
-"""The terminal's view of an audit: what config and tensors say, what loaders make of it, then the findings."""
+"""An audit as it is shown: what config and tensors say, what loaders make of it, then the findings."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
@@ -30,6 +31,13 @@ def audit_view(audit: Audit) -> RenderableType:
     return Group(*parts)
 
 
+def audit_html(audit: Audit) -> str:
+    """Return the same as HTML, for a notebook."""
+    console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
+    console.print(audit_view(audit))
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
 def rule_view(rule: Rule) -> RenderableType:
     """Return what `--explain` prints of one rule."""
     head = Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
@@ -39,11 +47,6 @@ def rule_view(rule: Rule) -> RenderableType:
     if len(about) == 2:
         about[1] = Text.assemble(("What to do: ", "bold"), about[1])
     return Group(head, Text(), *about, Text(), *(Text(line, "dim") for line in (when, sources) if line))
-
-
-def print_view(view: RenderableType, console: Console | None = None) -> None:
-    """Print, without colouring what only looks like a number or a path."""
-    (console or Console(highlight=False)).print(view)
 
 
 def _title(audit: Audit) -> Text:
