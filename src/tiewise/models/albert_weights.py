@@ -4,7 +4,7 @@
     theirs = to_hugging_face(ours)             # then theirs.save_pretrained(path)
 
 Their second logit of a pair of segments says "swapped", ours says "in order": the head's two rows change places, and
-labels as `tiewise.data.sentence_order.swapped_labels` says. Their classes norm before the projection, and share whole
+labels as `tiewise.data.sentence_pairs.swapped_labels` says. Their classes norm before the projection, and share whole
 layers in runs (`all:groups=G`) or cycles (`all:cycle=N`): nothing else has a place there.
 """
 
