@@ -16,7 +16,7 @@ from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.prepared import PreparedText
 from tiewise.models.albert import OpenAlbertForPreTraining
-from tiewise.models.albert_config import OpenAlbertConfig
+from tiewise.models.albert_layers import OpenAlbertConfig
 from tiewise.training.albert.options import Albert, read_arm
 from tiewise.training.model import parameters
 from tiewise.training.settings import Settings
