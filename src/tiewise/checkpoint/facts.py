@@ -47,15 +47,10 @@ def _sizes(level: Mapping[str, Any]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Facts:
-    """One checkpoint. Everything beyond the headers is read by the first rule that asks.
+    """One checkpoint. Everything beyond the headers is read by the first rule that asks."""
 
-    Args:
-        folder: files, headers, config.
-        scan: tables may be read (False: headers only).
-    """
-
-    folder: Folder
-    scan: bool = True
+    folder: Folder  # files, headers, config
+    scan: bool = True  # tables may be read (False: headers only)
 
     @property
     def path(self) -> Path:

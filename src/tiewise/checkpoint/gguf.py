@@ -169,25 +169,17 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True)
 class Gguf:
-    """One GGUF file, or all parts of a split one.
+    """One GGUF file, or all parts of a split one."""
 
-    Args:
-        path: the file (of a split: the one that was given).
-        version: 2 or 3.
-        metadata: values by key; text is cut after 4096 bytes, arrays are left out.
-        arrays: length of each array by key.
-        tensors: by name; `dtype` is ggml's name for the type, `shape` is in numpy's order, [rows, width] for a table.
-        size: bytes of the file (of a split: of all parts).
-        parts: number of files that the model is split over, by `split.count`.
-    """
-
-    path: Path
-    version: int
+    path: Path  # the file (of a split: the one that was given)
+    version: int  # 2 or 3
+    # values by key; text is cut after 4096 bytes, arrays are left out
     metadata: dict[str, Value] = field(default_factory=dict)
-    arrays: dict[str, int] = field(default_factory=dict)
+    arrays: dict[str, int] = field(default_factory=dict)  # length of each array by key
+    # by name; `dtype` is ggml's name for the type, `shape` is in numpy's order, [rows, width] for a table
     tensors: dict[str, Stored] = field(default_factory=dict)
-    size: int = 0
-    parts: int = 1
+    size: int = 0  # bytes of the file (of a split: of all parts)
+    parts: int = 1  # number of files that the model is split over, by `split.count`
 
     @property
     def architecture(self) -> str:
@@ -254,17 +246,11 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """One GGUF file.
+    """One GGUF file."""
 
-    Args:
-        gguf: what it says of itself.
-        source: the Hugging Face checkpoint that it was made from; None where none was given.
-        scan: tables may be read (False: headers only).
-    """
-
-    gguf: Gguf
-    source: Facts | None = None
-    scan: bool = True
+    gguf: Gguf  # what it says of itself
+    source: Facts | None = None  # the Hugging Face checkpoint that it was made from; None where none was given
+    scan: bool = True  # tables may be read (False: headers only)
 
     @cached_property
     def equal(self) -> bool | None:

@@ -35,25 +35,16 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Likeness:
-    """Two tables [V, E] held side by side.
+    """Two tables [V, E] held side by side."""
 
-    Args:
-        kind: one of the words above.
-        rows: rows compared.
-        differing: rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`).
-        first: the first of them, at most eight.
-        relative: ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs.
-        largest: largest absolute difference of an element over those rows.
-        nan: some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two
-            differ even where every byte is equal.
-    """
-
-    kind: str
-    rows: int
-    differing: int = 0
-    first: tuple[int, ...] = ()
-    relative: float = 0.0
-    largest: float = 0.0
+    kind: str  # one of the words above
+    rows: int  # rows compared
+    differing: int = 0  # rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`)
+    first: tuple[int, ...] = ()  # the first of them, at most eight
+    relative: float = 0.0  # ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs
+    largest: float = 0.0  # largest absolute difference of an element over those rows
+    # some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two differ even
+    # where every byte is equal
     nan: bool = False
 
     @property
@@ -177,19 +168,13 @@ _SAMPLE = 2**16
 
 @dataclass(frozen=True)
 class RowScan:
-    """What was found in a table [V, E].
+    """What was found in a table [V, E]."""
 
-    Args:
-        not_finite: rows that hold NaN or an infinity.
-        zero: rows of zeros.
-        repeated: groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order.
-        lengths: Euclidean length of each row [V]; NaN or infinite where the row is.
-    """
-
-    not_finite: tuple[int, ...]
-    zero: tuple[int, ...]
+    not_finite: tuple[int, ...]  # rows that hold NaN or an infinity
+    zero: tuple[int, ...]  # rows of zeros
+    # groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order
     repeated: tuple[tuple[int, ...], ...]
-    lengths: NDArray[np.float32]
+    lengths: NDArray[np.float32]  # Euclidean length of each row [V]; NaN or infinite where the row is
 
 
 def scan_rows(table: Stored, tick: Callable[[int], None] = lambda done: None) -> RowScan:

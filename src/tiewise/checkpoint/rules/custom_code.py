@@ -25,46 +25,27 @@ _WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of th
 
 @dataclass(frozen=True)
 class Tied:
-    """An assignment of `_tied_weights_keys`, or of a name that was meant to be it.
+    """An assignment of `_tied_weights_keys`, or of a name that was meant to be it."""
 
-    Args:
-        name: as written.
-        line: in its file.
-        kind: "dict", "list" (or tuple, or set), "none" or "other".
-        entries: the texts of a list.
-    """
-
-    name: str
-    line: int
-    kind: str
-    entries: tuple[str, ...] = ()
+    name: str  # as written
+    line: int  # in its file
+    kind: str  # "dict", "list" (or tuple, or set), "none" or "other"
+    entries: tuple[str, ...] = ()  # the texts of a list
 
 
 @dataclass(frozen=True)
 class Class:
-    """One class of a file.
+    """One class of a file."""
 
-    Args:
-        file: name of the file in the folder.
-        line: of the class.
-        name: of the class.
-        bases: last parts of the names of its bases.
-        tied: what it assigns in its body or on `self`.
-        tie_weights: line of its own `tie_weights`; None without one.
-        takes_arguments: that method can be called with `missing_keys` and `recompute_mapping`.
-        output_embeddings: line of its own `get_output_embeddings`; None without one.
-        names_flag: `tie_word_embeddings` stands somewhere in it.
-    """
-
-    file: str
-    line: int
-    name: str
-    bases: tuple[str, ...] = ()
-    tied: tuple[Tied, ...] = ()
-    tie_weights: int | None = None
-    takes_arguments: bool = True
-    output_embeddings: int | None = None
-    names_flag: bool = False
+    file: str  # name of the file in the folder
+    line: int  # of the class
+    name: str  # of the class
+    bases: tuple[str, ...] = ()  # last parts of the names of its bases
+    tied: tuple[Tied, ...] = ()  # what it assigns in its body or on `self`
+    tie_weights: int | None = None  # line of its own `tie_weights`; None without one
+    takes_arguments: bool = True  # that method can be called with `missing_keys` and `recompute_mapping`
+    output_embeddings: int | None = None  # line of its own `get_output_embeddings`; None without one
+    names_flag: bool = False  # `tie_word_embeddings` stands somewhere in it
 
 
 @dataclass(frozen=True)

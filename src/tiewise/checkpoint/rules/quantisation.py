@@ -33,17 +33,11 @@ MOST_LISTED = 100_000
 
 @dataclass(frozen=True)
 class End:
-    """One end of a quantised checkpoint.
+    """One end of a quantised checkpoint."""
 
-    Args:
-        module: its name; None where none is known.
-        parts: last parts of the names of what is stored for it, sorted.
-        quantised: its numbers are packed, are of an integer or 8-bit type, or have scales beside them.
-    """
-
-    module: str | None = None
-    parts: tuple[str, ...] = ()
-    quantised: bool = False
+    module: str | None = None  # its name; None where none is known
+    parts: tuple[str, ...] = ()  # last parts of the names of what is stored for it, sorted
+    quantised: bool = False  # its numbers are packed, are of an integer or 8-bit type, or have scales beside them
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -58,20 +52,15 @@ class End:
 
 @dataclass(frozen=True)
 class Quantised:
-    """Both ends, and what the config says.
+    """Both ends, and what the config says."""
 
-    Args:
-        input: the input table.
-        output: the output head; without parts where none is stored.
-        method: `quant_method`, "" where a config of a quantisation names none; None without such a config.
-        lists: modules left alone, by the key that lists them. Patterns stand as written and are never run.
-        says_head: the config's own statement that the head is quantised (GPTQ's `lm_head`); None where it has none.
-    """
-
-    input: End
-    output: End
+    input: End  # the input table
+    output: End  # the output head; without parts where none is stored
+    # `quant_method`, "" where a config of a quantisation names none; None without such a config
     method: str | None = None
+    # modules left alone, by the key that lists them. Patterns stand as written and are never run.
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # the config's own statement that the head is quantised (GPTQ's `lm_head`); None where it has none
     says_head: bool | None = None
 
     @property
