@@ -88,11 +88,7 @@ class Adapter:
 
 
 def open_adapter(folder: Folder) -> Adapter:
-    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened.
-
-    Raises:
-        CheckpointError: adapter_config.json cannot be read or is no JSON object.
-    """
+    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened."""
     config = folder.json(ADAPTER_CONFIG)
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{folder.path / ADAPTER_CONFIG}: no JSON object", "take it from its source again")

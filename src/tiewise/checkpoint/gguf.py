@@ -37,9 +37,6 @@ class Window:
     Args:
         path: named in errors.
         descriptor: the open file; the caller closes it.
-
-    Raises:
-        CheckpointError: from every method, where the file ends before what was asked for.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -203,11 +200,7 @@ class Gguf:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Gguf:
-    """Read a GGUF file; of one that is split, all parts beside it (`…-00001-of-00003.gguf`).
-
-    Raises:
-        CheckpointError: as `read_gguf`, a part is missing, or a tensor lies in two parts.
-    """
+    """Read a GGUF file; of one that is split, all parts beside it (`…-00001-of-00003.gguf`)."""
     first = read_gguf(path)
     if first.parts == 1:
         return first
@@ -231,11 +224,7 @@ def _part_names(first: Gguf) -> list[str]:
 
 
 def read_gguf(path: str | os.PathLike[str]) -> Gguf:
-    """Read and check the header of one GGUF file.
-
-    Raises:
-        CheckpointError: the file cannot be read, is of another version or byte order, or breaks a rule of the format.
-    """
+    """Read and check the header of one GGUF file."""
     path = Path(path)
     descriptor = open_regular(path)
     try:

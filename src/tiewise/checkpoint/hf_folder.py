@@ -91,11 +91,7 @@ class Folder:
         return frozenset(self.files)
 
     def json(self, name: str) -> Any:
-        """Return what the JSON file `name` of the folder holds.
-
-        Raises:
-            CheckpointError: it leads outside, cannot be read, or is no JSON.
-        """
+        """Return what the JSON file `name` of the folder holds."""
         return read_json(os.fspath(inside(self.path, name)))
 
 
@@ -359,11 +355,7 @@ def is_id(value: Any) -> bool:
 
 
 def count_pieces(data: bytes, where: str) -> int:
-    """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each.
-
-    Raises:
-        CheckpointError: the bytes are no such message, or one of too many fields; naming `where`.
-    """
+    """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each."""
     pieces = fields = at = 0
     while at < len(data):
         fields += 1

@@ -140,11 +140,7 @@ class Header:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of a safetensors file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or its header breaks a rule of the format.
-    """
+    """Read and check the header of a safetensors file."""
     path = Path(path)
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -243,11 +239,7 @@ class Reader:
         return self.tensor.nbytes // max(1, self.tensor.rows)
 
     def into(self, buffer: memoryview, offset: int = 0) -> None:
-        """Fill `buffer` with the tensor's bytes from `offset` on.
-
-        Raises:
-            CheckpointError: the file has become shorter than its header says.
-        """
+        """Fill `buffer` with the tensor's bytes from `offset` on."""
         at = self.tensor.start + offset
         while buffer:
             try:
@@ -262,11 +254,7 @@ class Reader:
             buffer, at = buffer[count:], at + count
 
     def rows(self, start: int = 0, stop: int | None = None) -> NDArray:
-        """Return rows [start, stop) in the tensor's own type; a fresh array.
-
-        Raises:
-            CheckpointError: the type is packed below a byte, or the file has become shorter.
-        """
+        """Return rows [start, stop) in the tensor's own type; a fresh array."""
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
             raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")
