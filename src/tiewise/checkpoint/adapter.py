@@ -19,7 +19,7 @@ from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts
@@ -203,10 +203,10 @@ class AdapterFacts:
         if self.input is None or self.output is None or not self.scan:
             return None
         a, b = self.input.copy, self.output.copy
-        return None if a is None or b is None else self._same(a, b)
-
-    def _same(self, a: Stored, b: Stored) -> bool:
-        return same_bytes(a, b, lambda done: progress("comparing the adapter's two copies", done, a.nbytes))
+        if a is None or b is None:
+            return None
+        with doing("comparing the adapter's two copies", a.nbytes):
+            return same_bytes(a, b)
 
 
 def _names(stored: str | None, usually: Iterable[str]) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts
@@ -247,7 +247,8 @@ class GgufFacts:
         table, head = self.gguf.table, self.gguf.head
         if table is None or head is None or not self.scan:
             return None
-        return same_bytes(table, head, lambda done: progress("comparing the two tables", done, table.nbytes))
+        with doing("comparing the two tables", table.nbytes):
+            return same_bytes(table, head)
 
 
 class _Parser:
