@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import plotly.graph_objects as go
 
 from tiewise.core.numerals import plain, size
-from tiewise.planning.memory import training_bytes
+from tiewise.planning.costs import training_bytes
 from tiewise.report import shares, theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.grid import Table

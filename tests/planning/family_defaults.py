@@ -1,4 +1,4 @@
-"""Writes src/tiewise/planning/families/defaults.json from the installed transformers: `python family_defaults.py`.
+"""Writes src/tiewise/catalogue/class_defaults.json from the installed transformers: `python family_defaults.py`.
 
 What is recorded: for each model type that tiewise reads, the class defaults of the keys that its readers ask for, and
 the class's own names for usual ones.
@@ -8,11 +8,11 @@ import dataclasses
 import json
 from pathlib import Path
 
-import tiewise.planning.families
+import tiewise
 from tiewise.planning.config import Config
 from tiewise.planning.read_config import READERS, fresh_table
 
-PATH = Path(tiewise.planning.families.__file__).with_name("defaults.json")
+PATH = Path(tiewise.__file__).parent / "catalogue" / "class_defaults.json"
 SKIPPED = (
     "dropout",
     "rope_t",

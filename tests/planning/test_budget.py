@@ -1,4 +1,6 @@
-"""What a choice costs equals what the model holds after the choice is really made."""
+"""A choice counts what the model holds once it is really made; from where on it pays, by brute force."""
+
+import math
 
 import pytest
 import torch
@@ -9,11 +11,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import tiewise
-from tiewise.core.errors import SpecError
+from tiewise.core.errors import PlanError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.budget import budget, native
-from tiewise.planning.memory import decode_bytes, flops_per_token
+from tiewise.planning.budget import budget, largest_rank, thresholds, tied_share, tying_saves, tying_threshold
+from tiewise.planning.costs import decode_bytes, flops_per_token
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 NONE = SharingSpec()
@@ -84,7 +86,7 @@ def test_flops_are_what_torch_counts(name):
     with torch.no_grad(), counter:
         model(input_ids=ids, **more)
     architecture = read(KINDS[name][0])
-    counted = flops_per_token(budget(architecture, native(architecture), NONE), architecture, length)
+    counted = flops_per_token(budget(architecture, architecture.boundary, NONE), architecture, length)
     expected = counted.forward * rows * length
     if name == "t5":  # torch sees the cross-attention's scores as well
         expected += 4 * length * 2 * 4 * 8 * rows * length
@@ -201,3 +203,34 @@ def test_decoding_reads_the_cache_and_an_encoder_decodes_nothing():
 def test_low_rank_differences_are_not_counted_from_a_config():
     with pytest.raises(SpecError, match="counted on a model"):
         budget(read(LLAMA), BoundarySpec("tied"), SharingSpec.parse("all+rank=2"))
+
+
+@given(st.floats(0.01, 0.49), st.floats(1, 2000))
+def test_at_the_threshold_tying_saves_exactly_the_share(share, c):
+    ratio, d = tying_threshold(share, c), 10_000
+    assert ratio * d * d / (2 * ratio * d * d + c * d * d) == pytest.approx(share)
+
+
+def test_textbook_figures():
+    assert tying_threshold(0.3, 12 * 12) == pytest.approx(108)
+    assert tying_saves(32_000, 1024, 12 * 12 * 1024**2) == pytest.approx(0.1513317191283293)
+    assert tied_share(32_000, 1024, 12 * 12 * 1024**2) == pytest.approx(0.1783166904422254)
+    assert largest_rank(30_000, 1024, 1) == 990
+    assert tying_threshold(0.5, 144) == math.inf
+
+
+@given(st.integers(1, 400), st.integers(1, 80), st.integers(1, 2))
+def test_largest_rank_is_the_last_that_saves(vocab, d, maps):
+    saving = [k for k in range(1, d + 1) if k * (vocab + maps * d) < vocab * d]
+    assert largest_rank(vocab, d, maps) == max(saving, default=0)
+
+
+def test_every_formula_has_its_value():
+    found = thresholds(50_257, 768, 85_056_000)
+    assert found[0].name.endswith("5%")
+    assert all(t.formula and t.value > 0 for t in found)
+
+
+def test_a_share_outside_zero_to_one_is_refused():
+    with pytest.raises(PlanError):
+        tying_threshold(1.5, 144)

@@ -9,7 +9,7 @@ from first_losses import OTHERS, SIZES, config, measured
 
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
-from tiewise.planning.first_loss import first_loss, kept, start_of
+from tiewise.planning.costs import first_loss, first_step_of, kept_losses
 from tiewise.planning.plan import described
 from tiewise.planning.read_config import READERS, read
 
@@ -58,7 +58,7 @@ def test_first_loss_of_the_other_families(family, std, table_std):
 
 
 def test_no_family_is_followed_that_was_not_measured():
-    followed = {family for family in READERS if read({"model_type": family}).signal is not None}
+    followed = {family for family in READERS if read({"model_type": family}).fresh is not None}
     assert followed == set(SIZES) | set(OTHERS)
 
 
@@ -111,18 +111,18 @@ def catalogued():
         _, architecture = described(row)
         for kind in ("tied", "untied"):
             if architecture.ends.head:
-                yield start_of(architecture, BoundarySpec(kind)), f"{row.name} {kind}"
+                yield first_step_of(architecture, BoundarySpec(kind)), f"{row.name} {kind}"
 
 
 def check_kept(start):
-    (nll, own), (nll_kept, own_kept) = start.computed(), kept()[repr(start)]
+    (nll, own), (nll_kept, own_kept) = start.computed(), kept_losses()[repr(start)]
     assert nll_kept == pytest.approx(nll, rel=1e-9), start
     assert own_kept is own is None or own_kept == pytest.approx(own, rel=1e-9), start
 
 
 def test_losses_are_kept_for_every_model_of_the_catalogue_and_nothing_else():
     wanted = {repr(start) for start, _ in catalogued()}
-    assert wanted == set(kept()), "run tools/make_first_losses.py"
+    assert wanted == set(kept_losses()), "run tools/make_first_losses.py"
 
 
 @pytest.mark.parametrize("name", ["gpt2 tied", "gpt2 untied", "gemma-2-2b tied"])

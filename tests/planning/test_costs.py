@@ -1,12 +1,15 @@
-"""Predicted bytes are the measured ones: a real training step, and the peak of a real loss."""
+"""Predicted bytes are the measured ones: of a real step, of a real loss at its peak, of ranks by sums done by hand."""
 
 import pytest
 import torch
 import transformers as tr
 
 from tiewise.core.errors import PlanError
-from tiewise.planning.memory import Tokens, checkpoint_bytes, logits_bytes, training_bytes
-from tiewise.planning.read_config import read
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.budget import budget
+from tiewise.planning.costs import Tokens, World, all_reduce, logits_bytes, pipeline_tie_bytes, ranks, training_bytes
+from tiewise.planning.read_config import Sizes, from_sizes, read
 
 MODELS = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 5000, "n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 64},
@@ -66,7 +69,6 @@ def test_a_training_step_holds_what_was_predicted(name, optimizer, dtype):
 def test_the_master_copy_is_sixteen_bytes_a_parameter():
     assert training_bytes(10, 10, "float32")["adamw-bf16-master"].total == 160
     assert training_bytes(10, 0, "bfloat16")["adamw"].total == 20
-    assert checkpoint_bytes(10)["bfloat16"] == 20
 
 
 def peak(work) -> int:
@@ -109,3 +111,64 @@ def test_what_cannot_be_is_refused(call):
     with pytest.raises(PlanError) as caught:
         call()
     assert caught.value.fix
+
+
+V, D, L = 1001, 64, 2
+BODY = 12 * L * D**2
+
+
+def pictures(kind, world, dtype="float32", tokens=None):
+    counted = budget(from_sizes(Sizes(V, D, L)), BoundarySpec.parse(kind), SharingSpec())
+    return {rank.layout: rank for rank in ranks(counted, world, tokens or Tokens(2, 8), dtype, V)}
+
+
+@pytest.mark.parametrize(("kind", "tables"), [("tied", 1), ("untied", 2)])
+def test_replicated_and_sharded(kind, tables):
+    found = pictures(kind, World(8))
+    whole = tables * V * D + BODY
+    assert set(found) == {"data parallel", "fsdp"}
+    assert found["data parallel"].memory == 16 * whole
+    assert found["data parallel"].sent == 2 * 7 * 4 * whole // 8
+    assert found["data parallel"].sent_for_tables == 2 * 7 * 4 * tables * V * D // 8
+    assert found["fsdp"].memory == 16 * -(-whole // 8)
+    assert found["fsdp"].sent == 3 * 7 * 4 * whole // 8
+
+
+@pytest.mark.parametrize(("kind", "tables"), [("tied", 1), ("untied", 2)])
+def test_vocabulary_parallel(kind, tables):
+    found = pictures(kind, World(8, tp=4), "bfloat16")["vocabulary parallel"]
+    rows = 251  # 1001 rows over four ranks: three of padding
+    assert found.tables == tables * rows * D * 2
+    assert found.memory == 16 * (BODY + tables * rows * D)
+    n = 16
+    looked_up = 2 * 3 * (n * D * 2) // 4
+    statistics = 2 * 3 * (3 * n * 4) // 4
+    gradients = 2 * 1 * (tables * rows * D * 2) // 2
+    assert found.sent_for_tables == 2 * looked_up + statistics + gradients
+    assert found.sent == found.sent_for_tables + BODY * 2
+
+
+def test_one_rank_sends_nothing():
+    assert all(rank.sent == 0 for rank in pictures("tied", World()).values())
+    assert all_reduce(1000, 1) == 0
+
+
+def test_a_frozen_table_sends_no_gradient():
+    found = pictures("tied+vectors=rows.txt+freeze", World(4, 2))
+    assert found["data parallel"].sent_for_tables == 0
+    assert found["data parallel"].memory == 4 * V * D + 16 * BODY
+    assert found["vocabulary parallel"].memory == 4 * 501 * D + 16 * BODY
+
+
+def test_tied_ends_of_a_pipeline_exchange_the_table():
+    tied, untied = (
+        budget(from_sizes(Sizes(V, D, L)), BoundarySpec(kind), SharingSpec()) for kind in ("tied", "untied")
+    )
+    assert pipeline_tie_bytes(tied, "bfloat16") == V * D * 2
+    assert pipeline_tie_bytes(untied, "bfloat16") == 0
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (8, 0), (8, 3), (4, 8)])
+def test_impossible_worlds_are_refused(sizes):
+    with pytest.raises(PlanError):
+        World(*sizes)

@@ -9,11 +9,9 @@ import pytest
 
 from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseError
 from tiewise.planning import catalogue
-from tiewise.planning.memory import Tokens
-from tiewise.planning.meta import architecture_on_meta
+from tiewise.planning.costs import Tokens, World
 from tiewise.planning.plan import Setting, plan
-from tiewise.planning.read_config import READERS, Sizes, read
-from tiewise.planning.world import World
+from tiewise.planning.read_config import READERS, Sizes, count_on_meta, read
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
 
@@ -43,7 +41,7 @@ def test_choices_stand_side_by_side_in_the_order_asked():
     assert untied.saved == 0
     assert tied.saved == 50257 * 768
     assert tied.saved_share == 50257 * 768 / untied.budget.total
-    assert str(found.as_it_is[0]) == "tied"
+    assert str(found.architecture.boundary) == "tied"
 
 
 def test_the_record_is_json_and_sums():
@@ -72,7 +70,7 @@ def test_a_row_known_by_sizes_alone_is_estimated():
     for row in rows:
         found = plan(row)
         assert found.architecture.estimated
-        assert found.notes
+        assert found.architecture.notes
 
 
 def test_sizes_alone():
@@ -84,7 +82,7 @@ def test_sizes_alone():
 def test_an_unknown_family_is_counted_when_it_is_built():
     config = {"model_type": "codegen", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 100, "n_positions": 16}
     config |= {"rotary_dim": 4, "n_ctx": 16}
-    built = architecture_on_meta(config)
+    built = count_on_meta(config)
     from transformers import CodeGenConfig, CodeGenForCausalLM
 
     model = CodeGenForCausalLM(CodeGenConfig(**{k: v for k, v in config.items() if k != "model_type"}))
@@ -94,7 +92,7 @@ def test_an_unknown_family_is_counted_when_it_is_built():
         plan(built, share=("all",))
     for wrong in ({"model_type": "nothing_known"}, {**config, "n_head": 5}, {"model_type": "vit"}):
         with pytest.raises(PlanError):
-            architecture_on_meta(wrong)
+            count_on_meta(wrong)
 
 
 @pytest.mark.parametrize(
