@@ -10,7 +10,7 @@ from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError
 from tiewise.core.random_logits import first_step
 from tiewise.data.prepared import PreparedText
-from tiewise.data.pretraining import PairRows, mark
+from tiewise.data.training_rows import PairRows, mark
 from tiewise.training.albert.measure import Pretrained, measure_pretrained, measured_rows, rows_of
 from tiewise.training.albert.model import arm_config, options
 from tiewise.training.albert.trainer import LOGGED, PretrainingTrainer

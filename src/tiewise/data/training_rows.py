@@ -1,4 +1,7 @@
-"""Rows for pretraining with masked tokens and pairs of segments, drawn anew in every epoch.
+"""Rows that models are trained on: blocks of a stream, or pairs of segments with masked tokens.
+
+`Blocks` cuts a stream of tokens into contiguous pieces of equal length; the rest at its end is left out. `PairRows`
+draws pairs anew in every epoch:
 
     text = mark(prepare(...))                      # the tokenizer gets [CLS], [SEP], [MASK] and [PAD] where it has none
     rows = PairRows(split_sentences(text, "train"), Marks.of(text), Packing(), Masking(), seed=1, count=100_000)
@@ -10,8 +13,10 @@ Row i is a function of the seed and i alone: an interrupted run goes on with the
 from __future__ import annotations
 
 import json
+import mmap
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,11 +29,58 @@ from tiewise.core.errors import DataError
 from tiewise.core.files import write_whole
 from tiewise.data.masking import IGNORED, Masking, choose, mask
 from tiewise.data.prepared import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
-from tiewise.data.sentence_order import Packing, Pairs, make_pairs, segments
-from tiewise.data.sentences import Sentences, Vocabulary, find_sentences
+from tiewise.data.sentence_pairs import (
+    Packing,
+    SentencePairs,
+    Sentences,
+    Vocabulary,
+    find_sentences,
+    make_pairs,
+    segments,
+)
 
 Ints = NDArray[np.int64]
 MARKS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+
+
+class Blocks(Dataset):
+    """`{"input_ids": int64[length], "labels": int64[length]}` for every block; labels are the inputs, not shifted.
+
+    Tokens [N] that are memory-mapped are opened again by each worker, not copied.
+
+    Raises:
+        DataError: where there is not one block.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int):
+        if not 1 <= length <= len(tokens):
+            raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
+        self.tokens = tokens
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        block = self.tokens[index * self.length : (index + 1) * self.length]
+        ids = torch.from_numpy(block.astype(np.int64))
+        return {"input_ids": ids, "labels": ids.clone()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        tokens = self.tokens
+        if isinstance(tokens, np.memmap) and isinstance(tokens.base, mmap.mmap):  # a file, not a part of one
+            return {"length": self.length, "file": (tokens.filename, tokens.dtype, tokens.shape, tokens.offset)}
+        return {"length": self.length, "tokens": np.asarray(tokens)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.length = state["length"]
+        if "file" in state:
+            name, dtype, shape, offset = state["file"]
+            self.tokens = np.memmap(name, dtype, mode="r", shape=shape, offset=offset)
+        else:
+            self.tokens = state["tokens"]
 
 
 def mark(text: PreparedText) -> PreparedText:
@@ -85,13 +137,7 @@ def split_sentences(text: PreparedText, split: str, most: int | None = None) -> 
 class PairRows(Dataset):
     """`{"input_ids", "token_type_ids", "attention_mask", "labels": int64[T], "pair_labels": int64[]}`, one per row.
 
-    Args:
-        sentences: of the split.
-        marks: of its tokenizer.
-        packing: how pairs are made.
-        masking: how their tokens are masked.
-        seed: of every draw.
-        count: rows in all; the epochs follow each other. None: one epoch.
+    `count` rows in all, where the epochs follow each other; one epoch unless given. `seed` is of every draw.
 
     Raises:
         DataError: a text that makes no pairs.
@@ -109,7 +155,7 @@ class PairRows(Dataset):
     ) -> None:
         self.sentences, self.marks, self.packing, self.masking, self.seed = sentences, marks, packing, masking, seed
         self._epochs: list[int] = [0]  # first row of each epoch known so far
-        self._pairs: tuple[int, Pairs] = (0, self._make(0))
+        self._pairs: tuple[int, SentencePairs] = (0, self._make(0))
         self._epochs.append(len(self._pairs[1]))
         self.count = self._epochs[1] if count is None else count
 
@@ -123,9 +169,12 @@ class PairRows(Dataset):
         a, b, label = self._pair(index, draw)
         m, t = self.marks, self.packing.length
         ids = np.concatenate([[m.cls], a, [m.sep], b, [m.sep]])
-        inputs, labels = mask(
-            ids, choose(self._words(a, b), self.masking, draw), m.mask, m.ordinary, self.masking, draw
-        )
+        # each token's word, numbered; marks have none, and no run spans both segments
+        starts = m.vocabulary.word_starts if self.masking.whole_words else np.ones_like
+        in_a = np.cumsum(starts(a)) - 1
+        in_b = np.cumsum(starts(b)) + in_a[-1] + 1
+        chosen = choose(np.concatenate([[-1], in_a, [-1], in_b, [-1]]), self.masking, draw)
+        inputs, labels = mask(ids, chosen, m.mask, m.ordinary, self.masking, draw)
         size = len(ids)
         row = {"input_ids": np.full(t, m.pad), "labels": np.full(t, IGNORED), "token_type_ids": np.zeros(t, np.int64)}
         row["input_ids"][:size], row["labels"][:size] = inputs, labels
@@ -141,7 +190,11 @@ class PairRows(Dataset):
         return self._pair(index, _draw(self.seed, 1, index))
 
     def _pair(self, index: int, draw: np.random.Generator) -> tuple[Ints, Ints, int | None]:
-        epoch = self._epoch_of(index)
+        while self._epochs[-1] <= index:
+            epoch = len(self._epochs) - 1
+            self._pairs = (epoch, self._make(epoch))
+            self._epochs.append(self._epochs[-1] + len(self._pairs[1]))
+        epoch = int(np.searchsorted(self._epochs, index, side="right")) - 1
         if self._pairs[0] != epoch:
             self._pairs = (epoch, self._make(epoch))
         pairs, place = self._pairs[1], index - self._epochs[epoch]
@@ -156,22 +209,8 @@ class PairRows(Dataset):
         """Rows of the first epoch; the others have about as many."""
         return self._epochs[1]
 
-    def _epoch_of(self, index: int) -> int:
-        while self._epochs[-1] <= index:
-            epoch = len(self._epochs) - 1
-            self._pairs = (epoch, self._make(epoch))
-            self._epochs.append(self._epochs[-1] + len(self._pairs[1]))
-        return int(np.searchsorted(self._epochs, index, side="right")) - 1
-
-    def _make(self, epoch: int) -> Pairs:
+    def _make(self, epoch: int) -> SentencePairs:
         return make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
-
-    def _words(self, a: Ints, b: Ints) -> Ints:
-        """Number each token's word, for `choose`; marks have none, and no run spans both segments."""
-        starts = self.marks.vocabulary.word_starts if self.masking.whole_words else np.ones_like
-        in_a = np.cumsum(starts(a)) - 1
-        in_b = np.cumsum(starts(b)) + in_a[-1] + 1
-        return np.concatenate([[-1], in_a, [-1], in_b, [-1]])
 
 
 def _draw(*key: int) -> np.random.Generator:
