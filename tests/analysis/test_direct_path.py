@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -269,4 +270,4 @@ def test_records_are_json():
     found = grams(path)
     results = [asymmetry(found), definiteness(found), own_token(path, found), asymmetric_pairs(path)]
     for result in [*results, *transitions(path, [(0, 1)])]:
-        assert json.loads(json.dumps(result.record())) == json.loads(json.dumps(result.record(), allow_nan=False))
+        assert json.loads(json.dumps(asdict(result))) == json.loads(json.dumps(asdict(result), allow_nan=False))

@@ -1,6 +1,7 @@
 """The direct path of a small checkpoint in one call, against dense numpy."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     assert (first.there, first.back) == pytest.approx((m[i, j], m[j, i]), abs=1e-10)
     assert found.own_token.first == pytest.approx((m.argmax(1) == np.arange(V)).mean())
     assert (found.searched, found.rows, found.width, found.normed) == (V, V, E, True)
-    assert json.loads(json.dumps(found.record(), allow_nan=False))["notes"]
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["notes"]
     assert {done <= total for _, done, total in told} == {True}
 
 
@@ -112,7 +113,7 @@ def test_bigrams_of_a_text(tmp_path):
     assert found.frequent.split == split(Chain.of([states[ids]], 9), E, 1, 60)
     assert found.frequent.own > found.frequent.split.entropy
     assert (found.asked[0].there, found.asked[0].first) == (sum((ids == 3) & (np.roll(ids, -1) == 7)), "w3")
-    assert json.loads(json.dumps(found.record(), allow_nan=False))["tokens"] == 3000
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["tokens"] == 3000
 
 
 def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path, monkeypatch):

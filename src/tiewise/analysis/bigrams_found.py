@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,94 +33,54 @@ from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.folder import Folder
 from tiewise.core.errors import DataError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing, progress
 
 LEAST = 1000  # tokens of a text
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is fitted.
+    """How much is fitted."""
 
-    Args:
-        kept: most frequent tokens on which paths are fitted; 2 to 2,047, all others are one state.
-        starts: random starts of each narrow fit.
-        steps: L-BFGS steps of each start.
-        sampled: pairs whose probability the model's own path is asked for.
-    """
-
-    kept: int = 255
-    starts: int = 1
-    steps: int = 250
-    sampled: int = 4096
+    kept: int = 255  # most frequent tokens on which paths are fitted; 2 to 2,047, all others are one state
+    starts: int = 1  # random starts of each narrow fit
+    steps: int = 250  # L-BFGS steps of each start
+    sampled: int = 4096  # pairs whose probability the model's own path is asked for
 
 
 @dataclass(frozen=True)
 class FrequentSplit:
-    """The exact split on the most frequent tokens.
+    """The exact split on the most frequent tokens."""
 
-    Args:
-        kept: tokens kept; all others are one further state where `share` is below 1.
-        share: of the text's tokens that are kept.
-        irreversibility: I of the reduced chain, from both sides; `split` holds the plug-in.
-        split: what paths of the model's width pay on it.
-        own: the model's own direct path on it, nats per token.
-        drawn: tokens that stood for all others in `own`.
-    """
-
-    kept: int
-    share: float
-    irreversibility: Irreversibility
-    split: Split
-    own: float
-    drawn: int
+    kept: int  # tokens kept; all others are one further state where `share` is below 1
+    share: float  # of the text's tokens that are kept
+    irreversibility: Irreversibility  # I of the reduced chain, from both sides; `split` holds the plug-in
+    split: Split  # what paths of the model's width pay on it
+    own: float  # the model's own direct path on it, nats per token
+    drawn: int  # tokens that stood for all others in `own`
 
 
 @dataclass(frozen=True)
 class BigramsFound:
-    """Bigrams of a text in one model's tokens.
+    """Bigrams of a text in one model's tokens."""
 
-    Args:
-        tokens: of the text.
-        vocabulary: rows of the model's input table.
-        seen: different tokens.
-        different: different pairs.
-        width: of the model's tables.
-        tied: whether the model is.
-        unigram: entropy of the tokens' frequencies: what a bias alone pays.
-        entropy: H of the counts as they are; too low where pairs are rare.
-        irreversibility: I of the text, from both sides.
-        own: loss of the model's direct path over the whole vocabulary.
-        frequent: the split on the most frequent tokens.
-        asked: requested words, both ways.
-        one_way: the pairs that add most to I.
-        target: log Q/(ππ) of the most frequent tokens.
-        heat: the same of the model's direct path.
-        likeness: of the two.
-        notes: what the path applies and leaves out.
-    """
-
-    tokens: int
-    vocabulary: int
-    seen: int
-    different: int
-    width: int
-    tied: bool
-    unigram: float
-    entropy: float
-    irreversibility: Irreversibility
-    own: PathLoss
-    frequent: FrequentSplit
-    asked: tuple[TextPair, ...]
-    one_way: tuple[TextPair, ...]
-    target: HeatMap
-    heat: HeatMap
-    likeness: Likeness
-    notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    tokens: int  # of the text
+    vocabulary: int  # rows of the model's input table
+    seen: int  # different tokens
+    different: int  # different pairs
+    width: int  # of the model's tables
+    tied: bool  # whether the model is
+    unigram: float  # entropy of the tokens' frequencies: what a bias alone pays
+    entropy: float  # H of the counts as they are; too low where pairs are rare
+    irreversibility: Irreversibility  # I of the text, from both sides
+    own: PathLoss  # loss of the model's direct path over the whole vocabulary
+    frequent: FrequentSplit  # the split on the most frequent tokens
+    asked: tuple[TextPair, ...]  # requested words, both ways
+    one_way: tuple[TextPair, ...]  # the pairs that add most to I
+    target: HeatMap  # log Q/(ππ) of the most frequent tokens
+    heat: HeatMap  # the same of the model's direct path
+    likeness: Likeness  # of the two
+    notes: tuple[str, ...]  # what the path applies and leaves out
 
 
 def bigrams_of(
@@ -156,7 +115,8 @@ def bigrams_of(
     chain = Chain.of([ids], path.rows)
     whole = irreversibility(ids, path.rows, seed=seed)
     progress("model's path on the text", 0, path.output.rows)
-    own = path_loss(path, chain, effort.sampled, seed, lambda done: progress("own path", done, path.output.rows))
+    with doing("own path", path.output.rows):
+        own = path_loss(path, chain, effort.sampled, seed)
     shown = frequent(chain, also=[word for pair in asked for word in pair])
     texts = read_as(folder, shown)
     target, heat = text_map(chain, shown, texts), path_map(path, chain, shown, texts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from tiewise.analysis.open_path import open_path
@@ -20,69 +20,40 @@ from tiewise.analysis.path_tokens import (
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.folder import Folder
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing, progress
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 
 
 @dataclass(frozen=True)
 class AsymmetricPair:
-    """Two tokens that the path treats most differently by their order.
+    """Two tokens that the path treats most differently by their order."""
 
-    Args:
-        first: text of the one.
-        second: text of the other.
-        ids: of both.
-        there: M[first, second], the larger.
-        back: M[second, first].
-    """
-
-    first: str
-    second: str
-    ids: tuple[int, int]
-    there: float
-    back: float
+    first: str  # text of the one
+    second: str  # text of the other
+    ids: tuple[int, int]  # of both
+    there: float  # M[first, second], the larger
+    back: float  # M[second, first]
 
 
 @dataclass(frozen=True)
 class DirectPathFound:
-    """A checkpoint's direct path M = A Bᵀ [V, V].
+    """A checkpoint's direct path M = A Bᵀ [V, V]."""
 
-    Args:
-        tied: whether both ends meet the same rows; a factored table is met behind two maps.
-        rows: V.
-        width: E.
-        normed: whether a final norm is known and applied.
-        asymmetry: of M as the model applies it, over all tokens.
-        linear: of gain and scales alone, without the division by each row's size.
-        centred: of M less its row means and column means.
-        definiteness: of M.
-        definiteness_centred: of M less its means.
-        own_token: whether a token predicts itself.
-        asymmetric: the most asymmetric pairs among `searched` sampled tokens.
-        searched: how many tokens were compared, each with each.
-        pairs: requested words, both ways.
-        notes: what is applied, what is left out.
-    """
-
-    tied: bool
-    rows: int
-    width: int
-    normed: bool
-    asymmetry: Asymmetry
-    linear: Asymmetry
-    centred: Asymmetry
-    definiteness: Definiteness
-    definiteness_centred: Definiteness
-    own_token: OwnToken
-    asymmetric: tuple[AsymmetricPair, ...]
-    searched: int
-    pairs: tuple[WordPair, ...]
-    notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    tied: bool  # whether both ends meet the same rows; a factored table is met behind two maps
+    rows: int  # V
+    width: int  # E
+    normed: bool  # whether a final norm is known and applied
+    asymmetry: Asymmetry  # of M as the model applies it, over all tokens
+    linear: Asymmetry  # of gain and scales alone, without the division by each row's size
+    centred: Asymmetry  # of M less its row means and column means
+    definiteness: Definiteness  # of M
+    definiteness_centred: Definiteness  # of M less its means
+    own_token: OwnToken  # whether a token predicts itself
+    asymmetric: tuple[AsymmetricPair, ...]  # the most asymmetric pairs among `searched` sampled tokens
+    searched: int  # how many tokens were compared, each with each
+    pairs: tuple[WordPair, ...]  # requested words, both ways
+    notes: tuple[str, ...]  # what is applied, what is left out
 
 
 def direct_path_of(
@@ -107,9 +78,13 @@ def direct_path_of(
     ids = find_pairs(folder, tokens, path.rows)
     if path.rows < 2:
         raise CheckpointError(f"{folder.path}: a vocabulary of {path.rows}", "give a model of two tokens or more")
-    whole = grams(path, lambda done: progress("direct path", done, path.rows))
-    linear = whole if path.norm.kind == NONE else grams(path.linear, lambda done: progress("linear", done, path.rows))
-    own = own_token(path, whole, OWN_TOKENS, seed, lambda done: progress("own tokens", done, path.output.rows))
+    with doing("direct path", path.rows):
+        linear = whole = grams(path)
+    if path.norm.kind != NONE:
+        with doing("linear", path.rows):
+            linear = grams(path.linear)
+    with doing("own tokens", path.output.rows):
+        own = own_token(path, whole, OWN_TOKENS, seed)
     centred = whole.centred
     return DirectPathFound(
         tied=path.tied,

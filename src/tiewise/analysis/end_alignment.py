@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from tiewise.analysis.align_tables import Alignment, Closer, Settings, align, closer
 from tiewise.analysis.model_ends import Ends, ends_of
@@ -16,29 +15,15 @@ LARGE = 2e11  # rows × d²: from here on `sized` permutes once
 
 @dataclass(frozen=True)
 class AlignmentFound:
-    """Input and output table of one model.
+    """Input and output table of one model."""
 
-    Args:
-        tied: whether both ends are one table; there is then nothing to align.
-        names: stored names of the input and the output table.
-        rows: of both tables.
-        widths: of both tables, as the model meets them.
-        unusable: tokens left out because a row of theirs is zero, repeated or not finite.
-        alignment: None where the model is tied.
-        notes: what a reader must know of these tables.
-    """
-
-    tied: bool
-    names: tuple[str, str]
-    rows: tuple[int, int]
-    widths: tuple[int, int]
-    unusable: int
-    alignment: Alignment | None
-    notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON."""
-        return asdict(self)
+    tied: bool  # whether both ends are one table; there is then nothing to align
+    names: tuple[str, str]  # stored names of the input and the output table
+    rows: tuple[int, int]  # of both tables
+    widths: tuple[int, int]  # of both tables, as the model meets them
+    unusable: int  # tokens left out because a row of theirs is zero, repeated or not finite
+    alignment: Alignment | None  # None where the model is tied
+    notes: tuple[str, ...]  # what a reader must know of these tables
 
 
 @dataclass(frozen=True)
@@ -52,33 +37,18 @@ class EndPair:
 
 @dataclass(frozen=True)
 class AcrossFound:
-    """The ends of two models, tokens matched by their text.
+    """The ends of two models, tokens matched by their text."""
 
-    Args:
-        labels: what the two models are called.
-        tied: whether each is tied.
-        rows: rows of each vocabulary.
-        shared: tokens in both, before any is left out.
-        unusable: shared tokens left out because a row of theirs is zero, repeated or not finite.
-        pairs: every end of the first with every end of the second.
-        one: which of the two (0 or 1) has one stored table where the other has two; None otherwise.
-        closer: whether that table is more like the input or the output table of the other; None where `one` is.
-        notes: what a reader must know of these tables.
-    """
-
-    labels: tuple[str, str]
-    tied: tuple[bool, bool]
-    rows: tuple[int, int]
-    shared: int
-    unusable: int
-    pairs: tuple[EndPair, ...]
-    one: int | None
+    labels: tuple[str, str]  # what the two models are called
+    tied: tuple[bool, bool]  # whether each is tied
+    rows: tuple[int, int]  # rows of each vocabulary
+    shared: int  # tokens in both, before any is left out
+    unusable: int  # shared tokens left out because a row of theirs is zero, repeated or not finite
+    pairs: tuple[EndPair, ...]  # every end of the first with every end of the second
+    one: int | None  # which of the two (0 or 1) has one stored table where the other has two; None otherwise
+    # whether that table is more like the input or the output table of the other; None where `one` is
     closer: Closer | None
-    notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON."""
-        return asdict(self)
+    notes: tuple[str, ...]  # what a reader must know of these tables
 
 
 def alignment_of(

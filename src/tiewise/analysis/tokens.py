@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script,
 from tiewise.checkpoint.folder import Folder
 from tiewise.checkpoint.tokenizer import read_tokenizer
 from tiewise.core.errors import DataError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NOTABLE = 10
@@ -27,27 +26,16 @@ NOTABLE_FROM = 100  # occurrences of a token that is named for its contexts
 
 @dataclass(frozen=True)
 class TableTokens:
-    """One table: stored, or behind its map.
+    """One table: stored, or behind its map."""
 
-    Args:
-        name: "both ends", "input" or "output", with "after its map" where a map is applied.
-        mapped: whether one is.
-        rows: V.
-        width: E or D.
-        norms: of its rows.
-        anisotropy: of its rows.
-        plane: its sampled rows in two dimensions.
-        state: of its rows, of stored tables only.
-    """
-
-    name: str
-    mapped: bool
-    rows: int
-    width: int
-    norms: Norms
-    anisotropy: Anisotropy
-    plane: Plane
-    state: RowState | None
+    name: str  # "both ends", "input" or "output", with "after its map" where a map is applied
+    mapped: bool  # whether one is
+    rows: int  # V
+    width: int  # E or D
+    norms: Norms  # of its rows
+    anisotropy: Anisotropy  # of its rows
+    plane: Plane  # its sampled rows in two dimensions
+    state: RowState | None  # of its rows, of stored tables only
 
 
 @dataclass(frozen=True)
@@ -63,57 +51,32 @@ class Notable:
 
 @dataclass(frozen=True)
 class ContextsFound:
-    """What precedes tokens against what follows them.
+    """What precedes tokens against what follows them."""
 
-    Args:
-        plug_in: JS in nats, mean over occurrences: the irreversibility of the text's pairs; too high.
-        coin: what tossed directions would give.
-        held_out: sides guessed from other parts of the text, with its interval over the parts; too low. Its interval
-            lies above 0 where a difference is shown.
-        bins: by frequency.
-        scripts: by script; empty where the tokens' texts are not known.
-        notable: tokens of 100 occurrences or more with the largest excess over the coin.
-    """
-
-    plug_in: float
-    coin: float
+    plug_in: float  # JS in nats, mean over occurrences: the irreversibility of the text's pairs; too high
+    coin: float  # what tossed directions would give
+    # sides guessed from other parts of the text, with its interval over the parts; too low. Its interval lies above 0
+    # where a difference is shown
     held_out: Estimate
-    bins: tuple[ContextGroup, ...]
-    scripts: tuple[ContextGroup, ...]
-    notable: tuple[Notable, ...]
+    bins: tuple[ContextGroup, ...]  # by frequency
+    scripts: tuple[ContextGroup, ...]  # by script; empty where the tokens' texts are not known
+    notable: tuple[Notable, ...]  # tokens of 100 occurrences or more with the largest excess over the coin
 
 
 @dataclass(frozen=True)
 class TokensFound:
-    """A checkpoint's tokens.
+    """A checkpoint's tokens."""
 
-    Args:
-        tables: stored ones first; then those behind maps.
-        text: tokens of the text; 0 without one.
-        seen: different tokens among these.
-        contexts: None without a text.
-        sample: tokens of the two-dimensional views.
-        labels: their texts.
-        counts: theirs in the text; empty without one.
-        unused: rows that no text can produce, as the tokenizer's files say; None where there are none.
-        seed: of every draw.
-        notes: what is left out.
-    """
-
-    tables: tuple[TableTokens, ...]
-    text: int
-    seen: int
-    contexts: ContextsFound | None
-    sample: tuple[int, ...]
-    labels: tuple[str, ...]
-    counts: tuple[int, ...]
-    unused: int | None
-    seed: int
-    notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    tables: tuple[TableTokens, ...]  # stored ones first; then those behind maps
+    text: int  # tokens of the text; 0 without one
+    seen: int  # different tokens among these
+    contexts: ContextsFound | None  # None without a text
+    sample: tuple[int, ...]  # tokens of the two-dimensional views
+    labels: tuple[str, ...]  # their texts
+    counts: tuple[int, ...]  # theirs in the text; empty without one
+    unused: int | None  # rows that no text can produce, as the tokenizer's files say; None where there are none
+    seed: int  # of every draw
+    notes: tuple[str, ...]  # what is left out
 
 
 @dataclass(frozen=True)
@@ -210,7 +173,8 @@ def _sample(counts: NDArray[np.int64] | None, rows: int, samples: int, seed: int
 
 def _table(view: View, known: _Known, beside: Plane | None, seed: int) -> TableTokens:
     table = view.table
-    found: Moments = moments(table, lambda done: progress(f"products of {view.name}", done, table.rows))
+    with doing(f"products of {view.name}", table.rows):
+        found: Moments = moments(table)
     state = None
     if view.stored is not None:
         unused = np.empty(0, np.int64) if known.unused is None else known.unused

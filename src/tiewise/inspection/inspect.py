@@ -32,36 +32,23 @@ class NotHere(TiewiseError):
 
 @dataclass(frozen=True)
 class Measure:
-    """One section of an inspection.
+    """One section of an inspection."""
 
-    Args:
-        name: as `--only` takes it.
-        each: the measure of one subject; None where it is of all together.
-        together: the measure of all subjects.
-        text: whether it needs a text.
-        weight: how many times as long a call takes as most others, roughly; for progress.
-    """
-
-    name: str
+    name: str  # as `--only` takes it
+    # the measure of one subject; None where it is of all together
     each: Callable[[Subject, Request], Any] | None = None
-    together: Callable[[tuple[Subject, ...], Request], Any] | None = None
-    text: bool = False
-    weight: int = 1
+    together: Callable[[tuple[Subject, ...], Request], Any] | None = None  # the measure of all subjects
+    text: bool = False  # whether it needs a text
+    weight: int = 1  # how many times as long a call takes as most others, roughly; for progress
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one measure gave.
+    """What one measure gave."""
 
-    Args:
-        name: of the measure.
-        found: label of the subject → result, a dataclass with `record()`.
-        left_out: label → why there is none.
-    """
-
-    name: str
-    found: Mapping[str, Any]
-    left_out: Mapping[str, str]
+    name: str  # of the measure
+    found: Mapping[str, Any]  # label of the subject → result, a dataclass with `record()`
+    left_out: Mapping[str, str]  # label → why there is none
 
     def record(self) -> dict[str, Any]:
         """Everything as strict JSON takes it: what is not a number, as an interval of one value, is None."""
@@ -107,11 +94,7 @@ class Inspection:
 
 
 def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, ...]:
-    """Return the measures of these names, or all.
-
-    Raises:
-        DataError: a name that no measure has.
-    """
+    """Return the measures of these names, or all."""
     names = [measure.name for measure in measures]
     unknown = next((name for name in only if name not in names), None)
     if unknown is not None:
@@ -120,11 +103,7 @@ def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, .
 
 
 def carry_out(subjects: tuple[Subject, ...], measures: Sequence[Measure], request: Request) -> Inspection:
-    """Measure; its progress is (what is done, parts done, parts of the whole inspection).
-
-    Raises:
-        TiewiseError: what was given cannot be used, or nothing could be measured.
-    """
+    """Measure; its progress is (what is done, parts done, parts of the whole inspection)."""
     sections = []
     faults: list[TiewiseError] = []
     wanted = chosen(measures, request.only)

@@ -35,53 +35,36 @@ class OverSeeds:
 
 @dataclass(frozen=True)
 class Leaning:
-    """One measure of an arm's one table against both tables of the untied arm.
+    """One measure of an arm's one table against both tables of the untied arm."""
 
-    Args:
-        arm: the arm with one table.
-        measure: a map (centred, held-out rows), `neighbours`, `CKA` (less its chance level), CKA_CURVE or CKA_LINE
-            (the same of what is left when a curve, or a line, in log frequency is taken out of every column).
-        seeds: `other seed` or `same seed`: which untied model each tied one stands beside.
-        input: score against the input table.
-        output: score against the output table.
-        difference: output − input, paired.
-        toward: `output` or `input` where the interval of the difference leaves out 0, `neither` where it does not,
-            `not known` without one.
-        corrected_input: `input` corrected for attenuation; of CKA between different seeds only, and only where
-            training again gives more than 0. None elsewhere.
-        corrected_output: the same of `output`.
-        corrected_difference: the second less the first, paired.
-        pairs: (seed of the arm, seed of the untied model, input score, output score).
-    """
-
-    arm: str
+    arm: str  # the arm with one table
+    # a map (centred, held-out rows), `neighbours`, `CKA` (less its chance level), CKA_CURVE or CKA_LINE (the same of
+    # what is left when a curve, or a line, in log frequency is taken out of every column)
     measure: str
-    seeds: str
-    input: OverSeeds
-    output: OverSeeds
-    difference: OverSeeds
+    seeds: str  # `other seed` or `same seed`: which untied model each tied one stands beside
+    input: OverSeeds  # score against the input table
+    output: OverSeeds  # score against the output table
+    difference: OverSeeds  # output − input, paired
+    # `output` or `input` where the interval of the difference leaves out 0, `neither` where it does not, `not known`
+    # without one
     toward: str
+    # `input` corrected for attenuation; of CKA between different seeds only, and only where training again gives more
+    # than 0. None elsewhere
     corrected_input: OverSeeds | None
-    corrected_output: OverSeeds | None
-    corrected_difference: OverSeeds | None
+    corrected_output: OverSeeds | None  # the same of `output`
+    corrected_difference: OverSeeds | None  # the second less the first, paired
+    # (seed of the arm, seed of the untied model, input score, output score)
     pairs: tuple[tuple[int, int, float, float], ...]
 
 
 @dataclass(frozen=True)
 class Again:
-    """How well tables of one arm align: the same table of two seeds, or both ends of one model.
+    """How well tables of one arm align: the same table of two seeds, or both ends of one model."""
 
-    Args:
-        what: AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm.
-        measure: as of `Leaning`.
-        score: over models, or over all pairs of seeds.
-        pairs: (seed, other seed, score); of one model twice the same.
-    """
-
-    what: str
-    measure: str
-    score: OverSeeds
-    pairs: tuple[tuple[int, int, float], ...]
+    what: str  # AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm
+    measure: str  # as of `Leaning`
+    score: OverSeeds  # over models, or over all pairs of seeds
+    pairs: tuple[tuple[int, int, float], ...]  # (seed, other seed, score); of one model twice the same
 
 
 @dataclass(frozen=True)
@@ -94,31 +77,18 @@ class FrequencyShare:
 
 @dataclass(frozen=True)
 class RunAlignment:
-    """What a comparison says of the question.
+    """What a comparison says of the question."""
 
-    Args:
-        untied: the arm with two tables that others are held against.
-        arms: arms with one table.
-        seeds: finished seeds of the untied arm.
-        tokens: rows that were compared.
-        chance: measure → score of unrelated tables.
-        leanings: by arm, measure and kind of pair.
-        again: the same thing trained again.
-        left_out: what could not be compared, and why.
-        counted: tokens of the training text by which frequency was taken out; None where it is not there.
-        frequency: what that took out of each stored table; by chance CURVE / (tokens − 1).
-    """
-
-    untied: str
-    arms: tuple[str, ...]
-    seeds: tuple[int, ...]
-    tokens: int
-    chance: dict[str, float]
-    leanings: tuple[Leaning, ...]
-    again: tuple[Again, ...]
-    left_out: tuple[str, ...]
-    counted: int | None
-    frequency: tuple[FrequencyShare, ...]
+    untied: str  # the arm with two tables that others are held against
+    arms: tuple[str, ...]  # arms with one table
+    seeds: tuple[int, ...]  # finished seeds of the untied arm
+    tokens: int  # rows that were compared
+    chance: dict[str, float]  # measure → score of unrelated tables
+    leanings: tuple[Leaning, ...]  # by arm, measure and kind of pair
+    again: tuple[Again, ...]  # the same thing trained again
+    left_out: tuple[str, ...]  # what could not be compared, and why
+    counted: int | None  # tokens of the training text by which frequency was taken out; None where it is not there
+    frequency: tuple[FrequencyShare, ...]  # what that took out of each stored table; by chance CURVE / (tokens − 1)
 
     def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
         """Return one of them; None where it was not measured."""

@@ -24,7 +24,7 @@ from tiewise.analysis.path_tokens import WordPair, find_pairs, sampled, word_pai
 from tiewise.analysis.token_table import Array, Behind
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 from tiewise.internals.first_layers import FirstBlock, first_block
 from tiewise.internals.loaded import Opened
 
@@ -161,7 +161,8 @@ def _asymmetries(
     lefts = [path.left(path.input.take(chosen)) for path in paths]
     right = paths[0].output.take(chosen)
     total = len(paths) * len(right)
-    return sampled_asymmetry(lefts, right, seed, tick=lambda done: progress("asymmetry", done, total))
+    with doing("asymmetry", total):
+        return sampled_asymmetry(lefts, right, seed)
 
 
 def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
@@ -175,5 +176,6 @@ def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
 def _on_text(view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int) -> PathView:
     """The view with what a text says of it."""
     heat = path_map(path, chain, target.ids, target.texts)
-    loss = path_loss(path, chain, seed=seed, tick=lambda done: progress("loss on the text", done, path.output.rows))
+    with doing("loss on the text", path.output.rows):
+        loss = path_loss(path, chain, seed=seed)
     return replace(view, heat=heat, likeness=likeness(target, heat, seed=seed), loss=loss)
