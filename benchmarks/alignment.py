@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.measure import peak_megabytes
 from tiewise.analysis.align_tables import Alignment, Settings, align
 from tiewise.analysis.row_pairs import one_vocabulary
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.progress import heard
 
 SETTINGS = Settings(maps=("identity", "orthogonal"), permutations=1, sampled=20_000)

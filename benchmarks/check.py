@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.measure import alternate, ratio, spread
-from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.likeness import same_bytes
+from tiewise.checkpoint.stored import read_header
+from tiewise.checkpoint.table_scans import same_bytes
 
 V, D, F, LAYERS, SHARDS, KV = 128_256, 8192, 28_672, 80, 30, 1024
 CONFIG = {

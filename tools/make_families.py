@@ -31,10 +31,13 @@ sys.path.insert(0, str(ROOT / "tests" / "boundary"))
 from shrink import shrink  # noqa: E402
 
 from tiewise.boundary.keys import allowed_keys  # noqa: E402
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, model_levels  # noqa: E402
-from tiewise.checkpoint.families import Ends  # noqa: E402
-from tiewise.checkpoint.names import POSITION, in_layer, is_foreign  # noqa: E402
-from tiewise.checkpoint.scalars import SCALARS, WIDTHS  # noqa: E402
+from tiewise.checkpoint.claims import FLAG, OWN_TYPE, SCALARS, WIDTHS, model_levels  # noqa: E402  # noqa: E402
+from tiewise.checkpoint.families import (  # noqa: E402
+    POSITION,
+    Ends,
+    in_layer,
+    is_foreign,
+)
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "families.json"
 MAPPINGS = (

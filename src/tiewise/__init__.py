@@ -15,6 +15,8 @@ Importing this package loads nothing heavy: names arrive with their module at fi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from tiewise.core.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from tiewise.boundary.boundary import Boundary as Boundary
     from tiewise.boundary.install import install as install
@@ -37,8 +39,6 @@ if TYPE_CHECKING:
     from tiewise.sharing.share import share_layers as share_layers
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
-
-__version__ = "0.1.0"
 
 _HOMES = {
     "Boundary": "tiewise.boundary.boundary",

@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from tiewise.analysis.align_tables import Settings, align, closer
 from tiewise.analysis.row_pairs import Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
 

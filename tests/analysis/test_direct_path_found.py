@@ -14,7 +14,7 @@ from tiewise.analysis.bigram_paths import split
 from tiewise.analysis.bigrams_found import Effort, bigrams_of
 from tiewise.analysis.direct_path_found import direct_path_of
 from tiewise.analysis.token_texts import read_as
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import heard
 

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 from tiewise.analysis.align_tables import Settings
 from tiewise.analysis.end_alignment import LARGE, across, alignment_of, sized
 from tiewise.analysis.model_ends import ends_of
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 
 ROWS, WIDTH = 600, 12

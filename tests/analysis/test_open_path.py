@@ -14,7 +14,7 @@ import tiewise
 from tiewise.analysis.open_path import FAMILIES, open_path
 from tiewise.analysis.path_matrix import asymmetry, grams
 from tiewise.analysis.path_tokens import transitions
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 
 SIZES = LAYERED | {"num_hidden_layers": 0, "intermediate_size": 32}

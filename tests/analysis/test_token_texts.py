@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from tiewise.analysis.token_texts import find_tokens
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 
 

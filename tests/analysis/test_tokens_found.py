@@ -137,7 +137,7 @@ MEMORY = """
 import sys, tracemalloc
 import numpy as np
 from tiewise.analysis.tokens import tokens_of
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 assert not {"torch", "transformers", "plotly"} & set(sys.modules)
 folder = open_folder(sys.argv[1])
 ids = np.random.default_rng(0).integers(0, 120_000, 200_000)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 from safetensors.numpy import save_file
 
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],

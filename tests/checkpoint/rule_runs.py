@@ -1,7 +1,7 @@
 """Run one rule on one checkpoint."""
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rules import by_id
 
 

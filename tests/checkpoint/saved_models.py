@@ -13,7 +13,7 @@ from transformers.models.auto import modeling_auto as auto
 sys.path.insert(0, str(Path(__file__).parents[1] / "boundary"))
 from shrink import parameters_on_meta, shrink
 
-from tiewise.checkpoint import columns
+from tiewise.checkpoint import loaders
 
 FLAG = "tie_word_embeddings"
 MAPPINGS = (
@@ -110,14 +110,14 @@ def observe(name, folder, table, head):
         warned.append("will NOT tie them" in heard.text)
         shared = any(last.weight is lookup.weight for lookup in lookups)
     if any(not np.array_equal(a, b) for a, b in zip(*tables, strict=True)):
-        return columns.RANDOM_TABLE
+        return loaders.RANDOM_TABLE
     if not np.array_equal(*heads):
-        return columns.RANDOM_HEAD
+        return loaders.RANDOM_HEAD
     if shared:
-        return columns.TIED if any(np.array_equal(heads[0], stored) for stored in (table, head)) else "neither"
+        return loaders.TIED if any(np.array_equal(heads[0], stored) for stored in (table, head)) else "neither"
     assert np.array_equal(heads[0], head)
     assert all(np.array_equal(values, table) for values in tables[0])
-    return columns.KEPT if all(warned) else columns.UNTIED
+    return loaders.KEPT if all(warned) else loaders.UNTIED
 
 
 class Warnings:

@@ -7,10 +7,9 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table
 
-from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, is_adapter, open_adapter
+from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, AdapterFacts, open_adapter
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.format_facts import AdapterFacts
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rules.formats_adapter import RULES
 from tiewise.core.errors import CheckpointError
 
@@ -43,7 +42,7 @@ def adapter(path, tensors, **config):
 
 def facts_of(path, base=None, scan=True):
     folder = open_folder(path)
-    assert is_adapter(folder)
+    assert folder.is_adapter
     return AdapterFacts(open_adapter(folder), None if base is None else Facts(open_folder(base), scan), scan)
 
 

@@ -5,7 +5,7 @@ from tiny_checkpoints import D, V, llama
 
 from tiewise.checkpoint.custom_code import MOST_BYTES, auto_map, read_code
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rules.formats_code import RULES
 
 HEAD = """import torch

@@ -10,12 +10,10 @@ from gguf_writer import FORMS, gguf, info, model, numbers, opening, scalar, stri
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.format_facts import GgufFacts
-from tiewise.checkpoint.ggml_types import BY_NUMBER
-from tiewise.checkpoint.gguf import open_gguf, read_gguf
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.gguf import BY_NUMBER, GgufFacts, open_gguf, read_gguf
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rules.formats_gguf import RULES
+from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError
 
 HUGE = 2**60

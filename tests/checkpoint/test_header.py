@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.likeness import likeness, same_bytes
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.stored import Reader, read_header
+from tiewise.checkpoint.table_scans import likeness, same_bytes
 from tiewise.core.errors import CheckpointError
 
 

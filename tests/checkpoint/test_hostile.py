@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tiewise.checkpoint.strict_json import MOST_VALUES, parse_json
+from tiewise.checkpoint.untrusted import MOST_VALUES, parse_json
 from tiewise.core.errors import CheckpointError
 
 CHILD = Path(__file__).with_name("hostile_child.py")

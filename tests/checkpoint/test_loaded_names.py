@@ -10,12 +10,13 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from tiewise.checkpoint.families import class_ends
-from tiewise.checkpoint.names import read_data
+from tiewise.core.packaged import packaged_json
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 import make_families
 
-CLASSES = {n: e for f in read_data("families.json")["families"].values() for n, e in f.get("classes", {}).items()}
+FAMILIES, USUAL = (packaged_json(f"checkpoint/data/{name}.json") for name in ("families", "usual_names"))
+CLASSES = {n: e for family in FAMILIES["families"].values() for n, e in family.get("classes", {}).items()}
 OWN_RULES = sorted(name for name, entry in CLASSES.items() if "loads" in entry)
 QUICK = ["LlamaForCausalLM", "Qwen2VLForConditionalGeneration", "Gemma3ForCausalLM", "BertForMaskedLM"]
 PREFIXES = ["", "model.", "language_model.", "language_model.model.", "model.language_model.", "model.model."]
@@ -25,7 +26,7 @@ PREFIXES += ["_orig_mod.", "module.", "base_model.model.", "transformer.", "thin
 def spelt():
     """Names of ends of all classes, behind prefixes of others."""
     modules = {m for entry in CLASSES.values() for m in (*entry.get("inputs", []), entry.get("output")) if m}
-    modules |= {pair[end] for pair in read_data("usual_names.json")["pairs"] for end in ("input", "output")}
+    modules |= {pair[end] for pair in USUAL["pairs"] for end in ("input", "output")}
     biases = {bias for entry in CLASSES.values() for bias in entry.get("bias", [])}
     names = {f"{module}.weight" for module in modules} | biases
     return sorted({prefix + name for prefix in PREFIXES for name in names})

@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
-from tiewise.checkpoint import columns as loaders
+from tiewise.checkpoint import loaders
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import predict
 
 FLAG = saved.FLAG

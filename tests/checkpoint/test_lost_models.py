@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import V, llama_config, write_checkpoint
 
-from tiewise.checkpoint import columns
+from tiewise.checkpoint import loaders
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.columns import LOST, VERIFIED
+from tiewise.checkpoint.loaders import LOST, VERIFIED
 
 FILE = "model.safetensors"
 QUICK = ("LlamaForCausalLM", "BartForConditionalGeneration")
@@ -116,7 +116,7 @@ def test_what_transformers_loses_is_an_error(whole, tmp_path, name, number):
     (said,) = (o for o in audit.outcomes if o.versions == tr.__version__)
     loads = loaded(name, tmp_path)
     if loads is None:
-        assert said.outcome == columns.ERROR, (done, said)
+        assert said.outcome == loaders.ERROR, (done, said)
         assert audit.at_least("error"), done
         return
     (one, info), (two, _) = loads
@@ -125,16 +125,16 @@ def test_what_transformers_loses_is_an_error(whole, tmp_path, name, number):
     pairs = zip([*lookups, head], [*again, other], strict=True)
     anew = [not torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs]
     if any(anew):
-        assert said.outcome == (columns.RANDOM_TABLE if any(anew[:-1]) else columns.RANDOM_HEAD), (done, said)
+        assert said.outcome == (loaders.RANDOM_TABLE if any(anew[:-1]) else loaders.RANDOM_HEAD), (done, said)
         assert audit.at_least("error"), done
-    elif said.outcome == columns.NEW_BIAS:
+    elif said.outcome == loaders.NEW_BIAS:
         assert any(key.endswith("bias") for key in info["missing_keys"])
-    elif said.outcome == columns.DEPENDS:
+    elif said.outcome == loaders.DEPENDS:
         assert audit.at_least("error"), (done, said)  # of several input tables some are not read
     elif any(head is lookup for lookup in lookups):
-        assert said.outcome in (columns.TIED, columns.DROPPED), (done, said)
+        assert said.outcome in (loaders.TIED, loaders.DROPPED), (done, said)
     else:
-        assert said.outcome in (columns.UNTIED, columns.KEPT), (done, said)
+        assert said.outcome in (loaders.UNTIED, loaders.KEPT), (done, said)
 
 
 WRITTEN = st.sampled_from([{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])

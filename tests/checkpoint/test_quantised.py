@@ -6,7 +6,7 @@ import pytest
 from tiny_checkpoints import D, V, llama, table
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.quantised import quantised_ends
 from tiewise.checkpoint.rules.formats_quantised import RULES
 

@@ -16,8 +16,8 @@ from rewrite_tools import child, listing, untimed
 from safetensors.numpy import load_file, save_file
 from tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
 
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
 from tiewise.rewrite import dedupe, place, temporary, tie, transaction, untie

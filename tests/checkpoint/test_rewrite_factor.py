@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from tiny_checkpoints import llama, llama_config, table, write_checkpoint
 
 import tiewise.hf
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError, InstallError
 from tiewise.rewrite import low_rank as module
 from tiewise.rewrite import memory
@@ -322,7 +322,7 @@ def test_needs_the_memory_that_it_announces(tmp_path):
     save_file({"t": table(9000, width, dtype=np.float16)}, tmp_path / "t.safetensors")
     code = (
         "import re, sys; import numpy as np\n"
-        "from tiewise.checkpoint.header import read_header\n"
+        "from tiewise.checkpoint.stored import read_header\n"
         "from tiewise.rewrite.low_rank import low_rank\n"
         "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # what the library needs once is no part of it
         "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"

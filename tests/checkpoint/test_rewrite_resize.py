@@ -14,7 +14,7 @@ from scipy import stats
 from tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
 
 import tiewise.hf
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import new_rows as module
 from tiewise.rewrite.factor import factor

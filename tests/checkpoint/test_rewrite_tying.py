@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.header import read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import dedupe, factor, repair, resize, tie, untie
 

@@ -8,9 +8,9 @@ import torch
 import transformers as tr
 
 from tiewise.boundary.install import install
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.roles import BY_DATA, BY_NAMES, BY_SHAPES, find_roles
+from tiewise.checkpoint.stored import Stored
 
 QUICK = [
     "LlamaForCausalLM",

@@ -11,7 +11,7 @@ from tests.inspection.tiny_folders import write_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from tiewise.analysis import token_texts
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.cli.main import COMMANDS
 from tiewise.inspection.request import Request
 from tiewise.inspection.subject import subjects_of

@@ -14,7 +14,7 @@ from tests.internals.test_refinement import Affine, with_layers
 from tokenizers import Tokenizer, models
 
 from tiewise.boundary.locate import locate
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.windows import windows
 from tiewise.internals.application_sweep import application_sweep

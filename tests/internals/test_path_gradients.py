@@ -13,7 +13,7 @@ from tests.boundary.tiny_models import FAMILIES, V, build, variant
 from tiewise import install
 from tiewise.analysis.estimates import mean_interval
 from tiewise.boundary.locate import locate
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import heard
 from tiewise.data.frequency import bin_of

@@ -7,7 +7,7 @@ import pytest
 from tests.boundary.tiny_models import V, build
 
 from tiewise.boundary.locate import locate
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.internals.loaded import Opened
 from tiewise.internals.path_gradients import path_gradients
 from tiewise.report.inspected import gradients, gradients_figures

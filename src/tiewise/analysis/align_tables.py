@@ -47,7 +47,7 @@ from tiewise.analysis.table_maps import (
     sums,
 )
 from tiewise.analysis.token_table import Table, as_table
-from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError, DataError
 
 FITTED, HELD_OUT = "fitted", "held out"

@@ -31,7 +31,7 @@ from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_matrix import DirectPath
 from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import doing, progress
 

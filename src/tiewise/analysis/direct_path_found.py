@@ -18,7 +18,7 @@ from tiewise.analysis.path_tokens import (
     word_pairs,
 )
 from tiewise.analysis.token_texts import read_as
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import doing, progress
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from tiewise.analysis.align_tables import Alignment, Closer, Settings, align, closer
 from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import FEWEST, Pairs, by_text, one_vocabulary
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 
 LARGE = 2e11  # rows × d²: from here on `sized` permutes once

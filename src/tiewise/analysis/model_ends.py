@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from tiewise.analysis.row_pairs import texts_of
 from tiewise.analysis.token_table import Array, Behind, StoredTable, Table
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.families import module_of
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.roles import find_roles
-from tiewise.checkpoint.rows import scan_rows
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 from tiewise.rewrite.dense import Dense

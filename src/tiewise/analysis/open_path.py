@@ -18,14 +18,12 @@ from typing import Any
 from tiewise.analysis.model_ends import dense_table, stored_ends
 from tiewise.analysis.path_matrix import LAYER, NONE, RMS, DirectPath, Norm
 from tiewise.analysis.token_table import Array, StoredTable, Table
-from tiewise.checkpoint.claims import BASE_TYPE
+from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.scalars import number
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.families import module_of
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.plain_ends import is_own
 from tiewise.rewrite.stored_boundary import read_boundary

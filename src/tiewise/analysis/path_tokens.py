@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from tiewise.analysis.path_matrix import DirectPath, Grams, asymmetry
 from tiewise.analysis.token_table import Array
 from tiewise.analysis.token_texts import find_tokens
-from tiewise.checkpoint.folder import Folder
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
 

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.token_table import Table
-from tiewise.checkpoint.folder import Folder, open_folder
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
 from tiewise.core.errors import CheckpointError
 
 

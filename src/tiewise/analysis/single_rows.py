@@ -19,9 +19,9 @@ from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.similarity import NormCorrelation, norm_correlation
 from tiewise.analysis.token_table import Array, Table
 from tiewise.analysis.token_texts import Groups
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rows import scan_rows
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.progress import progress
 
 FEWEST = 4  # rows of which Fisher's interval can be taken

@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING, NUMPY, widened
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.open_file import inside
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
+from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
 from tiewise.data.byte_letters import byte_letters
 from tiewise.data.frequency import bin_of, frequency_bins

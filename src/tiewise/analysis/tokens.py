@@ -14,8 +14,7 @@ from tiewise.analysis.row_directions import Anisotropy, Moments, Plane, anisotro
 from tiewise.analysis.single_rows import Norms, RowState, norms_of, row_state
 from tiewise.analysis.token_contexts import ContextGroup, Contexts, contexts, furthest, grouped
 from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script, read_texts, shown
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.progress import doing
 

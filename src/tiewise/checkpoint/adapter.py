@@ -9,14 +9,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tiewise.checkpoint.folder import ADAPTER_CONFIG, Fault, Folder
-from tiewise.checkpoint.header import Stored, read_header
-from tiewise.checkpoint.names import in_layer, is_foreign
-from tiewise.checkpoint.open_file import inside
+from tiewise.checkpoint.families import in_layer, is_foreign, module_of, usual
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder
+from tiewise.checkpoint.stored import Stored, read_header
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.facts import Facts
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"
@@ -97,11 +103,6 @@ class Adapter:
                 if claim and any(_named(name, (claim,)) for name in names):
                     return EndUpdate(claim, kind)
         return None
-
-
-def is_adapter(folder: Folder) -> bool:
-    """Whether a folder is a PEFT adapter's and no whole model's."""
-    return folder.has(ADAPTER_CONFIG) and not folder.tensors
 
 
 def open_adapter(folder: Folder) -> Adapter:
@@ -188,3 +189,57 @@ def _token_rows(value: Any) -> dict[str, tuple[int, ...]]:
 
 def _indices(values: list[Any]) -> tuple[int, ...]:
     return tuple(value for value in values if type(value) is int)
+
+
+@dataclass(frozen=True)
+class AdapterFacts:
+    """One PEFT adapter.
+
+    Args:
+        adapter: its config and its tensors.
+        base: the checkpoint that it changes; None where none was given.
+        scan: tables may be read (False: headers only).
+    """
+
+    adapter: Adapter
+    base: Facts | None = None
+    scan: bool = True
+
+    @cached_property
+    def input(self) -> EndUpdate | None:
+        """What the adapter does to the input table."""
+        paths = {path.rpartition(".")[2] for path, _ in usual().pairs}
+        return self.adapter.update(_names(None if self.base is None else self.base.roles.input_name, paths))
+
+    @cached_property
+    def output(self) -> EndUpdate | None:
+        """What the adapter does to the output head."""
+        return self.adapter.update(_names(None if self.base is None else self.base.roles.output_name, usual().outputs))
+
+    @cached_property
+    def tied(self) -> bool | None:
+        """Whether the base has one table at both ends, by flag and by tensors; None where that is not known."""
+        if self.base is None:
+            return None
+        if self.base.roles.output is None:
+            return self.base.claims.tied
+        return False if self.base.claims.tied is False else self.base.truth
+
+    @cached_property
+    def equal(self) -> bool | None:
+        """Whether the adapter's full copies of both ends hold the same bytes; None without both, or unread."""
+        if self.input is None or self.output is None or not self.scan:
+            return None
+        a, b = self.input.copy, self.output.copy
+        return None if a is None or b is None else self._same(a, b)
+
+    def _same(self, a: Stored, b: Stored) -> bool:
+        return same_bytes(a, b, lambda done: progress("comparing the adapter's two copies", done, a.nbytes))
+
+
+def _names(stored: str | None, usually: Iterable[str]) -> tuple[str, ...]:
+    """A module as the base stores it, and the last part of its name: PEFT names modules as they are once loaded."""
+    if stored is None:
+        return tuple(usually)
+    module = module_of(stored)[0]
+    return module, module.rpartition(".")[2]

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.folder import Fault, Folder
-from tiewise.checkpoint.open_file import inside, read_whole
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.hf_folder import Fault, Folder
+from tiewise.checkpoint.untrusted import inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 
 MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file takes up to 600 times its bytes

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, model_levels, read_claims
-from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.folder import Fault, Folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import SAME_VALUES, Likeness, likeness, same_numbers
-from tiewise.checkpoint.names import in_layer, is_foreign
+from tiewise.checkpoint.families import in_layer, is_foreign
+from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
+from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.table_scans import SAME_VALUES, Likeness, likeness, same_numbers
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.progress import progress
 from tiewise.core.spec import BoundarySpec

@@ -1,6 +1,7 @@
-"""What each family of transformers does at its vocabulary's ends: the generated data, asked by config.
+"""What is known of names: how tensors are wrapped, what the two ends are usually called, and what each family does.
 
-The data is made by `tools/make_families.py` from the classes themselves, and says for which version of transformers.
+`data/families.json` is made by `tools/make_families.py` from the classes of transformers themselves, and says for which
+version; `data/usual_names.json` is written by hand, for families that it does not have.
 """
 
 from __future__ import annotations
@@ -11,7 +12,84 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.checkpoint.names import module_of, read_data
+from tiewise.core.packaged import packaged_json
+
+POSITION = re.compile(
+    r"(^|\.)(wpe|positions?_embed\w*|embed_positions?|pos_embed\w*|positional_embed\w*|pos_emb)(\.|$)"
+)
+PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # the bytes of a quantised table
+BESIDE = re.compile(
+    r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
+    r"|input_scale|absmax|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
+)
+_INSIDE = re.compile(r"\.\d+\.")
+
+
+@dataclass(frozen=True)
+class Usual:
+    """The hand-written names."""
+
+    pairs: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    whole_outputs: tuple[str, ...]
+    maps: tuple[str, ...]
+    biases: tuple[str, ...]
+    wrappers: frozenset[str]
+    foreign: frozenset[str]
+
+
+@lru_cache(maxsize=1)
+def usual() -> Usual:
+    """Read the hand-written names, longest paths first."""
+    data = packaged_json("checkpoint/data/usual_names.json")
+    pairs = sorted(((pair["input"], pair["output"]) for pair in data["pairs"]), key=lambda p: -p[0].count("."))
+    return Usual(
+        tuple(pairs),
+        outputs=tuple(data["outputs"]),
+        whole_outputs=tuple(data["whole_outputs"]),
+        maps=tuple(data["maps"]),
+        biases=tuple(data["biases"]),
+        wrappers=frozenset(data["wrappers"]),
+        foreign=frozenset(data["foreign"]),
+    )
+
+
+def unwrapped(name: str) -> str:
+    """Return a tensor's name without what torch.compile, DDP, FSDP and PEFT put around modules.
+
+    >>> unwrapped("base_model.model.model.embed_tokens.base_layer.weight")
+    'model.embed_tokens.weight'
+    """
+    if name.startswith("base_model.model."):
+        name = name.removeprefix("base_model.model.")
+    parts = [part for part in name.split(".") if part not in usual().wrappers]
+    return ".".join(parts).replace(".modules_to_save.default.", ".")
+
+
+def module_of(name: str) -> tuple[str, str]:
+    """(module, parameter) of a tensor's name."""
+    module, _, parameter = name.rpartition(".")
+    return module, parameter
+
+
+def ends_with(module: str, path: str) -> bool:
+    """Whether a module's name ends with a path of whole parts.
+
+    >>> ends_with("model.lm_head", "lm_head"), ends_with("model.my_lm_head", "lm_head")
+    (True, False)
+    """
+    return module == path or module.endswith(f".{path}")
+
+
+def in_layer(name: str) -> bool:
+    """Whether a module lies inside a numbered layer: tables there belong to no end of the model."""
+    return bool(_INSIDE.search(f".{name}."))
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a module belongs to another modality, a codec, or a draft head."""
+    return any(part in usual().foreign or part.startswith(("vision_", "audio_", "mtp_")) for part in name.split("."))
+
 
 _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
 
@@ -114,7 +192,7 @@ class Family:
 
 @lru_cache(maxsize=1)
 def _data() -> dict[str, Any]:
-    return read_data("families.json")
+    return packaged_json("checkpoint/data/families.json")
 
 
 def data_version() -> str:

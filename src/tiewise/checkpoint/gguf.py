@@ -14,14 +14,148 @@ import os
 import re
 import struct
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tiewise.checkpoint.ggml_types import BY_NUMBER, REMOVED
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.open_file import inside, open_regular
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.window import DAMAGED, Window
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
+
+if TYPE_CHECKING:
+    from tiewise.checkpoint.facts import Facts
+
+WINDOW_BYTES = 2**18
+DAMAGED = "the file is damaged or was cut short: download or convert it again"
+
+
+class Window:
+    """The place reached in an open file.
+
+    Args:
+        path: named in errors.
+        descriptor: the open file; the caller closes it.
+
+    Raises:
+        CheckpointError: from every method, where the file ends before what was asked for.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.size = os.fstat(descriptor).st_size
+        self._descriptor = descriptor
+        self._start, self._data = 0, b""
+        self.at = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes from here to the file's end."""
+        return self.size - self.at
+
+    def need(self, count: int, what: str) -> None:
+        """Refuse `count` bytes for `what` where fewer are left."""
+        if count > self.left:
+            raise CheckpointError(f"{self.path}: {what} at byte {self.at:,} goes beyond the file's end", DAMAGED)
+
+    def take(self, count: int, what: str) -> bytes:
+        """Return the next `count` bytes, at most WINDOW_BYTES of them."""
+        self.need(count, what)
+        begin = self.at - self._start
+        if begin + count > len(self._data):
+            self._fill(count, what)
+            begin = 0
+        self.at += count
+        return self._data[begin : begin + count]
+
+    def skip(self, count: int, what: str) -> None:
+        """Pass `count` bytes without reading them."""
+        self.need(count, what)
+        self.at += count
+        if self.at > self._start + len(self._data):
+            self._start, self._data = self.at, b""
+
+    def skip_texts(self, count: int, what: str) -> None:
+        """Pass `count` texts, each a u64 length and that many bytes."""
+        unpack = struct.Struct("<Q").unpack_from
+        while count:
+            self.need(8, what)
+            if self.at + 8 > self._start + len(self._data):
+                self._fill(8, what)
+            data, begin = self._data, self.at - self._start
+            last = len(data) - 8
+            while count and begin <= last:
+                begin += 8 + unpack(data, begin)[0]
+                count -= 1
+            self.skip(self._start + begin - self.at, what)
+
+    def _fill(self, count: int, what: str) -> None:
+        try:
+            self._data = os.pread(self._descriptor, WINDOW_BYTES, self.at)
+        except OSError as error:
+            what = f"{self.path}: cannot be read at byte {self.at:,} ({error.strerror})"
+            raise CheckpointError(what, "check the disk") from None
+        self._start = self.at
+        if len(self._data) < count:
+            raise CheckpointError(f"{self.path}: it became shorter while {what} was read", "nothing else may write it")
+
+
+@dataclass(frozen=True)
+class GgmlType:
+    """One type: `block` values of a row are kept in `nbytes` bytes."""
+
+    name: str
+    block: int
+    nbytes: int
+
+    @property
+    def bits(self) -> float:
+        """Bits of one value, its share of the block's scales included."""
+        return 8 * self.nbytes / self.block
+
+
+_ROWS = (
+    (0, "F32", 1, 4),
+    (1, "F16", 1, 2),
+    (2, "Q4_0", 32, 18),
+    (3, "Q4_1", 32, 20),
+    (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24),
+    (8, "Q8_0", 32, 34),
+    (9, "Q8_1", 32, 36),
+    (10, "Q2_K", 256, 84),
+    (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144),
+    (13, "Q5_K", 256, 176),
+    (14, "Q6_K", 256, 210),
+    (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66),
+    (17, "IQ2_XS", 256, 74),
+    (18, "IQ3_XXS", 256, 98),
+    (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18),
+    (21, "IQ3_S", 256, 110),
+    (22, "IQ2_S", 256, 82),
+    (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1),
+    (25, "I16", 1, 2),
+    (26, "I32", 1, 4),
+    (27, "I64", 1, 8),
+    (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56),
+    (30, "BF16", 1, 2),
+    (34, "TQ1_0", 256, 54),
+    (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
+)
+BY_NUMBER = {number: GgmlType(name, block, nbytes) for number, name, block, nbytes in _ROWS}
+BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
+REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
+REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
 MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
@@ -116,6 +250,29 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
         return _Parser(Window(path, descriptor)).parse()
     finally:
         os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class GgufFacts:
+    """One GGUF file.
+
+    Args:
+        gguf: what it says of itself.
+        source: the Hugging Face checkpoint that it was made from; None where none was given.
+        scan: tables may be read (False: headers only).
+    """
+
+    gguf: Gguf
+    source: Facts | None = None
+    scan: bool = True
+
+    @cached_property
+    def equal(self) -> bool | None:
+        """Whether `token_embd` and `output` hold the same bytes; None unless both are stored and may be read."""
+        table, head = self.gguf.table, self.gguf.head
+        if table is None or head is None or not self.scan:
+            return None
+        return same_bytes(table, head, lambda done: progress("comparing the two tables", done, table.nbytes))
 
 
 class _Parser:

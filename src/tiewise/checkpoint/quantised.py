@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiewise.checkpoint.dtypes import FLOATING
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import BESIDE, PACKED, module_of, unwrapped
+from tiewise.checkpoint.families import BESIDE, PACKED, module_of, unwrapped
 from tiewise.checkpoint.roles import Roles, find_roles
+from tiewise.checkpoint.stored import FLOATING, Stored
 
 # where the config of a quantisation stands, and under which keys it lists the modules that it leaves alone
 _SECTIONS = ("quantization_config", "compression_config", "quantization")

@@ -18,7 +18,7 @@ def count_tokens(folder: Path, text: Path) -> list[int]:
     Raises:
         CheckpointError: no tokenizers library, no usable tokenizer.json, or a text that cannot be read.
     """
-    from tiewise.checkpoint.open_file import inside
+    from tiewise.checkpoint.untrusted import inside
 
     if find_spec("tokenizers") is None:
         raise CheckpointError("--text needs the tokenizers library", "pip install 'tiewise[torch]', or give --counts")

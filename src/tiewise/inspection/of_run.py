@@ -37,7 +37,7 @@ from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import Pairs, one_vocabulary
 from tiewise.analysis.table_maps import CENTRED
 from tiewise.analysis.token_table import Table
-from tiewise.checkpoint.folder import open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts

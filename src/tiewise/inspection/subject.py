@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiewise.checkpoint.folder import ADAPTER_CONFIG, Folder, open_folder
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.core.errors import CheckpointError, RunError
 from tiewise.training.folder import folder_name, read_json
 from tiewise.training.results import Comparison

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.saved import BASE
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import InstallError
 
 

@@ -12,8 +12,8 @@ from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.locate import Ends, locate
-from tiewise.checkpoint.folder import Folder, open_folder
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.hf_folder import Folder, open_folder
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, TiewiseError
 from tiewise.hf import model_class
 from tiewise.rewrite.memory import require

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.lazy import computed
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import UnsupportedError
 from tiewise.internals.loaded import Opened
 from tiewise.internals.observed import Call, chain, recorded

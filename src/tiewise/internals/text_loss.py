@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.checkpoint.tokenizer import read_tokenizer
+from tiewise.checkpoint.hf_folder import read_tokenizer
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.windows import Ids
 from tiewise.internals.loaded import Opened

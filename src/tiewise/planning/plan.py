@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.strict_json import read_json
+from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec

@@ -13,9 +13,8 @@ from rich.text import Text
 from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.loaders import Outcome
-from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule
-from tiewise.checkpoint.rules.wording import difference, size
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, size
+from tiewise.checkpoint.untrusted import short
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
 ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.checkpoint.rules.wording import names, size
+from tiewise.checkpoint.rule import names, size
 from tiewise.rewrite.receipt import Receipt
 
 SHOWN = 6  # names of tensors in one cell

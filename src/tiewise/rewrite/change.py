@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tiewise.checkpoint.dtypes import BITS
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored
 
 
 class _Delete:

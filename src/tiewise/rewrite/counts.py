@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import NUMPY
-from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.open_file import open_regular, read_whole
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import read_json, short
+from tiewise.checkpoint.stored import NUMPY, Reader, read_header
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 
 MOST_BYTES = 64 * 2**20

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change
 from tiewise.rewrite.ends import how_they_differ, opened, require_ends

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import rounded
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored, rounded
 from tiewise.rewrite.measure import Rows
 
 Apply = Callable[[NDArray[np.float64]], NDArray[np.float64]]

@@ -13,8 +13,8 @@ from typing import Any
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.rewrite.dense import Dense

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import ADAPTER_CONFIG, open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import likeness
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, open_folder
 from tiewise.checkpoint.roles import BY_DATA
-from tiewise.checkpoint.rules.wording import difference
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import difference
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import likeness
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.groups import Group, groups
 from tiewise.rewrite.plain_ends import is_own, readable

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 from tiewise.core.spec import BoundarySpec

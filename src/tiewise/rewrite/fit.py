@@ -11,9 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import NUMPY
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored
 from tiewise.rewrite.low_rank import LowRank
 from tiewise.rewrite.measure import hidden
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
+from tiewise.checkpoint.stored import Stored
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from tiewise.checkpoint.folder import Folder, Index
-from tiewise.checkpoint.open_file import inside, read_whole
-from tiewise.checkpoint.strict_json import MOST_BYTES, parse_json
+from tiewise.checkpoint.hf_folder import Folder, Index
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole
 from tiewise.rewrite.change import Change, NewTensor
 from tiewise.rewrite.json_text import like
 

@@ -21,8 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.core.errors import CheckpointError
 
 GRAM_BYTES = (

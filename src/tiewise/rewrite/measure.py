@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import CHUNK_BYTES, Reader
+from tiewise.checkpoint.stored import CHUNK_BYTES, Reader, Stored
 from tiewise.core.progress import progress
 from tiewise.rewrite.change import Measured
 

@@ -20,8 +20,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import Reader
+from tiewise.checkpoint.stored import Reader, Stored
 
 OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
 SUM_BYTES = 64 * 2**20  # of sums held during one reading of the table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import NewTensor, copy_of
 from tiewise.rewrite.ends import how_they_differ

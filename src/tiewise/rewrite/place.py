@@ -9,9 +9,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.folder import Folder
-from tiewise.checkpoint.open_file import open_regular
-from tiewise.checkpoint.reader import CHUNK_BYTES
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import CHUNK_BYTES
+from tiewise.checkpoint.untrusted import open_regular
 from tiewise.core.errors import CheckpointError
 
 fcntl: Any

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tiewise.checkpoint.claims import OWN_TYPE
-from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.families import module_of
+from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.groups import groups
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiewise.checkpoint.folder import CONFIG, INDEX, PICKLES, Folder
-from tiewise.checkpoint.open_file import inside, read_whole
-from tiewise.checkpoint.strict_json import MOST_BYTES, short
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, NewTensor, copy_of
 from tiewise.rewrite.index_text import index_text

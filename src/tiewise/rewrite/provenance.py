@@ -9,12 +9,11 @@ import os
 from datetime import datetime, timezone
 from typing import Any
 
-import tiewise
-from tiewise.checkpoint.folder import CONFIG, INDEX, Folder
-from tiewise.checkpoint.header import Header
-from tiewise.checkpoint.open_file import inside, open_regular, read_whole
-from tiewise.checkpoint.strict_json import MOST_BYTES, read_json
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder
+from tiewise.checkpoint.stored import Header
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole
 from tiewise.core.errors import CheckpointError
+from tiewise.core.version import __version__
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.plan import PROVENANCE, Plan
 
@@ -30,7 +29,7 @@ def provenance(folder: Folder, change: Change, plan: Plan, command: str, force: 
     put = {tensor.name for tensor in change.put}
     operation = {
         "command": command,
-        "version": tiewise.__version__,
+        "version": __version__,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "forced": force,
         "source": {"name": folder.path.resolve().name, "sha256": _digests(folder)},

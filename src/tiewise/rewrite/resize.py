@@ -13,13 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING, NUMPY
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import in_layer, module_of
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import Tokenizer, read_tokenizer
+from tiewise.checkpoint.families import in_layer, module_of
+from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Measured, NewTensor, stored_bytes
 from tiewise.rewrite.ends import opened, refuse

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.families import module_of
+from tiewise.checkpoint.stored import FLOATING, Reader, Stored
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
 from tiewise.rewrite import memory

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.dtypes import rounded, widened
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Measured, NewTensor, copy_of
 from tiewise.rewrite.ends import how_they_differ, opened, refuse, require_ends, source_note, table_group

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from tiewise.checkpoint.folder import INDEX, Folder
-from tiewise.checkpoint.header import read_header
-from tiewise.checkpoint.open_file import inside
+from tiewise.checkpoint.hf_folder import INDEX, Folder
+from tiewise.checkpoint.stored import read_header
+from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
 from tiewise.core.progress import progress

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.folder import Folder, open_folder
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import same_bytes
+from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.rule import ERROR
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
 from tiewise.rewrite.change import DELETE, Change

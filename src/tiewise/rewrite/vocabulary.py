@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.reader import Reader
-from tiewise.checkpoint.tokenizer import Tokenizer
+from tiewise.checkpoint.hf_folder import Tokenizer
+from tiewise.checkpoint.stored import Reader, Stored
 
 _OTHER = ("type_vocab_size",)  # the segments of BERT
 

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tiewise.checkpoint.dtypes import BITS
-from tiewise.checkpoint.header import Header
+from tiewise.checkpoint.stored import BITS, Header
 from tiewise.rewrite.change import NewTensor, copy_of
 
 

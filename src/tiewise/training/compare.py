@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-import tiewise
 from tiewise.core.errors import RunError
+from tiewise.core.version import __version__
 from tiewise.data.blocks import Bigram, asymmetric_bigrams, token_counts
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
@@ -107,7 +107,7 @@ def _comparison(
     first = {o.result.arm: o for o in reversed(outcomes)}
     return complete(
         Comparison(
-            version=tiewise.__version__,
+            version=__version__,
             command=command,
             demo=bool(text.facts.get("demo")),
             arms=list(settings.arms),

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import transformers
 
-import tiewise
+from tiewise.core.version import __version__
 from tiewise.training import ranks
 
 
@@ -18,7 +18,7 @@ def environment() -> dict[str, Any]:
     """Versions, processor and threads, as `env.json` and the report say them."""
     cuda = torch.cuda.is_available()
     return {
-        "tiewise": tiewise.__version__,
+        "tiewise": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

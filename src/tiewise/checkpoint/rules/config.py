@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.rule import ERROR, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import CONFIG_FIX, difference, flag_at, names, said
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import CONFIG_FIX, ERROR, INFO, WARNING, Finding, Rule, difference, flag_at, names, said
+from tiewise.checkpoint.untrusted import short
 
 
 def _speaking(facts: Facts) -> list[Claim]:

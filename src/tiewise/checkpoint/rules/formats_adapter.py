@@ -5,14 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 
-from tiewise.checkpoint.adapter import COPY, LORA, EndUpdate
+from tiewise.checkpoint.adapter import COPY, LORA, AdapterFacts, EndUpdate
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import ADAPTER_CONFIG
-from tiewise.checkpoint.format_facts import AdapterFacts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import describe, flag_at, names
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG
+from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Finding, Rule, describe, flag_at, names
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 
 
 def _tying(facts: AdapterFacts) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tiewise.checkpoint.custom_code import FLAG, KEYS, Class, Code, auto_map, read_code
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.rule import ERROR, WARNING, Finding, Rule
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.untrusted import short
 
 _MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
 _PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.format_facts import GgufFacts
-from tiewise.checkpoint.ggml_types import BY_NAME
-from tiewise.checkpoint.gguf import HEAD, TABLE, TOKENS, Gguf
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rule import ERROR, FATAL, GGUF, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import describe, difference, size
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.gguf import BY_NAME, HEAD, TABLE, TOKENS, Gguf, GgufFacts
+from tiewise.checkpoint.rule import ERROR, FATAL, GGUF, INFO, WARNING, Finding, Rule, describe, difference, size
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.untrusted import short
 
 _CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
 _LEAST = BY_NAME["Q6_K"]

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.quantised import End, Quantised, leaves, quantised_ends
-from tiewise.checkpoint.rule import ERROR, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import names
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import ERROR, WARNING, Finding, Rule, names
+from tiewise.checkpoint.untrusted import short
 
 _CONFIG = "config.json"
 # a list given for one of these replaces the default one, which would keep tied modules and the head plain

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.folder import INDEX, SINGLE, Fault, Folder
-from tiewise.checkpoint.format_facts import AdapterFacts, GgufFacts
-from tiewise.checkpoint.rule import ANY, ERROR, FATAL, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import names, shown
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.gguf import GgufFacts
+from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
+from tiewise.checkpoint.rule import ANY, ERROR, FATAL, INFO, WARNING, Finding, Rule, names, shown
+from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")

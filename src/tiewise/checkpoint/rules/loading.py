@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tiewise.checkpoint.claims import OWN_TYPE
-from tiewise.checkpoint.columns import LOST
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.loaders import predict
-from tiewise.checkpoint.rule import ERROR, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import names
+from tiewise.checkpoint.loaders import LOST, predict
+from tiewise.checkpoint.rule import ERROR, INFO, WARNING, Finding, Rule, names
 
 
 def _loaders(facts: Facts) -> Iterator[Finding]:

@@ -7,13 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from tiewise.checkpoint.dtypes import BITS, FLOATING
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.rows import RowScan, duplicates, outlying, scan_rows
-from tiewise.checkpoint.rule import ERROR, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, names, numbers, size
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import CONFIG_FIX, ERROR, INFO, WARNING, Finding, Rule, describe, names, numbers, size
+from tiewise.checkpoint.stored import BITS, FLOATING, Stored
+from tiewise.checkpoint.table_scans import RowScan, duplicates, outlying, scan_rows
+from tiewise.checkpoint.untrusted import short
 from tiewise.core.progress import progress
 
 MULTIPLE = 64

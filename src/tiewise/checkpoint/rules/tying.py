@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.likeness import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
-from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import describe, difference, flag_at, names, said, size
-from tiewise.checkpoint.strict_json import short
+from tiewise.checkpoint.rule import (
+    ERROR,
+    FATAL,
+    INFO,
+    WARNING,
+    Finding,
+    Rule,
+    describe,
+    difference,
+    flag_at,
+    names,
+    said,
+    size,
+)
+from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
+from tiewise.checkpoint.untrusted import short
 
 
 def _no_input(facts: Facts) -> Iterator[Finding]:

@@ -8,14 +8,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tiewise.checkpoint.claims import count
-from tiewise.checkpoint.dtypes import FLOATING
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.header import Stored
-from tiewise.checkpoint.names import module_of, usual
-from tiewise.checkpoint.rule import ERROR, FATAL, INFO, WARNING, Finding, Rule
-from tiewise.checkpoint.rules.wording import CONFIG_FIX, describe, dotted, names, shown
-from tiewise.checkpoint.strict_json import short
-from tiewise.checkpoint.tokenizer import is_id, special_ids
+from tiewise.checkpoint.families import module_of, usual
+from tiewise.checkpoint.hf_folder import is_id, special_ids
+from tiewise.checkpoint.rule import (
+    CONFIG_FIX,
+    ERROR,
+    FATAL,
+    INFO,
+    WARNING,
+    Finding,
+    Rule,
+    describe,
+    dotted,
+    names,
+    shown,
+)
+from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.untrusted import short
 
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 

@@ -1,0 +1,286 @@
+"""Tensors as a safetensors file stores them: their types, the header that places them, and rows read from the file.
+
+    8 bytes: length n, little endian │ n bytes: JSON {name: {dtype, shape, data_offsets}, __metadata__} │ tensors
+
+A header that parses here describes tensors that lie one behind the other, from the first byte of data to the last of
+the file, so that nothing read later can fall outside. Rows come by positioned reads into bounded buffers, never by a
+memory map: a map of a file that another process cuts short kills its reader (SIGBUS), a positioned read comes back
+short.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeGuard
+
+import numpy as np  # before ml_dtypes, whose C part would import it and print what Ctrl-C raises there
+
+# isort: split
+import ml_dtypes
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.untrusted import open_regular, parse_json, short
+from tiewise.core.errors import CheckpointError
+
+BITS = {
+    "BOOL": 8,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+    "U8": 8,
+    "I8": 8,
+    "F8_E5M2": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2FNUZ": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E8M0": 8,
+    "I16": 16,
+    "U16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "I32": 32,
+    "U32": 32,
+    "F32": 32,
+    "C64": 64,
+    "F64": 64,
+    "I64": 64,
+    "U64": 64,
+}
+NUMPY = {
+    "BOOL": np.dtype(np.bool_),
+    "U8": np.dtype(np.uint8),
+    "I8": np.dtype(np.int8),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
+    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
+    "I16": np.dtype("<i2"),
+    "U16": np.dtype("<u2"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "I32": np.dtype("<i4"),
+    "U32": np.dtype("<u4"),
+    "F32": np.dtype("<f4"),
+    "C64": np.dtype("<c8"),
+    "F64": np.dtype("<f8"),
+    "I64": np.dtype("<i8"),
+    "U64": np.dtype("<u8"),
+}
+FLOATING = ("F64", "F32", "F16", "BF16")  # what a table is stored in, unless it is quantised
+
+
+def widened(values: NDArray) -> NDArray[np.float32] | NDArray[np.float64]:
+    """Return floating values as fp32, fp64 as it is; every stored type fits without rounding."""
+    return values if values.dtype == np.float64 else values.astype(np.float32, copy=False)
+
+
+def rounded(values: NDArray[np.float64], dtype: str, lost: NDArray[np.float64] | float = 0.0) -> NDArray:
+    """Return `values + lost` in a stored floating type, rounded once, to the nearest and of two to the even.
+
+    `lost` is less than half a unit in the last place of `values`: what an addition in fp64 left over.
+    """
+    if dtype == "F64":
+        return values
+    values = _odd(values, lost)
+    if dtype == "BF16":  # which numpy reaches by way of fp32, rounding twice
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        values = _odd(single, values - single)
+    return values.astype(NUMPY[dtype])
+
+
+def _odd(values: NDArray, lost: NDArray | float) -> NDArray:
+    """Make the last bit say that something was lost, so that a narrower type rounds to the right side."""
+    even = values.view(f"i{values.itemsize}") & 1 == 0
+    return np.where(even & (lost != 0), np.nextafter(values, np.copysign(np.inf, lost).astype(values.dtype)), values)
+
+
+MOST_HEADER = 100_000_000  # the format's own limit
+MOST_AXES = 64
+_AGAIN = "the file is damaged or was cut short: download or write it again"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a file: `start` and `end` are offsets from the file's first byte."""
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on disk."""
+        return self.end - self.start
+
+    @property
+    def rows(self) -> int:
+        """Length of the first axis; 1 for a scalar."""
+        return self.shape[0] if self.shape else 1
+
+
+@dataclass(frozen=True)
+class Header:
+    """What one file says of itself. Tensors in order of their bytes."""
+
+    path: Path
+    tensors: dict[str, Stored]
+    metadata: dict[str, str]
+    data_start: int
+    size: int
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """Read and check the header of a safetensors file.
+
+    Raises:
+        CheckpointError: the file cannot be read, or its header breaks a rule of the format.
+    """
+    path = Path(path)
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise CheckpointError(f"{path}: {size} bytes are no safetensors file", _AGAIN)
+        length = int.from_bytes(file.read(8), "little")
+        if length > MOST_HEADER or length > size - 8:
+            what = f"{path}: its header claims {length:,} bytes, and the file has {size:,}"
+            raise CheckpointError(what, f"if it is a safetensors file, it {_AGAIN.removeprefix('the file ')}")
+        text = file.read(length)
+    if len(text) < length:
+        raise CheckpointError(f"{path}: the file ends inside its header", _AGAIN)
+    record = parse_json(text, f"{path}: header", unique=True)
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
+    metadata = _metadata(record.pop("__metadata__", None), path)
+    start = 8 + length
+    tensors = sorted((_stored(name, entry, path, start) for name, entry in record.items()), key=_place)
+    _check_contiguous(tensors, path, start, size)
+    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, start, size)
+
+
+def _place(tensor: Stored) -> tuple[int, int]:
+    return tensor.start, tensor.end
+
+
+def _metadata(record: Any, path: Path) -> dict[str, str]:
+    if record is None:
+        return {}
+    if not isinstance(record, dict) or not all(isinstance(value, str) for value in record.values()):
+        raise CheckpointError(f"{path}: __metadata__ is no map from text to text", _AGAIN)
+    return record
+
+
+def _stored(name: str, entry: Any, path: Path, data_start: int) -> Stored:
+    wrong = _wrong(entry)
+    if wrong is not None:
+        what, fix = wrong
+        raise CheckpointError(f"{path}: tensor {short(name)}: {what}", fix)
+    start, end = entry["data_offsets"]
+    return Stored(name, path, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
+
+
+def _wrong(entry: Any) -> tuple[str, str] | None:
+    """Return what is wrong with an entry and the way out; None where nothing is."""
+    if not isinstance(entry, dict):
+        return "its entry is no JSON object", _AGAIN
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in BITS:
+        return f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
+    if not _sizes(shape) or len(shape) > MOST_AXES:
+        return f"its shape {short(shape)} is none", _AGAIN
+    if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"its data_offsets {short(offsets)} are none", _AGAIN
+    held = offsets[1] - offsets[0]
+    if BITS[dtype] * math.prod(shape) != 8 * held:
+        return f"{held:,} bytes do not hold {short(f'{dtype} {shape}')}", _AGAIN
+    return None
+
+
+def _sizes(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def _check_contiguous(tensors: list[Stored], path: Path, start: int, size: int) -> None:
+    end = start
+    for tensor in tensors:
+        if tensor.start != end:
+            how = "overlaps the tensor before it" if tensor.start < end else f"leaves {tensor.start - end:,} bytes free"
+            raise CheckpointError(f"{path}: tensor {short(tensor.name)} {how}", _AGAIN)
+        end = tensor.end
+    if end != size:
+        how = f"ends {end - size:,} bytes before its tensors do" if end > size else f"goes on {size - end:,} bytes"
+        raise CheckpointError(f"{path}: the file {how}", _AGAIN)
+
+
+CHUNK_BYTES = 4 * 2**20
+
+
+class Reader:
+    """An open tensor, as a context manager. Rows run along the first axis; a vector has rows of one value."""
+
+    def __init__(self, tensor: Stored) -> None:
+        self.tensor = tensor
+        self._descriptor = open_regular(tensor.path)
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        os.close(self._descriptor)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row (of the whole tensor where it has no first axis or no rows)."""
+        return self.tensor.nbytes // max(1, self.tensor.rows)
+
+    def into(self, buffer: memoryview, offset: int = 0) -> None:
+        """Fill `buffer` with the tensor's bytes from `offset` on.
+
+        Raises:
+            CheckpointError: the file has become shorter than its header says.
+        """
+        at = self.tensor.start + offset
+        while buffer:
+            try:
+                count = os.preadv(self._descriptor, [buffer], at)
+            except OSError as error:
+                what = f"{self.tensor.path}: cannot be read at byte {at:,} ({error.strerror})"
+                raise CheckpointError(what, "check the disk") from None
+            if count == 0:
+                raise CheckpointError(
+                    f"{self.tensor.path}: it became shorter while it was read", "nothing else may write it"
+                )
+            buffer, at = buffer[count:], at + count
+
+    def rows(self, start: int = 0, stop: int | None = None) -> NDArray:
+        """Return rows [start, stop) in the tensor's own type; a fresh array.
+
+        Raises:
+            CheckpointError: the type is packed below a byte, or the file has become shorter.
+        """
+        tensor = self.tensor
+        if tensor.dtype not in NUMPY:
+            raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")
+        stop = tensor.rows if stop is None else min(stop, tensor.rows)
+        raw = bytearray(max(0, stop - start) * self.row_bytes)
+        self.into(memoryview(raw), start * self.row_bytes)
+        return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((max(0, stop - start), *tensor.shape[1:]))
+
+    def wide(self, start: int = 0, stop: int | None = None) -> NDArray:
+        """Return rows [start, stop) of a floating tensor in fp32 (fp64 where it is stored so)."""
+        return widened(self.rows(start, stop))
+
+    def spans(self, chunk_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, int]]:
+        """Row ranges of about `chunk_bytes` each, in order."""
+        step = max(1, chunk_bytes // max(1, self.row_bytes))
+        for start in range(0, self.tensor.rows, step):
+            yield start, min(start + step, self.tensor.rows)
