@@ -10,10 +10,8 @@ from typing import Any
 from tiewise.core.errors import DataError
 
 Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
-# sections of one file each, told by their names alone: to import them needs torch
-FILES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
-# that can be asked for; the evidence is drawn from them
-SECTIONS = ("direct_path", "alignment", "closer", "run_alignment", "gradients", "tokens", *FILES)
+# that can be asked for, told by their files' names alone: to import some of them needs torch
+SECTIONS = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 
 
 @dataclass(frozen=True)
@@ -58,9 +56,6 @@ class Request:
             raise DataError(f"there is no section {unknown!r}", fix)
         return self
 
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
 
 
 def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
