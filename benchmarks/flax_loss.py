@@ -16,7 +16,7 @@ import numpy as np
 import optax
 
 from benchmarks.measure import alternate, in_fresh_process, peak_megabytes, ratio, spread
-from tiewise.flax.cross_entropy import linear_cross_entropy
+from tiewise.flax.flax_loss import linear_cross_entropy
 
 SHAPE = (2048, 50304, 768)
 ROUNDS = 9

@@ -12,12 +12,10 @@ from pathlib import Path
 from flax import nnx
 
 from tiewise.data.corpus import prepare
-from tiewise.flax.checkpoint import write
 from tiewise.flax.find_tied import find_tied
-from tiewise.flax.fitting import Point
-from tiewise.flax.models import RNN, Decoder, count_parameters
-from tiewise.flax.recipe import Recipe
-from tiewise.flax.training import fit, token_losses
+from tiewise.flax.flax_models import FlaxDecoder, FlaxRNN, count_parameters
+from tiewise.flax.flax_training import Fitting, OptaxRecipe, TrainingPoint, token_losses
+from tiewise.flax.parameter_files import write
 
 OUT = Path("runs/flax")
 VOCAB, WIDTH = 2048, 64
@@ -27,11 +25,11 @@ def make(arm: str, seed: int):
     """Build one arm's model."""
     rngs = nnx.Rngs(seed)
     if arm == "tied rnn":
-        return RNN("tied", VOCAB, WIDTH, layers=1, rngs=rngs)
-    return Decoder(arm, VOCAB, WIDTH, layers=2, heads=2, rngs=rngs)
+        return FlaxRNN("tied", VOCAB, WIDTH, layers=1, rngs=rngs)
+    return FlaxDecoder(arm, VOCAB, WIDTH, layers=2, heads=2, rngs=rngs)
 
 
-def show(point: Point, steps: int) -> None:
+def show(point: TrainingPoint, steps: int) -> None:
     """Print one moment of training."""
     paths = point.paths
     cosine = "" if math.isnan(paths.cosine) else f"  cosine {paths.cosine:+.3f}"
@@ -45,13 +43,16 @@ def show(point: Point, steps: int) -> None:
 
 def main() -> None:
     """Train every arm and print what it reached."""
-    recipe = Recipe(steps=int(sys.argv[1]) if len(sys.argv) > 1 else 200, length=64)
+    recipe = OptaxRecipe(steps=int(sys.argv[1]) if len(sys.argv) > 1 else 200, length=64)
     print("preparing the text", file=sys.stderr)
     text = prepare(["builtin"], f"bpe:{VOCAB}", OUT / "data", length=recipe.length)
     for arm in ("tied", "untied", "factored:16", "tied rnn"):
         print(arm, file=sys.stderr)
         model = make(arm, recipe.seed)
-        trained = fit(model, text.split("train"), recipe, show)
+        fitting = Fitting(model, text.split("train"), recipe)
+        for point in fitting.steps():
+            if point is not None:
+                show(point, recipe.steps)
         print(file=sys.stderr)
         losses, _ = token_losses(model, text.split("heldout"), recipe.length, blocks=128)
         write(OUT / f"{arm.replace(' ', '-').replace(':', '-')}.safetensors", model.named())
@@ -59,7 +60,7 @@ def main() -> None:
         print(
             f"{arm:12} {count_parameters(model):9,} parameters  {find_tied(nnx.state(model, nnx.Param), VOCAB)}\n"
             f"{'':12} held-out nll {nll:.4f}, perplexity {math.exp(nll):.1f}, "
-            f"{trained.tokens / trained.seconds:,.0f} tokens/s"
+            f"{fitting.timed * recipe.batch * recipe.length / fitting.seconds:,.0f} tokens/s"
         )
 
 

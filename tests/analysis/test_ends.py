@@ -9,10 +9,11 @@ import scipy.linalg
 from safetensors.numpy import save_file
 
 from tiewise.analysis.align_tables import Settings
-from tiewise.analysis.end_alignment import LARGE, across, alignment_of, sized
 from tiewise.analysis.model_ends import ends_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
+from tiewise.inspection.sections.alignment import LARGE, alignment_of, sized
+from tiewise.inspection.sections.which_end import across
 
 ROWS, WIDTH = 600, 12
 IN, OUT = "model.embed_tokens.weight", "lm_head.weight"

@@ -11,9 +11,9 @@ from token_checkpoints import factored, gaussian, untied
 
 from tiewise.analysis.single_rows import near_unused, row_state
 from tiewise.analysis.token_table import HeldTable, StoredTable
-from tiewise.analysis.tokens import tokens_of
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import heard
+from tiewise.inspection.sections.tokens import tokens_of
 
 V = 60
 WORDS = ["<unk>", *(f"w{chr(97 + row // 26)}{chr(97 + row % 26)}" for row in range(39)), *"0123456789", *"абвгд"]
@@ -136,7 +136,7 @@ def test_what_cannot_be_measured(tmp_path):
 MEMORY = """
 import sys, tracemalloc
 import numpy as np
-from tiewise.analysis.tokens import tokens_of
+from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.checkpoint.hf_folder import open_folder
 assert not {"torch", "transformers", "plotly"} & set(sys.modules)
 folder = open_folder(sys.argv[1])

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from killed_child import on_call
 
-from tiewise.flax import fitting
+from tiewise.flax import flax_training
 from tiewise.training import compare, flax_checkpoint, flax_run
 from tiewise.training.shown import Shown
 
@@ -20,7 +20,7 @@ def half_of_the_arrays(real, path, data):
 
 # Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
 MOMENTS = {
-    "at a step of the second run": lambda: on_call(fitting, "_step", 60),
+    "at a step of the second run": lambda: on_call(flax_training, "_step", 60),
     "checkpoint with half its arrays": lambda: on_call(flax_checkpoint, "write_whole", 2, half_of_the_arrays),
     "checkpoint without its state": lambda: on_call(flax_checkpoint, "write_json", 3),
     "checkpoint not in its place": lambda: on_call(flax_checkpoint, "replace_path", 4),
@@ -37,7 +37,7 @@ def dies(out, moment):
 
 def dies_at_step(out, number):
     """Run it until its `number`-th step."""
-    on_call(fitting, "_step", number)
+    on_call(flax_training, "_step", number)
     finish(out)
 
 

@@ -17,9 +17,9 @@ from killing import killed
 
 from tiewise.core.errors import CheckpointError, Interrupted
 from tiewise.core.spec import BoundarySpec
-from tiewise.flax import fitting
-from tiewise.flax.models import RNN
-from tiewise.flax.recipe import Recipe
+from tiewise.flax import flax_training
+from tiewise.flax.flax_models import FlaxRNN
+from tiewise.flax.flax_training import OptaxRecipe
 from tiewise.training import flax_checkpoint, flax_run
 from tiewise.training.job import Job
 from tiewise.training.shown import Shown
@@ -32,7 +32,7 @@ def trained(tiny, text, counts, folder, **changes):
 
 def pressed(monkeypatch, number):
     """Press Ctrl-C before the `number`-th step from here on."""
-    real, calls = fitting._step, []
+    real, calls = flax_training._step, []
 
     def step(*arguments):
         calls.append(number)
@@ -40,7 +40,7 @@ def pressed(monkeypatch, number):
             signal.raise_signal(signal.SIGINT)
         return real(*arguments)
 
-    monkeypatch.setattr(fitting, "_step", step)
+    monkeypatch.setattr(flax_training, "_step", step)
 
 
 def same(one, other):
@@ -74,8 +74,8 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, text, counts, tmp_
 
 def begun(seed, width=8):
     """A training run of seconds, no step taken."""
-    recipe = Recipe(steps=60, batch=4, length=6, learning_rate=3e-2)
-    return fitting.Fitting(RNN("untied", 7, width, 1, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
+    recipe = OptaxRecipe(steps=60, batch=4, length=6, learning_rate=3e-2)
+    return flax_training.Fitting(FlaxRNN("untied", 7, width, 1, rngs=nnx.Rngs(seed)), np.arange(700) % 7, recipe)
 
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):

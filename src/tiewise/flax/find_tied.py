@@ -24,30 +24,24 @@ from tiewise.core.numerals import count
 
 
 @dataclass(frozen=True)
-class Leaf:
-    """A table in a tree: its path, its shape as stored, whether that is [·, V], the transpose of a table."""
+class TableLeaf:
+    """A table in a tree."""
 
     path: str
-    shape: tuple[int, int]
-    transposed: bool
+    shape: tuple[int, int]  # as stored
+    transposed: bool  # whether that is [·, V], the transpose of a table
 
     def __str__(self) -> str:
         return f"{self.path} " + (f"[{self.shape[0]}, V] (transposed)" if self.transposed else f"[V, {self.shape[1]}]")
 
 
 @dataclass(frozen=True)
-class Tables:
-    """Every table of a tree.
+class TreeTables:
+    """Every table of a tree, in its order."""
 
-    Args:
-        vocab: V.
-        leaves: tables, in the tree's order.
-        equal: pairs of paths that hold the same numbers, transposed if need be.
-    """
-
-    vocab: int
-    leaves: tuple[Leaf, ...]
-    equal: tuple[tuple[str, str], ...]
+    vocab: int  # V
+    leaves: tuple[TableLeaf, ...]
+    equal: tuple[tuple[str, str], ...]  # pairs of paths that hold the same numbers, transposed if need be
 
     @property
     def one(self) -> bool:
@@ -67,7 +61,7 @@ class Tables:
         return f"{len(self.leaves)} tables {of}, {same}: {names}"
 
 
-def find_tied(params: Any, vocab: int | None = None) -> Tables:
+def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
     """List the tables in a tree of arrays: Linen variables, an `nnx.State`, an optimizer's state, any pytree.
 
     Args:
@@ -77,13 +71,18 @@ def find_tied(params: Any, vocab: int | None = None) -> Tables:
     Raises:
         DataError: no matrix in the tree to take V from.
     """
-    matrices = [(_name(path), leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(params) if _is_matrix(leaf)]
+    matrices = [
+        (_name(path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        if getattr(leaf, "ndim", 0) == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
     v = vocab if vocab is not None else _guess(matrices)
     tables = [(name, x) for name, x in matrices if v in x.shape]
-    leaves = tuple(Leaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables)
+    leaves = tuple(TableLeaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables)
     rows = {name: (x if x.shape[0] == v else x.T) for name, x in tables}
-    equal = tuple((a, b) for a, b in combinations(rows, 2) if _same(rows[a], rows[b]))
-    return Tables(v, leaves, equal)
+    pairs = combinations(rows, 2)
+    equal = tuple((a, b) for a, b in pairs if rows[a].dtype == rows[b].dtype and jnp.array_equal(rows[a], rows[b]))
+    return TreeTables(v, leaves, equal)
 
 
 def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, vocab: int | None = None) -> list[str]:
@@ -117,7 +116,7 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
     return found
 
 
-def _moves_one_column(apply: Callable[[Any, Array], Array], params: Any, ids: Array, tables: Tables) -> bool:
+def _moves_one_column(apply: Callable[[Any, Array], Array], params: Any, ids: Array, tables: TreeTables) -> bool:
     """Whether the row of a token that is not read moves only that token's logit."""
     unread = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids))
     if not len(unread):
@@ -134,10 +133,6 @@ def _moves_one_column(apply: Callable[[Any, Array], Array], params: Any, ids: Ar
     return not np.any(np.delete(np.asarray(moved), token, axis=-1))
 
 
-def _is_matrix(leaf: Any) -> bool:
-    return getattr(leaf, "ndim", 0) == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
-
-
 def _guess(matrices: list[tuple[str, Any]]) -> int:
     if not matrices:
         raise DataError("no matrix in this tree", "give the tree of parameters")
@@ -148,7 +143,3 @@ def _guess(matrices: list[tuple[str, Any]]) -> int:
 def _name(path: Any) -> str:
     parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
     return "/".join(part for part in parts if part != "value")
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and bool(jnp.array_equal(a, b))

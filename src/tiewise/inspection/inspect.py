@@ -70,8 +70,13 @@ def inspect(
     """
     effort = Effort(windows, length, tokens, samples, lens_steps, held_out).checked()
     texts = (text,) if isinstance(text, str | os.PathLike) else text
-    request = Request(tuple(map(os.fspath, texts)), tuple(pairs), tuple(only), seed, effort).checked()
-    subjects = subjects_of([model] if other is None else [model, other])
+    sources = tuple(os.fspath(source) for source in texts)
+    request = Request(sources, tuple(pairs), tuple(only), seed, effort).checked()
+    return inspected(subjects_of([model] if other is None else [model, other]), request)
+
+
+def inspected(subjects: tuple[Subject, ...], request: Request) -> Inspection:
+    """Inspect what was opened; raises as `inspect` does."""
     return with_evidence(carry_out(subjects, sections(), request))
 
 
@@ -119,7 +124,6 @@ def carry_out(subjects: tuple[Subject, ...], every: Sequence[Section], request: 
     if not any(section.found for section in made):
         raise faults[0] if faults else RunError("nothing to measure", "give --text, or a second model")
     return Inspection(subjects, request, tuple(made))
-
 
 
 @contextmanager

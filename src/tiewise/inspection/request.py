@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tiewise.core.errors import DataError
 
@@ -55,7 +54,6 @@ class Request:
             fix = f"sections are {', '.join(SECTIONS)}; the evidence is drawn from those that are chosen"
             raise DataError(f"there is no section {unknown!r}", fix)
         return self
-
 
 
 def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:

@@ -143,7 +143,9 @@ class Inspection:
             answers: dict[str, list[str]] = {}
             for label, found in section.found.items():
                 answers.setdefault(getattr(found, "verdict", None) or found.answer, []).append(label)
-            said = [f"{', '.join(filter(None, labels))}: {answer}".removeprefix(": ") for answer, labels in answers.items()]
+            said = [
+                f"{', '.join(filter(None, labels))}: {answer}".removeprefix(": ") for answer, labels in answers.items()
+            ]
             reasons = "; ".join(dict.fromkeys(section.left_out.values()))
             lines.append(f"  {section.name}: {'; '.join(said) or f'none: {reasons}'}")
         return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])

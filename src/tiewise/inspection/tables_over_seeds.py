@@ -229,9 +229,7 @@ def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
     return models, left_out
 
 
-def _counts(
-    run: Path, training_counts: Callable[[Path], NDArray], rows: int
-) -> tuple[NDArray | None, list[str]]:
+def _counts(run: Path, training_counts: Callable[[Path], NDArray], rows: int) -> tuple[NDArray | None, list[str]]:
     """(how often each row's token occurs in the training text, why that is not known)."""
     try:
         counts = training_counts(run)
@@ -347,4 +345,3 @@ def _over_pairs(beside: Beside, values: Sequence[float]) -> Estimate:
     scored = [(*pair, value) for pair, value in zip(beside, values, strict=True)]
     seeds = sorted({seed for pair in beside for seed in pair})
     return replace(jackknife(lambda kept: _mean(scored, kept), seeds), rows=len(values))
-

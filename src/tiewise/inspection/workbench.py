@@ -83,13 +83,8 @@ class Workbench(Bench):
         return self._opened[subject.label]
 
     def training_counts(self, run: Path) -> Ids:
-        """How often each token occurs in a comparison's training text.
-
-        Raises:
-            DataError: the prepared text is not there.
-        """
-        text = load_prepared(run / DATA)
-        return token_counts(text.split("train"), text.vocab)
+        """How often each token occurs in a comparison's training text."""
+        return training_counts(run)
 
     def _read(self, subject: Subject) -> Ids:
         effort = self.request.effort
@@ -110,6 +105,16 @@ class Workbench(Bench):
             self._kept = TemporaryDirectory(prefix="tiewise-")
             _keep(Path(self._kept.name) / STDIN, BYTES * self.request.effort.tokens)
         return [str(Path(self._kept.name) / STDIN) if text == STDIN else text for text in self.request.texts]
+
+
+def training_counts(run: Path) -> Ids:
+    """How often each token occurs in a comparison's training text.
+
+    Raises:
+        DataError: the prepared text is not there.
+    """
+    text = load_prepared(run / DATA)
+    return token_counts(text.split("train"), text.vocab)
 
 
 def _keep(path: Path, most: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import Curve, Found, Grid, Quantity, Stack, visible
+from tiewise.core.found import Curve, Found, Grid, Points, Quantity, Stack, visible
 from tiewise.core.numerals import NONE, plain
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
@@ -16,11 +16,15 @@ from tiewise.report.faces import no_effect
 from tiewise.report.grid import Table
 from tiewise.report.heat_map import heat_map
 from tiewise.report.inspected.dots import QUIET, Dot, Series, dot_plot
+from tiewise.report.labels import token_label
 from tiewise.report.sheet import Panel
 
 INTERVALS = (
     "Bars and bands are 95 % intervals. Grey strokes are what no effect gives, grey crosses what permuted data gave."
 )
+LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit
+MOST_ROWS = 64  # of a curve's table
+COLOURS_BY_GROUP = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")  # from rare to frequent
 LOWEST = 1e-9  # what a value that is exactly 0 is drawn at where the axis is one of orders of magnitude
 
 
@@ -35,10 +39,13 @@ def panels(found: Mapping[str, Found]) -> list[Panel]:
         for stack in one.stacks:
             stacks.setdefault(stack.name, []).append(stack)
         grids += (grid for grid in one.grids if all(repr(grid) != repr(drawn) for drawn in grids))  # NaN is not NaN
-    looks = dict(zip(found, map(theme.style, theme.places(list(found))), strict=True))
+    other = [q.of for one in found.values() for q in one.quantities]  # what is measured beside the models themselves
+    names = list(dict.fromkeys([*found, *other]))
+    looks = dict(zip(names, map(theme.style, theme.places(names)), strict=True))
     made = [_stacked(name, bars) for name, bars in stacks.items()]
     made += [_lines(name, drawn, looks) for name, drawn in curves.items()]
     made += [_heat(grid) for grid in grids]
+    made += [_plane(points) for one in found.values() for points in one.points]
     every = [q for one in found.values() for q in one.quantities]
     titles = dict.fromkeys(q.figure for q in every if q.figure)
     made += [_dots(title, [q for q in every if q.figure == title], looks) for title in titles]
@@ -50,6 +57,7 @@ def panels(found: Mapping[str, Found]) -> list[Panel]:
 
 def _dots(title: str, quantities: Sequence[Quantity], looks: Mapping[str, theme.Style]) -> Panel:
     """A row for each quantity, a dot for each model."""
+    looks = {label: look for label, look in looks.items() if any(q.of == label for q in quantities)}
     step = 0.5 / max(len(looks), 1)
     chance = [Dot(q.name, q.chance) for q in quantities if q.chance is not None]
     permuted = [Dot(q.name, value) for q in quantities for value in q.null]
@@ -59,11 +67,18 @@ def _dots(title: str, quantities: Sequence[Quantity], looks: Mapping[str, theme.
     ]
     for position, (label, look) in enumerate(looks.items()):
         place = step * (position - (len(looks) - 1) / 2)
-        dots = [Dot(q.name, q.value, *_ends(q)) for q in quantities if q.of == label]
+        own = [q for q in quantities if q.of == label]
+        dots = [Dot(q.name, max(q.value, LEAST_SHOWN.get(q.unit, q.value)), *_ends(q)) for q in own]
         series.append(Series(label, dots, look.colour, look.marker, offset=place))
     rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
     table = Table(["measure", "model", "value [95 %]", "no effect"], rows)
-    return Panel(dot_plot(series, title, quantities[0].unit), INTERVALS, table)
+    units = [unit.replace("%", "share") for unit in dict.fromkeys(q.unit for q in quantities)]
+    figure = dot_plot(series, title, ", ".join(units))
+    if units == ["share"]:
+        figure.update_xaxes(title="", tickformat=".0%")
+    if units == ["probability"]:
+        figure.update_xaxes(type="log", dtick=1, exponentformat="power")
+    return Panel(figure, INTERVALS, table)
 
 
 def _ends(q: Quantity) -> tuple[float | None, float | None]:
@@ -84,7 +99,7 @@ def _lines(name: str, curves: Sequence[Curve], looks: Mapping[str, theme.Style])
     figure, first = go.Figure(), curves[0]
     which = list(dict.fromkeys(curve.which for curve in curves))
     for curve in curves:
-        _draw(figure, curve, looks[curve.of], theme.DASHES[which.index(curve.which)])
+        _draw(figure, curve, looks[curve.of], theme.DASHES[which.index(curve.which) % len(theme.DASHES)])
     levels = {(curve.level, curve.level_name) for curve in curves if curve.level is not None}
     for level, said in levels:
         whose = said if len(levels) == 1 else f"{said}, {next(c.of for c in curves if c.level == level)}"
@@ -98,8 +113,14 @@ def _lines(name: str, curves: Sequence[Curve], looks: Mapping[str, theme.Style])
         )
     figure = finish(figure, name, first.unit).update_xaxes(title=first.along, zeroline=False)
     longest = max(x for curve in curves for x in curve.x)
-    if longest < 12:  # layers are whole
+    if 1 < longest < 12:  # layers are whole
         figure.update_xaxes(dtick=1)
+    if first.unit == "%":
+        figure.update_yaxes(title="", tickformat=".0%")
+    if first.ticks:
+        figure.update_xaxes(tickvals=list(range(len(first.ticks))), ticktext=[*map(html.escape, first.ticks)])
+    if first.log_x:
+        figure.update_xaxes(type="log", dtick=math.log10(4))
     if first.log:
         figure.update_yaxes(type="log", dtick=1, tickformat="~g")
     return Panel(figure, first.why, _points(curves))
@@ -146,13 +167,48 @@ def _at(curve: Curve, i: int) -> str:
 
 
 def _points(curves: Sequence[Curve]) -> Table:
-    """Every x that a curve has, a column for each curve."""
-    every = sorted({x for curve in curves for x in curve.x})
+    """Every x that a curve has, a column for each curve; of many about as many for each doubling."""
+    every, ticks = sorted({x for curve in curves for x in curve.x}), curves[0].ticks
+    if len(every) > MOST_ROWS:
+        every = [every[i] for i in sorted({round(len(every) ** (k / MOST_ROWS)) - 1 for k in range(MOST_ROWS + 1)})]
     places = [{x: i for i, x in enumerate(curve.x)} for curve in curves]
-    rows = [
-        [f"{x:g}", *(_at(c, at[x]) if x in at else NONE for c, at in zip(curves, places, strict=True))] for x in every
-    ]
+    rows = []
+    for x in every:
+        cells = (_at(curve, at[x]) if x in at else NONE for curve, at in zip(curves, places, strict=True))
+        rows.append([ticks[int(x)] if ticks else f"{x:g}", *cells])
     return Table([curves[0].along, *(curve.line for curve in curves)], rows)
+
+
+def _plane(points: Points) -> Panel:
+    """Points, a colour for each group, some with their label."""
+    figure = go.Figure()
+    for place in sorted(set(points.groups)):
+        chosen = [i for i, group in enumerate(points.groups) if group == place]
+        figure.add_scatter(
+            x=[round(points.xy[i][0], 4) for i in chosen],
+            y=[round(points.xy[i][1], 4) for i in chosen],
+            name=html.escape(points.legend[place]),
+            mode="markers",
+            marker={"color": COLOURS_BY_GROUP[place % len(COLOURS_BY_GROUP)], "size": 4, "opacity": 0.65},
+            text=[token_label(points.labels[i]) for i in chosen],
+            hovertemplate="%{text}<extra>%{fullData.name}</extra>",
+        )
+    figure.add_scatter(
+        x=[round(points.xy[i][0], 4) for i in points.named],
+        y=[round(points.xy[i][1], 4) for i in points.named],
+        mode="markers+text",
+        text=[token_label(points.labels[i]) for i in points.named],
+        textposition="top center",
+        textfont={"size": 11},
+        marker={"symbol": "circle-open", "size": 8, "color": QUIET},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    figure = finish(figure, f"{points.name}{points.of and f': {points.of}'}", None)
+    figure.update_layout(height=480, legend={"itemsizing": "constant"})
+    figure.update_xaxes(title=points.axes[0]).update_yaxes(title=points.axes[1])
+    rows = [[visible(points.labels[i]), *(plain(value, 3) for value in points.xy[i])] for i in points.named]
+    return Panel(figure, points.why, Table(["token", *points.axes], rows))
 
 
 def _heat(grid: Grid) -> Panel:

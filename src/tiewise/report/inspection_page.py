@@ -7,14 +7,11 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tiewise.inspection.inspect import Inspection
-from tiewise.inspection.inspect import Section as Part
-from tiewise.inspection.section import SECTIONS
+from tiewise.inspection.section import Inspection, SectionFound
 from tiewise.report import faces, sheet
 from tiewise.report.figures_of_found import panels
-from tiewise.report.grid import Table
-from tiewise.report.inspected.drawn import DRAWN
-from tiewise.report.inspected.words import WORDS, absent, left_out, title
+from tiewise.report.inspected import evidence
+from tiewise.report.inspected.words import absent, left_out, title
 from tiewise.report.sheet import Section, Sheet
 
 NAME = "report.html"
@@ -37,9 +34,9 @@ def render(inspection: Inspection, command: str) -> str:
         command_name="inspect",
         title=f"{names}: tiewise inspection",
         subject=names,
-        heading=html.escape(WORDS[first.name].TITLE),
-        lead=sheet.paragraphs("\n".join(_lines(first))),
-        results="".join(sheet.table(table, caption) for caption, table in _made(first)),
+        heading=html.escape(evidence.TITLE),
+        lead=sheet.paragraphs("\n".join(evidence.lines(first.found))),
+        results="".join(sheet.table(table, caption) for caption, table in evidence.tables(first.found)),
         note=_notes(left_out(first)),
         sections=list(_sections(inspection)),
         command=command,
@@ -51,19 +48,12 @@ def render(inspection: Inspection, command: str) -> str:
 def _sections(inspection: Inspection) -> Iterator[Section]:
     """All but the first."""
     for part in inspection.sections[1:]:
-        if not part.found:
-            continue
-        if part.name in SECTIONS:
+        if part.found:
             yield _section(part)
-            continue
-        new = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
-        lead = "".join(f'<p class="said">{html.escape(line)}</p>' for line in _lines(part))
-        tables = "".join(sheet.folded(table, caption) for caption, table in _made(part))
-        yield Section(html.escape(title(part.name)), new, tables + _notes(left_out(part)), lead=lead)
     yield Section("Not measured", [], _notes(absent(inspection.sections)))
 
 
-def _section(part: Part) -> Section:
+def _section(part: SectionFound) -> Section:
     """One answer, one table with a row for each model, the figures, then every number for whoever asks."""
     first = faces.summary(part.found)
     lead = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
@@ -75,15 +65,6 @@ def _section(part: Part) -> Section:
 
 def _notes(lines: Iterable[str]) -> str:
     return "".join(f'<p class="note">{html.escape(line)}</p>' for line in lines)
-
-
-def _lines(part: Part) -> Iterator[str]:
-    if part.found:
-        yield from WORDS[part.name].lines(part.found)
-
-
-def _made(part: Part) -> list[tuple[str, Table]]:
-    return WORDS[part.name].tables(part.found) if part.found else []
 
 
 def _places(inspection: Inspection) -> str:

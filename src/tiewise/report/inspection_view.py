@@ -16,12 +16,11 @@ from rich.text import Text
 from tiewise.core.numerals import plain
 from tiewise.inspection.evidence import NAME as EVIDENCE
 from tiewise.inspection.evidence import TieOrNot
-from tiewise.inspection.inspect import Inspection, Section
-from tiewise.inspection.section import SECTIONS
+from tiewise.inspection.section import Inspection, SectionFound
 from tiewise.report import faces
 from tiewise.report.grid import Table
-from tiewise.report.inspected.evidence import measured
-from tiewise.report.inspected.words import WORDS, absent, left_out, title
+from tiewise.report.inspected import evidence
+from tiewise.report.inspected.words import absent, left_out, title
 
 
 def inspection_view(inspection: Inspection) -> RenderableType:
@@ -34,15 +33,15 @@ def inspection_view(inspection: Inspection) -> RenderableType:
     return Group(names, *(part for section in found for part in _section(section)), *_absent(inspection))
 
 
-def _section(section: Section) -> Iterator[RenderableType]:
+def _section(section: SectionFound) -> Iterator[RenderableType]:
     yield Text(title(section.name), "bold")
-    if section.name in SECTIONS:
+    if section.name != EVIDENCE:
         yield Padding(Text(faces.sentence(section.found)), (0, 0, 0, 2))
         yield from _table(faces.summary(section.found))
         for note in faces.notes(section.found):
             yield Padding(Text(note, "dim"), (0, 0, 0, 2))
     else:
-        for line in WORDS[section.name].lines(section.found):
+        for line in evidence.lines(section.found):
             yield Padding(Text(line), (0, 0, 0, 2))
     if section.name == EVIDENCE:
         yield from (_evidence(found) for found in section.found.values() if found.rows)
@@ -76,5 +75,5 @@ def _evidence(found: TieOrNot) -> RichTable:
         made.add_column(name, ratio=ratio, overflow="fold")
     for row in found.rows:
         asked = Text.assemble(row.question, "\n", (row.measure, "dim"))
-        made.add_row(asked, Text(row.about), measured(row), plain(row.level, 3), row.speaks)
+        made.add_row(asked, Text(row.about), evidence.measured(row), plain(row.level, 3), row.speaks)
     return made

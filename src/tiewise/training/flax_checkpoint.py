@@ -14,8 +14,8 @@ from safetensors.numpy import save
 
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync, write_whole
-from tiewise.flax.checkpoint import read
-from tiewise.flax.fitting import Fitting
+from tiewise.flax.flax_training import Fitting
+from tiewise.flax.parameter_files import read
 from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"

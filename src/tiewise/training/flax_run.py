@@ -18,10 +18,8 @@ from flax import nnx
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.data.prepared import PreparedText
-from tiewise.flax.fitting import Fitting, Point
-from tiewise.flax.models import Decoder
-from tiewise.flax.recipe import Recipe
-from tiewise.flax.training import token_losses
+from tiewise.flax.flax_models import FlaxDecoder
+from tiewise.flax.flax_training import Fitting, OptaxRecipe, TrainingPoint, token_losses
 from tiewise.training import flax_checkpoint, ranks
 from tiewise.training.callbacks import Interrupt, add_line, keep_lines
 from tiewise.training.evaluate import bits_per_byte, direct_path
@@ -61,9 +59,9 @@ def _started(job: Job, installed: Installed, text: PreparedText) -> Fitting:
     """Return the arm as a Flax decoder of the same numbers, no step taken."""
     s, torch_model = job.settings, installed.model
     sizes = (text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
-    model = Decoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
+    model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
     model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
-    recipe = Recipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
+    recipe = OptaxRecipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
     return Fitting(model, text.split("train"), recipe)
 
 
@@ -87,7 +85,7 @@ def _finish(job: Job, fitting: Fitting, text: PreparedText) -> None:
                 raise Interrupted(str(job.folder))
 
 
-def _line(job: Job, fitting: Fitting, point: Point, text: PreparedText) -> dict[str, Any]:
+def _line(job: Job, fitting: Fitting, point: TrainingPoint, text: PreparedText) -> dict[str, Any]:
     """Return what `metrics.jsonl` says of a point."""
     found = {"step": point.step, "train_nll": point.train_nll}
     if not job.trial:

@@ -87,11 +87,14 @@ def found_of(found: AlignmentFound) -> Found:
     decides = len(set(found.names)) == 2  # one stored table behind two maps is no choice of two
     quantities = tuple(measures(one, decides=decides))
     return Found(
-        answer="; ".join(f"{q.name} the cosine of a token's two rows is {q}" for q in quantities[:2]),
-        quantities=(*quantities, Quantity("tokens left out", found.unusable, main=False, why="zero, repeated, not finite")),
+        answer=f"a token's two rows have a mean cosine of {', '.join(f'{q} {q.name}' for q in quantities[:2])}",
+        quantities=(
+            *quantities,
+            Quantity("tokens left out", found.unusable, main=False, why="a row is zero, repeated or not finite"),
+        ),
         curves=tuple(_spectra(one)),
         notes=(*left_out(one), *found.notes),
-    )  # fmt: skip
+    )
 
 
 def spelled(measure: str) -> str:

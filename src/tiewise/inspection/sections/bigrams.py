@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import replace
-
-import numpy as np
-
-from tiewise.analysis.bigram_counts import TextPair
-from tiewise.analysis.bigram_maps import HeatMap, Likeness
-from tiewise.analysis.bigram_paths import PathLoss
-from tiewise.core.found import Found, Grid, Listing, Quantity, Stack, visible
-from tiewise.core.numerals import count, plain
-from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
-from tiewise.inspection.workbench import Workbench
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,8 +34,12 @@ from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
+from tiewise.core.found import Found, Grid, Listing, Quantity, Stack, visible
+from tiewise.core.numerals import count, plain
 from tiewise.core.progress import doing, progress
-
+from tiewise.inspection.section import section
+from tiewise.inspection.subject import Subject
+from tiewise.inspection.workbench import Workbench
 
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"

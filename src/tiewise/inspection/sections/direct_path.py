@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_matrix import NONE, DirectPath, Grams, asymmetry, definiteness, grams
-from tiewise.analysis.path_tokens import OwnToken, Transition, asymmetric_pairs, find_pairs, own_token, sampled, word_pairs
+from tiewise.analysis.path_tokens import (
+    OwnToken,
+    Transition,
+    asymmetric_pairs,
+    find_pairs,
+    own_token,
+    sampled,
+    word_pairs,
+)
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
@@ -29,9 +37,7 @@ def direct_path(subject: Subject, bench: Bench) -> Found:
     return direct_path_of(subject.folder, request.pairs, request.effort.samples, request.seed)
 
 
-def direct_path_of(
-    folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0
-) -> Found:
+def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), samples: int = 4000, seed: int = 0) -> Found:
     """Measure the direct path of a checkpoint.
 
     Args:
@@ -73,10 +79,10 @@ def _answer(path: DirectPath, whole: Grams, linear: Grams) -> str:
     ratio, alone = (plain(asymmetry(g).ratio, 3) for g in (whole, linear))
     if path.tied:
         return (
-            f"only by the length of its rows: one table at both ends has an asymmetry of {ratio} (0 none, 2 two unrelated "
-            f"tables), and of {alone} before each row is normalised"
+            f"only by the length of its rows: its asymmetry is {ratio} (0 none, 2 two unrelated tables), and {alone} "
+            "before each row is normalised"
         )
-    return f"different rows at its two ends give it an asymmetry of {ratio} (0 none, 2 two unrelated tables)"
+    return f"its asymmetry is {ratio} (0 none, 2 two unrelated tables)"
 
 
 def _energies(kinds: dict[str, Grams]) -> Iterator[Quantity]:
@@ -110,7 +116,9 @@ def _own(own: OwnToken) -> Iterator[Quantity]:
 
 
 def _asked(ways: list[tuple[str, Transition]]) -> Iterator[Quantity]:
-    logits = "the same both ways on a symmetric path; each row has its own normaliser, so that probabilities still differ"
+    logits = (
+        "the same both ways on a symmetric path; each row has its own normaliser, so that probabilities still differ"
+    )
     for order, said in ways:
         yield Quantity(order, said.logit, unit="logit", main=False, figure="Requested pairs: logits", why=logits)
     for order, said in ways:
@@ -129,4 +137,3 @@ def _most_asymmetric(folder: Folder, path: DirectPath, samples: int, seed: int) 
         for first, second, (_, _, there, back) in zip(texts[::2], texts[1::2], found.pairs, strict=True)
     )
     return Listing(f"Most asymmetric pairs among {count(found.tokens)} tokens", ("pair", "there", "back"), rows)
-

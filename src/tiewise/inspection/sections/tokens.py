@@ -16,8 +16,7 @@ from tiewise.analysis.row_directions import Anisotropy, Moments, Plane, anisotro
 from tiewise.analysis.single_rows import Norms, RowState, norms_of, row_state
 from tiewise.analysis.token_contexts import ContextGroup, Contexts, contexts, furthest, grouped
 from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script, read_texts, shown
-from tiewise.checkpoint.hf_folder import Folder
-from tiewise.checkpoint.hf_folder import read_tokenizer
+from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, visible
 from tiewise.core.numerals import NONE, count, plain
@@ -31,7 +30,7 @@ NOTABLE = 10
 NOTABLE_FROM = 100  # occurrences of a token that is named for its contexts
 NAMED = 6  # tokens of a view that carry their text
 BINS = tuple(found.label for found in frequency_bins(np.zeros(0, np.int64)))
-CORRELATION = "rank correlation of norm and count"
+CORRELATION = "norm by frequency"
 
 
 @dataclass(frozen=True)
@@ -229,7 +228,9 @@ def found_of(found: TokensFound) -> Found:
     quantities += [Quantity("tokens of the text", found.text, main=False)] if found.text else []
     quantities += [Quantity("different tokens in it", found.seen, main=False)] if found.text else []
     unused = "that no text can produce"
-    quantities += [Quantity("rows of no token", found.unused, main=False, why=unused)] if found.unused is not None else []
+    quantities += (
+        [Quantity("rows of no token", found.unused, main=False, why=unused)] if found.unused is not None else []
+    )
     return Found(
         answer=_answer(found),
         quantities=tuple(quantities),
@@ -241,23 +242,25 @@ def found_of(found: TokensFound) -> Found:
 
 
 def _answer(found: TokensFound) -> str:
-    said = []
+    sides: dict[str, list[str]] = {}
     for table in found.tables:
         norms = table.norms.frequency
-        if norms is None:
-            said.append(f"{table.name}: a mean cosine of {plain(table.anisotropy.mean_cosine.value, 3)}")
-        elif abs(norms.spearman.value) <= 1.96 * norms.chance:
-            said.append(f"{table.name}: frequent tokens' rows are neither longer nor shorter, as far as is shown")
-        else:
+        if norms is not None and abs(norms.spearman.value) > 1.96 * norms.chance:
             how = "longer" if norms.spearman.value > 0 else "shorter"
-            said.append(f"{table.name}: frequent tokens have {how} rows than rare ones")
-    return "; ".join(said)
+            sides.setdefault(how, []).append(table.name)
+    if sides:
+        said = " and ".join(f"{how} rows ({', '.join(names)})" for how, names in sides.items())
+        return f"frequent tokens have {said} than rare ones"
+    if any(table.norms.frequency is not None for table in found.tables):
+        return "frequent tokens have neither longer nor shorter rows than rare ones, as far as is shown"
+    cosines = (f"{plain(t.anisotropy.mean_cosine.value, 3)} ({t.name})" for t in found.tables)
+    return f"two rows have a mean cosine of {', '.join(cosines)}, and 0 if they point anywhere"
 
 
 def _norms(table: TableTokens) -> Iterator[Quantity]:
     norms, name = table.norms, table.name
     if norms.frequency is not None:
-        why = f"0 ± {plain(1.96 * norms.frequency.chance, 3)} by chance, over tokens of the text"
+        why = f"rank correlation of norm and count, 0 ± {plain(1.96 * norms.frequency.chance, 3)} by chance"
         for what, value in ((CORRELATION, norms.frequency.spearman), ("the same by value", norms.frequency.pearson)):
             yield Quantity.of_estimate(
                 f"{what}, {name}", value, chance=0.0, unit="correlation", main=what == CORRELATION, why=why
@@ -275,13 +278,16 @@ def _norms(table: TableTokens) -> Iterator[Quantity]:
 def _directions(table: TableTokens) -> Iterator[Quantity]:
     a, name = table.anisotropy, table.name
     why = f"0 ± {plain(1.96 * a.cosine_deviation, 4)} for random directions"
-    yield Quantity.of_estimate(f"mean cosine, {name}", a.mean_cosine, chance=0.0, unit="cosine", why=why)
+    main = table.norms.frequency is None
+    yield Quantity.of_estimate(f"mean cosine, {name}", a.mean_cosine, chance=0.0, unit="cosine", main=main, why=why)
     yield Quantity(f"mean row's energy, {name}", a.mean_share, chance=1 / table.rows, unit="%", main=False)
     for lead in a.leading:
         what = f"variance in {lead.k} direction{'s' if lead.k > 1 else ''}, {name}"
         yield Quantity(what, lead.share, chance=lead.chance, unit="%", main=False, why="beside it: a Gaussian table")
     filled = f"directions filled, {name}"
-    yield Quantity(filled, a.participation, chance=a.participation_chance, unit="directions", why="1 / Σ share²")
+    yield Quantity(
+        filled, a.participation, chance=a.participation_chance, unit="directions", main=False, why="1 / Σ share²"
+    )
     why = f"min Z / max Z over {count(a.isotropy.rows)} rows: 1 where no direction is special"
     scaled = f"isotropy, {name}"
     yield Quantity(scaled, a.isotropy.scaled, chance=a.isotropy.chance, unit="min/max", main=False, why=why)
@@ -316,7 +322,7 @@ def _apart(found: TokensFound) -> Iterator[Quantity]:
     # ends of the two intervals taken together: wider than the interval of the difference needs to be
     yield Quantity(
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
-        high.rows, chance=0.0, unit="correlation", p=_parted(low, high),
+        high.rows, chance=0.0, unit="correlation", main=False, p=_parted(low, high),
         question="Do norms follow frequency alike at both ends?", above=TWO,
         why="above zero norms follow frequency more at one end than at the other, and one table has one norm a row",
     )  # fmt: skip
@@ -335,7 +341,7 @@ def _sides(found: TokensFound) -> Iterator[Quantity]:
     if around is None:
         return
     yield Quantity.of_estimate(
-        "left and right contexts differ by", around.held_out, chance=0.0, unit="nats per token",
+        "left and right contexts differ by", around.held_out, chance=0.0, unit="nats per token", main=False,
         why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
     )  # fmt: skip
     yield Quantity(
@@ -437,16 +443,16 @@ def _listings(found: TokensFound) -> Iterator[Listing]:
             for table in found.tables
             for g in getattr(table.norms, what)
         ]
-        header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
-        yield Listing(f"Row norms by {name}", header, tuple(rows))
+        groups = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
+        yield Listing(f"Row norms by {name}", groups, tuple(rows))
     if found.contexts is not None:
         yield _by_group("frequency", found.contexts.bins)
         yield _by_group("script", found.contexts.scripts)
-        rows = [
+        notable = tuple(
             (visible(t.text), count(t.count), plain(t.plug_in, 3), plain(t.coin, 3)) for t in found.contexts.notable
-        ]
+        )
         header = ("token", "occurrences", "divergence", "tossed")
-        yield Listing("Tokens whose two sides differ most", header, tuple(rows))
+        yield Listing("Tokens whose two sides differ most", header, notable)
     yield Listing("Rows that say little", ("table", "which", "rows"), tuple(_which_rows(found)))
 
 

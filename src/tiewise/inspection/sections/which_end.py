@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tiewise.analysis.align_tables import NEITHER, Alignment, Closer, Settings, align, closer
-from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import FEWEST, Pairs, by_text
 from tiewise.analysis.row_products import CURVE
@@ -22,6 +21,7 @@ from tiewise.inspection.tables_over_seeds import (
     AGAIN,
     CKA,
     CKA_CURVE,
+    NEIGHBOURS,
     NOT_KNOWN,
     OTHER_SEED,
     SAME_SEED,
@@ -68,7 +68,7 @@ def which_end(subject: Subject, bench: Bench) -> Found:
         settings = Settings(seed=request.seed, sampled=2048)
         of_run = bench.once("which_end", lambda: over_seeds(run, settings, bench.training_counts))
         if subject.label not in of_run.arms:
-            raise NotHere(f"has two tables: {', '.join(of_run.arms)} are held against it", "look there")
+            raise NotHere(f"{', '.join(of_run.arms)}: held against its two tables", "see there")
         return found_over_seeds(of_run, subject.label)
     if len(bench.subjects) != 2:
         raise NotHere("needs two models", "give a second one, or a comparison")
@@ -81,7 +81,7 @@ def which_end(subject: Subject, bench: Bench) -> Found:
         ),
     )  # fmt: skip
     if subject.label != found.labels[found.one or 0]:
-        raise NotHere(f"{found.labels[found.one or 0]} is held against it", "look there")
+        raise NotHere(f"{found.labels[found.one or 0]} is held against it", "see there")
     return found_of(found)
 
 
@@ -221,7 +221,7 @@ def _answer_over_seeds(found: OverSeeds, arm: str, chosen: list[Leaning]) -> str
     """Neither the lean as it stands nor that with frequency taken out may be told without the other."""
     whole, curve = found.leaning(arm, CKA), found.leaning(arm, CKA_CURVE)
     if whole is None or whole.corrected_difference is None:
-        return "; ".join(f"{spelled(x.measure)} {_side(found, x.toward)}" for x in chosen[:1]) or "no model to compare"
+        return f"it {_side(found, chosen[0].toward)} {spelled(chosen[0].measure)}" if chosen else "no model to compare"
     if found.counted is None:
         rest = "how much of that is frequency is not known, as the training text is not there"
     elif curve is None or curve.corrected_difference is None:
@@ -274,12 +274,15 @@ def _scores(found: OverSeeds, arm: str, chosen: list[Leaning]) -> Iterator[Quant
 
 
 def _differences(found: OverSeeds, arm: str) -> Iterator[Quantity]:
+    told = found.told(arm)
+    corrected = any(x.corrected_difference is not None for x in told)
     for leaning in (x for x in found.leanings if x.arm == arm):
+        main = not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA)
         why = "above zero it is closer to the output"
         if leaning.seeds == SAME_SEED:
             why += "; models of one seed start from one input table, so that this says nothing of what they learned"
         yield Quantity.of_estimate(
-            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, main=False,
+            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, main=main,
             of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}", why=why,
         )  # fmt: skip
 

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from tiewise.inspection.inspect import Section
-from tiewise.inspection.section import SECTIONS
-from tiewise.report.inspected import (
-    alignment,
-    closer,
-    direct_path,
-    evidence,
-    gradients,
-    run_alignment,
-    tokens,
-)
-
-WORDS: Mapping[str, Any] = {
-    "evidence": evidence,
-    "direct_path": direct_path,
-    "alignment": alignment,
-    "closer": closer,
-    "run_alignment": run_alignment,
-    "gradients": gradients,
-    "tokens": tokens,
-}
+from tiewise.inspection.evidence import NAME
+from tiewise.inspection.section import SECTIONS, SectionFound
+from tiewise.report.inspected import evidence
 
 
-def left_out(section: Section) -> Iterator[str]:
+def left_out(section: SectionFound) -> Iterator[str]:
     """Say what a section does not have, and why; subjects with one reason together."""
     for reason, labels in _reasons(section).items():
         yield f"left out of {', '.join(labels)}: {reason}"
@@ -36,10 +17,10 @@ def left_out(section: Section) -> Iterator[str]:
 
 def title(name: str) -> str:
     """Title of a section: the question that it asks; its name where what it needs is not installed."""
-    return SECTIONS[name].asks if name in SECTIONS else str(WORDS[name].TITLE) if name in WORDS else name
+    return SECTIONS[name].asks if name in SECTIONS else evidence.TITLE if name == NAME else name
 
 
-def absent(sections: Sequence[Section]) -> Iterator[str]:
+def absent(sections: Sequence[SectionFound]) -> Iterator[str]:
     """Say which sections have nothing at all, and why; those of one reason together."""
     titles: dict[str, list[str]] = {}
     for section in sections:
@@ -49,7 +30,7 @@ def absent(sections: Sequence[Section]) -> Iterator[str]:
         yield f"{', '.join(named)}: {reason}"
 
 
-def _reasons(section: Section) -> dict[str, list[str]]:
+def _reasons(section: SectionFound) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = {}
     for label, reason in section.left_out.items():
         reasons.setdefault(reason, []).append(label)

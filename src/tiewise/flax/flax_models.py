@@ -1,0 +1,283 @@
+"""A small decoder and a recurrent language model in NNX, both around an `NNXBoundary`.
+
+    model = FlaxDecoder("tied", vocab=4096, width=128, layers=4, heads=4, rngs=nnx.Rngs(0))
+    loss = model.loss(ids, targets)         # [B, T] each; the table threaded from the lookup to the head
+    logits = model.logits(ids)              # [B, T, V]
+
+Their parameters, under the names that `named` gives, are those of transformers' Llama and of tiewise's recurrent model;
+so are the shapes and arithmetic of their layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+from jax import Array, lax
+
+from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.spec import BoundarySpec
+from tiewise.flax.flax_boundary import NNXBoundary
+from tiewise.flax.parameter_files import flat
+
+ROPE_BASE = 10_000.0
+NORM_EPSILON = 1e-6
+STD = 0.02  # of a decoder's matrices, as transformers draws them
+
+
+class LanguageModel(nnx.Module):
+    """A boundary around a body; what the two models share."""
+
+    boundary: NNXBoundary
+    lookup: str  # PyTorch's name of the embedding
+    head: str  # of the head
+    within: str  # what stands before the body's names there
+
+    def body(self, rows: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        raise NotImplementedError
+
+    def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
+        """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
+        `linear_cross_entropy`."""
+        found = self.boundary(ids, self.body, targets, probe, **options)
+        return found + self.boundary.penalty()
+
+    def logits(self, ids: Any) -> Array:
+        """Map tokens [B, T] to logits [B, T, V]."""
+        return self.boundary.logits(self.body(self.boundary.embed(ids)))
+
+    def named(self) -> dict[str, Array]:
+        """Return name → array of every parameter as a PyTorch checkpoint has them, a tied table once."""
+        return {self._torch_name(name): value for name, value in flat(self._state()).items()}
+
+    def load_named(self, params: Mapping[str, Any]) -> None:
+        """Take over a PyTorch checkpoint's parameters.
+
+        Raises:
+            CheckpointError: one is missing, unknown or of another shape.
+        """
+        given, mine = dict(params), self.named()
+        if self.boundary.pure.tied:
+            given.pop(f"{self.head}.weight", None)
+        for what, names in (("lacks", mine.keys() - given.keys()), ("has the unknown", given.keys() - mine.keys())):
+            if names:
+                raise CheckpointError(f"the checkpoint {what} {', '.join(sorted(names)[:4])}", "build the same model")
+        for name, value in mine.items():
+            if tuple(given[name].shape) != value.shape:
+                what = f"{name} has shape {tuple(given[name].shape)}, not {value.shape}"
+                raise CheckpointError(what, "build the model with the sizes of the checkpoint")
+        state = nnx.state(self, nnx.Param)
+        nnx.replace_by_pure_dict(state, self._filled(self._state(), given, ""))
+        nnx.update(self, state)
+
+    def _state(self) -> dict[Any, Any]:
+        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
+
+    def _filled(self, tree: Mapping[Any, Any], given: Mapping[str, Any], prefix: str) -> dict[Any, Any]:
+        return {
+            key: self._filled(value, given, f"{prefix}{key}.")
+            if isinstance(value, Mapping)
+            else jnp.asarray(given[self._torch_name(f"{prefix}{key}")])
+            for key, value in tree.items()
+        }
+
+    def _torch_name(self, name: str) -> str:
+        part, _, rest = name.partition(".")
+        if part != "boundary":
+            return f"{self.within}.{name}"
+        own = {"table_in": f"{self.lookup}.weight", "table_out": f"{self.head}.weight", "bias": f"{self.head}.bias"}
+        return own.get(rest) or f"{self.lookup if rest.startswith('in_map') else self.head}.{rest}"
+
+
+class FlaxDecoder(LanguageModel):
+    """Llama's decoder: pre-norm blocks with rotary attention and a gated feed-forward layer.
+
+    `inner` is the width of the feed-forward layer; None takes 8/3·D, rounded to a multiple of 8.
+
+    Raises:
+        SpecError: sizes that do not divide, or that the spec cannot have.
+    """
+
+    lookup, head, within = "model.embed_tokens", "lm_head", "model"
+
+    def __init__(
+        self,
+        spec: BoundarySpec | str,
+        vocab: int,
+        width: int,
+        layers: int,
+        heads: int,
+        inner: int | None = None,
+        *,
+        rngs: nnx.Rngs,
+    ) -> None:
+        if width % (2 * heads):
+            raise SpecError(f"width {width} does not divide into {heads} heads of even width", "change one of them")
+        inner = inner or max(8, round(width * 8 / 3 / 8) * 8)
+        # the body is drawn first, so that arms of one seed share it whatever their boundaries draw
+        self.layers = nnx.List([DecoderBlock(width, heads, inner, rngs=rngs) for _ in range(layers)])
+        self.norm = RMSNorm(width)
+        self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
+
+    def body(self, rows: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        for layer in self.layers:
+            rows = layer(rows)
+        return self.norm(rows)
+
+
+class FlaxRNN(LanguageModel):
+    """LSTM layers between lookup and head, the state starting at zero: `tiewise.models.rnn` without dropout.
+
+    `tied` is the tied recurrent model of Press & Wolf 2017 and Inan et al. 2017; its H is `width`.
+    """
+
+    lookup, head, within = "embed", "head", "rnn"
+
+    def __init__(self, spec: BoundarySpec | str, vocab: int, width: int, layers: int, *, rngs: nnx.Rngs) -> None:
+        self.layers = nnx.List([LSTM(width, rngs=rngs) for _ in range(layers)])
+        self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
+
+    def body(self, rows: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows
+
+
+class Linear(nnx.Module):
+    """`x @ weightᵀ`, weight [to, from], drawn N(0, 0.02²); no bias."""
+
+    def __init__(self, width_from: int, width_to: int, *, rngs: nnx.Rngs) -> None:
+        self.weight = nnx.Param(STD * jax.random.normal(rngs.params(), (width_to, width_from)))
+
+    def __call__(self, x: Array) -> Array:
+        """[.., from] -> [.., to]."""
+        return x @ self.weight[...].T
+
+
+class RMSNorm(nnx.Module):
+    """`weight · x / √(mean x² + ε)`; weight [D] starts at one."""
+
+    def __init__(self, width: int) -> None:
+        self.weight = nnx.Param(jnp.ones(width))
+
+    def __call__(self, x: Array) -> Array:
+        """[.., D] -> [.., D]."""
+        return self.weight[...] * x * lax.rsqrt((x**2).mean(-1, keepdims=True) + NORM_EPSILON)
+
+
+class CausalAttention(nnx.Module):
+    """Causal self-attention with rotary positions, as Llama's (arXiv:2302.13971 §2.2)."""
+
+    def __init__(self, width: int, heads: int, *, rngs: nnx.Rngs) -> None:
+        self.heads = heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Linear(width, width, rngs=rngs) for _ in range(4))
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        b, t, d = x.shape
+        q, k, v = (p(x).reshape(b, t, self.heads, d // self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))
+        mixed = jax.nn.dot_product_attention(_rotated(q), _rotated(k), v, is_causal=True)
+        return self.o_proj(mixed.reshape(b, t, d))
+
+
+class GatedMLP(nnx.Module):
+    """Gated feed-forward layer, `down(silu(gate x) · up x)`."""
+
+    def __init__(self, width: int, inner: int, *, rngs: nnx.Rngs) -> None:
+        self.gate_proj, self.up_proj = Linear(width, inner, rngs=rngs), Linear(width, inner, rngs=rngs)
+        self.down_proj = Linear(inner, width, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """[.., D] -> [.., D]."""
+        return self.down_proj(jax.nn.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderBlock(nnx.Module):
+    """Attention and feed-forward, each behind its norm and added to its input."""
+
+    def __init__(self, width: int, heads: int, inner: int, *, rngs: nnx.Rngs) -> None:
+        self.input_layernorm, self.post_attention_layernorm = RMSNorm(width), RMSNorm(width)
+        self.self_attn, self.mlp = CausalAttention(width, heads, rngs=rngs), GatedMLP(width, inner, rngs=rngs)
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, D] -> [B, T, D]."""
+        x = x + self.self_attn(self.input_layernorm(x))
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LSTM(nnx.Module):
+    """One LSTM layer with one bias, gates in the order i, f, g, o; everything starts uniform in ± 1/√H."""
+
+    def __init__(self, width: int, *, rngs: nnx.Rngs) -> None:
+        def draw(*shape: int) -> nnx.Param:
+            return nnx.Param(jax.random.uniform(rngs.params(), shape, minval=-(width**-0.5), maxval=width**-0.5))
+
+        self.weight_ih, self.weight_hh, self.bias_ih = draw(4 * width, width), draw(4 * width, width), draw(4 * width)
+
+    def __call__(self, x: Array) -> Array:
+        """[B, T, H] -> [B, T, H], from a state of zeros."""
+        recurrent = self.weight_hh[...].T
+        entered = x @ self.weight_ih[...].T + self.bias_ih[...]
+
+        def step(state: tuple[Array, Array], at: Array) -> tuple[tuple[Array, Array], Array]:
+            h, c = state
+            i, f, g, o = jnp.split(at + h @ recurrent, 4, axis=-1)
+            c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h = jax.nn.sigmoid(o) * jnp.tanh(c)
+            return (h, c), h
+
+        zero = jnp.zeros_like(x[:, 0])
+        return lax.scan(step, (zero, zero), entered.swapaxes(0, 1))[1].swapaxes(0, 1)
+
+
+def _rotated(x: Array) -> Array:
+    """Turn each pair (j, j + d/2) of [B, T, heads, d] by its position times base^(−2j/d)."""
+    t, d = x.shape[1], x.shape[3]
+    angle = jnp.arange(t)[:, None] * ROPE_BASE ** (-jnp.arange(0, d, 2) / d)
+    cos, sin = (jnp.concatenate([f(angle)] * 2, -1)[:, None, :].astype(x.dtype) for f in (jnp.cos, jnp.sin))
+    first, second = jnp.split(x, 2, axis=-1)
+    return x * cos + jnp.concatenate([-second, first], -1) * sin
+
+
+class TiedIO(linen.Module):
+    """The smallest tied model: `embedding[ids] @ embedding.T`, the direct path of a table that is declared once.
+
+    `flax.linen.Embed` would own a matrix of its own, and two calls of `self.param` would make two.
+    """
+
+    vocab_size: int  # V
+    d_model: int  # D
+
+    @linen.compact
+    def __call__(self, token_ids: Array) -> Array:
+        """Map tokens [T] to logits [T, V]."""
+        table = self.param("embedding", linen.initializers.normal(STD), (self.vocab_size, self.d_model))
+        return table[token_ids] @ table.T
+
+
+def tied_io_embed(seed: int, token_ids: Any, vocab_size: Any, d_model: Any) -> Array:
+    """Initialise `TiedIO` from `PRNGKey(seed)` and apply it to the tokens.
+
+    Args:
+        seed: of the initialisation.
+        token_ids: [T], of any number type; cast to int32.
+        vocab_size, d_model: V and D, of any number type; cast to int.
+
+    Returns:
+        logits of every token, flattened to [T · V].
+    """
+    ids = jnp.asarray(token_ids).astype(jnp.int32)
+    module = TiedIO(int(vocab_size), int(d_model))
+    params = module.init(jax.random.PRNGKey(int(seed)), ids)
+    return module.apply(params, ids).reshape(-1)
+
+
+def count_parameters(model: nnx.Module) -> int:
+    """Count a model's parameters, a tied table once."""
+    return sum(x.size for x in jax.tree.leaves(nnx.state(model, nnx.Param)))

@@ -1,0 +1,116 @@
+"""Parameters as safetensors files that PyTorch reads and writes, bit for bit.
+
+    save("boundary.safetensors", boundary.pure, boundary.parameters())     # safetensors.torch.load_model reads it
+    boundary.load(load("boundary.safetensors", boundary.pure))             # what safetensors.torch.save_model wrote
+
+A tied table is in the file once, with the note `table_out: table_in` that `safetensors.torch.save_model` leaves for
+shared tensors: the two files are equal byte for byte. Names are dotted; `nested` and `flat` turn them into Linen's
+trees and back. Nothing in a file is executed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from tiewise.core.errors import CheckpointError
+from tiewise.core.files import written_whole
+from tiewise.flax.pure_boundary import PureBoundary
+
+SHARED = {"table_out": "table_in"}
+
+
+def save(path: str | Path, pure: PureBoundary, params: Mapping[str, Any]) -> None:
+    """Write a boundary's parameters, whole or not at all.
+
+    Raises:
+        CheckpointError: parameters that are not this boundary's.
+    """
+    write(path, fitting(params, pure, "these parameters"), SHARED if pure.tied else {})
+
+
+def load(path: str | Path, pure: PureBoundary) -> dict[str, Array]:
+    """Read a boundary's parameters.
+
+    Raises:
+        CheckpointError: no safetensors file, parameters missing, unknown or of another shape, two different tables
+            where the spec ties them, or fp64 that JAX would round.
+    """
+    return fitting(read(path), pure, str(path))
+
+
+def write(path: str | Path, params: Mapping[str, Any], notes: Mapping[str, str] | None = None) -> None:
+    """Write dotted names → arrays, whole or not at all, with `notes` in the file's header."""
+    path = Path(path)
+    arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in params.items()}
+    try:
+        with written_whole(path) as made:
+            save_file(arrays, made, metadata=dict(notes) if notes else None)
+    except OSError as error:
+        raise CheckpointError(f"cannot write {path}: {error.strerror}", "name another place") from None
+
+
+def read(path: str | Path) -> dict[str, Array]:
+    """Read dotted names → arrays. Raises as `load`, of the file alone."""
+    if not Path(path).is_file():
+        raise CheckpointError(f"{path}: no such file", "name a safetensors file")
+    try:
+        arrays = load_file(path)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
+        raise CheckpointError(
+            f"{path} is not a safetensors file that numpy can hold: {reason}", "save it again"
+        ) from None
+    for name, value in arrays.items():
+        if value.dtype.itemsize == 8 and not jax.config.jax_enable_x64:
+            fix = "set jax_enable_x64, or save it in fp32"
+            raise CheckpointError(f"{path}: {name} is {value.dtype}, which JAX would round to 32 bits", fix)
+    return {name: jnp.asarray(value) for name, value in arrays.items()}
+
+
+def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[str, Any]:
+    """Return exactly the parameters that a boundary has; raises as `load`."""
+    found, wanted = dict(params), pure.shapes()
+    if pure.tied and "table_out" in found and "table_in" in found:
+        second = np.asarray(found.pop("table_out"))
+        if second.tobytes() != np.asarray(found["table_in"]).tobytes():
+            fix = "load it as untied, or tie it first"
+            raise CheckpointError(f"{where} has two different tables for {pure.spec}", fix)
+    for what, names in (("lacks", wanted.keys() - found.keys()), ("has the unknown", found.keys() - wanted.keys())):
+        if names:
+            fix = f"{pure.spec} has {', '.join(wanted)}"
+            raise CheckpointError(f"{where} {what} {', '.join(sorted(names))}", fix)
+    for name, shape in wanted.items():
+        if tuple(found[name].shape) != shape:
+            fix = "build the boundary with the sizes of the file"
+            raise CheckpointError(f"{where}: {name} has shape {tuple(found[name].shape)}, not {shape}", fix)
+    return {name: found[name] for name in wanted}
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested mappings, as Linen's `params`, into dotted names."""
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return found
+
+
+def nested(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Turn dotted names into nested dictionaries, as Linen's `params`."""
+    tree: dict[str, Any] = {}
+    for name, value in params.items():
+        *heads, leaf = name.split(".")
+        place = tree
+        for head in heads:
+            place = place.setdefault(head, {})
+        place[leaf] = value
+    return tree

@@ -1,0 +1,289 @@
+"""`PureBoundary`: a boundary as pure functions of its parameters, which the NNX and the Linen module both call.
+
+    pure = PureBoundary.of("factored:64+bias", vocab=10_000, width=256)
+    params = pure.initial(jax.random.key(0))        # {"table_in": [V, 64], "in_map.weight": …, "bias": [V]}
+
+    rows = pure.embed(params, ids)                  # [..] -> [.., D]
+    logits = pure.logits(params, hidden)            # [.., D] -> [.., V]
+    loss = pure.loss(params, hidden, targets)       # the same, fused, without logits
+    loss = pure.whole(params, ids, body, targets)   # all of it, the table threaded from the lookup to the head
+
+Parameters are a flat mapping with the names and shapes of PyTorch's `Boundary`; a tied table is there once. Maps stand
+between a table and the body, as in `tiewise.boundary.maps`:
+
+    in_map   behind the lookup    [.., E] -> [.., D]
+    out_map  before the head      [.., D] -> [.., E]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from tiewise.core.errors import SpecError
+from tiewise.core.random_logits import starting_nll
+from tiewise.core.spec import BoundarySpec
+from tiewise.core.vocabulary import Vocabularies
+from tiewise.flax.flax_loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
+from tiewise.flax.flax_paths import enter
+
+Params = Mapping[str, Array]  # by the names that PyTorch's boundary has: `table_in`, `in_map.weight`, `out_map.p`, …
+Body = Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class PureBoundary:
+    """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`. Made by `PureBoundary.of`."""
+
+    spec: BoundarySpec
+    vocab: Vocabularies
+    width: int
+
+    @classmethod
+    def of(cls, spec: BoundarySpec | str, vocab: Vocabularies | int, width: int) -> PureBoundary:
+        """Read the spec and check that these sizes can have it.
+
+        Raises:
+            SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).
+        """
+        chosen = BoundarySpec.parse(spec)
+        pure = cls(chosen, vocab if isinstance(vocab, Vocabularies) else Vocabularies.same(vocab), width)
+        if chosen != chosen.plainly():
+            fix = "give the schedule to a training run; build the boundary without it"
+            raise SpecError(f"{chosen} changes during training", fix)
+        rows = pure.vocab.rows(pure.tied)
+        if chosen.pad is not None and chosen.pad >= rows:
+            raise SpecError(f"pad={chosen.pad} is outside the table of {rows} rows", "lower it")
+        pure.shapes()
+        return pure
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends use one table."""
+        return self.spec.tables == 1
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name → shape of every parameter."""
+        in_width, out_width = self.spec.table_widths(self.width)
+        found: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
+        if not self.tied:
+            found["table_out"] = (self.vocab.outputs, out_width)
+        found |= map_shapes(self.spec, self.width)
+        return found | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
+
+    @property
+    def std(self) -> float:
+        """σ of a drawn table: `init` of the spec, or D^-½, which gives embedded rows of unit norm."""
+        return self.spec.init or self.width**-0.5
+
+    def draw(self, name: str, key: Array) -> Array:
+        """Draw one parameter: tables N(0, σ²), bias and padding row zero, maps as `draw_map`."""
+        shape = self.shapes()[name]
+        if name == "bias":
+            return jnp.zeros(shape)
+        if not name.startswith("table"):
+            return draw_map(name, shape, key)
+        table = self.std * jax.random.normal(key, shape)
+        return table if self.spec.pad is None else table.at[self.spec.pad].set(0)
+
+    def initial(self, key: Array) -> dict[str, Array]:
+        """Draw every parameter."""
+        names = self.shapes()
+        return {
+            name: self.draw(name, part) for name, part in zip(names, jax.random.split(key, len(names)), strict=True)
+        }
+
+    def with_rows(self, params: Params, rows: Any) -> dict[str, Array]:
+        """Give the input table (and a tied output) pretrained rows [V, E]; rows of nan keep their drawn values.
+
+        Raises:
+            SpecError: rows of another shape.
+        """
+        table, rows = params["table_in"], jnp.asarray(rows)
+        if rows.shape != table.shape:
+            fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
+            raise SpecError(f"{self.spec}: vectors {rows.shape} do not fit the table {table.shape}", fix)
+        keeps = jnp.isnan(rows)
+        if self.spec.pad is not None:
+            keeps = keeps.at[self.spec.pad].set(True)
+        return {**params, "table_in": jnp.where(keeps, table, rows.astype(table.dtype))}
+
+    def predicted_nll(self) -> float:
+        """Expected loss (nats) of the first step around a body of two Llama layers, on targets drawn uniformly."""
+        return starting_nll(self.spec, self.vocab, self.width, self.std)
+
+    def embed(self, params: Params, ids: Any) -> Array:
+        """Map tokens [..] to the body's input [.., D] ([.., E] where the spec has no input map).
+
+        Raises:
+            SpecError: token ids that are no integers.
+            IndexError: a token outside the input vocabulary; a row of nan where ids are traced.
+        """
+        return self._embed(params, ids, None)[0]
+
+    def logits(self, params: Params, hidden: Array) -> Array:
+        """Map hidden states [.., D] to logits [.., V_out], all of them."""
+        z = (
+            self._features(params, hidden)
+            @ self._output_rows(self._entered(params)).T
+            * self.spec.scales(self.width)[1]
+        )
+        z = z + params["bias"] if self.spec.bias else z
+        cap = self.spec.softcap
+        return z if cap is None else cap * jnp.tanh(z / cap)
+
+    def loss(self, params: Params, hidden: Array, targets: Any, **options: Any) -> Array:
+        """Cross-entropy of `logits(hidden)` against `targets`, fused; options of `linear_cross_entropy`."""
+        return self._loss(params, hidden, self._entered(params), targets, options)
+
+    def whole(
+        self, params: Params, ids: Any, body: Body, targets: Any, probe: Array | None = None, **options: Any
+    ) -> Array:
+        """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
+
+        The gradient of `probe` (`tiewise.flax.flax_paths.probe()`) holds the norms of both paths. Untied, Path B is
+        the other table's and the probe sees Path A alone.
+        """
+        rows, after = self._embed(params, ids, probe)
+        return self._loss(params, body(rows), after if self.tied else self._entered(params), targets, options)
+
+    def penalty(self, params: Params) -> Array:
+        """Penalty of a `projected` spec, to be added to the loss; 0 elsewhere."""
+        return penalty(self.spec, params)
+
+    def dense(self, params: Params) -> tuple[Array, Array]:
+        """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
+
+        Raises:
+            SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
+        """
+        if self.spec.out_bias:
+            fix = "keep the boundary, or train without out_bias"
+            raise SpecError(f"{self.spec}: the projection's bias is no table", fix)
+        if self.spec.softcap is not None:
+            raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+        into, out = self.spec.scales(self.width)
+        read = through_in_map(params, params["table_in"][: self.vocab.inputs])
+        written = self._output_rows(params["table_in" if self.tied else "table_out"])
+        return read * into, against_hidden(self.spec, params, written, self.width) * out
+
+    def _embed(self, params: Params, ids: Any, probe: Array | None) -> tuple[Array, Array]:
+        ids = as_array(ids)
+        if not jnp.issubdtype(ids.dtype, jnp.integer):
+            raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
+        check_range(ids, self.vocab.inputs, "token {} is outside the input vocabulary of {}")
+        ids = jnp.asarray(ids)
+        table = self._table(params, "table_in")
+        if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
+            ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
+        rows, after = enter(table, ids, probe, stop_both=self.spec.pad, alpha=self.spec.alpha)
+        return through_in_map(params, rows) * self.spec.scales(self.width)[0], after
+
+    def _table(self, params: Params, name: str) -> Array:
+        frozen = self.spec.freeze and name == "table_in"
+        return lax.stop_gradient(params[name]) if frozen else params[name]
+
+    def _entered(self, params: Params) -> Array:
+        """Return the output table, guarded where its padding row must get no gradient."""
+        table = self._table(params, "table_in" if self.tied else "table_out")
+        if self.spec.pad is None:
+            return table
+        return enter(table, jnp.zeros(0, jnp.int32), stop_both=self.spec.pad)[1]
+
+    def _output_rows(self, table: Array) -> Array:
+        """[V_out, E]: the output tokens' rows, in their order."""
+        index = self.vocab.output_index() if self.tied else None
+        return table[: self.vocab.outputs] if index is None else table[jnp.asarray(index)]
+
+    def _features(self, params: Params, hidden: Array) -> Array:
+        if hidden.shape[-1] != self.width:
+            fix = f"give hidden states [.., {self.width}]"
+            raise SpecError(f"hidden states {hidden.shape} meet a boundary of width {self.width}", fix)
+        return through_out_map(self.spec, params, hidden)
+
+    def _loss(self, params: Params, hidden: Array, table: Array, targets: Any, options: dict[str, Any]) -> Array:
+        chosen = FlaxLossOptions(scale=self.spec.scales(self.width)[1], softcap=self.spec.softcap)
+        rows = self._output_rows(table)
+        return linear_cross_entropy(
+            self._features(params, hidden), rows, targets, params.get("bias"), chosen, **options
+        )
+
+
+def map_shapes(spec: BoundarySpec, d: int) -> dict[str, tuple[int, ...]]:
+    """Name → shape of the maps' parameters in a model of width `d`; SpecError where the widths do not allow them."""
+    if spec.kind == "residual":
+        assert spec.rank is not None
+        return {"out_map.p": (d, spec.rank), "out_map.q": (spec.rank, d)}
+    if spec.kind == "spd":
+        return {"out_map.factor": (d, d)}
+    has_in, has_out = spec.maps(d)
+    in_width, out_width = spec.table_widths(d)
+    found: dict[str, tuple[int, ...]] = {"in_map.weight": (d, in_width)} if has_in else {}
+    found |= {"out_map.weight": (out_width, d)} if has_out else {}
+    return found | ({"out_map.bias": (out_width,)} if spec.out_bias else {})
+
+
+def draw_map(name: str, shape: tuple[int, ...], key: Array) -> Array:
+    """Draw a map's parameter: N(0, 1/from), and P of a correction, the definite map's factor and a bias zero."""
+    if name in ("out_map.p", "out_map.factor", "out_map.bias"):
+        return jnp.zeros(shape)
+    return jax.random.normal(key, shape) * shape[1] ** -0.5
+
+
+def through_in_map(params: Params, rows: Array) -> Array:
+    """[.., E] -> [.., D], or the rows themselves where nothing stands there."""
+    if "in_map.weight" in params:
+        return rows @ params["in_map.weight"].T
+    if "out_map.factor" in params:
+        return _inverse(_cholesky(params["out_map.factor"]), rows)
+    return rows
+
+
+def through_out_map(spec: BoundarySpec, params: Params, hidden: Array) -> Array:
+    """[.., D] -> [.., E], or the hidden states themselves where nothing stands there."""
+    if "out_map.weight" in params:
+        mapped = hidden @ params["out_map.weight"].T
+        return mapped + params["out_map.bias"] if "out_map.bias" in params else mapped
+    if "out_map.p" in params:
+        return hidden + spec.strength * (hidden @ params["out_map.q"].T) @ params["out_map.p"].T
+    if "out_map.factor" in params:
+        c = _cholesky(params["out_map.factor"])
+        return (hidden @ c) @ c.T
+    return hidden
+
+
+def against_hidden(spec: BoundarySpec, params: Params, rows: Array, d: int) -> Array:
+    """[V, E] -> [V, D]: rows that meet hidden states as these do behind the map before the head; no bias."""
+    if not any(name.startswith("out_map.") for name in params):
+        return rows
+    return rows @ through_out_map(spec, params, jnp.eye(d, dtype=rows.dtype)).T
+
+
+def penalty(spec: BoundarySpec, params: Params) -> Array:
+    """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; 0 where the spec has neither."""
+    if not (spec.penalty or spec.decay) or "out_map.weight" not in params:
+        return jnp.zeros(())
+    squares = (params["out_map.weight"] ** 2).sum()
+    if not spec.penalty:
+        return spec.decay / 2 * squares
+    safe = jnp.where(squares > 0, squares, 1)  # the norm has no derivative at zero, where its gradient is taken as zero
+    return spec.penalty * jnp.where(squares > 0, jnp.sqrt(safe), 0) + spec.decay / 2 * squares
+
+
+def _cholesky(factor: Array) -> Array:
+    """C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
+    return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
+
+
+def _inverse(c: Array, x: Array) -> Array:
+    """Solve for x (C Cᵀ)⁻¹ [.., D] by two triangular systems, in fp32 at least."""
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    columns = x.reshape(-1, x.shape[-1]).T.astype(wide)
+    half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
+    solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
+    return solved.T.reshape(x.shape).astype(x.dtype)

@@ -1,0 +1,119 @@
+"""The four classic mistakes, demonstrated and found."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import linen, nnx
+
+from tiewise.core.errors import DataError
+from tiewise.flax.find_tied import check_ends, find_tied
+from tiewise.flax.flax_boundary import NNXBoundary
+from tiewise.flax.flax_models import TiedIO
+
+V, D = 11, 4
+IDS = np.array([1, 4, 4, 2])
+
+
+class OwnsItsOwn(linen.Module):
+    """Mistake 1: `nn.Embed` and a head beside it."""
+
+    @linen.compact
+    def __call__(self, ids):
+        return linen.Dense(V, use_bias=False)(linen.Embed(V, D)(ids))
+
+
+class NotTransposed(linen.Module):
+    """Mistake 2, where V ≠ D: the product has no meaning."""
+
+    size: int = D
+
+    @linen.compact
+    def __call__(self, ids):
+        table = self.param("embedding", linen.initializers.normal(0.02), (V, self.size))
+        return table[ids] @ table
+
+
+class TwoCalls(linen.Module):
+    """Mistake 4: two `self.param`."""
+
+    @linen.compact
+    def __call__(self, ids):
+        one = self.param("embedding", linen.initializers.normal(0.02), (V, D))
+        two = self.param("unembedding", linen.initializers.normal(0.02), (V, D))
+        return one[ids] @ two.T
+
+
+def started(module, ids=IDS):
+    return module.init(jax.random.PRNGKey(0), ids)
+
+
+def test_embed_owns_its_own():
+    params = started(OwnsItsOwn())
+    tables = find_tied(params)
+    assert str(tables) == (
+        "2 tables of 11 tokens, not equal: params/Dense_0/kernel [4, V] (transposed), params/Embed_0/embedding [V, 4]"
+    )
+    assert len(check_ends(OwnsItsOwn().apply, params, IDS)) == 1
+
+
+def test_equal_numbers_in_two_leaves_are_not_tied():
+    params = started(OwnsItsOwn())
+    params["params"]["Dense_0"]["kernel"] = params["params"]["Embed_0"]["embedding"].T
+    tables = find_tied(params)
+    assert tables.equal == (("params/Dense_0/kernel", "params/Embed_0/embedding"),)
+    assert not tables.one
+    assert "equal now, but free to move apart" in str(tables)
+    grads = jax.grad(lambda p: OwnsItsOwn().apply(p, IDS).var())(params)
+    moved = optax.apply_updates(params, jax.tree.map(lambda g: -g, grads))
+    assert not find_tied(moved).equal
+
+
+def test_the_same_array_at_two_places_of_a_tree_is_two_matrices():
+    table = jnp.ones((V, D))
+    params = {"in": table, "out": table}
+    assert len(find_tied(params, V).leaves) == 2
+    stepped = optax.apply_updates(params, {"in": table, "out": 2 * table})
+    assert not find_tied(stepped, V).equal
+
+
+def test_not_transposed():
+    with pytest.raises(TypeError, match="dot_general"):
+        started(NotTransposed())
+    params = {"params": {"embedding": jnp.ones((V, D))}}
+    assert check_ends(NotTransposed().apply, params, IDS)[0].endswith("is the head table.T?")
+    square = started(NotTransposed(V))  # D = V: nothing complains, and no tree could show it
+    assert find_tied(square).one
+    assert "moves other tokens' logits" in check_ends(NotTransposed(V).apply, square, IDS)[0]
+
+
+def test_float_ids():
+    params = started(TiedIO(V, D))
+    with pytest.raises(TypeError, match="integer"):
+        TiedIO(V, D).apply(params, jnp.array([1.0, 2.0]))
+    assert jnp.array(257, jnp.bfloat16) == jnp.array(256, jnp.bfloat16)  # what a cast comes too late for
+    found = check_ends(TiedIO(V, D).apply, params, jnp.array([1.0, 2.0], jnp.bfloat16))
+    assert found == [
+        "token ids are bfloat16: indexing refuses them, and beyond 256 two tokens are one number; "
+        "keep ids in an integer type"
+    ]
+
+
+def test_two_calls_of_param():
+    params = started(TwoCalls())
+    assert [leaf.path for leaf in find_tied(params).leaves] == ["params/embedding", "params/unembedding"]
+    assert "declare one and use it at both ends" in check_ends(TwoCalls().apply, params, IDS)[0]
+
+
+def test_a_sound_model_has_no_finding():
+    assert check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), IDS) == []
+    with pytest.raises(DataError, match="every one of 11 tokens"):
+        check_ends(TiedIO(V, D).apply, started(TiedIO(V, D)), np.arange(V))
+    with pytest.raises(DataError, match="no matrix"):
+        find_tied({"scale": jnp.ones(3)})
+
+
+def test_tables_in_an_nnx_state_have_readable_paths():
+    state = nnx.state(NNXBoundary("factored-untied:3", V, D, rngs=nnx.Rngs(0)))
+    assert [str(leaf) for leaf in find_tied(state, V).leaves] == ["table_in [V, 3]", "table_out [V, 3]"]

@@ -1,0 +1,27 @@
+"""The Flax side stands without torch and transformers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import tiewise
+
+FOLDER = Path(tiewise.__file__).parent / "flax"
+
+
+def test_no_module_of_the_flax_side_loads_torch():
+    names = [f"tiewise.flax.{path.stem}" for path in FOLDER.glob("*.py") if path.stem != "__init__"]
+    assert len(names) > 7
+    program = f"import sys, {', '.join(names)}; print({{'torch', 'transformers'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def test_a_missing_library_is_named():
+    program = (
+        "import importlib.util as u; found = u.find_spec; "
+        "u.find_spec = lambda name: None if name == 'jax' else found(name); import tiewise.flax"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "tiewise.flax needs jax; pip install 'tiewise[flax]'" in done.stderr

@@ -1,0 +1,296 @@
+"""The fused loss in JAX against fp64 torch, its own gradients by jit, vmap and reductions, and what it refuses."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from fp64_truth import error, problem, truth
+
+from tiewise.core.errors import UnsupportedError
+from tiewise.flax.flax_loss import linear_cross_entropy
+
+
+def value_and_grads(given, upstream=None, dtype=None, jit=True, **options):
+    """(loss, gradients of features, weight, bias) by JAX."""
+    names = ["features", "weight"] + (["bias"] if given["bias"] is not None else [])
+    leaves = tuple(jnp.asarray(given[n], dtype) for n in names)
+    targets = given["targets"]
+
+    def loss(leaves):
+        bias = leaves[2] if len(leaves) > 2 else None
+        return linear_cross_entropy(leaves[0], leaves[1], targets, bias, **options)
+
+    def run(leaves):
+        value, pull = jax.vjp(loss, leaves)
+        return value, pull(jnp.ones_like(value) if upstream is None else jnp.asarray(upstream, value.dtype))[0]
+
+    return (jax.jit(run) if jit else run)(leaves)
+
+
+OPTIONS = [
+    {},
+    {"bias": True, "scale": 0.4},
+    {"softcap": 2.0},
+    {"softcap": 2.0, "label_smoothing": 0.1, "z_loss": 1e-2, "scale": 1.7, "bias": True},
+    {"label_smoothing": 0.3, "bias": True},
+    {"z_loss": 0.05, "scale": 0.5},
+    {"label_smoothing": 1.0},
+    {"class_weight": True},
+    {"class_weight": True, "label_smoothing": 0.2, "bias": True, "softcap": 2.0, "z_loss": 0.05},
+]
+CLASS_WEIGHT = np.random.default_rng(7).uniform(0, 3, 13)
+
+
+CASES = list(itertools.product(OPTIONS, ("mean", "sum", "none")))
+QUICK = [CASES[0], CASES[2], CASES[4], CASES[9], CASES[12], CASES[24]]
+
+
+@pytest.mark.parametrize(
+    ("options", "reduction"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+    ids=str,
+)
+def test_every_option_equals_the_fp64_oracle_across_ragged_chunks(options, reduction):
+    given = problem(11, 13, 5, bias=options.get("bias", False))
+    chosen = {k: v for k, v in options.items() if k != "bias"} | {"reduction": reduction}
+    if "class_weight" in chosen:
+        chosen["class_weight"] = CLASS_WEIGHT
+    upstream = np.random.default_rng(3).normal(size=11) if reduction == "none" else None
+    loss, grads = truth(given, upstream, **chosen)
+    with jax.enable_x64(True):
+        value, found = value_and_grads(given, upstream, chunk=4, **chosen)
+        assert error(value, loss) < 1e-13
+        for name, a, b in zip(("features", "weight", "bias"), found, grads, strict=False):
+            assert error(a, b) < 1e-12, name
+
+
+@pytest.mark.parametrize(
+    ("smoothing", "reduction"),
+    [(0.0, "mean"), *(pytest.param(*c, marks=pytest.mark.slow) for c in itertools.product((0.0, 0.3), ("sum", "none"))),
+     (0.3, "mean")],
+)  # fmt: skip
+def test_class_weights_are_those_of_torch(smoothing, reduction):
+    """Beside an ignored target that is a class of its own weight."""
+    given = problem(11, 13, 5, ignored=0)
+    upstream = np.random.default_rng(3).normal(size=11) if reduction == "none" else None
+    features, weight = (torch.tensor(given[name], requires_grad=True) for name in ("features", "weight"))
+    ignored = int(given["targets"][4])
+    options = {"label_smoothing": smoothing, "reduction": reduction, "ignore_index": ignored}
+    loss = torch.nn.functional.cross_entropy(
+        features @ weight.T, torch.tensor(given["targets"]), torch.tensor(CLASS_WEIGHT), **options
+    )
+    loss.backward(None if upstream is None else torch.tensor(upstream))
+    with jax.enable_x64(True):
+        value, found = value_and_grads(given, upstream, chunk=4, class_weight=CLASS_WEIGHT, **options)
+        assert error(value, loss.detach()) < 1e-13
+        assert error(found[0], features.grad) < 1e-12
+        assert error(found[1], weight.grad) < 1e-12
+
+
+def test_class_weights_get_no_gradient_and_may_all_be_zero():
+    given = problem(5, 7, 3)
+    h, w = jnp.asarray(given["features"], jnp.float32), jnp.asarray(given["weight"], jnp.float32)
+    loss = lambda h, c: linear_cross_entropy(h, w, given["targets"], class_weight=c)  # noqa: E731
+    run = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    for weights in (jnp.arange(7.0), jnp.zeros(7)):
+        value, (dh, dc) = run(h, weights)
+        assert not np.any(dc)
+        assert bool(np.any(dh)) == bool(value > 0) == bool(weights.any())
+
+
+@pytest.mark.parametrize(
+    "v", [1, 2, 3_000, 50_257, *(pytest.param(v, marks=pytest.mark.slow) for v in (7, 3_001, 4_099))]
+)
+def test_awkward_vocabularies_in_fp32(v):
+    given = problem(37, v, 24)
+    given = {k: x.astype(np.float32) if k in ("features", "weight") else x for k, x in given.items()}
+    loss, grads = truth(given)
+    value, found = value_and_grads(given, chunk=16)
+    assert error(value, loss) < 1e-6
+    for a, b in zip(found, grads, strict=True):
+        assert error(a, b) < 1e-6
+
+
+def test_large_logits_neither_overflow_nor_lose_the_target():
+    given = problem(6, 9, 4)
+    given["features"] *= 300
+    loss, grads = truth(given)
+    value, found = value_and_grads(given, dtype=jnp.float32)
+    assert error(value, loss) < 1e-6
+    assert error(found[1], grads[1]) < 1e-4  # a near tie of logits of 300: their difference has lost digits
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weights"), [("mean", None), ("mean", np.arange(7.0)), ("sum", None), ("none", None)]
+)
+def test_all_ignored_gives_zero_with_zero_gradients(reduction, weights):
+    given = problem(5, 7, 3, bias=True, ignored=5)
+    value, found = value_and_grads(given, reduction=reduction, class_weight=weights)
+    assert not np.any(value)
+    assert all(not np.any(g) for g in found)
+
+
+@pytest.mark.slow
+def test_bf16_is_nearer_to_the_truth_than_the_plain_loss_in_bf16():
+    given = problem(64, 500, 32)
+    small = {k: np.asarray(jnp.asarray(given[k], jnp.bfloat16), np.float64) for k in ("features", "weight")}
+    loss, grads = truth(given | small)
+    value, found = value_and_grads(given, dtype=jnp.bfloat16)
+    assert value.dtype == jnp.float32
+    assert [g.dtype for g in found] == [jnp.bfloat16] * 2
+    count = given["targets"] != -100
+    at = np.where(count, given["targets"], 0)
+
+    def plain(leaves):
+        z = leaves[0] @ leaves[1].T
+        nll = jax.nn.logsumexp(z, -1) - jnp.take_along_axis(z, at[:, None], 1)[:, 0]
+        return jnp.where(count, nll, 0).sum() / count.sum()
+
+    leaves = tuple(jnp.asarray(given[k], jnp.bfloat16) for k in ("features", "weight"))
+    value_plain, plainly = jax.value_and_grad(plain)(leaves)
+    assert error(value, loss) < 1e-4 < error(value_plain, loss)
+    for a, b, c in zip(found, plainly, grads, strict=True):
+        assert error(a, c) < 1e-2
+        assert error(a, c) <= error(b, c)
+
+
+def test_mixed_types_return_gradients_of_their_own_type():
+    given = problem(6, 7, 3)
+    h, w = jnp.asarray(given["features"], jnp.bfloat16), jnp.asarray(given["weight"], jnp.float32)
+    dh, dw = jax.eval_shape(jax.grad(lambda h, w: linear_cross_entropy(h, w, given["targets"]), (0, 1)), h, w)
+    assert (dh.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_vmap_over_the_batch_equals_a_loop():
+    given = problem(12, 7, 3)
+    h, w = jnp.asarray(given["features"], jnp.float32).reshape(3, 4, 3), jnp.asarray(given["weight"], jnp.float32)
+    t = jnp.asarray(given["targets"]).reshape(3, 4)
+
+    def both(h, t):
+        options = {"chunk": 3, "class_weight": jnp.arange(1.0, 8.0)}
+        return jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, t, **options), (0, 1))(h, w)
+
+    together = jax.jit(jax.vmap(both))(h, t)
+    alone = jax.jit(both)
+    apart = [alone(h[i], t[i]) for i in range(3)]
+    for a, b in zip(
+        jax.tree.leaves(together), jax.tree.leaves(jax.tree.map(lambda *x: jnp.stack(x), *apart)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7)
+
+
+def test_leading_dimensions_are_kept():
+    given = problem(12, 7, 3)
+    h, t = given["features"].reshape(3, 4, 3), given["targets"].reshape(3, 4)
+    each = linear_cross_entropy(jnp.asarray(h), jnp.asarray(given["weight"]), t, reduction="none")
+    assert each.shape == (3, 4)
+    wanted, _ = truth(given, np.ones(12), reduction="none")
+    np.testing.assert_allclose(np.asarray(each).ravel(), wanted, rtol=1e-5)
+
+
+def test_rows_beyond_the_vocabulary_are_in_no_normaliser():
+    given = problem(9, 10, 4, bias=True)
+    options = {"label_smoothing": 0.1, "softcap": 3.0}
+    loss, grads = truth(given, class_weight=CLASS_WEIGHT[:10], **options)
+    wider = given | {"weight": np.pad(given["weight"], ((0, 6), (0, 0))), "bias": np.pad(given["bias"], (0, 6))}
+    options["class_weight"] = np.pad(CLASS_WEIGHT[:10], (0, 6), constant_values=np.nan)
+    value, found = value_and_grads(wider, dtype=jnp.float32, vocab=10, **options)
+    assert error(value, loss) < 1e-6
+    for a, b in zip(found[1:], grads[1:], strict=True):
+        assert error(a[:10], b) < 1e-6
+        assert not np.any(a[10:])
+
+
+def test_no_intermediate_is_of_size_tokens_times_vocabulary():
+    n, v, e, chunk = 96, 1_000, 8, 16
+    given = problem(n, v, e)
+    leaves = [jnp.asarray(given[k], jnp.float32) for k in ("features", "weight")]
+    step = jax.jit(jax.value_and_grad(lambda h, w: linear_cross_entropy(h, w, given["targets"], chunk=chunk), (0, 1)))
+    memory = step.lower(*leaves).compile().memory_analysis()
+    whole = 4 * n * v
+    assert memory.temp_size_in_bytes < whole + 4 * v * e * 3
+    assert memory.temp_size_in_bytes < 4 * (3 * chunk * v + 3 * v * e + 3 * n * e) + 100_000
+
+
+def test_a_target_outside_the_vocabulary():
+    given = problem(5, 7, 3, ignored=0)
+    h, w = jnp.asarray(given["features"], jnp.float32), jnp.asarray(given["weight"], jnp.float32)
+    for bad in (7, -1):
+        targets = given["targets"].copy()
+        targets[2] = bad
+        with pytest.raises(IndexError, match=f"target {bad} is outside the vocabulary of 7"):
+            linear_cross_entropy(h, w, targets)
+        each = jax.jit(lambda t: linear_cross_entropy(h, w, t, reduction="none"))(targets)
+        assert np.isnan(each).tolist() == [False, False, True, False, False]
+        assert np.isnan(jax.jit(lambda t: jax.grad(lambda h: linear_cross_entropy(h, w, t))(h))(targets)[2]).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"features": np.zeros((5, 4))}, r"shapes do not meet: features \(5, 4\), weight \(7, 3\)"),
+        ({"targets": np.zeros(4, int)}, "shapes do not meet"),
+        ({"bias": np.zeros(3)}, r"bias has shape \(3,\)"),
+        ({"class_weight": np.zeros(3)}, r"class_weight has shape \(3,\); need \[V\] = \[7\]"),
+        ({"reduction": "avg"}, "unknown reduction 'avg'"),
+        ({"label_smoothing": 1.5}, "label_smoothing"),
+        ({"softcap": 0.0}, "softcap must be positive"),
+        ({"vocab": 8}, "vocab = 8 of a table of 7 rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(change, message):
+    given = problem(5, 7, 3) | change
+    with pytest.raises(ValueError, match=message):
+        linear_cross_entropy(**given)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_logit_at_minus_infinity_costs_what_torch_says(smoothing):
+    given = problem(11, 13, 5, bias=True)
+    given["targets"][:2], given["bias"][3] = (3, -100), -np.inf
+    leaves = [torch.tensor(given[name], requires_grad=True) for name in ("features", "weight", "bias")]
+    logits = torch.nn.functional.linear(*leaves)
+    wanted = torch.nn.functional.cross_entropy(logits, torch.tensor(given["targets"]), label_smoothing=smoothing)
+    wanted.backward()
+    loss, grads = value_and_grads(given, label_smoothing=smoothing, chunk=4)
+    assert float(loss) == wanted.item() == np.inf
+    for got, leaf in zip(grads, leaves, strict=True):
+        assert error(got, leaf.grad.numpy()) < 1e-5
+
+
+def test_whole_numbers_are_refused():
+    rows, table = jnp.ones((4, 5)), jnp.ones((7, 5), jnp.int32)
+    for features, weight, says in (
+        (rows, table, "a weight of type int32"),
+        (table[:4], rows, "features of type int32"),
+    ):
+        with pytest.raises(UnsupportedError, match=says):
+            linear_cross_entropy(features, weight, jnp.zeros(4, jnp.int32))
+
+
+def test_probability_targets_are_refused():
+    given = problem(5, 7, 3) | {"targets": np.zeros(5)}
+    with pytest.raises(UnsupportedError, match="no probability targets"):
+        linear_cross_entropy(**given)
+
+
+@pytest.mark.slow
+def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
+    """Over four simulated devices, which JAX can only be given at its start."""
+    env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    script = Path(__file__).parent / "sharded_loss.py"
+    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == 10
+    for case, errors in found.items():
+        assert errors.pop("padding") == 0, case
+        assert max(errors.values()) < 1e-6, (case, errors)

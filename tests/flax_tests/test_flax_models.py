@@ -1,0 +1,137 @@
+"""The small Flax models against transformers' Llama and tiewise's recurrent model on the same file; the exercise
+against its definition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+import transformers
+from flax import linen, nnx
+from fp64_truth import error
+from safetensors.torch import load_file
+
+import tiewise
+from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.flax.find_tied import find_tied
+from tiewise.flax.flax_models import FlaxDecoder, FlaxRNN, TiedIO, count_parameters, tied_io_embed
+from tiewise.flax.parameter_files import read, write
+from tiewise.models.rnn import RNNLM, RNNConfig
+
+V, D = 13, 8
+IDS = np.random.default_rng(0).integers(0, V, (2, 5))
+TARGETS = np.random.default_rng(1).integers(0, V, (2, 5))
+
+
+def llama(spec):
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=V, hidden_size=D, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, tie_word_embeddings=spec == "tied", rms_norm_eps=1e-6, attn_implementation="eager",
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    return model if spec in ("tied", "untied") else tiewise.install(model, spec).model
+
+
+def recurrent(spec):
+    torch.manual_seed(0)
+    config = RNNConfig(
+        vocab_size=V, hidden_size=D, num_hidden_layers=2, tie_word_embeddings=spec == "tied", output_bias=False
+    )
+    return RNNLM(config)
+
+
+PAIRS = {
+    "decoder": (llama, lambda spec: FlaxDecoder(spec, V, D, 2, 2, 24, rngs=nnx.Rngs(0))),
+    "rnn": (recurrent, lambda spec: FlaxRNN(spec, V, D, 2, rngs=nnx.Rngs(0))),
+}
+CASES = [("decoder", "tied"), ("decoder", "untied"), ("decoder", "factored:3"), ("rnn", "tied"), ("rnn", "untied")]
+QUICK = [("decoder", "factored:3"), ("rnn", "tied")]
+
+
+@pytest.mark.parametrize(
+    ("family", "spec"),
+    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES],
+)
+def test_models_equal_pytorch_and_their_files_are_the_same(family, spec, tmp_path):
+    theirs, ours = (make(spec) for make in PAIRS[family])
+    theirs.save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    ours.load_named(read(path))
+    write(tmp_path / "ours.safetensors", ours.named())
+    first, second = load_file(path), load_file(tmp_path / "ours.safetensors")
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert count_parameters(ours) == sum(p.numel() for p in theirs.parameters())
+    logits = theirs(torch.tensor(IDS)).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.tensor(TARGETS).flatten())
+    loss.backward()
+    value, grads = nnx.jit(nnx.value_and_grad(lambda m: m.loss(IDS, TARGETS)))(ours)
+    assert error(nnx.jit(lambda m: m.logits(IDS))(ours), logits.detach()) < 1e-5
+    assert abs(float(value) - loss.item()) < 1e-5 * loss.item()
+    nnx.update(ours, grads)  # the gradients under the parameters' names
+    wanted = {name: p.grad.numpy() for name, p in theirs.named_parameters()}
+    for name, gradient in ours.named().items():
+        assert error(gradient, wanted[name]) < 2e-5, name
+
+
+@pytest.mark.parametrize("family", [pytest.param("decoder", marks=pytest.mark.slow), "rnn"])
+def test_a_tied_model_has_one_table_and_learns(family):
+    model = PAIRS[family][1]("tied")
+    optimizer = nnx.Optimizer(model, optax.adamw(3e-2), wrt=nnx.Param)
+    assert find_tied(nnx.state(model, nnx.Param), V).one
+    assert len(find_tied(nnx.state(optimizer), V).leaves) == 2
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: m.loss(IDS, TARGETS))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [float(step(model, optimizer)) for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert find_tied(nnx.state(model, nnx.Param), V).one
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(SpecError, match="width 8 does not divide into 3 heads"):
+        FlaxDecoder("tied", V, D, 1, 3, rngs=nnx.Rngs(0))
+    model = FlaxRNN("tied", V, D, 1, rngs=nnx.Rngs(0))
+    named = model.named()
+    with pytest.raises(CheckpointError, match="has the unknown x"):
+        model.load_named(named | {"x": np.zeros(1)})
+    with pytest.raises(CheckpointError, match=r"lacks embed\.weight"):
+        model.load_named({k: v for k, v in named.items() if k != "embed.weight"})
+    with pytest.raises(CheckpointError, match=r"embed\.weight has shape \(2, 8\), not \(13, 8\)"):
+        model.load_named(named | {"embed.weight": np.zeros((2, D))})
+    assert isinstance(jax.eval_shape(model.logits, IDS).shape, tuple)
+
+
+def by_definition(seed, token_ids, vocab_size, d_model):
+    """The exercise's four sentences, once more."""
+
+    class TwoWays(linen.Module):
+        @linen.compact
+        def __call__(self, ids):
+            w = self.param("embedding", linen.initializers.normal(stddev=0.02), (int(vocab_size), int(d_model)))
+            return jnp.einsum("tv,vd,wd->tw", jax.nn.one_hot(ids, int(vocab_size)), w, w)
+
+    ids = jnp.array([int(i) for i in token_ids], jnp.int32)
+    logits, _ = TwoWays().init_with_output(jax.random.PRNGKey(seed), ids)
+    return np.asarray(logits).ravel()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 42])
+def test_the_exercise_returns_what_its_definition_says(seed):
+    tokens = jnp.array([0.0, 2.0, 9.0, 2.0])
+    logits = tied_io_embed(seed, tokens, 10.0, 3.0)
+    assert logits.shape == (40,)
+    np.testing.assert_allclose(logits, by_definition(seed, tokens, 10, 3), rtol=1e-5, atol=1e-9)
+
+
+def test_the_exercise_has_one_matrix_of_the_stated_scale():
+    params = TiedIO(2_000, 32).init(jax.random.PRNGKey(0), jnp.array([0]))
+    assert jax.tree.map(lambda x: x.shape, params) == {"params": {"embedding": (2_000, 32)}}
+    assert float(jnp.std(params["params"]["embedding"])) == pytest.approx(0.02, rel=0.02)
+    assert find_tied(params).one

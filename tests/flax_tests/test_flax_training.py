@@ -1,0 +1,51 @@
+"""The loop learns what is there to learn, sees every block once per round, and measures each token by itself."""
+
+import numpy as np
+import pytest
+from flax import nnx
+
+from tiewise.core.errors import DataError
+from tiewise.core.progress import heard
+from tiewise.flax.flax_models import FlaxRNN
+from tiewise.flax.flax_training import OptaxRecipe, batches, fit, token_losses
+
+V, T = 7, 6
+CYCLE = np.arange(700) % V  # each token names the next: an nll of zero can be reached
+
+
+def test_a_deterministic_text_is_learnt_and_progress_is_shown():
+    model = FlaxRNN("tied", V, 8, 1, rngs=nnx.Rngs(0))
+    recipe = OptaxRecipe(steps=60, batch=4, length=T, learning_rate=3e-2)
+    seen = []
+    with heard(lambda *said: seen.append(said)):
+        trained = fit(model, CYCLE, recipe)
+    assert seen == [("training", step, 60) for step in range(3, 61, 3)]
+    assert trained.curve[0].train_nll > 1.5
+    losses, targets = token_losses(model, CYCLE, T, blocks=10)
+    assert losses.shape == targets.shape == (50,)
+    assert losses.mean() < 0.5
+    assert trained.curve[-1].paths.a > 0
+    assert trained.tokens == 59 * 4 * T
+
+
+def test_losses_of_a_split_do_not_depend_on_how_it_is_batched():
+    model = FlaxRNN("untied", V, 8, 1, rngs=nnx.Rngs(0))
+    losses, targets = token_losses(model, CYCLE, T)
+    logits = np.asarray(model.logits(CYCLE[: 116 * T].reshape(116, T)[:, :-1]), np.float64)
+    wanted = (
+        np.log(np.exp(logits).sum(-1)).ravel() - np.take_along_axis(logits.reshape(-1, V), targets[:, None], 1).ravel()
+    )
+    np.testing.assert_allclose(losses, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_every_block_comes_once_per_round_in_an_order_of_the_seed():
+    tokens = np.arange(10 * T)
+    recipe = OptaxRecipe(batch=5, length=T)
+    first = [b[:, 0] // T for b, _ in zip(batches(tokens, recipe), range(4), strict=False)]
+    assert sorted(np.concatenate(first[:2])) == sorted(np.concatenate(first[2:])) == list(range(10))
+    again = next(batches(tokens, OptaxRecipe(batch=5, length=T)))
+    other = [next(batches(tokens, OptaxRecipe(batch=5, length=T, seed=s)))[:, 0] for s in range(2, 8)]
+    assert np.array_equal(again[:, 0] // T, first[0])
+    assert any(not np.array_equal(o // T, first[0]) for o in other)
+    with pytest.raises(DataError, match="hold no batch of 11 blocks"):
+        next(batches(tokens, OptaxRecipe(batch=11, length=T)))

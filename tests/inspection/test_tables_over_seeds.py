@@ -1,0 +1,284 @@
+"""A comparison's tables over seeds, on runs whose truth is planted: common parts, noise, rotations, shared starts."""
+
+import json
+import math
+from dataclasses import MISSING, fields
+
+import numpy as np
+import pytest
+import scipy.linalg
+import scipy.stats
+from safetensors.numpy import save_file
+
+from tiewise.analysis.align_tables import Settings
+from tiewise.core.errors import RunError
+from tiewise.inspection.tables_over_seeds import (
+    AGAIN,
+    CKA,
+    CKA_CURVE,
+    CKA_LINE,
+    ONE_MODEL,
+    OTHER_SEED,
+    SAME_SEED,
+    over_seeds,
+    toward,
+)
+from tiewise.inspection.workbench import training_counts
+from tiewise.training.folder import folder_name, write_json
+from tiewise.training.results import Comparison, RunResult
+
+ROWS, WIDTH = 1500, 16
+IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
+QUICK = Settings(sampled=300, subspaces=())
+
+
+def gaussian(*seed, rows=ROWS):
+    return np.random.default_rng(seed).standard_normal((rows, WIDTH))
+
+
+def trained(common, noise, *seed):
+    """What one training leaves of a common part: rotated by a rotation of its own, with noise of its own."""
+    turn = scipy.linalg.qr(gaussian(*seed, 1, rows=WIDTH))[0]
+    return common @ turn + noise * gaussian(*seed, 2)
+
+
+def result(arm, seed, nll):
+    named = {"arm": arm, "seed": seed, "heldout_nll": nll, "frequency": [], "parameters": {"body": 1}}
+    whole = dict.fromkeys(("steps", "total_parameters", "bytes"), 1)
+    needed = [
+        field.name for field in fields(RunResult) if field.default is MISSING and field.default_factory is MISSING
+    ]
+    return RunResult(**dict.fromkeys(needed, 1.0) | whole | named)
+
+
+def measured(run, settings):
+    return over_seeds(run, settings, training_counts)
+
+
+def write_text(folder, counts):
+    """Write a prepared text whose training split has each token so often, in some order."""
+    folder.mkdir(parents=True)
+    tokens = {"train": np.repeat(np.arange(len(counts)), counts), "tune": np.zeros(1), "heldout": np.zeros(1)}
+    for name, ids in tokens.items():
+        np.random.default_rng(0).permutation(ids).astype("<u2").tofile(folder / f"{name}.bin")
+    sizes = {name: {"tokens": len(ids)} for name, ids in tokens.items()}
+    (folder / "data.json").write_text(json.dumps({"tokenizer": {"vocab": len(counts), "eos_id": 0}, "splits": sizes}))
+
+
+def write_run(where, models, diverged=(), counts=(1, 2, 5, 9) * (ROWS // 4)):
+    """Write the folder of a finished comparison: {arm: {seed: tensors}}."""
+    write_text(where / "data", counts)
+    seeds = sorted({seed for found in models.values() for seed in found})
+    for arm, found in models.items():
+        for seed, tensors in found.items():
+            final = where / folder_name(arm) / f"seed-{seed}" / "final"
+            final.mkdir(parents=True)
+            config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": ROWS}
+            config |= {"hidden_size": WIDTH, "tie_word_embeddings": OUT not in tensors}
+            (final / "config.json").write_text(json.dumps(config))
+            save_file({name: t.astype(np.float32) for name, t in tensors.items()}, final / "model.safetensors")
+    runs = [result(arm, s, math.nan if (arm, s) in diverged else 4.0) for arm, found in models.items() for s in found]
+    meta = {"version": "0", "command": "c", "demo": False, "setting": {}, "data": {}, "env": {}}
+    comparison = Comparison(arms=list(models), seeds=seeds, reference=next(iter(models)), runs=runs, **meta)
+    (where / "run.yaml").write_text("")
+    write_json(where / "results.json", comparison.to_dict())
+    return where
+
+
+def planted(seeds, share=1.0, noise=(2.0, 0.5, 0.5)):
+    """Untied and tied models: input and output have nothing in common, the tied table a share of the output's part."""
+    first, second, third = (gaussian(100 + part) for part in range(3))
+    tied = share * second + math.sqrt(1 - share**2) * third
+    return {
+        "untied": {s: {IN: trained(first, noise[0], s, 0), OUT: trained(second, noise[1], s, 1)} for s in seeds},
+        "tied": {s: {IN: trained(tied, noise[2], s, 2)} for s in seeds},
+    }
+
+
+def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
+    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    assert (found.untied, found.arms, found.seeds, found.tokens) == ("untied", ("tied",), (1, 2, 3), ROWS)
+    toward = {x.measure: x.toward for x in found.leanings if x.seeds == OTHER_SEED}
+    assert toward == {
+        "identity": "neither",
+        **dict.fromkeys(("orthogonal", "linear", "neighbours", CKA, CKA_LINE, CKA_CURVE), "output"),
+    }
+    beside = [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)]
+    assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == beside
+    assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
+
+
+def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
+    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    lean = found.leaning("tied", "orthogonal", SAME_SEED)
+    differences = [second - first for *_, first, second in lean.pairs]
+    half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)  # 97.5 % quantile of Student's t, 2 degrees
+    assert lean.difference.value == pytest.approx(np.mean(differences))
+    assert (lean.difference.low, lean.difference.high) == pytest.approx(
+        (np.mean(differences) - half, np.mean(differences) + half)
+    )
+
+
+def left_out(pairs, seed):
+    """Mean over the pairs without a seed; None leaves none out."""
+    return np.mean([score for a, b, score in pairs if seed not in (a, b)])
+
+
+def interval(whole, without):
+    """Pseudo-values taken as independent (Tukey): whole + (n − 1)·(whole − without), around their own spread."""
+    n = len(without)
+    pseudo = n * whole - (n - 1) * np.array(without)
+    half = scipy.stats.t.ppf(0.975, n - 1) * np.std(pseudo, ddof=1) / math.sqrt(n)
+    return pytest.approx((whole - half, whole + half))
+
+
+def test_of_different_seeds_a_seed_is_left_out_with_all_its_pairs(tmp_path):
+    seeds = (1, 2, 3)
+    found = measured(write_run(tmp_path / "run", planted(seeds, share=0.7)), QUICK)
+    own = {x.what: x for x in found.again if x.measure == CKA}
+    for row in (own[AGAIN.format("untied", "output")], own[AGAIN.format("tied", "table")]):
+        assert [pair[:2] for pair in row.pairs] == [(1, 2), (1, 3), (2, 3)]
+        assert row.score.value == pytest.approx(left_out(row.pairs, None))
+        without = [left_out(row.pairs, seed) for seed in seeds]
+        assert (row.score.low, row.score.high) == interval(row.score.value, without)
+
+    lean = found.leaning("tied", CKA)
+    scores = [(a, b, second) for a, b, _, second in lean.pairs]
+    assert (lean.output.low, lean.output.high) == interval(left_out(scores, None), [left_out(scores, s) for s in seeds])
+
+    def corrected(seed):
+        table, output = (own[AGAIN.format(*of)].pairs for of in (("tied", "table"), ("untied", "output")))
+        return left_out(scores, seed) / math.sqrt(left_out(table, seed) * left_out(output, seed))
+
+    assert lean.corrected_output.value == pytest.approx(corrected(None))
+    expected = interval(corrected(None), [corrected(seed) for seed in seeds])
+    assert (lean.corrected_output.low, lean.corrected_output.high) == expected
+
+
+@pytest.mark.parametrize("share", [1.0, 0.7])
+def test_corrected_cka_does_not_depend_on_how_noisy_a_table_is(tmp_path, share):
+    """CKA of two Gaussian parts of which one has the share s of the other is s² (and little by chance)."""
+    for number, noise in enumerate(((2.0, 0.3, 0.3), (0.3, 2.0, 1.5))):
+        run = write_run(tmp_path / str(number), planted((1, 2, 3), share, noise))
+        lean = measured(str(run), QUICK).leaning("tied", CKA)
+        assert lean.corrected_output.value == pytest.approx(share**2, abs=0.06)
+        assert abs(lean.corrected_input.value) < 0.06
+    assert lean.output.value < 0.5 * share**2  # what it corrects is there
+
+
+def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
+    models = planted((1, 2, 3))
+    for seed in (1, 2, 3):
+        start = 3 * gaussian(seed, 9)
+        models["untied"][seed][IN] += start
+        models["tied"][seed][IN] += start
+    found = measured(write_run(tmp_path / "run", models), QUICK)
+    assert found.leaning("tied", "orthogonal", SAME_SEED).toward == "input"
+    assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
+    assert abs(found.leaning("tied", "orthogonal").input.value) < 0.1
+    assert found.leaning("tied", CKA).toward == "output"
+
+
+def zipf():
+    return np.maximum(3000 // np.random.default_rng(5).permutation(np.arange(1, ROWS + 1)), 1) - 1
+
+
+def with_frequency(models, counts):
+    """The same models with a curve in log frequency in every column, of another direction in each."""
+    f = np.log1p(counts)
+    curve = (f - f.mean()) / f.std()
+    curve = curve + curve**2 / 2
+    return {
+        arm: {
+            seed: {
+                name: t + (0 if (arm, name) == ("untied", IN) else 6) * np.outer(curve, gaussian(seed, at, rows=1))
+                for at, (name, t) in enumerate(tensors.items(), 50)
+            }
+            for seed, tensors in found.items()
+        }
+        for arm, found in models.items()
+    }
+
+
+def test_what_is_only_frequency_is_told_apart(tmp_path):
+    """Tied and output share a curve in frequency and no more: all there is of it in CKA, nothing of it without."""
+    counts = zipf()
+    models = with_frequency(planted((1, 2, 3), share=0.0, noise=(0.5, 0.5, 0.5)), counts)
+    found = measured(write_run(tmp_path / "run", models, counts=counts), QUICK)
+    assert found.counted == counts.sum()
+    whole, line, curve = (found.leaning("tied", measure) for measure in (CKA, CKA_LINE, CKA_CURVE))
+    assert whole.corrected_output.value > 0.95
+    assert toward(whole.corrected_difference) == "output"
+    f = np.log1p(counts)
+    powers = np.column_stack([f**power for power in range(4)])
+    for share, (arm, name) in zip(
+        found.frequency.values(), (("untied", IN), ("untied", OUT), ("tied", IN)), strict=True
+    ):
+        tables = [models[arm][seed][name].astype(np.float32).astype(float) for seed in (1, 2, 3)]
+        left = [np.square(t - powers @ scipy.linalg.lstsq(powers, t)[0]).sum() for t in tables]
+        whole_of = [np.square(t - t.mean(0)).sum() for t in tables]
+        assert share.value == pytest.approx(1 - np.mean(np.divide(left, whole_of)), abs=1e-9)
+    assert line.corrected_output.value > 0.3  # what is curved is still there
+    assert abs(curve.corrected_output.value) < 0.05
+    assert abs(curve.corrected_input.value) < 0.05
+
+
+def test_what_is_more_than_frequency_stays(tmp_path):
+    counts = zipf()
+    models = with_frequency(planted((1, 2, 3), share=0.7, noise=(0.5, 0.5, 0.5)), counts)
+    curve = measured(write_run(tmp_path / "run", models, counts=counts), QUICK).leaning("tied", CKA_CURVE)
+    assert curve.corrected_output.value == pytest.approx(0.49, abs=0.06)
+    assert toward(curve.corrected_difference) == "output"
+    apart = curve.corrected_output.value - curve.corrected_input.value
+    assert curve.corrected_difference.value == pytest.approx(apart, abs=1e-12)
+
+
+def test_a_run_without_its_text_says_so_and_gives_the_rest(tmp_path):
+    run = write_run(tmp_path / "run", planted((1, 2)))
+    (run / "data" / "data.json").unlink()
+    found = measured(run, QUICK)
+    assert found.counted is None
+    assert found.leaning("tied", CKA).corrected_difference is not None
+    assert found.leaning("tied", CKA_CURVE) is None
+    assert found.left_out[-1].startswith("CKA without frequency: no prepared text in")
+
+
+def test_training_again_is_measured_for_each_stored_table(tmp_path):
+    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
+    assert list(dict.fromkeys(x.what for x in found.again)) == [*kinds, AGAIN.format("tied", "table")]
+    rotated = {x.what: x.score for x in found.again if x.measure == "orthogonal"}
+    assert rotated[AGAIN.format("untied", "output")].value > 0.7 > 0.3 > rotated[AGAIN.format("untied", "input")].value
+    assert abs(rotated[ONE_MODEL.format("untied")].value) < 0.05
+
+
+def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path):
+    one = measured(write_run(tmp_path / "one", planted((1,))), QUICK)
+    assert {x.seeds for x in one.leanings} == {SAME_SEED}
+    assert {x.toward for x in one.leanings} == {"not known"}
+    assert [x.what for x in one.again if x.measure == "linear"] == [ONE_MODEL.format("untied")]
+    two = measured(write_run(tmp_path / "two", planted((1, 2))), QUICK)
+    assert two.leaning("tied", "orthogonal").difference.rows == 2
+    assert math.isnan(two.leaning("tied", "orthogonal").difference.low)  # both pairs are of the same two seeds
+    assert two.leaning("tied", "orthogonal").toward == "not known"
+    assert {x.score.rows for x in two.again if "two seeds" in x.what} == {1}
+
+
+def test_diverged_and_unfinished_models_are_left_out_and_named(tmp_path):
+    models = planted((1, 2, 3))
+    run = write_run(tmp_path / "run", models, diverged=[("tied", 2)])
+    (run / "untied" / "seed-3" / "final").rename(run / "untied" / "seed-3" / "elsewhere")
+    found = measured(run, QUICK)
+    assert found.left_out == ("untied, seed 3: not finished", "tied, seed 2: diverged")
+    assert found.seeds == (1, 2)
+    assert {x.seeds for x in found.leanings} == {SAME_SEED}
+
+
+def test_a_run_without_both_kinds_of_arm_is_one_line(tmp_path):
+    models = planted((1,))
+    for arm, kind in (("tied", "two tables"), ("untied", "one table")):
+        run = write_run(tmp_path / arm, {arm: models[arm]})
+        with pytest.raises(RunError, match=f"no finished arm with {kind}; compare at least tied and untied"):
+            over_seeds(run, QUICK, training_counts)
+    with pytest.raises(RunError, match=r"results\.json cannot be read"):
+        over_seeds(tmp_path, QUICK, training_counts)
