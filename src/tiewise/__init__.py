@@ -40,10 +40,8 @@ if TYPE_CHECKING:
     from tiewise.core.spec import BoundarySpec as BoundarySpec
     from tiewise.core.vocabulary import Vocabularies as Vocabularies
     from tiewise.hf import load as load
-    from tiewise.inspection.inspect import Inspection as Inspection
-    from tiewise.inspection.request import Effort as Effort
-    from tiewise.inspection.request import Request as Request
-    from tiewise.inspection.whole import inspect as inspect
+    from tiewise.inspection.inspect import inspect as inspect
+    from tiewise.inspection.section import Inspection as Inspection
     from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
     from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
     from tiewise.ops.chunked import LossOptions as LossOptions
@@ -80,9 +78,8 @@ _OFFERS = {
     "core.spec": "BoundarySpec",
     "core.vocabulary": "Vocabularies",
     "hf": "load",
-    "inspection.inspect": "Inspection",
-    "inspection.request": "Effort Request",
-    "inspection.whole": "inspect",
+    "inspection.inspect": "inspect",
+    "inspection.section": "Inspection",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
     "ops.chunked": "LossOptions",
     "ops.cross_entropy": "linear_cross_entropy",

@@ -1,6 +1,7 @@
 """Alignment against dense fp64 computations, planted maps, simulation and the library that wrote the file."""
 
 import json
+from dataclasses import asdict
 
 import ml_dtypes
 import numpy as np
@@ -179,10 +180,10 @@ def test_files_give_what_their_arrays_give(tmp_path, dtype):
     with heard(lambda *said: told.append(said)):
         streamed = align(stored["a"], stored["b"], pairs, options)
     wide = [t.astype(np.float64)[rows] for t in (a, b)]
-    assert streamed.record()["scores"] == align(*wide, one_vocabulary(len(rows), len(rows)), options).record()["scores"]
+    assert asdict(streamed)["scores"] == asdict(align(*wide, one_vocabulary(len(rows), len(rows)), options))["scores"]
     assert {what for what, *_ in told} >= {"products", "permuted products", "scoring", "neighbours"}
     assert all(0 < done <= total for _, done, total in told)
-    json.dumps(streamed.record(), allow_nan=False)
+    json.dumps(asdict(streamed), allow_nan=False)
 
 
 def test_fp32_is_as_close_as_its_stated_error_lets_expect():
@@ -215,7 +216,7 @@ def test_closer_names_the_table_that_it_was_made_from():
     assert {lean.toward for lean in swapped.leans if lean.measure != "identity"} == {"input"}
     same = closer(table, second, second, pairs, Settings(neighbours=5))
     assert {lean.toward for lean in same.leans} == {"neither"}
-    json.dumps(found.record(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_zero_rows_are_counted_and_can_be_left_out():

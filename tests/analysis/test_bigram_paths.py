@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -80,7 +81,7 @@ def test_the_parts_add_up():
     assert whole == pytest.approx(found.tied.nll, abs=1e-12)
     assert found.entropy + found.untied_rank == pytest.approx(found.untied.nll, abs=1e-12)
     assert min(found.irreversibility, found.definiteness, found.tied_rank, found.untied_rank) > 0
-    assert json.loads(json.dumps(found.record())) == found.record()
+    assert json.loads(json.dumps(asdict(found))) == asdict(found)
     again = split(chain, 8)
     assert again.tied_rank == pytest.approx(0, abs=1e-8)
     assert again.untied_rank == pytest.approx(0, abs=1e-8)

@@ -1,6 +1,5 @@
 """Counts of pairs against a plain loop; the irreversibility against an independent optimiser and known chains."""
 
-import json
 import math
 from collections import Counter
 from itertools import pairwise
@@ -180,8 +179,8 @@ def test_a_part_is_guessed_from_the_others_alone():
 
 def test_the_same_seed_gives_the_same_record():
     text = np.random.default_rng(0).integers(0, 9, 300).astype(np.uint16)
-    first, again = (irreversibility(text, 9, seed=4).record() for _ in range(2))
-    assert first == again == json.loads(json.dumps(first))
+    first, again = (irreversibility(text, 9, seed=4) for _ in range(2))
+    assert first == again
 
 
 def test_what_cannot_be_counted_is_refused():

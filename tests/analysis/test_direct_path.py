@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tiewise.analysis.path_matrix import DirectPath, Norm, asymmetry, definitene
 from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions, wilson
 from tiewise.analysis.token_table import HeldTable
 from tiewise.core.errors import DataError
+from tiewise.core.progress import doing, heard
 
 NEW, YORK, CITY = 0, 1, 2
 
@@ -115,10 +117,11 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
     whole, rows = grams(path), transitions(path, [(1, 2), (49, 52), (1, 52)])
     own = own_token(path, whole)
     monkeypatch.setattr(tables, "CHUNK_VALUES", 12)
-    heard = []
-    parts = grams(path, heard.append)
-    assert heard[-1] == whole.rows == 50
-    assert len(heard) == 17
+    told = []
+    with heard(lambda what, done, total: told.append(done)), doing("rows", 50):
+        parts = grams(path)
+    assert told[-1] == whole.rows == 50
+    assert len(told) == 17
     for name in ("left", "right", "cross", "left_sum", "right_sum", "diagonal"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
     assert own_token(path, whole).first == own.first
@@ -269,4 +272,4 @@ def test_records_are_json():
     found = grams(path)
     results = [asymmetry(found), definiteness(found), own_token(path, found), asymmetric_pairs(path)]
     for result in [*results, *transitions(path, [(0, 1)])]:
-        assert json.loads(json.dumps(result.record())) == json.loads(json.dumps(result.record(), allow_nan=False))
+        assert json.loads(json.dumps(asdict(result))) == json.loads(json.dumps(asdict(result), allow_nan=False))

@@ -10,12 +10,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tiewise.analysis.bigram_counts import Chain, irreversibility
 from tiewise.analysis.bigram_paths import split
-from tiewise.analysis.bigrams_found import Effort, bigrams_of
-from tiewise.analysis.direct_path_found import direct_path_of
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.numerals import plain
 from tiewise.core.progress import heard
+from tiewise.inspection.sections.bigrams import Fits, bigrams_of
+from tiewise.inspection.sections.direct_path import direct_path_of
 
 V, E = 50, 6
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": V, "hidden_size": E}
@@ -50,21 +51,32 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     with heard(lambda *said: told.append(said)):
         found = direct_path_of(folder, [PAIR])
     middle = np.eye(V) - 1 / V
-    assert found.tied == tied
-    assert found.asymmetry.ratio == pytest.approx(ratio(m), abs=1e-10)
-    assert found.centred.ratio == pytest.approx(ratio(middle @ m @ middle), abs=1e-10)
-    assert (found.linear.ratio == 0) == tied
-    (pair,) = found.pairs
+    assert found["asymmetry as the model applies it"].value == pytest.approx(ratio(m), abs=1e-10)
+    assert found["asymmetry less row and column means"].value == pytest.approx(ratio(middle @ m @ middle), abs=1e-10)
+    assert (found["asymmetry by gain and scales alone"].value == 0) == tied
+    assert found["‖M‖² as the model applies it"].value == pytest.approx((m**2).sum(), rel=1e-10)
+    values = np.linalg.eigvalsh((m + m.T) / 2)
+    values = values[abs(values) > 1e-10 * np.linalg.norm(m)]
+    assert found["energy of eigenvalues below 0"].value == pytest.approx(
+        (values[values < 0] ** 2).sum() / (values**2).sum(), abs=1e-10
+    )
+    assert (found["eigenvalues above 0"].value, found["eigenvalues below 0"].value) == (
+        (values > 0).sum(),
+        (values < 0).sum(),
+    )
     p = softmax(m, axis=1)
-    assert (pair.there.logit, pair.back.logit) == pytest.approx((m[3, 7], m[7, 3]), abs=1e-10)
-    assert (pair.there.probability, pair.back.probability) == pytest.approx((p[3, 7], p[7, 3]), abs=1e-10)
+    for order, (i, j) in {"w3 → w7": (3, 7), "w7 → w3": (7, 3)}.items():
+        assert found[order].value == pytest.approx(m[i, j], abs=1e-10)
+        assert found[f"p({order})"].value == pytest.approx(p[i, j], abs=1e-10)
+        assert found[f"p({order})"].why == f"rank {(m[i] > m[i, j]).sum() + 1}"
     i, j = np.unravel_index(np.argmax(m - m.T), m.shape)
-    first = found.asymmetric[0]
-    assert (first.first, first.second, first.ids) == (f"w{i}", f"w{j}", (i, j))
-    assert (first.there, first.back) == pytest.approx((m[i, j], m[j, i]), abs=1e-10)
-    assert found.own_token.first == pytest.approx((m.argmax(1) == np.arange(V)).mean())
-    assert (found.searched, found.rows, found.width, found.normed) == (V, V, E, True)
-    assert json.loads(json.dumps(found.record(), allow_nan=False))["notes"]
+    (pairs,) = found.listings
+    assert pairs.name == f"Most asymmetric pairs among {V} tokens"
+    assert pairs.rows[0] == (f"w{i} → w{j}", plain(m[i, j], 3), plain(m[j, i], 3))
+    assert found["own token first"].value == pytest.approx((m.argmax(1) == np.arange(V)).mean())
+    assert found["mean of the diagonal"].value == pytest.approx(m.diagonal().mean(), abs=1e-10)
+    assert found.notes[:2] == (f"{V} tokens, {E} wide", "rms norm applied, eps 1e-06")
+    assert found.answer.startswith("only by the length of its rows: ") == tied
     assert {done <= total for _, done, total in told} == {True}
 
 
@@ -75,7 +87,7 @@ def test_what_cannot_be_asked_is_refused(tmp_path):
     with pytest.raises(DataError, match="not one token"):
         direct_path_of(folder, [("w1 w2", "w3")])
     (tmp_path / "tokenizer.json").unlink()
-    assert direct_path_of(open_folder(tmp_path)).asymmetric[0].first.startswith("#")
+    assert direct_path_of(open_folder(tmp_path)).listings[0].rows[0][0].startswith("#")
     with pytest.raises(DataError, match=r"no tokenizer\.json"):
         direct_path_of(open_folder(tmp_path), [PAIR])
     checkpoint(tmp_path, False, head=False)
@@ -97,8 +109,8 @@ def text(length=3000):
 def test_bigrams_of_a_text(tmp_path):
     folder, m = checkpoint(tmp_path, False)
     ids = text()
-    effort = Effort(kept=8, starts=1, steps=60)
-    found = bigrams_of(ids, folder, [PAIR], effort)
+    fits = Fits(kept=8, starts=1, steps=60)
+    found = bigrams_of(ids, folder, [PAIR], fits)
     chain = Chain.of([ids], V)
     log_p = np.log(softmax(m, axis=1))
     assert found.own.exact
@@ -112,7 +124,7 @@ def test_bigrams_of_a_text(tmp_path):
     assert found.frequent.split == split(Chain.of([states[ids]], 9), E, 1, 60)
     assert found.frequent.own > found.frequent.split.entropy
     assert (found.asked[0].there, found.asked[0].first) == (sum((ids == 3) & (np.roll(ids, -1) == 7)), "w3")
-    assert json.loads(json.dumps(found.record(), allow_nan=False))["tokens"] == 3000
+    assert found.tokens == 3000
 
 
 def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path, monkeypatch):
@@ -120,18 +132,18 @@ def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path, monkeypatch
     (tmp_path / "b").mkdir()
     one, _ = checkpoint(tmp_path / "a", True)
     two, _ = checkpoint(tmp_path / "b", False)
-    effort = Effort(kept=5, steps=20)
-    first = bigrams_of(text(), one, effort=effort)
-    fits = []
+    fits = Fits(kept=5, steps=20)
+    first = bigrams_of(text(), one, fits=fits)
+    split_again = []
     monkeypatch.setattr(
-        "tiewise.analysis.bigrams_found.split", lambda *given: fits.append(given) or first.frequent.split
+        "tiewise.inspection.sections.bigrams.split", lambda *given: split_again.append(given) or first.frequent.split
     )
-    second = bigrams_of(text(), two, effort=effort, like=first)
+    second = bigrams_of(text(), two, fits=fits, like=first)
     assert second.frequent.split is first.frequent.split
-    assert not fits
+    assert not split_again
     assert second.frequent.own != first.frequent.own
-    bigrams_of(text(2999), two, effort=effort, like=first)
-    assert len(fits) == 1
+    bigrams_of(text(2999), two, fits=fits, like=first)
+    assert len(split_again) == 1
 
 
 def test_texts_that_are_too_short_or_foreign_are_refused(tmp_path):
@@ -141,4 +153,4 @@ def test_texts_that_are_too_short_or_foreign_are_refused(tmp_path):
     with pytest.raises(DataError, match="outside a vocabulary of 50"):
         bigrams_of(text() + 45, folder)
     with pytest.raises(DataError, match="keep 2 to 2,047"):
-        bigrams_of(text(), folder, effort=Effort(kept=2048))
+        bigrams_of(text(), folder, fits=Fits(kept=2048))

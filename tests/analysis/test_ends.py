@@ -1,6 +1,7 @@
 """Both ends of a checkpoint: what each meets, which tokens say nothing, and whole models beside each other."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -8,10 +9,11 @@ import scipy.linalg
 from safetensors.numpy import save_file
 
 from tiewise.analysis.align_tables import Settings
-from tiewise.analysis.end_alignment import LARGE, across, alignment_of, sized
 from tiewise.analysis.model_ends import ends_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
+from tiewise.inspection.sections.alignment import LARGE, alignment_of, sized
+from tiewise.inspection.sections.which_end import across
 
 ROWS, WIDTH = 600, 12
 IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
@@ -54,7 +56,7 @@ def test_a_tied_model_has_one_table_and_nothing_to_align(tmp_path):
     found = alignment_of(folder)
     assert found.tied
     assert found.alignment is None
-    assert json.loads(json.dumps(found.record(), allow_nan=False))["names"] == [IN, IN]
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["names"] == [IN, IN]
 
 
 def test_a_head_with_the_same_values_is_a_tied_model(tmp_path):
@@ -77,7 +79,7 @@ def test_two_tables_are_aligned_without_rows_that_say_nothing(tmp_path):
     assert found.alignment.pairs == ROWS - 5
     assert found.alignment.score("orthogonal").estimate.value > 0.9999
     assert abs(found.alignment.score("identity").estimate.value) < 0.2
-    json.dumps(found.record(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 @pytest.mark.parametrize(("spec", "scale"), [("factored:4", 1.0), ("factored:4+input_scale=2", 2.0)])
@@ -124,7 +126,7 @@ def test_which_end_a_tied_table_came_from_is_found_by_text(tmp_path):
         weak, strong = (p.alignment.score("orthogonal").estimate.value for p in found.pairs)
         assert abs(weak) < 0.15
         assert strong == pytest.approx(planted.mean(), abs=0.03)
-        json.dumps(found.record(), allow_nan=False)
+        json.dumps(asdict(found), allow_nan=False)
 
 
 def test_two_models_of_one_kind_ask_no_question_which_is_closer(tmp_path):

@@ -1,6 +1,7 @@
 """CKA with frequency taken out, beside dense regressions and tables whose common part is planted."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_a_table_that_is_a_function_of_frequency_leaves_nothing():
     a = np.outer(np.log1p(counts), gaussian(0, 10, 1)) + 4
     found = align(a + 0, gaussian(1), one_vocabulary(ROWS, ROWS), Settings(maps=("identity",)), counts=counts)
     assert [x.cka.value for x in found.similarity.without] == [0.0, 0.0]
-    json.dumps(found.record(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=40))

@@ -1,6 +1,7 @@
 """Heat maps and their likeness against dense counts, dense softmax and least squares written once more."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_the_text_map_is_the_log_ratio_of_counts():
                 assert value is None
             else:
                 assert value == pytest.approx(np.log(q[i, j] / (pi[i] * pi[j])), abs=1e-10)
-    assert json.loads(json.dumps(found.record(), allow_nan=False))["ids"] == list(shown)
+    assert json.loads(json.dumps(asdict(found), allow_nan=False))["ids"] == list(shown)
 
 
 def test_the_path_map_is_a_dense_softmax_over_all_tokens():

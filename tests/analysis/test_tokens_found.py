@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from token_checkpoints import factored, gaussian, untied
 
 from tiewise.analysis.single_rows import near_unused, row_state
 from tiewise.analysis.token_table import HeldTable, StoredTable
-from tiewise.analysis.tokens import tokens_of
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.progress import heard
+from tiewise.inspection.sections.tokens import tokens_of
 
 V = 60
 WORDS = ["<unk>", *(f"w{chr(97 + row // 26)}{chr(97 + row % 26)}" for row in range(39)), *"0123456789", *"абвгд"]
@@ -82,7 +83,7 @@ def test_everything_of_a_model_with_text_and_tokenizer(tmp_path):
     assert set(most) <= set(found.sample)
     assert len(set(found.sample)) == 20
     assert found.tables[0].state.near_unused.reference == 5
-    json.dumps(found.record(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
     assert told
     assert all(done <= total for _, done, total in told)
 
@@ -96,7 +97,7 @@ def test_what_needs_no_text(tmp_path):
     assert found.tables[0].norms.frequency is None
     assert found.tables[0].state.unseen is None
     assert any("no tokenizer.json" in note for note in found.notes)
-    json.dumps(found.record(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_a_factored_model_is_seen_before_and_after(tmp_path):
@@ -104,7 +105,7 @@ def test_a_factored_model_is_seen_before_and_after(tmp_path):
     found = tokens_of(folder, text())
     assert [(table.width, table.state is None) for table in found.tables] == [(4, False), (10, True), (10, True)]
     assert sum(found.tables[1].anisotropy.shares[:4]) == pytest.approx(1)
-    json.dumps(found.record(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
 
 
 def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
@@ -117,7 +118,7 @@ def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
 def test_the_same_seed_gives_the_same(tmp_path):
     folder = untied(tmp_path / "m", gaussian(V, 8), gaussian(V, 8, 1), WORDS)
     once, again, other = (tokens_of(folder, text(), samples=30, seed=seed) for seed in (3, 3, 4))
-    assert once.record() == again.record()
+    assert once == again
     assert once.sample != other.sample
 
 
@@ -135,7 +136,7 @@ def test_what_cannot_be_measured(tmp_path):
 MEMORY = """
 import sys, tracemalloc
 import numpy as np
-from tiewise.analysis.tokens import tokens_of
+from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.checkpoint.hf_folder import open_folder
 assert not {"torch", "transformers", "plotly"} & set(sys.modules)
 folder = open_folder(sys.argv[1])

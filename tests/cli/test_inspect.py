@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tiewise.inspection.request import SECTIONS
 from tiewise.inspection.section import sections
-from tiewise.report.inspected.words import WORDS as TOLD
 from tiewise.sharing.share import share_layers
 
 WORDS = ["new", "york", "san", "diego", "a", "b", "c", "d", "e", "f", *(f"w{i}" for i in range(110))]
@@ -76,16 +75,15 @@ def test_one_model_without_a_text(here):
     }
     for name in RUNNING:
         assert sections[name]["left_out"] == {"untied": "needs a text; give --text"}
-    assert sections["direct_path"]["found"]["untied"]["tied"] is False
+    assert sections["direct_path"]["found"]["untied"]["answer"].startswith("its asymmetry is ")
 
 
 def test_nothing_held_out_gives_fitted_scores_of_all_rows(here):
     said = here("untied", "--json", "--only", "alignment", "--held-out", "0")
-    found = json.loads(said.out)["sections"]["alignment"]["found"]["untied"]["alignment"]
-    assert found["fitted_rows"] == found["pairs"]
-    assert {(score["rows"], score["estimate"]["rows"]) for score in found["scores"]} == {("fitted", found["pairs"])}
-    words = here("untied", "--only", "alignment", "--held-out", "0").out
-    assert "that the map was fitted on" in " ".join(words.split())
+    found = {q["name"]: q for q in json.loads(said.out)["sections"]["alignment"]["found"]["untied"]["quantities"]}
+    assert found["tokens that maps were fitted on"]["value"] == found["tokens compared"]["value"]
+    assert found["after the best rotation"]["n"] == found["tokens compared"]["value"]
+    assert found["after the best rotation"]["why"].startswith("tokens that the map was fitted on")
 
 
 @pytest.mark.slow
@@ -97,15 +95,18 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     record = json.loads((tmp_path / "seen/inspection.json").read_text())
     for name in ("direct_path", "first_mlp", "tokens", *RUNNING):
         assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
-    assert set(record["sections"]["closer"]["found"]) == {""}
+    assert set(record["sections"]["which_end"]["found"]) == {"tied"}
     page = (tmp_path / "seen/report.html").read_text()
-    for title in ("Tie or not?", "Direct path", "Gradient by path", "How much of the final prediction can be read off"):
+    for title in (
+        "Tie or not?",
+        "Does the direct path know",
+        "How much of the final prediction can be read off",
+    ):
         assert title in said.out
         assert title in page
     assert "No verdict: no tied and untied model were trained side by side" in " ".join(said.out.split())
     check_in_a_browser(tmp_path / "seen/report.html")
-    pair = record["sections"]["direct_path"]["found"]["tied"]["pairs"][0]
-    assert (pair["first"], pair["second"]) == ("new", "york")
+    assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}
 
 
 def test_a_shared_layer_applied_more_or_less_often(here, tmp_path):
@@ -146,16 +147,16 @@ def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, mo
     refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
 
 
-def test_the_sections_are_those_that_are_told():
-    assert set(TOLD) | {one.name for one in sections()} == {"evidence", *SECTIONS}
+def test_the_sections_that_can_be_asked_for_are_those_of_the_folder():
+    assert {one.name for one in sections()} == set(SECTIONS)
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["nowhere"], "nowhere: no such file or folder; give a checkpoint folder"),
-        (["tied", "--only", "path"], "there is no section 'path'; sections are direct_path"),
-        (["tied", "--only", "evidence"], "there is no section 'evidence'; sections are direct_path"),
+        (["tied", "--only", "path"], "there is no section 'path'; sections are alignment"),
+        (["tied", "--only", "evidence"], "there is no section 'evidence'; sections are alignment"),
         (["tied", "--only", "lens"], "needs a text; give --text"),
         (
             ["tied", "-t", "text.txt", "--length", "16", "--only", "applications"],
@@ -185,12 +186,11 @@ def test_what_cannot_be_inspected_is_one_line(here, tmp_path, arguments, line):
 def test_tables_of_different_width_say_which_maps_apply(here, tmp_path, made):
     write_model(tmp_path / "narrow", rows=121, width=8, tied=False)
     shutil.copy(made / "tied/tokenizer.json", tmp_path / "narrow")
-    said = here("untied", "narrow", "--only", "closer", "--json")
+    said = here("untied", "narrow", "--only", "which_end", "--json")
     assert said.code == 0, said.err
-    found = json.loads(said.out)["sections"]["closer"]["found"][""]
-    left_out = {name for pair in found["pairs"] for name, _ in pair["alignment"]["left_out"]}
-    assert "identity" in left_out
-    assert {score["map"] for pair in found["pairs"] for score in pair["alignment"]["scores"]} >= {"orthogonal"}
+    found = json.loads(said.out)["sections"]["which_end"]["found"]["untied"]
+    assert "no identity map: widths 16 and 8 differ" in found["notes"]
+    assert "after the best rotation" in {q["name"] for q in found["quantities"]}
 
 
 def test_one_batch_gives_no_interval_and_strict_json(here):
@@ -224,7 +224,8 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     for name in ("direct_path", "first_mlp", "bigrams", "gradients", "tokens", "lens", "refinement"):
         assert sections[name]["found"] == {}
         assert "number" in sections[name]["left_out"]["untied"]
-    assert sections["alignment"]["found"]["untied"]["unusable"] == 1
+    left_out = {q["name"]: q["value"] for q in sections["alignment"]["found"]["untied"]["quantities"]}
+    assert left_out["tokens left out"] == 1
 
 
 @pytest.mark.parametrize("where", ["tiewise.inspection.inspect.carry_out", "tiewise.inspection.subject.subjects_of"])

@@ -13,10 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tiewise.analysis import token_texts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.cli.main import COMMANDS
-from tiewise.inspection.request import Request
-from tiewise.inspection.subject import subjects_of
-from tiewise.inspection.tables import MEASURES
-from tiewise.inspection.whole import measures
+from tiewise.inspection.request import SECTIONS
 
 TORCH, PLOTS = "pip install 'tiewise[torch]'", "pip install 'tiewise[plots]'"
 WORK = [
@@ -100,28 +97,21 @@ def test_inspection_measures_tables_and_says_what_all_else_needs(said):
     out = said["inspect untied --samples=50"]["out"]
     for title in (
         "Tie or not?",
-        "Direct path",
-        "Alignment of input and output",
-        "Tokens, their rows and their contexts",
+        "Does the direct path know the order of words?",
+        "Are input and output table alike?",
+        "Which rows do tokens have, and what stands on both sides of them?",
     ):
         assert f"\n{title}\n" in out
     assert " ".join(out.split()).count("needs torch and transformers; pip install 'tiewise[torch]'") == 1
-    assert set(json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]["closer"]["found"]) == {
-        ""
-    }
+    sections = json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]
+    assert set(sections) == {"evidence", *SECTIONS}
+    assert set(sections["which_end"]["found"]) == {"tied"}
 
 
 def test_a_name_that_needs_more_says_what():
-    code = "import sys; sys.modules['torch'] = None; import tiewise; tiewise.check; tiewise.inspect"
+    code = "import sys; sys.modules['torch'] = None; import tiewise; tiewise.check; tiewise.inspect; tiewise.install"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert run.stderr.splitlines()[-1] == f"ImportError: tiewise.inspect needs torch: {TORCH}"
-
-
-def test_a_light_install_has_the_same_sections(tmp_path):
-    subjects = subjects_of([write_model(tmp_path / "a")])
-    every = measures(subjects, Request())
-
-    assert sorted(one.name for one in MEASURES) == sorted(one.name for one in every)
+    assert run.stderr.splitlines()[-1] == f"ImportError: tiewise.install needs torch: {TORCH}"
 
 
 def test_tokens_read_the_same_without_the_library(tmp_path, monkeypatch):

@@ -1,47 +1,39 @@
 """The frame of an inspection: what is measured, what is left out and why, what ends it."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.core.found import Found, Quantity
 from tiewise.core.progress import heard, progress
-from tiewise.inspection.inspect import Measure, NotHere, carry_out, chosen
+from tiewise.inspection.inspect import carry_out, chosen
 from tiewise.inspection.request import Effort, Request, pairs_of
+from tiewise.inspection.section import NotHere, Section
 from tiewise.inspection.subject import labels, subjects_of
 
 
-@dataclass(frozen=True)
-class Rows:
-    """A result for tests: how many tensors a folder has."""
-
-    count: int
-
-    def record(self):
-        return {"count": self.count}
-
-
-def counted(subject, request):
+def counted(subject, bench):
     progress("rows", 1, 1)
-    return Rows(len(subject.folder.tensors))
+    tensors = len(subject.folder.tensors)
+    return Found(f"{tensors} rows", (Quantity("rows", tensors),))
 
 
-def refused(subject, request):
+def refused(subject, bench):
     raise CheckpointError(f"{subject.label} is refused", "take another")
 
 
-def absent(subjects, request):
+def absent(subject, bench):
     raise NotHere("needs two models", "give a second one")
 
 
 MEASURES = (
-    Measure("rows", each=counted),
-    Measure("refused", each=refused),
-    Measure("two", together=absent),
-    Measure("read", each=counted, text=True),
+    Section("rows", "How many?", 1, counted),
+    Section("refused", "Why?", 2, refused),
+    Section("two", "Which?", 3, absent),
+    Section("read", "What?", 4, counted, text=True),
 )
 
 
@@ -54,20 +46,21 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
     ticks = []
     with heard(lambda *tick: ticks.append(tick)):
         found = carry_out(subjects, MEASURES, Request())
-    assert {label: rows.count for label, rows in found.found("rows").items()} == {"a": 1, "b": 2}
-    assert ticks == [("a: rows", 500, 7000), ("b: rows", 1500, 7000)]  # of seven calls
+    assert {label: one["rows"].value for label, one in found.found("rows").items()} == {"a": 1, "b": 2}
+    assert ticks == [("a: rows", 500, 8000), ("b: rows", 1500, 8000)]  # of eight calls
     assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
-    assert found.section("two").left_out == {"": "needs two models; give a second one"}
+    assert found.section("two").left_out == dict.fromkeys(("a", "b"), "needs two models; give a second one")
     assert found.section("read").left_out == dict.fromkeys(("a", "b"), "needs a text; give --text")
     record = json.loads(json.dumps(found.record(), allow_nan=False))
-    assert record["sections"]["rows"] == {"found": {"a": {"count": 1}, "b": {"count": 2}}, "left_out": {}}
+    (q,) = record["sections"]["rows"]["found"]["b"]["quantities"]
+    assert (q["value"], q["low"], q["of"]) == (2, None, "b")
     assert list(record["subjects"]) == ["a", "b"]
 
 
 def test_its_repr_is_a_summary(subjects):
     assert repr(carry_out(subjects, MEASURES, Request())) == (
         "Inspection of a, b\n"
-        "  rows: a, b\n"
+        "  rows: a: 1 rows; b: 2 rows\n"
         "  refused: none: a is refused; take another; b is refused; take another\n"
         "  two: none: needs two models; give a second one\n"
         "  read: none: needs a text; give --text\n"
@@ -76,24 +69,25 @@ def test_its_repr_is_a_summary(subjects):
 
 
 def test_progress_is_of_the_whole_and_only_grows(subjects):
-    def busy(subject, request):
+    def busy(subject, bench):
         for what, total in (("first", 5), ("second", 0), ("third", 3), ("first", 2)):
             for done in range(total + 1):
                 progress(what, done, total)
-        return Rows(1)
+        return Found("busy")
 
     ticks = []
-    measures = (Measure("busy", each=busy), Measure("two", together=absent))
+    measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, absent))
     with heard(lambda *tick: ticks.append(tick)):
         carry_out(subjects, measures, Request())
     parts = [done for _, done, _ in ticks]
     assert parts == sorted(parts)
-    assert {total for *_, total in ticks} == {3000}
+    assert {total for *_, total in ticks} == {4000}
     assert 1000 < max(parts) < 2000
-    assert ticks[5] == ("a: first", 500, 3000)
+    assert ticks[5] == ("a: first", 500, 4000)
 
 
-def test_a_text_lets_the_measures_of_text_run(subjects):
+def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
+    monkeypatch.setattr("tiewise.inspection.workbench.Workbench.check", lambda bench: None)
     assert set(carry_out(subjects, MEASURES, Request(texts=("builtin",))).found("read")) == {"a", "b"}
 
 

@@ -3,21 +3,18 @@
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace as Found
 
 import pytest
 from scipy import stats
-from tests.inspection.test_of_run import planted, write_run
+from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.analysis.estimates import Estimate, correlation_interval, p_value
-from tiewise.core import found as core_found
-from tiewise.core.found import NEITHER, ONE, TWO, Quantity
+from tiewise.analysis.estimates import Estimate, p_value
+from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.inspection.evidence import NO_INTERVAL, NO_VERDICT, gather, with_evidence
-from tiewise.inspection.inspect import Inspection, Section
 from tiewise.inspection.request import Request
+from tiewise.inspection.section import Inspection, SectionFound
 from tiewise.inspection.subject import subjects_of
-from tiewise.report.inspected import evidence as words
 
 
 @pytest.fixture
@@ -26,7 +23,7 @@ def inspected(tmp_path):
     subjects = subjects_of([write_model(tmp_path / "model")])
 
     def make(**found):
-        return Inspection(subjects, Request(), tuple(Section(n, {"model": x}, {}) for n, x in found.items()))
+        return Inspection(subjects, Request(), tuple(SectionFound(n, {"model": x}, {}) for n, x in found.items()))
 
     return make
 
@@ -42,14 +39,15 @@ def estimate(value, half):
 def cosines(*estimates):
     """What the gradients' section makes of the cosine of the two paths."""
     said = {"question": "Do the two uses of the table pull the same way?", "above": ONE}
-    return core_found.Found(
+    return Found(
         "neither", tuple(Quantity.of_estimate("cosine of the two paths per batch", e, **said) for e in estimates)
     )
 
 
 def aligned(value, half, permuted):
-    score = Found(estimate=estimate(value, half), chance=0.0, null=Found(values=permuted))
-    return Found(names=("a", "b"), alignment=Found(score=lambda name: score))
+    """What the alignment's section makes of the cosine of two tables as they stand."""
+    said = {"question": "Are input and output table alike?", "below": TWO, "above": ONE, "unit": "cosine"}
+    return Found("alike", (Quantity.of_estimate("as they stand", estimate(value, half), null=permuted, **said),))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def aligned(value, half, permuted):
 )
 def test_tables_are_alike_only_beyond_chance_and_all_permutations(inspected, value, half, permuted, side):
     said = spoken(inspected(alignment=aligned(value, half, permuted)))
-    assert said == {"identity map, mean cosine of held-out rows": side}
+    assert said == {"as they stand, cosine": side}
 
 
 @pytest.mark.parametrize(("cosine", "side"), [(0.3, ONE), (-0.3, NEITHER)])
@@ -75,7 +73,7 @@ def test_paths_that_cancel_are_no_reason_for_two_tables(inspected, cosine, side)
 
 def test_what_could_favour_neither_side_is_no_evidence_and_stays_in_its_section(inspected):
     asked = Quantity("share", 0.7, 0.6, 0.8, 100, chance=0.5, question="Which end moves the table?")
-    found = inspected(any=core_found.Found("half", (asked, replace(asked, question="", above=ONE))))
+    found = inspected(any=Found("half", (asked, replace(asked, question="", above=ONE))))
     assert gather(found).rows == ()
 
 
@@ -84,16 +82,6 @@ def test_one_batch_has_no_interval_and_no_value_is_no_measurement(inspected):
     found = gather(inspected(gradients=cosines(Estimate(0.7, nan, nan, 1), Estimate(nan, nan, nan, 1))))
     assert [(row.value, row.low, row.high, row.speaks) for row in found.rows] == [(0.7, None, None, NEITHER)]
     json.dumps(found.record(), allow_nan=False)
-
-
-def test_both_ends_norms_speak_only_where_their_intervals_are_apart(inspected):
-    def ends(first, second):
-        found = {"input": first, "output": second}.items()
-        return Found(tables=[Found(name=name, norms=Found(frequency=Found(spearman=e))) for name, e in found])
-
-    (near,) = spoken(inspected(tokens=ends(estimate(0.3, 0.1), estimate(0.4, 0.1)))).values()
-    (apart,) = spoken(inspected(tokens=ends(estimate(0.8, 0.1), estimate(-0.4, 0.1)))).values()
-    assert (near, apart) == (NEITHER, TWO)
 
 
 def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
@@ -105,7 +93,7 @@ def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
 
     def rows(*batches):
         made = {f"m{i}": cosines(one) for i, one in enumerate(batches)}
-        return gather(replace(inspected(), sections=(Section("gradients", made, {}),))).rows
+        return gather(replace(inspected(), sections=(SectionFound("gradients", made, {}),))).rows
 
     (alone,) = rows(weak)
     assert (alone.p, alone.speaks) == (pytest.approx(own), ONE)
@@ -126,16 +114,6 @@ def test_a_permutation_is_part_of_what_p_is_against(inspected):
     assert row.p == pytest.approx(2 * stats.t.sf(t, 99))
     assert p_value(e, [0.02, 0.04]) == 1.0
     assert math.isnan(p_value(Estimate(0.1, math.nan, math.nan, 1), [0.0]))
-
-
-def test_correlations_part_at_the_p_where_their_intervals_meet(inspected):
-    low, high = correlation_interval(0.1, 100), correlation_interval(0.5, 100)
-    found = Found(
-        tables=[Found(name=n, norms=Found(frequency=Found(spearman=e))) for n, e in (("input", low), ("output", high))]
-    )
-    (row,) = gather(inspected(tokens=found)).rows
-    z = stats.norm.isf(row.p / 2) / math.sqrt(97)
-    assert math.tanh(math.atanh(0.1) + z) == pytest.approx(math.tanh(math.atanh(0.5) - z))
 
 
 def verdict(tmp_path, losses, reference="tied"):
@@ -171,7 +149,6 @@ def test_one_seed_is_no_verdict(tmp_path):
     found = verdict(tmp_path, {"tied": (5.0,), "untied": (4.0,)})
     assert found.verdict == NO_INTERVAL
     assert [(row.value, row.low, row.speaks) for row in found.rows] == [(-1.0, None, NEITHER)]
-    assert "the loss decides" not in " ".join(words.lines({"": found}))
 
 
 def test_without_a_comparison_there_is_no_verdict_and_the_section_is_first(inspected):

@@ -4,8 +4,8 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.report.inspected_path_samples import bigrams as text_and_path
-from tests.report.inspected_path_samples import mlp
+from tests.inspection.path_samples import bigrams as text_and_path
+from tests.inspection.path_samples import mlp
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.path_matrix import SampledAsymmetry

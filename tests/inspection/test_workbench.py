@@ -41,8 +41,8 @@ def standard_input(monkeypatch, text):
 def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
     draw = np.random.default_rng(0)
     standard_input(monkeypatch, "\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)))
-    bench = Workbench(Request(texts=("-",), effort=SMALL))
-    bench.check(subjects)
+    bench = Workbench(Request(texts=("-",), effort=SMALL), subjects)
+    bench.check()
     first, second = map(bench.ids, subjects)
     assert len(first) == 360
     np.testing.assert_array_equal(first, second)
@@ -51,7 +51,7 @@ def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
 def test_empty_standard_input_is_one_line(subjects, monkeypatch):
     standard_input(monkeypatch, "")
     with pytest.raises(DataError, match="standard input holds no text; give a text that is not empty"):
-        Workbench(Request(texts=("-",), effort=SMALL)).check(subjects)
+        Workbench(Request(texts=("-",), effort=SMALL), subjects).check()
 
 
 def test_an_endless_standard_input_ends(subjects, monkeypatch):
@@ -60,7 +60,7 @@ def test_an_endless_standard_input_ends(subjects, monkeypatch):
             yield b"w1 w2 w3\n"
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=lines()))
-    bench = Workbench(Request(texts=("-",), effort=Effort(length=2, tokens=500)))
+    bench = Workbench(Request(texts=("-",), effort=Effort(length=2, tokens=500)), subjects)
     assert len(bench.ids(subjects[0])) == 500
 
 

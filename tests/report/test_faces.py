@@ -1,10 +1,13 @@
 """A section's sentence, tables and figures are functions of what it found, whatever section that is."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from tiewise.core.found import NEITHER, ONE, TWO, Curve, Found, Grid, Listing, Quantity
+from tiewise.inspection.evidence import Evidence, TieOrNot
+from tiewise.inspection.section import SectionFound
 from tiewise.report import faces
 from tiewise.report.figures_of_found import panels
 
@@ -67,7 +70,7 @@ def test_the_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantit
 
 def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
     one = found(quantities=[measured(main=False, why="of rows")], listings=(Listing("Rows", ("row",), (("x",),)),))
-    (_, every), (caption, listed) = faces.tables({"a": one.about("a")})
+    (_, every), (caption, listed) = faces.every({"a": one.about("a")})
     assert every.rows == [
         ["cosine of rows", "a", "0.500 [0.400, 0.600]", "cosine", "0.000, permuted up to 0.030", "of rows"]
     ]
@@ -76,7 +79,37 @@ def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
 
 def test_notes_that_several_models_share_are_said_once():
     both = {"a": found(notes=("of all", "of a")), "b": found(notes=("of all",))}
-    assert faces.notes(both) == ["of all", "a: of a"]
+    assert faces.notes(SectionFound("x", both, {})) == ["of all", "a: of a"]
+    assert faces.notes(SectionFound("x", {"a": found()}, {"b": "why", "c": "why"})) == ["left out of b, c: why"]
+
+
+def test_sections_without_anything_are_named_with_their_reason():
+    none = [SectionFound(name, {}, {"a": "no text", "b": "no text"}) for name in ("lens", "tokens")]
+    assert faces.absent([*none, SectionFound("x", {"a": found()}, {})]) == ["lens, tokens: no text"]
+
+
+def test_numbers_that_the_summary_leaves_out_have_a_row_each_and_a_column_for_each_model():
+    both = {"a": found(quantities=[measured(), measured(0.25, main=False)]), "b": found()}
+    assert faces.numbers(both).rows == [["cosine of rows", "0.250 [0.150, 0.350]", "–"]]
+    assert faces.numbers({"b": found()}) is None
+
+
+def row(about, speaks, value=0.5):
+    numbers = (value, value - 0.1, value + 0.1, 0.0, 0.01)
+    return Evidence("Alike?", "cosine", about, *numbers, speaks, "why", "alignment")
+
+
+def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model():
+    loss = replace(row("untied − tied", NEITHER), question="Lower loss?")
+    table = faces.deciding(TieOrNot((loss, row("tied, other", ONE)), "no verdict"), ["tied", "untied", "other"])
+    assert table.header == ["", "tied", "untied", "other"]
+    value = "0.500 [0.400, 0.600]"
+    assert table.rows == [
+        ["Lower loss? (untied − tied)", "–", value, "–"],
+        ["Alike?", f"{value} → one table", "–", f"{value} → one table"],
+    ]
+    assert faces.deciding(TieOrNot((), "no verdict"), ["tied"]) is None
+    assert faces.verdict(TieOrNot((), "no verdict")) == "No verdict."
 
 
 def line(label, y, which="", **more):

@@ -8,8 +8,7 @@ import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 
 from tiewise.inspection.evidence import Evidence, TieOrNot
-from tiewise.report import figures
-from tiewise.report.inspected import evidence
+from tiewise.report import faces, figures
 from tiewise.report.page import write_report
 from tiewise.report.sheet import Panel, Section, Sheet, table, write
 from tiewise.training.results import DirectPath
@@ -156,7 +155,7 @@ def evidence_page(folder):
         "where training comes to rest: there the two cancel",
         "gradients",
     )
-    ((caption, found),) = evidence.tables({"": TieOrNot((row,) * 3, "no verdict")})
+    caption, found = "Evidence", faces.evidence(TieOrNot((row,) * 3, "no verdict"))
     panel = Panel(figures.held_out_loss(sample_comparison()), "A figure.", found)
     words = dict.fromkeys(("command_name", "title", "subject", "heading", "lead", "note", "command"), "")
     made = Sheet(**words, results=table(found, caption), sections=[Section("One", [panel])], contents=True)

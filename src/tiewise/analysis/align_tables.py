@@ -13,8 +13,7 @@ Is this tied table more like the input or the output table of another model? Pai
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,7 +49,6 @@ from tiewise.analysis.table_maps import (
 from tiewise.analysis.token_table import Table, as_table
 from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.progress import progress
 
 FITTED, HELD_OUT = "fitted", "held out"
 AnyTable = Table | Stored | NDArray
@@ -59,41 +57,24 @@ FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure, and on how many rows.
+    """What to measure, and on how many rows."""
 
-    Args:
-        maps: of identity, orthogonal and linear.
-        ranks: ranks of reduced-rank maps.
-        raw: fit maps to the rows as they are as well, not only to centred rows.
-        held_out: share of the pairs that no map is fitted on; at most half. 0 fits maps on all pairs and scores all of
-            them, as published scores do; there are no held-out scores then.
-        scored: at most so many pairs are held out, and so many of the fitting ones scored beside them.
-        permutations: refits of the null.
-        neighbours: k; 0 leaves neighbours out.
-        sampled: at most so many rows for neighbours.
-        subspaces: numbers of leading directions to compare.
-        precision: fp32 or fp64 products; auto takes fp64 where it costs seconds.
-        seed: of the split, the samples and the permutations.
-    """
-
-    maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)
-    ranks: tuple[int, ...] = ()
-    raw: bool = False
+    maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)  # of identity, orthogonal and linear
+    ranks: tuple[int, ...] = ()  # ranks of reduced-rank maps
+    raw: bool = False  # fit maps to the rows as they are as well, not only to centred rows
+    # share of the pairs that no map is fitted on; at most half. 0 fits maps on all pairs and scores all of them, as
+    # published scores do; there are no held-out scores then
     held_out: float = 0.2
-    scored: int = 8192
-    permutations: int = 3
-    neighbours: int = 10
-    sampled: int = 20_000
-    subspaces: tuple[int, ...] = (16, 64)
-    precision: str = "auto"
-    seed: int = 0
+    scored: int = 8192  # at most so many pairs are held out, and so many of the fitting ones scored beside them
+    permutations: int = 3  # refits of the null
+    neighbours: int = 10  # k; 0 leaves neighbours out
+    sampled: int = 20_000  # at most so many rows for neighbours
+    subspaces: tuple[int, ...] = (16, 64)  # numbers of leading directions to compare
+    precision: str = "auto"  # fp32 or fp64 products; auto takes fp64 where it costs seconds
+    seed: int = 0  # of the split, the samples and the permutations
 
     def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
-        """Type in which rows are multiplied.
-
-        Raises:
-            CheckpointError: no such precision.
-        """
+        """Type in which rows are multiplied."""
         if self.precision not in ("auto", "fp32", "fp64"):
             raise CheckpointError(f"no precision is called {self.precision}", "choose of auto, fp32 and fp64")
         d1, d2 = widths
@@ -103,72 +84,42 @@ class Settings:
 
 @dataclass(frozen=True)
 class Null:
-    """The same score with the rows of B permuted and the maps fitted again.
+    """The same score with the rows of B permuted and the maps fitted again."""
 
-    Args:
-        values: one for each permutation.
-        p: (1 + number of them that reach the score) / (1 + their number); small values need many permutations.
-    """
-
-    values: tuple[float, ...]
-    p: float
+    values: tuple[float, ...]  # one for each permutation
+    p: float  # (1 + number of them that reach the score) / (1 + their number); small values need many permutations
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean cosine of mapped rows with their partners.
+    """Mean cosine of mapped rows with their partners."""
 
-    Args:
-        map: identity, orthogonal, linear or `rank r`.
-        view: `centred` (rows less the mean of the fitting rows) or `raw`.
-        rows: `fitted` or `held out`.
-        estimate: the mean over scored rows, with a normal interval over rows for the map as it was fitted.
-        chance: the mean for independent Gaussian tables.
-        chance_deviation: its deviation over draws of as many scored rows.
-        null: of the tables themselves, permuted; None where no permutation was asked for.
-    """
-
-    map: str
-    view: str
-    rows: str
-    estimate: Estimate
-    chance: float
-    chance_deviation: float
-    null: Null | None
+    map: str  # identity, orthogonal, linear or `rank r`
+    view: str  # `centred` (rows less the mean of the fitting rows) or `raw`
+    rows: str  # `fitted` or `held out`
+    estimate: Estimate  # the mean over scored rows, with a normal interval over rows for the map as it was fitted
+    chance: float  # the mean for independent Gaussian tables
+    chance_deviation: float  # its deviation over draws of as many scored rows
+    null: Null | None  # of the tables themselves, permuted; None where no permutation was asked for
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """Two tables held side by side.
+    """Two tables held side by side."""
 
-    Args:
-        pairs: tokens in both tables; `matched` says how they were matched.
-        widths: (d1, d2).
-        fitted_rows: pairs that maps were fitted on.
-        zero_rows: pairs whose row is zero in either table; their cosine counts as 0.
-        precision: fp32 or fp64, in which rows were multiplied; sums are in fp64.
-        error: relative error of a product of 1024 rows against fp64, measured; 0 in fp64.
-        scores: by map, view and rows.
-        left_out: (map, why) of maps that do not apply.
-        neighbours: None where they were not asked for.
-        similarity: CKA, subspaces and spectra over all pairs.
-        norms: correlation of the rows' norms over all pairs.
-        seed: of the split, samples and permutations.
-    """
-
-    pairs: int
+    pairs: int  # tokens in both tables; `matched` says how they were matched
     matched: str
-    widths: tuple[int, int]
-    fitted_rows: int
-    zero_rows: int
-    precision: str
-    error: float
-    scores: tuple[Score, ...]
-    left_out: tuple[tuple[str, str], ...]
-    neighbours: Overlap | None
-    similarity: Similarity
-    norms: NormCorrelation
-    seed: int
+    widths: tuple[int, int]  # (d1, d2)
+    fitted_rows: int  # pairs that maps were fitted on
+    zero_rows: int  # pairs whose row is zero in either table; their cosine counts as 0
+    precision: str  # fp32 or fp64, in which rows were multiplied; sums are in fp64
+    error: float  # relative error of a product of 1024 rows against fp64, measured; 0 in fp64
+    scores: tuple[Score, ...]  # by map, view and rows
+    left_out: tuple[tuple[str, str], ...]  # (map, why) of maps that do not apply
+    neighbours: Overlap | None  # None where they were not asked for
+    similarity: Similarity  # CKA, subspaces and spectra over all pairs
+    norms: NormCorrelation  # correlation of the rows' norms over all pairs
+    seed: int  # of the split, samples and permutations
 
     def score(self, name: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
         """Return one score by its map, rows ("held out" or "fitted") and view; KeyError where there is none."""
@@ -176,10 +127,6 @@ class Alignment:
             if (found.map, found.rows, found.view) == (name, rows, view):
                 return found
         raise KeyError((name, rows, view))
-
-    def record(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON."""
-        return asdict(self)
 
 
 def align(
@@ -298,7 +245,7 @@ def neighbours_of(table: Table, which: Order, k: int, dtype: type[np.floating]) 
     """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
-    return nearest(rows, k, lambda done, total: progress("neighbours", done, total))
+    return nearest(rows, k)
 
 
 NEITHER = "neither"
@@ -306,48 +253,27 @@ NEITHER = "neither"
 
 @dataclass(frozen=True)
 class Lean:
-    """One measure of the table against the other model's two tables.
+    """One measure of the table against the other model's two tables."""
 
-    Args:
-        measure: a map, or `neighbours`.
-        view: `centred` or `raw`.
-        input: mean over held-out rows (sampled rows for neighbours) against the input table.
-        output: the same rows against the output table.
-        difference: output − input, with the interval of the bootstrap over rows, for the maps as they were fitted.
-        toward: `input` or `output` where that interval leaves out 0, else `neither`.
-    """
-
-    measure: str
-    view: str
-    input: Estimate
-    output: Estimate
+    measure: str  # a map, or `neighbours`
+    view: str  # `centred` or `raw`
+    input: Estimate  # mean over held-out rows (sampled rows for neighbours) against the input table
+    output: Estimate  # the same rows against the output table
+    # output − input, with the interval of the bootstrap over rows, for the maps as they were fitted
     difference: Estimate
-    toward: str
+    toward: str  # `input` or `output` where that interval leaves out 0, else `neither`
 
 
 @dataclass(frozen=True)
 class Closer:
-    """The answer, measure by measure.
+    """The answer, measure by measure."""
 
-    Args:
-        pairs: tokens in both vocabularies.
-        fitted_rows: pairs that the maps were fitted on.
-        leans: one for each map and view, and for neighbours. By chance a mean over held-out rows is 0.
-        left_out: (map, why) of maps that do not apply.
-        neighbour_chance: k/(n−1).
-        seed: of the split, the sample and the bootstrap.
-    """
-
-    pairs: int
-    fitted_rows: int
-    leans: tuple[Lean, ...]
-    left_out: tuple[tuple[str, str], ...]
-    neighbour_chance: float
-    seed: int
-
-    def record(self) -> dict[str, Any]:
-        """Return everything as plain values for JSON."""
-        return asdict(self)
+    pairs: int  # tokens in both vocabularies
+    fitted_rows: int  # pairs that the maps were fitted on
+    leans: tuple[Lean, ...]  # one for each map and view, and for neighbours. By chance a mean over held-out rows is 0
+    left_out: tuple[tuple[str, str], ...]  # (map, why) of maps that do not apply
+    neighbour_chance: float  # k/(n−1)
+    seed: int  # of the split, the sample and the bootstrap
 
 
 def closer(

@@ -20,7 +20,7 @@ Pairs of tokens as a text has them, both ways, and the pairs that make it irreve
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -37,25 +37,15 @@ MERGED_AT = 2**22  # keys that wait until they are counted
 
 @dataclass(frozen=True)
 class Chain:
-    """Counts of pairs, sparse.
+    """Counts of pairs, sparse."""
 
-    Args:
-        keys: before · vocabulary + after of every pair seen, ascending [n].
-        counts: how often [n].
-        vocabulary: V.
-    """
-
-    keys: Ids
-    counts: Ids
-    vocabulary: int
+    keys: Ids  # before · vocabulary + after of every pair seen, ascending [n]
+    counts: Ids  # how often [n]
+    vocabulary: int  # V
 
     @classmethod
     def of(cls, ids: Iterable[ArrayLike], vocabulary: int) -> Chain:
-        """Count a text that comes in pieces, closed into a ring: its first token follows its last.
-
-        Raises:
-            DataError: fewer than two tokens, or an id outside the vocabulary.
-        """
+        """Count a text that comes in pieces, closed into a ring: its first token follows its last."""
         held, waiting, total = _Tally(vocabulary), 0, 0
         first = last = None
         for piece in ids:
@@ -120,11 +110,7 @@ class Chain:
         return float((self.counts * np.log(2 * self.counts / both)).sum() / self.pairs)
 
     def dense(self) -> Array:
-        """Return Q [V, V], for small vocabularies.
-
-        Raises:
-            DataError: more than 4,096 tokens.
-        """
+        """Return Q [V, V], for small vocabularies."""
         if self.vocabulary > 4096:
             raise DataError(f"Q of {self.vocabulary:,} tokens is not made dense", "keep the most frequent tokens")
         made = np.zeros((self.vocabulary, self.vocabulary))
@@ -160,32 +146,18 @@ def counted(chain: Chain, keys: Ids) -> Ids:
 
 @dataclass(frozen=True)
 class Irreversibility:
-    """I in nats per token, between two estimates that err in opposite directions.
+    """I in nats per token, between two estimates that err in opposite directions."""
 
-    Args:
-        plug_in: from the counts as they are; on average too high.
-        held_out: each part's directions guessed from the other parts' counts; on average too low.
-        low: lower end of `held_out`'s 95 % interval over the parts (Student's t).
-        high: upper end of the same.
-        coin: mean plug-in of these counts with every pair's directions tossed by a fair coin: what no irreversibility
-            at all would look like.
-        coin_spread: its standard deviation over the tosses.
-        parts: parts of the text.
-        tokens: tokens of the text.
-    """
-
-    plug_in: float
-    held_out: float
-    low: float
-    high: float
+    plug_in: float  # from the counts as they are; on average too high
+    held_out: float  # each part's directions guessed from the other parts' counts; on average too low
+    low: float  # lower end of `held_out`'s 95 % interval over the parts (Student's t)
+    high: float  # upper end of the same
+    # mean plug-in of these counts with every pair's directions tossed by a fair coin: what no irreversibility at all
+    # would look like
     coin: float
-    coin_spread: float
-    parts: int
-    tokens: int
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    coin_spread: float  # its standard deviation over the tosses
+    parts: int  # parts of the text
+    tokens: int  # tokens of the text
 
 
 def irreversibility(
@@ -266,31 +238,16 @@ def _directed(way: Ids, both: Ids) -> float:
 
 @dataclass(frozen=True)
 class TextPair:
-    """How often a text has two tokens behind each other.
+    """How often a text has two tokens behind each other."""
 
-    Args:
-        first: text of the one.
-        second: text of the other.
-        ids: of both.
-        there: how often `second` follows `first`.
-        back: how often `first` follows `second`.
-        probability_there: p(second | first); None where the text lacks `first`.
-        probability_back: p(first | second); None where it lacks `second`.
-        irreversibility: what both orders together add to the text's I, in nats per token.
-    """
-
-    first: str
-    second: str
-    ids: tuple[int, int]
-    there: int
-    back: int
-    probability_there: float | None
-    probability_back: float | None
-    irreversibility: float
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    first: str  # text of the one
+    second: str  # text of the other
+    ids: tuple[int, int]  # of both
+    there: int  # how often `second` follows `first`
+    back: int  # how often `first` follows `second`
+    probability_there: float | None  # p(second | first); None where the text lacks `first`
+    probability_back: float | None  # p(first | second); None where it lacks `second`
+    irreversibility: float  # what both orders together add to the text's I, in nats per token
 
 
 def text_pairs(chain: Chain, ids: Sequence[tuple[int, int]], texts: Sequence[tuple[str, str]]) -> tuple[TextPair, ...]:

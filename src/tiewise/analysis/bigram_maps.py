@@ -10,8 +10,7 @@ map less its best fit m + a_i + b_j, and maps are compared by it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +27,11 @@ PERMUTATIONS = 199
 
 @dataclass(frozen=True)
 class HeatMap:
-    """log p(column | row) − log π(column) of K tokens, in nats.
+    """log p(column | row) − log π(column) of K tokens, in nats."""
 
-    Args:
-        ids: of the tokens, most frequent first.
-        texts: what they read as.
-        values: [K][K]; None for a pair that the text never has.
-    """
-
-    ids: tuple[int, ...]
-    texts: tuple[str, ...]
-    values: tuple[tuple[float | None, ...], ...]
+    ids: tuple[int, ...]  # of the tokens, most frequent first
+    texts: tuple[str, ...]  # what they read as
+    values: tuple[tuple[float | None, ...], ...]  # [K][K]; None for a pair that the text never has
 
     @property
     def matrix(self) -> Array:
@@ -55,43 +48,24 @@ class HeatMap:
         found: Array = values - (design @ fitted).reshape(values.shape)
         return found
 
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Likeness:
-    """How far a path's map follows the text's, over pairs off the diagonal that the text has.
+    """How far a path's map follows the text's, over pairs off the diagonal that the text has."""
 
-    Args:
-        all: Pearson correlation of both interactions, each fitted on these pairs.
-        all_p: share of permutations of the tokens that reach it (Mantel 1967): (1 + reached) / (1 + permutations).
-        direction: correlation of value(i, j) − value(j, i), over pairs seen both ways; a symmetric path can follow
-            these only by its rows' normalisers. None for fewer than 3 such pairs.
-        direction_p: as `all_p`.
-        pairs: pairs compared, in order.
-        both: pairs seen both ways.
-    """
-
-    all: float | None
+    all: float | None  # Pearson correlation of both interactions, each fitted on these pairs
+    # share of permutations of the tokens that reach it (Mantel 1967): (1 + reached) / (1 + permutations)
     all_p: float | None
+    # correlation of value(i, j) − value(j, i), over pairs seen both ways; a symmetric path can follow these only by its
+    # rows' normalisers. None for fewer than 3 such pairs
     direction: float | None
-    direction_p: float | None
-    pairs: int
-    both: int
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    direction_p: float | None  # as `all_p`
+    pairs: int  # pairs compared, in order
+    both: int  # pairs seen both ways
 
 
 def frequent(chain: Chain, count: int = SHOWN, also: Sequence[int] = ()) -> tuple[int, ...]:
-    """Ids of the `count` most frequent tokens of a text, then those of `also` that the text has.
-
-    Raises:
-        DataError: a text of fewer than two different tokens.
-    """
+    """Ids of the `count` most frequent tokens of a text, then those of `also` that the text has."""
     tokens = chain.tokens
     ranked = np.argsort(-tokens, kind="stable")[:count]
     chosen = [int(number) for number in ranked if tokens[number] > 0]
@@ -101,11 +75,7 @@ def frequent(chain: Chain, count: int = SHOWN, also: Sequence[int] = ()) -> tupl
 
 
 def text_map(chain: Chain, ids: Sequence[int], texts: Sequence[str]) -> HeatMap:
-    """Return log(Q_ij / (π_i π_j)) of a text's own counts; pairs that it never has are None.
-
-    Raises:
-        DataError: an id that the text does not have.
-    """
+    """Return log(Q_ij / (π_i π_j)) of a text's own counts; pairs that it never has are None."""
     logs = _log_shares(chain, ids)
     place = {token: k for k, token in enumerate(ids)}
     values: list[list[float | None]] = [[None] * len(ids) for _ in ids]
@@ -118,11 +88,7 @@ def text_map(chain: Chain, ids: Sequence[int], texts: Sequence[str]) -> HeatMap:
 
 
 def path_map(path: DirectPath, chain: Chain, ids: Sequence[int], texts: Sequence[str]) -> HeatMap:
-    """Return a path's log p(j | i) − log π_j, with π from the text.
-
-    Raises:
-        DataError: an id that the text or a table does not have.
-    """
+    """Return a path's log p(j | i) − log π_j, with π from the text."""
     logs = _log_shares(chain, ids)
     found = transitions(path, [(i, j) for i in ids for j in ids])
     values = np.array([one.log_probability for one in found]).reshape(len(ids), -1) - logs

@@ -18,74 +18,46 @@ Where a model's own direct path stands on a corpus chain: its nll beside entropy
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.bigram_counts import Chain, Ids
 from tiewise.analysis.lbfgs import minimise
-from tiewise.analysis.path_matrix import DirectPath, Tick, no_numbers, silent
+from tiewise.analysis.path_matrix import DirectPath, no_numbers
 from tiewise.analysis.path_tokens import CONFIDENCE_95, logits, transitions
 from tiewise.analysis.token_table import Array
 from tiewise.core.errors import DataError
+from tiewise.core.progress import advance
 
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
 
 
 @dataclass(frozen=True)
 class PathFit:
-    """The best path found.
+    """The best path found."""
 
-    Args:
-        width: d.
-        tied: whether both ends are one table.
-        nll: nats per token, on the chain that it was fitted to.
-        gradient: largest element of the gradient there.
-        starts: starts tried; 0 where none was needed.
-        spread: worst less best of their losses.
-    """
-
-    width: int
-    tied: bool
-    nll: float
-    gradient: float
-    starts: int
-    spread: float
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    width: int  # d
+    tied: bool  # whether both ends are one table
+    nll: float  # nats per token, on the chain that it was fitted to
+    gradient: float  # largest element of the gradient there
+    starts: int  # starts tried; 0 where none was needed
+    spread: float  # worst less best of their losses
 
 
 @dataclass(frozen=True)
 class Split:
-    """What direct paths of one width pay on a chain, in nats per token.
+    """What direct paths of one width pay on a chain, in nats per token."""
 
-    Args:
-        entropy: H.
-        irreversibility: what symmetry costs at any width.
-        definiteness: what W Wᵀ costs beyond, at full width.
-        tied_rank: what width d costs a tied path beyond.
-        untied_rank: what width d costs an untied path; the only part that it pays above H.
-        full: the tied fit of full width.
-        tied: the tied fit of width d.
-        untied: the untied fit of width d.
-    """
-
-    entropy: float
-    irreversibility: float
-    definiteness: float
-    tied_rank: float
-    untied_rank: float
-    full: PathFit
-    tied: PathFit
-    untied: PathFit
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    entropy: float  # H
+    irreversibility: float  # what symmetry costs at any width
+    definiteness: float  # what W Wᵀ costs beyond, at full width
+    tied_rank: float  # what width d costs a tied path beyond
+    untied_rank: float  # what width d costs an untied path; the only part that it pays above H
+    full: PathFit  # the tied fit of full width
+    tied: PathFit  # the tied fit of width d
+    untied: PathFit  # the untied fit of width d
 
 
 def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: int = 0) -> Split:
@@ -106,11 +78,7 @@ def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: in
 
 
 def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int = 5000, seed: int = 0) -> PathFit:
-    """Fit tables and bias by L-BFGS from `starts` random starts.
-
-    Raises:
-        DataError: more than 2,048 tokens, a width below 1, or no start.
-    """
+    """Fit tables and bias by L-BFGS from `starts` random starts."""
     if chain.vocabulary > MOST_TOKENS:
         what = f"{chain.vocabulary:,} tokens are too many for a fit"
         raise DataError(what, f"keep the {MOST_TOKENS:,} most frequent ones or fewer")
@@ -158,17 +126,11 @@ OTHERS = 512  # tokens that stand for all others
 
 @dataclass(frozen=True)
 class Frequent:
-    """Which tokens are kept.
+    """Which tokens are kept."""
 
-    Args:
-        ids: the kept tokens, most frequent first [K].
-        state: of every token [V]: its place in `ids`, or K.
-        share: of the text's tokens that are kept.
-    """
-
-    ids: Ids
-    state: Ids
-    share: float
+    ids: Ids  # the kept tokens, most frequent first [K]
+    state: Ids  # of every token [V]: its place in `ids`, or K
+    share: float  # of the text's tokens that are kept
 
     @property
     def states(self) -> int:
@@ -181,11 +143,7 @@ class Frequent:
 
 
 def keep_frequent(chain: Chain, most: int) -> Frequent:
-    """Choose at most `most` tokens that occur.
-
-    Raises:
-        DataError: fewer than 2 asked for.
-    """
+    """Choose at most `most` tokens that occur."""
     if most < 2:
         raise DataError(f"{most} tokens kept", "keep 2 or more")
     tokens = chain.tokens
@@ -196,9 +154,7 @@ def keep_frequent(chain: Chain, most: int) -> Frequent:
     return Frequent(ids, state, float(tokens[ids].sum() / chain.pairs))
 
 
-def frequent_loss(
-    path: DirectPath, chain: Chain, kept: Frequent, reduced: Chain, seed: int = 0, tick: Tick = silent
-) -> tuple[float, int]:
+def frequent_loss(path: DirectPath, chain: Chain, kept: Frequent, reduced: Chain, seed: int = 0) -> tuple[float, int]:
     """Measure a path's nll on the reduced chain, never below its entropy.
 
     p(other | i) is the path's mass on all tokens that are not kept; p(j | other) is the mean of p(j | i) over the other
@@ -210,16 +166,12 @@ def frequent_loss(
         kept: its frequent tokens.
         reduced: the chain of their states.
         seed: of the draws.
-        tick: hears of the output rows done.
 
     Returns:
         nll in nats per token; other tokens that stand for all others.
-
-    Raises:
-        DataError: a token of the text that a table does not have.
     """
     drawn, weights = _others(chain, kept, seed)
-    logs = _log_states(path, np.concatenate([kept.ids, drawn]), kept, tick)
+    logs = _log_states(path, np.concatenate([kept.ids, drawn]), kept)
     count = len(kept.ids)
     if len(drawn):
         pooled = np.log(np.clip(weights @ np.exp(logs[count:]), np.finfo(float).tiny, None))
@@ -238,7 +190,7 @@ def _others(chain: Chain, kept: Frequent, seed: int) -> tuple[Ids, Array]:
     return drawn.astype(np.int64), np.full(OTHERS, 1 / OTHERS)
 
 
-def _log_states(path: DirectPath, before: Ids, kept: Frequent, tick: Tick) -> Array:
+def _log_states(path: DirectPath, before: Ids, kept: Frequent) -> Array:
     """log p(state | token) [n, K + 1] of some tokens, over the whole output table."""
     left = path.left(path.input.take(before))
     count = len(kept.ids)
@@ -252,7 +204,7 @@ def _log_states(path: DirectPath, before: Ids, kept: Frequent, tick: Tick) -> Ar
         found[:, inside] = block[:, kept.ids[inside] - start]
         block[:, kept.ids[inside] - start] = -np.inf
         found[:, count] = np.logaddexp(found[:, count], _log_sum(block))
-        tick(stop)
+        advance(stop)
     return found - _log_sum(found)[:, None]
 
 
@@ -267,28 +219,16 @@ def _log_sum(values: Array) -> Array:
 
 @dataclass(frozen=True)
 class PathLoss:
-    """Mean of −log p(after | before) over a chain's pairs, in nats per token.
+    """Mean of −log p(after | before) over a chain's pairs, in nats per token."""
 
-    Args:
-        nll: over all pairs, or over those drawn.
-        low: lower end of its 95 % interval; `nll` itself where all pairs were taken.
-        high: upper end.
-        sampled: pairs whose probability was computed.
-        exact: whether these were all pairs of the chain.
-    """
-
-    nll: float
-    low: float
-    high: float
-    sampled: int
-    exact: bool
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    nll: float  # over all pairs, or over those drawn
+    low: float  # lower end of its 95 % interval; `nll` itself where all pairs were taken
+    high: float  # upper end
+    sampled: int  # pairs whose probability was computed
+    exact: bool  # whether these were all pairs of the chain
 
 
-def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0, tick: Tick = silent) -> PathLoss:
+def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0) -> PathLoss:
     """Measure the loss; exactly where the chain has at most `sample` different pairs, else on that many drawn ones.
 
     Pairs are drawn as often as they occur. Every softmax runs over the whole output table: n pairs cost n·V·E.
@@ -303,7 +243,7 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0,
     if not exact:
         chosen = np.random.default_rng(seed).choice(len(chain.keys), sample, p=chain.counts / chain.pairs)
     pairs = zip(chain.before[chosen].tolist(), chain.after[chosen].tolist(), strict=True)
-    losses = -np.array([found.log_probability for found in transitions(path, pairs, tick)])
+    losses = -np.array([found.log_probability for found in transitions(path, pairs)])
     if not np.isfinite(losses).all():
         raise no_numbers()
     if exact:

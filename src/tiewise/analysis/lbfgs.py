@@ -18,19 +18,12 @@ MOST_HALVINGS = 60
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where the search ended.
+    """Where the search ended."""
 
-    Args:
-        x: the point.
-        value: of the function there.
-        gradient: its largest element there in size; the distance from an optimum, as far as a slope can tell.
-        steps: taken.
-    """
-
-    x: Array
-    value: float
-    gradient: float
-    steps: int
+    x: Array  # the point
+    value: float  # of the function there
+    gradient: float  # its largest element there in size; the distance from an optimum, as far as a slope can tell
+    steps: int  # taken
 
 
 def minimise(loss: Callable[[Array], tuple[float, Array]], x: Array, steps: int, tolerance: float) -> Minimum:

@@ -40,23 +40,15 @@ class MappedTable(Behind):
 
 @dataclass(frozen=True)
 class Ends:
-    """Both ends of one model.
+    """Both ends of one model."""
 
-    Args:
-        folder: where they lie.
-        input: the input table [V, D].
-        output: the output table [V', D']; the same object as `input` where the model is tied.
-        shared: the one stored table [V, E] that both ends read, directly or through maps; None where there are two.
-        stored: the stored tensors behind them, one or two, the input's first.
-        notes: what a reader must know of these tables.
-    """
-
-    folder: Folder
-    input: Table
-    output: Table
+    folder: Folder  # where they lie
+    input: Table  # the input table [V, D]
+    output: Table  # the output table [V', D']; the same object as `input` where the model is tied
+    # the one stored table [V, E] that both ends read, directly or through maps; None where there are two
     shared: Table | None
-    stored: tuple[Stored, ...]
-    notes: tuple[str, ...] = ()
+    stored: tuple[Stored, ...]  # the stored tensors behind them, one or two, the input's first
+    notes: tuple[str, ...] = ()  # what a reader must know of these tables
 
     @property
     def tied(self) -> bool:
@@ -74,11 +66,7 @@ class Ends:
         return (("table", self.input),) if self.tied else (("input", self.input), ("output", self.output))
 
     def texts(self) -> list[str | None]:
-        """Text of each row's token, as its vocabulary spells it.
-
-        Raises:
-            CheckpointError: the folder has no tokenizer file that holds texts.
-        """
+        """Text of each row's token, as its vocabulary spells it."""
         return texts_of(self.folder, max(self.input.rows, self.output.rows))
 
     def unusable(self) -> NDArray[np.bool_]:
@@ -103,11 +91,7 @@ def ends_of(folder: Folder) -> Ends:
 
 
 def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
-    """(input table, output table or None where the model is tied), as they are stored.
-
-    Raises:
-        CheckpointError: no input table, no output head, or a table that is quantised.
-    """
+    """(input table, output table or None where the model is tied), as they are stored."""
     roles, path = facts.roles, facts.path
     if roles.input is None:
         raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
@@ -164,25 +148,15 @@ OUTWARD = "project_out"  # OPT's; every other map that families have between tab
 
 @dataclass(frozen=True)
 class View:
-    """One table to look at.
+    """One table to look at."""
 
-    Args:
-        name: "both ends", "input" or "output", for a table behind its map followed by "after its map".
-        table: its rows.
-        stored: the tensor that it is; None for rows behind a map.
-    """
-
-    name: str
-    table: Table
-    stored: Stored | None = None
+    name: str  # "both ends", "input" or "output", for a table behind its map followed by "after its map"
+    table: Table  # its rows
+    stored: Stored | None = None  # the tensor that it is; None for rows behind a map
 
 
 def views_of(folder: Folder) -> tuple[tuple[View, ...], tuple[str, ...]]:
-    """Return the tables of both ends, stored ones first, and notes on what a reader must know of them.
-
-    Raises:
-        CheckpointError: no input table, no output head, or a table that is quantised.
-    """
+    """Return the tables of both ends, stored ones first, and notes on what a reader must know of them."""
     ends = ends_of(folder)
     names = (BOTH,) if len(ends.stored) == 1 else (INPUT, OUTPUT)
     stored = [View(name, StoredTable(tensor), tensor) for name, tensor in zip(names, ends.stored, strict=True)]

@@ -31,27 +31,16 @@ from tiewise.core.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Ending:
-    """How a family ends.
+    """How a family ends."""
 
-    Args:
-        norm: the final norm's module, beside the input table.
-        kind: as `Norm`.
-        eps_key: of the config; "" where the class fixes it.
-        eps: the class's own, where the config has no key.
-        stored: whether the norm has a weight.
-        plus_one: whether the stored weight is the gain less one.
-        root_width: whether input rows are multiplied by √E.
-        scalars: keys of the config that this class applies at its two ends.
-    """
-
-    norm: str = "norm"
-    kind: str = RMS
-    eps_key: str = "rms_norm_eps"
-    eps: float = 1e-6
-    stored: bool = True
-    plus_one: bool = False
-    root_width: bool = False
-    scalars: tuple[str, ...] = ()
+    norm: str = "norm"  # the final norm's module, beside the input table
+    kind: str = RMS  # as `Norm`
+    eps_key: str = "rms_norm_eps"  # of the config; "" where the class fixes it
+    eps: float = 1e-6  # the class's own, where the config has no key
+    stored: bool = True  # whether the norm has a weight
+    plus_one: bool = False  # whether the stored weight is the gain less one
+    root_width: bool = False  # whether input rows are multiplied by √E
+    scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
 
 
 _PLAIN = Ending()

@@ -20,24 +20,18 @@ itself: entries off the diagonal count by the product of both tokens' draws, tho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.token_table import Array, Table
 from tiewise.core.errors import DataError
+from tiewise.core.progress import advance
 
 COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
 NONE, RMS, LAYER = "none", "rms", "layer"
-Tick = Callable[[int], None]  # rows done
-
-
-def silent(done: int) -> None:
-    """Hear of progress and do nothing."""
 
 
 def no_numbers() -> DataError:
@@ -47,19 +41,12 @@ def no_numbers() -> DataError:
 
 @dataclass(frozen=True)
 class Norm:
-    """What stands between the body and the head.
+    """What stands between the body and the head."""
 
-    Args:
-        kind: "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps).
-        eps: as above.
-        gain: multiplied by element [E]; None for ones. Without a kind it is applied all the same.
-        shift: added by element [E], after the gain; None for zeros.
-    """
-
-    kind: str = NONE
-    eps: float = 0.0
-    gain: Array | None = None
-    shift: Array | None = None
+    kind: str = NONE  # "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps)
+    eps: float = 0.0  # as above
+    gain: Array | None = None  # multiplied by element [E]; None for ones. Without a kind it is applied all the same
+    shift: Array | None = None  # added by element [E], after the gain; None for zeros
 
     def normalised(self, rows: Array) -> Array:
         """Return rows [n, E] divided by their size, without gain and shift."""
@@ -72,30 +59,16 @@ class Norm:
 
 @dataclass(frozen=True)
 class DirectPath:
-    """Both tables and everything that acts between them.
+    """Both tables and everything that acts between them."""
 
-    Args:
-        input: input table [V, E].
-        output: output table [V', E]; the same object where the model is tied.
-        norm: the model's final norm, applied to the scaled input row.
-        input_scale: times every input row.
-        output_scale: times every logit.
-        bias: added to the logits, after the scale [V'].
-        softcap: c · tanh(logit / c); None without.
-        notes: what was applied, what the model does besides and is left out.
-
-    Raises:
-        DataError: tables of different width, or a vector that does not fit them.
-    """
-
-    input: Table
-    output: Table
-    norm: Norm = Norm()
-    input_scale: float = 1.0
-    output_scale: float = 1.0
-    bias: Array | None = None
-    softcap: float | None = None
-    notes: tuple[str, ...] = ()
+    input: Table  # input table [V, E]
+    output: Table  # output table [V', E]; the same object where the model is tied
+    norm: Norm = Norm()  # the model's final norm, applied to the scaled input row
+    input_scale: float = 1.0  # times every input row
+    output_scale: float = 1.0  # times every logit
+    bias: Array | None = None  # added to the logits, after the scale [V']
+    softcap: float | None = None  # c · tanh(logit / c); None without
+    notes: tuple[str, ...] = ()  # what was applied, what the model does besides and is left out
 
     def __post_init__(self) -> None:
         if self.input.width != self.output.width:
@@ -143,27 +116,16 @@ class DirectPath:
 
 @dataclass(frozen=True)
 class Grams:
-    """Products of width E, summed over the rows of both tables.
+    """Products of width E, summed over the rows of both tables."""
 
-    Args:
-        left: of base rows, NᵀN [E, E].
-        right: of output rows, UᵀU.
-        cross: UᵀN.
-        weights: elementwise between them [E].
-        left_sum: sum of base rows [E].
-        right_sum: sum of output rows.
-        diagonal: sum of M's diagonal.
-        rows: V.
-    """
-
-    left: Array
-    right: Array
-    cross: Array
-    weights: Array
-    left_sum: Array
-    right_sum: Array
-    diagonal: float
-    rows: int
+    left: Array  # of base rows, NᵀN [E, E]
+    right: Array  # of output rows, UᵀU
+    cross: Array  # UᵀN
+    weights: Array  # elementwise between them [E]
+    left_sum: Array  # sum of base rows [E]
+    right_sum: Array  # sum of output rows
+    diagonal: float  # sum of M's diagonal
+    rows: int  # V
 
     @property
     def shared(self) -> bool:
@@ -187,54 +149,27 @@ class Grams:
 
 @dataclass(frozen=True)
 class Asymmetry:
-    """How M's energy ‖M‖² divides, exactly.
+    """How M's energy ‖M‖² divides, exactly."""
 
-    Args:
-        energy: ‖M‖².
-        symmetric: ‖(M + Mᵀ)/2‖².
-        antisymmetric: ‖(M − Mᵀ)/2‖².
-        ratio: ‖M − Mᵀ‖² / ‖M‖², from 0 (symmetric) over 2 (no relation between M and Mᵀ) to 4 (antisymmetric).
-    """
-
-    energy: float
-    symmetric: float
-    antisymmetric: float
-    ratio: float
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    energy: float  # ‖M‖²
+    symmetric: float  # ‖(M + Mᵀ)/2‖²
+    antisymmetric: float  # ‖(M − Mᵀ)/2‖²
+    ratio: float  # ‖M − Mᵀ‖² / ‖M‖², from 0 (symmetric) over 2 (no relation between M and Mᵀ) to 4 (antisymmetric)
 
 
 @dataclass(frozen=True)
 class Definiteness:
-    """Nonzero eigenvalues of M's symmetric part.
+    """Nonzero eigenvalues of M's symmetric part."""
 
-    Args:
-        smallest: the lowest of those above 1e-10·‖M‖ in size; below zero where the path is indefinite.
-        largest: the highest.
-        positive: how many are above zero.
-        negative: how many are below.
-        negative_energy: their share of the sum of squares; 0 for any S = W Wᵀ.
-    """
-
-    smallest: float
-    largest: float
-    positive: int
-    negative: int
-    negative_energy: float
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    smallest: float  # the lowest of those above 1e-10·‖M‖ in size; below zero where the path is indefinite
+    largest: float  # the highest
+    positive: int  # how many are above zero
+    negative: int  # how many are below
+    negative_energy: float  # their share of the sum of squares; 0 for any S = W Wᵀ
 
 
-def grams(path: DirectPath, tick: Tick = silent) -> Grams:
-    """Sum the three products in fp64, a few rows at a time; a tied linear path needs one of them.
-
-    Raises:
-        DataError: a table without rows, or values that are no numbers.
-    """
+def grams(path: DirectPath) -> Grams:
+    """Sum the three products in fp64, a few rows at a time; a tied linear path needs one of them."""
     shared = path.tied and path.norm.kind == NONE
     width, weights = path.input.width, path.weights
     left, right, cross = (np.zeros((width, width)) for _ in range(3))
@@ -249,7 +184,7 @@ def grams(path: DirectPath, tick: Tick = silent) -> Grams:
         left_sum += base.sum(0)
         right_sum += out.sum(0)
         diagonal += float(np.einsum("ne,ne,e->", base, out, weights))
-        tick(stop)
+        advance(stop)
     if not path.rows or not (np.isfinite(left).all() and np.isfinite(cross).all() and np.isfinite(right).all()):
         raise no_numbers() if path.rows else DataError("a table without rows", "give a model that has some")
     left = (left + left.T) / 2
@@ -302,24 +237,16 @@ RESAMPLES = 200
 
 @dataclass(frozen=True)
 class SampledAsymmetry:
-    """Asymmetry of one path on sampled tokens.
+    """Asymmetry of one path on sampled tokens."""
 
-    Args:
-        ratio: ‖S − Sᵀ‖² / ‖S‖²: 0 symmetric, 2 for unrelated tables, 4 antisymmetric; 95 % interval over tokens.
-        centred: the same of S less its row means and column means, which the normaliser and a bias can take up; the
-            means are those of the sample in every resample.
-    """
-
-    ratio: Estimate
+    ratio: Estimate  # ‖S − Sᵀ‖² / ‖S‖²: 0 symmetric, 2 for unrelated tables, 4 antisymmetric; 95 % interval over tokens
+    # the same of S less its row means and column means, which the normaliser and a bias can take up; the means are
+    # those of the sample in every resample
     centred: Estimate
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
 
 
 def sampled_asymmetry(
-    lefts: Sequence[Array], right: Array, seed: int = 0, resamples: int = RESAMPLES, tick: Tick = silent
+    lefts: Sequence[Array], right: Array, seed: int = 0, resamples: int = RESAMPLES
 ) -> tuple[tuple[SampledAsymmetry, ...], SampledAsymmetry]:
     """Measure each path, and how much the last differs from the first.
 
@@ -328,13 +255,9 @@ def sampled_asymmetry(
         right: output rows of the same tokens [n, E].
         seed: of the resamples.
         resamples: at least 40.
-        tick: hears of the rows done, over all paths.
 
     Returns:
         one result per path; the last less the first, draw by draw.
-
-    Raises:
-        DataError: fewer than 8 tokens, fewer than 40 resamples, or values that are no numbers.
     """
     n = len(right)
     if n < 8 or resamples < 40:
@@ -345,12 +268,8 @@ def sampled_asymmetry(
     if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
         raise no_numbers()
     for place, left in enumerate(lefts):
-        ratios.append(_ratios(left, right, weights, partial(_later, tick, place * n)))
+        ratios.append(_ratios(left, right, weights, place * n))
     return tuple(_estimates(found, n) for found in ratios), _estimates(ratios[-1] - ratios[0], n)
-
-
-def _later(tick: Tick, before: int, done: int) -> None:
-    tick(before + done)
 
 
 def _estimates(found: Array, rows: int) -> SampledAsymmetry:
@@ -360,7 +279,7 @@ def _estimates(found: Array, rows: int) -> SampledAsymmetry:
     return SampledAsymmetry(raw, centred)
 
 
-def _ratios(left: Array, right: Array, weights: Array, tick: Tick) -> Array:
+def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array:
     """Ratios [2, draws] of S and of the centred S, for every column of weights [n, draws]."""
     middle = _Middle(left, right)
     energy, turned = np.zeros((2, 2, weights.shape[1]))
@@ -374,7 +293,7 @@ def _ratios(left: Array, right: Array, weights: Array, tick: Tick) -> Array:
                 found = _sums(s, t, weights[first], weights[second], one == other)
                 energy[kind] += found[0]
                 turned[kind] += found[1]
-        tick(first.stop)
+        advance(before + first.stop)
     return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
 
 

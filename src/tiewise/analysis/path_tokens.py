@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.path_matrix import DirectPath, Grams, Tick, asymmetry, silent
+from tiewise.analysis.path_matrix import DirectPath, Grams, asymmetry
 from tiewise.analysis.token_table import Array
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
+from tiewise.core.progress import advance
 
 CONFIDENCE_95 = 1.959963984540054
 MOST_PAIRS = 4096  # held against one block of output rows
@@ -30,77 +30,39 @@ BLOCK = 1024
 
 @dataclass(frozen=True)
 class Transition:
-    """What the direct path says of `after` behind `before`.
+    """What the direct path says of `after` behind `before`."""
 
-    Args:
-        before: id of the token that is read.
-        after: id of the token that may follow.
-        logit: as the model's head gives it, with bias and soft-cap.
-        probability: softmax over the whole vocabulary.
-        log_probability: its logarithm, in nats.
-        rank: tokens with a larger logit; 0 for the likeliest.
-    """
-
-    before: int
-    after: int
-    logit: float
-    probability: float
-    log_probability: float
-    rank: int
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    before: int  # id of the token that is read
+    after: int  # id of the token that may follow
+    logit: float  # as the model's head gives it, with bias and soft-cap
+    probability: float  # softmax over the whole vocabulary
+    log_probability: float  # its logarithm, in nats
+    rank: int  # tokens with a larger logit; 0 for the likeliest
 
 
 @dataclass(frozen=True)
 class OwnToken:
-    """How far the path predicts the token that it has just read.
+    """How far the path predicts the token that it has just read."""
 
-    Args:
-        diagonal: mean of M's diagonal, over all tokens (without bias, soft-cap and the norm's shift).
-        elsewhere: mean of M off the diagonal, exactly.
-        excess: diagonal − elsewhere, in standard deviations of M's entries.
-        sampled: tokens whose whole row of logits was looked at.
-        first: share of these whose own logit no other exceeds.
-        low: lower end of its 95 % interval (Wilson).
-        high: upper end.
-        chance: 1 / V'.
-    """
-
-    diagonal: float
-    elsewhere: float
-    excess: float
-    sampled: int
-    first: float
-    low: float
-    high: float
-    chance: float
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    diagonal: float  # mean of M's diagonal, over all tokens (without bias, soft-cap and the norm's shift)
+    elsewhere: float  # mean of M off the diagonal, exactly
+    excess: float  # diagonal − elsewhere, in standard deviations of M's entries
+    sampled: int  # tokens whose whole row of logits was looked at
+    first: float  # share of these whose own logit no other exceeds
+    low: float  # lower end of its 95 % interval (Wilson)
+    high: float  # upper end
+    chance: float  # 1 / V'
 
 
 @dataclass(frozen=True)
 class AsymmetricPairs:
-    """The pairs with the largest |M[i, j] − M[j, i]|.
+    """The pairs with the largest |M[i, j] − M[j, i]|."""
 
-    Args:
-        pairs: (i, j, M[i, j], M[j, i]) with M[i, j] the larger, most asymmetric first.
-        searched: unordered pairs that were compared.
-        tokens: tokens among which they were.
-        all: whether these are all tokens of the table.
-    """
-
+    # (i, j, M[i, j], M[j, i]) with M[i, j] the larger, most asymmetric first
     pairs: tuple[tuple[int, int, float, float], ...]
-    searched: int
-    tokens: int
-    all: bool
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    searched: int  # unordered pairs that were compared
+    tokens: int  # tokens among which they were
+    all: bool  # whether these are all tokens of the table
 
 
 def logits(path: DirectPath, left: Array, start: int, stop: int) -> Array:
@@ -114,31 +76,23 @@ def logits(path: DirectPath, left: Array, start: int, stop: int) -> Array:
     return found
 
 
-def transitions(path: DirectPath, pairs: Iterable[tuple[int, int]], tick: Tick = silent) -> tuple[Transition, ...]:
-    """Return what the path says of every pair (before, after), in the given order.
-
-    Raises:
-        DataError: an id outside its table.
-    """
+def transitions(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[Transition, ...]:
+    """Return what the path says of every pair (before, after), in the given order."""
     wanted = np.array(list(pairs), np.int64).reshape(-1, 2)
     found: list[Transition] = []
     for start in range(0, len(wanted), MOST_PAIRS):
-        found += _transitions(path, wanted[start : start + MOST_PAIRS], tick)
+        found += _transitions(path, wanted[start : start + MOST_PAIRS])
     return tuple(found)
 
 
 def both_ways(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[Transition, Transition], ...]:
-    """Return for every pair (a, b) what the path says of a → b and of b → a.
-
-    Raises:
-        DataError: an id outside either table.
-    """
+    """Return for every pair (a, b) what the path says of a → b and of b → a."""
     asked = [way for a, b in pairs for way in ((a, b), (b, a))]
     found = transitions(path, asked)
     return tuple(zip(found[::2], found[1::2], strict=True))
 
 
-def _transitions(path: DirectPath, pairs: NDArray[np.int64], tick: Tick) -> list[Transition]:
+def _transitions(path: DirectPath, pairs: NDArray[np.int64]) -> list[Transition]:
     before, place = np.unique(pairs[:, 0], return_inverse=True)
     left = path.left(path.input.take(before))
     own = _logits_of(path, left[place], pairs[:, 1])
@@ -151,7 +105,7 @@ def _transitions(path: DirectPath, pairs: NDArray[np.int64], tick: Tick) -> list
         larger = np.maximum(highest, block.max(1))
         total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
         highest = larger
-        tick(stop)
+        advance(stop)
     normaliser = highest + np.log(total)
     logs = own - normaliser[place]
     rows = zip(pairs.tolist(), own.tolist(), logs.tolist(), above.tolist(), strict=True)
@@ -167,13 +121,10 @@ def _logits_of(path: DirectPath, left: Array, ids: NDArray[np.int64]) -> Array:
     return found if path.softcap is None else path.softcap * np.tanh(found / path.softcap)
 
 
-def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0, tick: Tick = silent) -> OwnToken:
+def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> OwnToken:
     """Measure the bias towards the token itself; rows of logits are looked at for `sample` tokens drawn by `seed`.
 
     `g` are the path's `grams`.
-
-    Raises:
-        DataError: fewer than two tokens.
     """
     if path.rows < 2:
         raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
@@ -188,7 +139,7 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0, tic
         here = np.nonzero((ids >= start) & (ids < stop))[0]
         block[here, ids[here] - start] = -np.inf
         first &= block.max(1) <= own + slack
-        tick(stop)
+        advance(stop)
     share = float(first.mean())
     low, high = wilson(share, len(ids))
     excess = (diagonal - elsewhere) / spread if spread > 0 else 0.0
@@ -205,11 +156,7 @@ def _diagonal(g: Grams) -> tuple[float, float, float]:
 
 
 def asymmetric_pairs(path: DirectPath, ids: ArrayLike | None = None, top: int = 20) -> AsymmetricPairs:
-    """Search all pairs among `ids` (default: every token), block by block; n tokens cost n²·E.
-
-    Raises:
-        DataError: an id outside either table.
-    """
+    """Search all pairs among `ids` (default: every token), block by block; n tokens cost n²·E."""
     chosen = np.arange(path.rows) if ids is None else np.unique(np.asarray(ids, np.int64))
     best: list[tuple[float, int, int, float, float]] = []
     for one in range(0, len(chosen), BLOCK):
@@ -261,23 +208,12 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class WordPair:
-    """What a path says of two words.
+    """What a path says of two words."""
 
-    Args:
-        first: as asked for.
-        second: the same.
-        there: of `second` behind `first`.
-        back: of `first` behind `second`.
-    """
-
-    first: str
-    second: str
-    there: Transition
-    back: Transition
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    first: str  # as asked for
+    second: str  # the same
+    there: Transition  # of `second` behind `first`
+    back: Transition  # of `first` behind `second`
 
 
 def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> tuple[tuple[int, int], ...]:
@@ -287,9 +223,6 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> t
         folder: with the model's tokenizer.json.
         words: pairs; each word must be one token.
         rows: tokens that both tables have.
-
-    Raises:
-        DataError: no tokenizer, a word that is not one token, or one whose id a table does not have.
     """
     if not words:
         return ()

@@ -8,10 +8,9 @@ A table's rows in two dimensions: along the two directions of largest variance, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,8 @@ from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.table_maps import law
 from tiewise.analysis.token_table import CHUNK_VALUES, Array, Table
 from tiewise.core.errors import DataError
+from tiewise.core.progress import advance
 
-Tick = Callable[[int], None]
 LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
 EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32
 LEADING = (1, 10, 100)
@@ -32,21 +31,13 @@ DRAWS = 40
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums over a table's rows w_i [E].
+    """Sums over a table's rows w_i [E]."""
 
-    Args:
-        norms: ‖w_i‖ [V].
-        sum: Σ w_i [E].
-        gram: Σ w_i w_iᵀ [E, E].
-        unit_sum: Σ w_i/‖w_i‖ over rows that are not zero [E].
-        unit_squares: Σ (u_i·s)² with u_i the unit rows and s their sum: what the interval of the mean cosine needs.
-    """
-
-    norms: Array
-    sum: Array
-    gram: Array
-    unit_sum: Array
-    unit_squares: float
+    norms: Array  # ‖w_i‖ [V]
+    sum: Array  # Σ w_i [E]
+    gram: Array  # Σ w_i w_iᵀ [E, E]
+    unit_sum: Array  # Σ w_i/‖w_i‖ over rows that are not zero [E]
+    unit_squares: float  # Σ (u_i·s)² with u_i the unit rows and s their sum: what the interval of the mean cosine needs
 
     @property
     def rows(self) -> int:
@@ -79,55 +70,30 @@ class Isotropy:
     """min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 where no direction is special.
 
     Mu & Viswanath 2018 (arXiv:1702.01417) search the eigenvectors of WᵀW; both signs of each are searched here.
-
-    Args:
-        stored: of the rows as they are. It goes to 1 for short rows, whatever their directions.
-        scaled: of the rows divided by the root mean square of the table's values, so that tables can be compared.
-        chance: `scaled` of a Gaussian table of this shape, by simulation over the Marchenko-Pastur law.
-        rows: rows that Z was summed over.
     """
 
-    stored: float
-    scaled: float
-    chance: float
-    rows: int
+    stored: float  # of the rows as they are. It goes to 1 for short rows, whatever their directions
+    scaled: float  # of the rows divided by the root mean square of the table's values, so that tables can be compared
+    chance: float  # `scaled` of a Gaussian table of this shape, by simulation over the Marchenko-Pastur law
+    rows: int  # rows that Z was summed over
 
 
 @dataclass(frozen=True)
 class Anisotropy:
-    """How unevenly a table's rows point.
+    """How unevenly a table's rows point."""
 
-    Args:
-        mean_cosine: of all pairs of different rows, exactly; the interval takes the tokens for a sample.
-        cosine_deviation: its standard deviation around 0 for rows of random directions, √(2 / (n(n−1)E)).
-        mean_share: share of Σ‖row‖² that is the mean row's; 1/V by chance.
-        leading: shares of the variance (rows less their mean) of the first directions.
-        shares: share of each direction, falling [E].
-        participation: 1 / Σ share²: directions that the table fills evenly.
-        participation_chance: the same of a Gaussian table, (V−1)E / (V+E).
-        isotropy: of the partition function.
-    """
-
-    mean_cosine: Estimate
-    cosine_deviation: float
-    mean_share: float
-    leading: tuple[Leading, ...]
-    shares: tuple[float, ...]
-    participation: float
-    participation_chance: float
-    isotropy: Isotropy
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    mean_cosine: Estimate  # of all pairs of different rows, exactly; the interval takes the tokens for a sample
+    cosine_deviation: float  # its standard deviation around 0 for rows of random directions, √(2 / (n(n−1)E))
+    mean_share: float  # share of Σ‖row‖² that is the mean row's; 1/V by chance
+    leading: tuple[Leading, ...]  # shares of the variance (rows less their mean) of the first directions
+    shares: tuple[float, ...]  # share of each direction, falling [E]
+    participation: float  # 1 / Σ share²: directions that the table fills evenly
+    participation_chance: float  # the same of a Gaussian table, (V−1)E / (V+E)
+    isotropy: Isotropy  # of the partition function
 
 
-def moments(table: Table, tick: Tick = lambda done: None) -> Moments:
-    """Sum them: one pass for the products, a second for the interval of the mean cosine.
-
-    Raises:
-        DataError: fewer than three rows that are not zero, or values that are no numbers.
-    """
+def moments(table: Table) -> Moments:
+    """Sum them: one pass for the products, a second for the interval of the mean cosine."""
     dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
     norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
     gram = np.zeros((table.width, table.width))
@@ -138,7 +104,7 @@ def moments(table: Table, tick: Tick = lambda done: None) -> Moments:
         units += _unit(rows, norms[start:stop]).sum(0)
         narrow: NDArray = rows.astype(dtype, copy=False)
         gram += narrow.T @ narrow
-        tick(stop)
+        advance(stop)
     if not np.isfinite(gram).all():
         raise DataError("a table holds values that are no numbers", "`tiewise check --deep` names the rows")
     if np.count_nonzero(norms) < 3:
@@ -254,21 +220,11 @@ def _isotropy_chance(rows: int, width: int, summed: int, seed: int) -> float:
 
 @dataclass(frozen=True)
 class Plane:
-    """Sampled rows less the table's mean, along its two leading directions.
+    """Sampled rows less the table's mean, along its two leading directions."""
 
-    Args:
-        shares: of the variance of all rows along each; exact, from the table's covariance.
-        points: coordinates of the sampled rows [n][2], in the table's units.
-        variance: Σ‖row − mean‖² / V: what the shares are of.
-    """
-
-    shares: tuple[float, float]
-    points: tuple[tuple[float, float], ...]
-    variance: float
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    shares: tuple[float, float]  # of the variance of all rows along each; exact, from the table's covariance
+    points: tuple[tuple[float, float], ...]  # coordinates of the sampled rows [n][2], in the table's units
+    variance: float  # Σ‖row − mean‖² / V: what the shares are of
 
 
 def plane(table: Table, found: Moments, ids: NDArray[np.int64], beside: Plane | None = None) -> Plane:

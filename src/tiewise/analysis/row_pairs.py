@@ -23,17 +23,11 @@ from tiewise.core.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Pairs:
-    """Rows that belong together: row a[i] of one table and row b[i] of the other, sorted by a.
+    """Rows that belong together: row a[i] of one table and row b[i] of the other, sorted by a."""
 
-    Args:
-        a: rows of the first table, int64 [n].
-        b: rows of the second, int64 [n].
-        how: `one vocabulary` or `by token text`.
-    """
-
-    a: NDArray[np.int64]
-    b: NDArray[np.int64]
-    how: str
+    a: NDArray[np.int64]  # rows of the first table, int64 [n]
+    b: NDArray[np.int64]  # rows of the second, int64 [n]
+    how: str  # `one vocabulary` or `by token text`
 
     def __len__(self) -> int:
         return len(self.a)
@@ -115,23 +109,13 @@ Order = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Paired:
-    """Two tables, the pairs of their rows, and the type in which rows are multiplied.
+    """Two tables, the pairs of their rows, and the type in which rows are multiplied."""
 
-    Args:
-        a: table A.
-        b: table B.
-        pairs: rows that belong together.
-        dtype: type of the products.
-        beside: directions over the pairs, [pairs, k], whose products with both tables are summed too.
-
-    Raises:
-        CheckpointError: a pair names a row that is not there, or there are fewer than 16 pairs.
-    """
-
-    a: Table
-    b: Table
-    pairs: Pairs
-    dtype: type[np.floating]
+    a: Table  # table A
+    b: Table  # table B
+    pairs: Pairs  # rows that belong together
+    dtype: type[np.floating]  # type of the products
+    # directions over the pairs, [pairs, k], whose products with both tables are summed too
     beside: NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:

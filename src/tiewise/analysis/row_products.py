@@ -27,27 +27,16 @@ Matrix = NDArray[np.float64]
 
 @dataclass
 class Products:
-    """Sums over n pairs of rows (a_i [d1], b_i [d2]), in fp64.
+    """Sums over n pairs of rows (a_i [d1], b_i [d2]), in fp64."""
 
-    Args:
-        rows: n.
-        sum_a: Σ a_i, [d1].
-        sum_b: Σ b_i, [d2].
-        gram_a: Σ a_i a_iᵀ, [d1, d1].
-        gram_b: Σ b_i b_iᵀ, [d2, d2].
-        cross: Σ a_i b_iᵀ, [d1, d2].
-        along_a: Σ a_i q_iᵀ, [d1, k]; k is 0 where nothing is summed beside.
-        along_b: Σ b_i q_iᵀ, [d2, k].
-    """
-
-    rows: int
-    sum_a: Matrix
-    sum_b: Matrix
-    gram_a: Matrix
-    gram_b: Matrix
-    cross: Matrix
-    along_a: Matrix
-    along_b: Matrix
+    rows: int  # n
+    sum_a: Matrix  # Σ a_i, [d1]
+    sum_b: Matrix  # Σ b_i, [d2]
+    gram_a: Matrix  # Σ a_i a_iᵀ, [d1, d1]
+    gram_b: Matrix  # Σ b_i b_iᵀ, [d2, d2]
+    cross: Matrix  # Σ a_i b_iᵀ, [d1, d2]
+    along_a: Matrix  # Σ a_i q_iᵀ, [d1, k]; k is 0 where nothing is summed beside
+    along_b: Matrix  # Σ b_i q_iᵀ, [d2, k]
 
     @classmethod
     def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
@@ -130,9 +119,6 @@ def directions(counts: ArrayLike, powers: int = CURVE) -> NDArray[np.float64]:
     Args:
         counts: how often each of n tokens occurs.
         powers: the highest power of f = log(count + 1).
-
-    Raises:
-        DataError: counts that are negative, not finite, or not of one dimension.
     """
     given = np.asarray(counts, np.float64)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():

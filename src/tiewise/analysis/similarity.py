@@ -5,7 +5,6 @@ How alike two tables' spaces are without any map: CKA, shared subspaces, spectra
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,34 +13,27 @@ from numpy.typing import NDArray
 from tiewise.analysis.estimates import Estimate, correlation_interval, mean_interval
 from tiewise.analysis.row_products import CURVE, LINE, Products
 from tiewise.analysis.table_maps import cka_chance
+from tiewise.core.progress import progress
 
 BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Mean share of a row's k nearest neighbours that are so in both tables.
+    """Mean share of a row's k nearest neighbours that are so in both tables."""
 
-    Args:
-        k: neighbours of each row, by cosine of centred rows, among the sampled rows only.
-        estimate: the mean over rows with a normal interval. Rows share neighbours, so it is a little narrow.
-        chance: k/(n−1), the mean for unrelated tables.
-        permuted: the same mean after permuting the second table's rows, once for each permutation.
-    """
-
-    k: int
-    estimate: Estimate
-    chance: float
-    permuted: tuple[float, ...]
+    k: int  # neighbours of each row, by cosine of centred rows, among the sampled rows only
+    estimate: Estimate  # the mean over rows with a normal interval. Rows share neighbours, so it is a little narrow
+    chance: float  # k/(n−1), the mean for unrelated tables
+    permuted: tuple[float, ...]  # the same mean after permuting the second table's rows, once for each permutation
 
 
-def nearest(rows: NDArray, k: int, tick: Callable[[int, int], None] = lambda done, total: None) -> NDArray[np.int64]:
+def nearest(rows: NDArray, k: int) -> NDArray[np.int64]:
     """Return the k nearest other rows of each row by cosine, [n, k] in no order; each pair of blocks is met once.
 
     Args:
         rows: [n, d], n > k. Rows of zeros have cosine 0 with all.
         k: neighbours. Among equal cosines the choice is arbitrary.
-        tick: hears (tiles done, tiles in all).
     """
     n = len(rows)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
@@ -59,7 +51,7 @@ def nearest(rows: NDArray, k: int, tick: Callable[[int, int], None] = lambda don
                 _merge(best, ids, j, tile.T, i)
             _merge(best, ids, i, tile, j)
             done += 1
-            tick(done, total)
+            progress("neighbours", done, total)
     return ids
 
 
@@ -124,53 +116,32 @@ class Cka:
 
 @dataclass(frozen=True)
 class CkaWithout:
-    """CKA of what is left of both tables when functions of frequency are taken out of their columns.
+    """CKA of what is left of both tables when functions of frequency are taken out of their columns."""
 
-    Args:
-        powers: of log(count + 1) that were taken out: 1 a straight line, 3 a curve.
-        cka: of the rest. `chance` is its mean for unrelated rests, which have n − 1 − powers degrees of freedom.
-        share_a: share of Σ‖row − mean‖² of A that was taken out.
-        share_b: the same of B.
-    """
-
-    powers: int
-    cka: Cka
-    share_a: float
-    share_b: float
+    powers: int  # of log(count + 1) that were taken out: 1 a straight line, 3 a curve
+    cka: Cka  # of the rest. `chance` is its mean for unrelated rests, which have n − 1 − powers degrees of freedom
+    share_a: float  # share of Σ‖row − mean‖² of A that was taken out
+    share_b: float  # the same of B
 
 
 @dataclass(frozen=True)
 class Subspace:
-    """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles.
+    """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles."""
 
-    Args:
-        side: `left` (over tokens, [n, k]; any widths) or `right` (over the d coordinates; one width only).
-        k: directions of each.
-        value: Σ cos² / k, from 0 to 1.
-        chance: its mean for two random subspaces, k/(n−1) left and k/d right.
-        cosines: of the principal angles, falling.
-    """
-
-    side: str
-    k: int
-    value: float
-    chance: float
-    cosines: tuple[float, ...]
+    side: str  # `left` (over tokens, [n, k]; any widths) or `right` (over the d coordinates; one width only)
+    k: int  # directions of each
+    value: float  # Σ cos² / k, from 0 to 1
+    chance: float  # its mean for two random subspaces, k/(n−1) left and k/d right
+    cosines: tuple[float, ...]  # of the principal angles, falling
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """Singular values of a table's centred paired rows, falling.
+    """Singular values of a table's centred paired rows, falling."""
 
-    Args:
-        values: s_1 ≥ s_2 ≥ …, from the Gram matrix: accurate to about √ε·s_1 in absolute terms.
-        participation: (Σ s²)² / Σ s⁴, the number of directions that the table fills evenly.
-        mean_share: share of Σ‖row‖² that is the mean row's: 0 centred, 1 all rows alike.
-    """
-
-    values: tuple[float, ...]
-    participation: float
-    mean_share: float
+    values: tuple[float, ...]  # s_1 ≥ s_2 ≥ …, from the Gram matrix: accurate to about √ε·s_1 in absolute terms
+    participation: float  # (Σ s²)² / Σ s⁴, the number of directions that the table fills evenly
+    mean_share: float  # share of Σ‖row‖² that is the mean row's: 0 centred, 1 all rows alike
 
 
 @dataclass(frozen=True)

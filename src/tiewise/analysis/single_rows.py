@@ -10,8 +10,7 @@ the model with each.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,46 +29,28 @@ FEWEST = 4  # rows of which Fisher's interval can be taken
 
 @dataclass(frozen=True)
 class NormGroup:
-    """Row norms of one group of tokens.
+    """Row norms of one group of tokens."""
 
-    Args:
-        label: of the group.
-        mean: with its 95 % interval over tokens; None where the group has fewer than two.
-        median: half of the tokens have shorter rows.
-        quartiles: a quarter have shorter ones than the first; a quarter have longer ones than the second.
-        tokens: rows in the group.
-    """
-
-    label: str
-    mean: Estimate | None
-    median: float
+    label: str  # of the group
+    mean: Estimate | None  # with its 95 % interval over tokens; None where the group has fewer than two
+    median: float  # half of the tokens have shorter rows
+    # a quarter have shorter ones than the first; a quarter have longer ones than the second
     quartiles: tuple[float, float]
-    tokens: int
+    tokens: int  # rows in the group
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Euclidean norms of a table's rows.
+    """Euclidean norms of a table's rows."""
 
-    Args:
-        mean: over all rows.
-        deviation: their standard deviation.
-        frequency: correlation with the logarithm of the count, over tokens that the text has; None without a text, or
-            where it has fewer than four of them or all equally often. `chance` is the exact standard deviation of
-            either correlation over all permutations of the norms, 1/√(n−1), around 0.
-        bins: by frequency; empty without a text. Groups without tokens are left out.
-        scripts: by script; empty where the tokens' texts are not known.
-    """
-
-    mean: float
-    deviation: float
+    mean: float  # over all rows
+    deviation: float  # their standard deviation
+    # correlation with the logarithm of the count, over tokens that the text has; None without a text, or where it has
+    # fewer than four of them or all equally often. `chance` is the exact standard deviation of either correlation over
+    # all permutations of the norms, 1/√(n−1), around 0
     frequency: NormCorrelation | None = None
-    bins: tuple[NormGroup, ...] = ()
-    scripts: tuple[NormGroup, ...] = ()
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    bins: tuple[NormGroup, ...] = ()  # by frequency; empty without a text. Groups without tokens are left out
+    scripts: tuple[NormGroup, ...] = ()  # by script; empty where the tokens' texts are not known
 
 
 def norms_of(
@@ -118,46 +99,26 @@ class Suspect:
 
 @dataclass(frozen=True)
 class NearUnused:
-    """Rows of tokens in use that are as near the mean unused row as unused rows are.
+    """Rows of tokens in use that are as near the mean unused row as unused rows are."""
 
-    Args:
-        reference: rows of no token, or of tokens named reserved, unused or padding.
-        reach: 95 % of these lie within this Euclidean distance of the mean of the other ones.
-        count: rows in use within it.
-        share: of all rows in use.
-        nearest: the first of them, nearest first.
-    """
-
-    reference: int
-    reach: float
-    count: int
-    share: float
-    nearest: tuple[Suspect, ...]
+    reference: int  # rows of no token, or of tokens named reserved, unused or padding
+    reach: float  # 95 % of these lie within this Euclidean distance of the mean of the other ones
+    count: int  # rows in use within it
+    share: float  # of all rows in use
+    nearest: tuple[Suspect, ...]  # the first of them, nearest first
 
 
 @dataclass(frozen=True)
 class RowState:
-    """Rows of one stored table that say little.
+    """Rows of one stored table that say little."""
 
-    Args:
-        zero: rows of zeros.
-        repeated: groups of rows that are equal bit for bit, largest first, at most 20 groups of at most 20 rows.
-        groups: number of such groups.
-        in_groups: rows in them.
-        unseen: rows whose token the text does not have; None without a text.
-        near_unused: None where fewer than five unused rows are known.
-    """
-
-    zero: tuple[int, ...]
+    zero: tuple[int, ...]  # rows of zeros
+    # groups of rows that are equal bit for bit, largest first, at most 20 groups of at most 20 rows
     repeated: tuple[tuple[int, ...], ...]
-    groups: int
-    in_groups: int
-    unseen: int | None
-    near_unused: NearUnused | None
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    groups: int  # number of such groups
+    in_groups: int  # rows in them
+    unseen: int | None  # rows whose token the text does not have; None without a text
+    near_unused: NearUnused | None  # None where fewer than five unused rows are known
 
 
 def row_state(

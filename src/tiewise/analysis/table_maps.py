@@ -155,11 +155,7 @@ class Fitted:
 
 
 def choose(maps: Sequence[str], ranks: Sequence[int], widths: tuple[int, int], rows: int) -> tuple[list, list]:
-    """(maps that apply, (map, why not) of those that do not) for tables of the given widths and rows to fit on.
-
-    Raises:
-        CheckpointError: a map that does not exist, or none that applies.
-    """
+    """(maps that apply, (map, why not) of those that do not) for tables of the given widths and rows to fit on."""
     (d1, d2), kept, left = widths, [], []
     for name in [*maps, *(f"rank {rank}" for rank in ranks)]:
         if name not in (IDENTITY, ORTHOGONAL, LINEAR) and not name.startswith("rank "):
@@ -249,11 +245,7 @@ def split(count: int, held_out: float, most: int, seed: int) -> tuple[Order, Ord
 
 
 def sums(paired: Paired, which: Order) -> tuple[Products, NDArray, NDArray, float]:
-    """(products, norms of A's rows, of B's, measured relative error) over the given pairs.
-
-    Raises:
-        CheckpointError: a row that is not finite.
-    """
+    """(products, norms of A's rows, of B's, measured relative error) over the given pairs."""
     beside = paired.beside
     products = Products.nothing(*paired.widths, 0 if beside is None else beside.shape[1])
     norms_a, norms_b, error = np.zeros(len(which)), np.zeros(len(which)), 0.0

@@ -15,8 +15,7 @@ which is too low; and the interval over tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,23 +33,15 @@ ENOUGH = 10  # occurrences from which a token is compared with its own null
 
 @dataclass(frozen=True)
 class Contexts:
-    """Each token's divergence in nats, [V]; NaN for tokens that the text does not have.
+    """Each token's divergence in nats, [V]; NaN for tokens that the text does not have."""
 
-    Args:
-        counts: occurrences.
-        plug_in: JS from the counts as they are; on average too high.
-        coin: its expectation where directions are tossed.
-        coin_deviation: standard deviation of the same.
-        held_out: sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead.
-        by_part: mean of the same over the occurrences of each part [parts].
-    """
-
-    counts: Ids
-    plug_in: Array
-    coin: Array
-    coin_deviation: Array
+    counts: Ids  # occurrences
+    plug_in: Array  # JS from the counts as they are; on average too high
+    coin: Array  # its expectation where directions are tossed
+    coin_deviation: Array  # standard deviation of the same
+    # sides guessed from the other parts of the text; on average too low, and below 0 where guesses mislead
     held_out: Array
-    by_part: Array
+    by_part: Array  # mean of the same over the occurrences of each part [parts]
 
     @property
     def excess(self) -> Array:
@@ -77,40 +68,22 @@ class Contexts:
 
 @dataclass(frozen=True)
 class ContextGroup:
-    """One group of tokens; means are over tokens, each counted once, with 95 % intervals that allow for shared pairs.
+    """One group of tokens; means are over tokens, each counted once; 95 % intervals allow for shared pairs."""
 
-    Args:
-        label: of the group.
-        tokens: in the group and in the text.
-        occurrences: of these together.
-        plug_in: mean divergence from counts, in nats.
-        coin: mean of what tossed directions would give.
-        excess: plug_in − coin; its interval contains 0 where no difference between left and right is shown.
-        held_out: mean of the lower estimate.
-        beyond: share of tokens (of 10 occurrences or more) above the coin's mean by 1.96 deviations; 0.025 by chance
-            where many neighbours make the coin nearly normal. None without such tokens.
-    """
-
-    label: str
-    tokens: int
-    occurrences: int
-    plug_in: Estimate
-    coin: float
-    excess: Estimate
-    held_out: Estimate
+    label: str  # of the group
+    tokens: int  # in the group and in the text
+    occurrences: int  # of these together
+    plug_in: Estimate  # mean divergence from counts, in nats
+    coin: float  # mean of what tossed directions would give
+    excess: Estimate  # plug_in − coin; its interval contains 0 where no difference between left and right is shown
+    held_out: Estimate  # mean of the lower estimate
+    # share of tokens (of 10 occurrences or more) above the coin's mean by 1.96 deviations; 0.025 by chance where many
+    # neighbours make the coin nearly normal. None without such tokens
     beyond: float | None
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
 
 
 def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
-    """Measure every token of a text [N], closed into a ring.
-
-    Raises:
-        DataError: fewer than 10 tokens per part, or an id outside the vocabulary.
-    """
+    """Measure every token of a text [N], closed into a ring."""
     text = np.asarray(ids)
     if not 2 <= parts <= 10 or len(text) < 10 * parts:
         raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")

@@ -40,11 +40,7 @@ class Table(ABC):
             yield start, min(start + step, end)
 
     def take(self, ids: ArrayLike, dtype: type[np.floating] = np.float64) -> NDArray:
-        """Return the rows of some tokens [n, E], in any order, as a fresh array of `dtype`.
-
-        Raises:
-            DataError: an id outside the table.
-        """
+        """Return the rows of some tokens [n, E], in any order, as a fresh array of `dtype`."""
         chosen = np.atleast_1d(np.asarray(ids, np.int64))
         outside = chosen[(chosen < 0) | (chosen >= self.rows)]
         if len(outside):
@@ -89,11 +85,7 @@ class StoredTable(Table):
         self.rows, self.width = tensor.shape
 
     def read(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop).
-
-        Raises:
-            CheckpointError: the file has become shorter.
-        """
+        """Return rows [start, stop)."""
         with Reader(self.tensor) as reader:
             return reader.wide(start, stop).astype(np.float64)
 
@@ -143,11 +135,7 @@ class Behind(Table):
 
 
 def as_table(given: Table | Stored | NDArray) -> Table:
-    """Open a stored tensor, or take an array; a table stays what it is.
-
-    Raises:
-        CheckpointError: not a table of floating values.
-    """
+    """Open a stored tensor, or take an array; a table stays what it is."""
     if isinstance(given, Table):
         return given
     if isinstance(given, Stored):

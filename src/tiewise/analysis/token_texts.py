@@ -35,25 +35,15 @@ except ImportError:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a vocabulary.
+    """One token of a vocabulary."""
 
-    Args:
-        text: as it was asked for.
-        id: its row in the table.
-        piece: as the vocabulary writes it ("ĠYork").
-    """
-
-    text: str
-    id: int
-    piece: str
+    text: str  # as it was asked for
+    id: int  # its row in the table
+    piece: str  # as the vocabulary writes it ("ĠYork")
 
 
 def open_tokenizer(folder: Folder) -> Tokenizer:
-    """Open the folder's tokenizer.json.
-
-    Raises:
-        DataError: there is none, or it cannot be read.
-    """
+    """Open the folder's tokenizer.json."""
     if not folder.has("tokenizer.json"):
         raise DataError(f"{folder.path}: no tokenizer.json", "put the model's tokenizer beside it, or give ids")
     return _open(folder)
@@ -70,11 +60,7 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
-    """Return what each token reads as, with the space before it: " York"; "#1234" where the folder cannot say.
-
-    Raises:
-        DataError: tokenizer.json cannot be read.
-    """
+    """Return what each token reads as, with the space before it: " York"; "#1234" where the folder cannot say."""
     if not folder.has("tokenizer.json"):
         return tuple(f"#{number}" for number in ids)
     if Tokenizer is None:
@@ -85,11 +71,7 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
 
 
 def _pieces(folder: Folder) -> dict[int, str]:
-    """Texts of a vocabulary's pieces; those of bytes that are no whole character, and all other spellings, as written.
-
-    Raises:
-        DataError: tokenizer.json cannot be read.
-    """
+    """Texts of a vocabulary's pieces; bytes that are no whole character, and all other spellings, as written."""
     found = read_tokenizer(folder)
     if found is None or "tokenizer.json" not in found.files:
         raise DataError(f"{folder.path}: tokenizer.json cannot be read", "take it from its source again")
@@ -168,36 +150,22 @@ _PARTIAL = "\ufffd"  # what a decoder gives for bytes that are no whole characte
 
 @dataclass(frozen=True)
 class Groups:
-    """Each token in one group.
+    """Each token in one group."""
 
-    Args:
-        labels: names of the groups, in the order in which they are shown.
-        of: place in `labels` of every token, int64 [V].
-    """
-
-    labels: tuple[str, ...]
-    of: NDArray[np.int64]
+    labels: tuple[str, ...]  # names of the groups, in the order in which they are shown
+    of: NDArray[np.int64]  # place in `labels` of every token, int64 [V]
 
 
 @dataclass(frozen=True)
 class Texts:
-    """What the rows of a table stand for.
+    """What the rows of a table stand for."""
 
-    Args:
-        of: text of each row [V]; None for a row without a token.
-        special: rows of tokens that are no text, such as an end of a document.
-    """
-
-    of: tuple[str | None, ...]
-    special: frozenset[int]
+    of: tuple[str | None, ...]  # text of each row [V]; None for a row without a token
+    special: frozenset[int]  # rows of tokens that are no text, such as an end of a document
 
 
 def read_texts(folder: Folder, rows: int) -> Texts:
-    """Decode every row's token by the folder's tokenizer.json; bytes of a byte-level vocabulary become text.
-
-    Raises:
-        DataError: no tokenizer.json in the folder, or one that cannot be read.
-    """
+    """Decode every row's token by the folder's tokenizer.json; bytes of a byte-level vocabulary become text."""
     tokenizer = open_tokenizer(folder)
     known = [row for row in range(min(rows, tokenizer.get_vocab_size())) if tokenizer.id_to_token(row) is not None]
     decoded = tokenizer.decode_batch([[row] for row in known], skip_special_tokens=False)

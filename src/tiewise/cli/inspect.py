@@ -11,9 +11,8 @@ from tiewise.cli import options as o
 from tiewise.cli.reading import long_work
 
 if TYPE_CHECKING:
-    from tiewise.inspection.inspect import Inspection, Measure
     from tiewise.inspection.request import Request
-    from tiewise.inspection.subject import Subject
+    from tiewise.inspection.section import Inspection
 
 PAGE, RESULT = "report.html", "inspection.json"
 
@@ -36,6 +35,7 @@ def inspect(
     ),
     seed: int = typer.Option(0, help="Of every draw."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),
+    full: bool = typer.Option(False, "--full", help="Print every table; so does --only."),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -44,8 +44,6 @@ def inspect(
 
     Every measure with its interval and its chance level. What needs a text is left out without --text.
     """
-    from tiewise.inspection.evidence import with_evidence
-    from tiewise.inspection.inspect import carry_out
     from tiewise.inspection.request import Effort, Request, pairs_of
     from tiewise.inspection.subject import subjects_of
 
@@ -56,30 +54,28 @@ def inspect(
         if out is not None:
             _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
+        _need(request)
+        from tiewise.inspection.inspect import inspected
+
         with long_work(quiet):
-            found = with_evidence(carry_out(subjects, _measures(subjects, request), request))
+            found = inspected(subjects, request)
     except KeyboardInterrupt:
         o.tell("tiewise: interrupted; nothing was written")
         raise typer.Exit(130) from None
-    _show(found, out, json_, quiet)
+    _show(found, out, json_, quiet, full or bool(names))
 
 
-def _measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, ...]:
-    """All measures; where the libraries that run models are not installed, those of tables say what others lack."""
+def _need(request: Request) -> None:
+    """Say what a light install lacks; without libraries that run models, sections of tables are measured."""
     from importlib.util import find_spec
 
     if find_spec("torch") and find_spec("transformers"):
         o.hush_libraries()
-        from tiewise.inspection.whole import measures
-
-        return measures(subjects, request)
+        return
     if request.texts:
         o.need_torch()
     if request.pairs:
         o.need("tokenizers")
-    from tiewise.inspection.tables import MEASURES
-
-    return MEASURES
 
 
 def _check_room(out: Path, overwrite: bool) -> None:
@@ -102,7 +98,7 @@ def _check_room(out: Path, overwrite: bool) -> None:
     o.need("plotly", extra="plots")
 
 
-def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None:
+def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool, full: bool) -> None:
     record: dict[str, Any] = found.record()
     if out is not None:
         import json
@@ -120,7 +116,7 @@ def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None
         return
     from tiewise.report.inspection_view import inspection_view
 
-    o.print_view(inspection_view(found))
+    o.print_view(inspection_view(found, full))
 
 
 def _make(out: Path) -> None:

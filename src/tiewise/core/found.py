@@ -4,6 +4,7 @@
     Curve      numbers along an axis (depth, step, rank, frequency)
     Grid       numbers over two axes
     Stack      parts that add up, a bar
+    Points     tokens in a plane
     Listing    rows of names and numbers that a reader looks up
     Found      the answer in one sentence, and these
 
@@ -105,6 +106,7 @@ class Curve:
     mark: float | None = None  # the x that is the model's own
     log: bool = False  # whether y falls over orders of magnitude
     log_x: bool = False  # whether x doubles from point to point
+    ticks: tuple[str, ...] = ()  # what is written at x = 0, 1, 2, … where x counts groups
     why: str = ""  # the caption
 
     @property
@@ -146,6 +148,21 @@ class Stack:
 
 
 @dataclass(frozen=True)
+class Points:
+    """Tokens as points of a plane, a colour for each group."""
+
+    name: str
+    xy: tuple[tuple[float, float], ...]
+    labels: tuple[str, ...]
+    groups: tuple[int, ...]  # of each point: its place in `legend`
+    legend: tuple[str, ...]  # names of the groups
+    named: tuple[int, ...] = ()  # places of points that carry their label
+    axes: tuple[str, str] = ("", "")
+    of: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class Listing:
     """Rows of text that a reader looks up, the first column naming the row."""
 
@@ -164,6 +181,7 @@ class Found:
     curves: tuple[Curve, ...] = ()
     grids: tuple[Grid, ...] = ()
     stacks: tuple[Stack, ...] = ()
+    points: tuple[Points, ...] = ()
     listings: tuple[Listing, ...] = ()
     notes: tuple[str, ...] = field(default=())  # what was left out, and what a reader must know
 
@@ -179,6 +197,7 @@ class Found:
             curves=named(self.curves),
             grids=named(self.grids),
             stacks=named(self.stacks),
+            points=named(self.points),
             listings=named(self.listings),
         )
 

@@ -9,15 +9,15 @@ loss alone decides, so there is a verdict only where a comparison has trained bo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.core.errors import printable
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
+from tiewise.core.found import NEITHER, ONE, TWO, Quantity
 from tiewise.core.student import holm
-from tiewise.inspection.inspect import ALL, Inspection, Section
+from tiewise.inspection.section import ALL, Inspection, SectionFound
 from tiewise.inspection.subject import comparison_of
 from tiewise.training.statistics import ALPHA, gaps
 
@@ -57,7 +57,7 @@ class TieOrNot:
 
 def with_evidence(inspection: Inspection) -> Inspection:
     """Return the inspection with its evidence as the first section, even where there is none."""
-    first = Section(NAME, {ALL: gather(inspection)}, {})
+    first = SectionFound(NAME, {ALL: gather(inspection)}, {})
     return Inspection(inspection.subjects, inspection.request, (first, *inspection.sections))
 
 
@@ -68,7 +68,7 @@ def gather(inspection: Inspection) -> TieOrNot:
         _row(q if q.of else replace(q, of=label), section.name)
         for section in inspection.sections
         for label, one in section.found.items()
-        for q in (one.quantities if isinstance(one, Found) else _READERS.get(section.name, _nothing)(one))
+        for q in one.quantities
         if q.question and {q.below, q.above} != {NEITHER} and math.isfinite(q.value)
     ]
     adjusted = tuple(_adjusted([*losses, *_merged(found)]))
@@ -115,54 +115,6 @@ def _losses(inspection: Inspection) -> Iterator[Quantity]:
             question="Which has the lower held-out loss?", below=TWO, above=ONE,
             why=f"below zero two tables predict held-out text better, over {seeds}",
         )  # fmt: skip
-
-
-# sections whose results are no `Found` yet
-
-
-def _nothing(found: Any) -> Iterator[Quantity]:
-    return iter(())
-
-
-def _alignment(found: Any) -> Iterator[Quantity]:
-    if found.alignment is None or len(set(found.names)) < 2:  # one stored table, whatever maps stand before its ends
-        return
-    try:
-        score = found.alignment.score("identity")
-    except KeyError:
-        return
-    yield Quantity.of_estimate(
-        "identity map, mean cosine of held-out rows", score.estimate, chance=score.chance,
-        null=score.null.values if score.null is not None else (),
-        question="Are input and output table alike?", below=TWO, above=ONE,
-        why="above chance the two stored tables point the same way row by row, whether trained or started so",
-    )  # fmt: skip
-
-
-def _tokens(found: Any) -> Iterator[Quantity]:
-    """Signs of the correlation of norm and frequency at both ends of a model with two tables."""
-    ends = {t.name: t.norms.frequency for t in found.tables if t.name in ("input", "output")}
-    if len(ends) < 2 or None in ends.values():
-        return
-    low, high = sorted((e.spearman for e in ends.values()), key=lambda e: e.value)
-    # ends of the two intervals taken together: wider than the interval of the difference needs to be
-    yield Quantity(
-        "difference of the correlations of norm and frequency",
-        high.value - low.value, high.low - low.high, high.high - low.low, high.rows, chance=0.0, p=_parted(low, high),
-        question="Do norms follow frequency alike at both ends?", above=TWO,
-        why="above zero norms follow frequency more at one end than at the other, and one table has one norm a row",
-    )  # fmt: skip
-
-
-def _parted(low: Estimate, high: Estimate) -> float:
-    """p at which the two intervals of correlations, by Fisher's z, no longer meet."""
-    if max(abs(low.value), abs(high.value)) >= 1:
-        return float(low.value == high.value)
-    each = 1 / math.sqrt(low.rows - 3) + 1 / math.sqrt(high.rows - 3)
-    return math.erfc((math.atanh(high.value) - math.atanh(low.value)) / each / math.sqrt(2))
-
-
-_READERS: Mapping[str, Callable[[Any], Iterator[Quantity]]] = {"alignment": _alignment, "tokens": _tokens}
 
 
 def _verdict(losses: tuple[Evidence, ...]) -> str:

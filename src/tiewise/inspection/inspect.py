@@ -1,163 +1,129 @@
-"""`carry_out`: every measure that a request can have, on every model, and the reason where there is none.
+"""`inspect`: every section that a request can have, of every model, and the reason where there is none.
 
-    subjects × measures → found, or why not → sections → evidence
+    subjects × sections → found, or why not → evidence
 
-A measure is a function of one subject, or of all together. One that a model does not allow is left out with its
-reason. What the user gave and cannot be used (a text too short, a token that is none) has ended the inspection before.
+What the user gave and cannot be used (a text too short, a token that is none) ends the inspection before anything is
+measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
+from tiewise.core.found import Found
 from tiewise.core.progress import heard
-from tiewise.inspection.request import Request
-from tiewise.inspection.subject import Subject
-from tiewise.training.results import strict
+from tiewise.inspection.evidence import with_evidence
+from tiewise.inspection.request import Effort, Request
+from tiewise.inspection.section import Bench, Inspection, NotHere, Section, SectionFound, sections
+from tiewise.inspection.subject import Subject, subjects_of
 
-SCHEMA = 1
-ALL = ""  # the label of what is said of all subjects together
-PARTS = 1000  # that progress counts for each call of a measure of weight 1
+try:
+    from tiewise.inspection.workbench import Workbench
+except ModuleNotFoundError as error:  # a light install: tables alone
+    if (error.name or "tiewise").startswith("tiewise"):
+        raise
+    Workbench = Bench  # type: ignore[assignment,misc]
 
-
-class NotHere(TiewiseError):
-    """A measure that has no meaning for these subjects: left out, and the reason said."""
-
-
-@dataclass(frozen=True)
-class Measure:
-    """One section of an inspection.
-
-    Args:
-        name: as `--only` takes it.
-        each: the measure of one subject; None where it is of all together.
-        together: the measure of all subjects.
-        text: whether it needs a text.
-        weight: how many times as long a call takes as most others, roughly; for progress.
-    """
-
-    name: str
-    each: Callable[[Subject, Request], Any] | None = None
-    together: Callable[[tuple[Subject, ...], Request], Any] | None = None
-    text: bool = False
-    weight: int = 1
+PARTS = 1000  # that progress counts for each call of a section of weight 1
 
 
-@dataclass(frozen=True)
-class Section:
-    """What one measure gave.
+def inspect(
+    model: str | os.PathLike[str],
+    other: str | os.PathLike[str] | None = None,
+    *,
+    text: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    pairs: Sequence[tuple[str, str]] = (),
+    only: Sequence[str] = (),
+    seed: int = 0,
+    windows: int = Effort.windows,
+    length: int = Effort.length,
+    tokens: int = Effort.tokens,
+    samples: int = Effort.samples,
+    lens_steps: int = Effort.lens_steps,
+    held_out: float = Effort.held_out,
+) -> Inspection:
+    """Inspect one model, two, or the models of one comparison.
 
     Args:
-        name: of the measure.
-        found: label of the subject → result, a dataclass with `record()`.
-        left_out: label → why there is none.
-    """
+        model: a Hugging Face folder, or the folder of a comparison.
+        other: a second Hugging Face folder.
+        text: what to run the models on; one source or several, as `--text` takes them. None leaves out what needs one.
+        pairs: token texts (before, after) whose transitions are asked for.
+        only: names of sections; none for all that the models and the text allow.
+        seed: of every draw.
+        windows: pieces of text that models are run on; a quarter as many more are held out for the lenses.
+        length: tokens of each, or as many as the model has positions.
+        tokens: most tokens of the text that are read for bigrams and frequencies.
+        samples: rows of a table that are compared pair by pair.
+        lens_steps: steps that every tuned lens is trained for.
+        held_out: share of the rows that maps between two tables are not fitted on; 0 fits on all and scores all.
 
-    name: str
-    found: Mapping[str, Any]
-    left_out: Mapping[str, str]
-
-    def record(self) -> dict[str, Any]:
-        """Everything as strict JSON takes it: what is not a number, as an interval of one value, is None."""
-        return {
-            "found": {label: strict(found.record()) for label, found in self.found.items()},
-            "left_out": dict(self.left_out),
-        }
-
-
-@dataclass(frozen=True, repr=False)
-class Inspection:
-    """All sections, in the order of the measures; its `repr` is a summary, for a notebook."""
-
-    subjects: tuple[Subject, ...]
-    request: Request
-    sections: tuple[Section, ...]
-
-    def __repr__(self) -> str:
-        lines = [f"Inspection of {', '.join(subject.label for subject in self.subjects)}"]
-        for section in self.sections:
-            reasons = "; ".join(dict.fromkeys(section.left_out.values()))
-            said = ", ".join(filter(None, section.found)) or ("all together" if section.found else f"none: {reasons}")
-            lines.append(f"  {section.name}: {getattr(section.found.get(ALL), 'verdict', said)}")
-        return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
-
-    def section(self, name: str) -> Section | None:
-        """Return one section, or None where it is not part of this inspection."""
-        return next((section for section in self.sections if section.name == name), None)
-
-    def found(self, name: str) -> Mapping[str, Any]:
-        """Return what a section found by label; nothing where it is not part of this inspection."""
-        section = self.section(name)
-        return section.found if section is not None else {}
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return {
-            "schema": SCHEMA,
-            "subjects": {subject.label: str(subject.folder.path) for subject in self.subjects},
-            "request": self.request.record(),
-            "sections": {section.name: section.record() for section in self.sections},
-        }
-
-
-def chosen(measures: Sequence[Measure], only: Sequence[str]) -> tuple[Measure, ...]:
-    """Return the measures of these names, or all.
+    Returns:
+        an `Inspection`; `.found("lens")` gives one section's results by model, `.record()` everything for JSON.
 
     Raises:
-        DataError: a name that no measure has.
+        TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
     """
-    names = [measure.name for measure in measures]
+    effort = Effort(windows, length, tokens, samples, lens_steps, held_out).checked()
+    texts = (text,) if isinstance(text, str | os.PathLike) else text
+    sources = tuple(os.fspath(source) for source in texts)
+    request = Request(sources, tuple(pairs), tuple(only), seed, effort).checked()
+    return inspected(subjects_of([model] if other is None else [model, other]), request)
+
+
+def inspected(subjects: tuple[Subject, ...], request: Request) -> Inspection:
+    """Inspect what was opened; raises as `inspect` does."""
+    return with_evidence(carry_out(subjects, sections(), request))
+
+
+def chosen(every: Sequence[Section], only: Sequence[str]) -> tuple[Section, ...]:
+    """Return the sections of these names, or all.
+
+    Raises:
+        DataError: a name that no section has.
+    """
+    names = [one.name for one in every]
     unknown = next((name for name in only if name not in names), None)
     if unknown is not None:
         raise DataError(f"there is no section {unknown!r}", f"sections are {', '.join(names)}")
-    return tuple(measure for measure in measures if not only or measure.name in only)
+    return tuple(one for one in every if not only or one.name in only)
 
 
-def carry_out(subjects: tuple[Subject, ...], measures: Sequence[Measure], request: Request) -> Inspection:
+def carry_out(subjects: tuple[Subject, ...], every: Sequence[Section], request: Request) -> Inspection:
     """Measure; its progress is (what is done, parts done, parts of the whole inspection).
 
     Raises:
         TiewiseError: what was given cannot be used, or nothing could be measured.
     """
-    sections = []
+    bench = Workbench(request, subjects)
+    bench.check()
+    made = []
     faults: list[TiewiseError] = []
-    wanted = chosen(measures, request.only)
-    weights = [one.weight * PARTS for one in wanted for _ in (subjects if one.each is not None else (ALL,))]
+    wanted = chosen(every, request.only)
+    weights = [one.weight * PARTS for one in wanted for _ in subjects]
     parts = pairwise(accumulate(weights, initial=0))
 
-    for measure in wanted:
-        found: dict[str, Any] = {}
+    for one in wanted:
+        found: dict[str, Found] = {}
         left_out: dict[str, str] = {}
-        for (label, make), place in zip(_calls(measure, subjects, request), parts, strict=False):
+        for subject, place in zip(subjects, parts, strict=False):
             try:
-                if measure.text and not request.texts and not any(subject.run for subject in subjects):
+                if one.text and not request.texts and not any(each.run for each in subjects):
                     raise NotHere("needs a text", "give --text")
-                with _part(label, *place, sum(weights)):
-                    found[label] = make()
+                with _part(subject.label, *place, sum(weights)):
+                    found[subject.label] = one.measure(subject, bench).about(subject.label)
             except TiewiseError as error:
                 if not isinstance(error, NotHere) or request.only:
                     faults.append(error)
-                left_out[label] = str(error)
-        sections.append(Section(measure.name, found, left_out))
-    if not any(section.found for section in sections):
+                left_out[subject.label] = str(error)
+        made.append(SectionFound(one.name, found, left_out))
+    if not any(section.found for section in made):
         raise faults[0] if faults else RunError("nothing to measure", "give --text, or a second model")
-    return Inspection(subjects, request, tuple(sections))
-
-
-def _calls(
-    measure: Measure, subjects: tuple[Subject, ...], request: Request
-) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """(label, the call) of everything that one measure does."""
-    if measure.each is not None:
-        yield from ((one.label, partial(measure.each, one, request)) for one in subjects)
-    elif measure.together is not None:
-        yield ALL, partial(measure.together, subjects, request)
+    return Inspection(subjects, request, tuple(made))
 
 
 @contextmanager
@@ -173,7 +139,7 @@ def _part(label: str, begun: int, end: int, whole: int) -> Iterator[None]:
         if what != doing:
             begun, doing = now, what
         now = max(now, int(begun + (end - begun) // 2 * min(done, total) // max(total, 1)))
-        outer(f"{label}: {what}" if label else what, now, whole)
+        outer(f"{label}: {what}", now, whole)
 
     with heard(listen) as outer:
         yield

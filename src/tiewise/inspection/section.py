@@ -4,24 +4,70 @@
     def applications(subject, bench) -> Found: ...
 
 A new section is a new file in the folder `sections`: `--only` takes its function's name, and words, table, figures and
-JSON follow from what it finds. `bench` gives the subject's model and text, read once for all sections.
+JSON follow from what it finds. `bench` gives the subject's model and text, read once for all sections. What a model
+does not allow raises `NotHere`, with the reason. An `Inspection` is what all of them found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.core.errors import TiewiseError
 from tiewise.core.found import Found
-from tiewise.inspection.request import FILES
+from tiewise.inspection.request import SECTIONS as NAMES
+from tiewise.inspection.request import Request
 from tiewise.inspection.subject import Subject
+from tiewise.training.results import strict
 
-if TYPE_CHECKING:  # the sections' own files run models, and the names of sections are asked for without torch
-    from tiewise.inspection.workbench import Workbench
+SCHEMA = 1
+ALL = ""  # the label of what is said of all subjects together
+T = TypeVar("T")
+LACKS = "needs torch and transformers", "pip install 'tiewise[torch]'"
 
-Measured = Callable[[Subject, "Workbench"], Found]
+
+class NotHere(TiewiseError):
+    """A section that has no meaning for these subjects: left out, and the reason said."""
+
+
+@dataclass
+class Bench:
+    """What sections share, in a light install: the request and all subjects, and no text."""
+
+    request: Request
+    subjects: tuple[Subject, ...]
+    _made: dict[str, Any] = field(default_factory=dict)
+
+    def once(self, name: str, make: Callable[[], T]) -> T:
+        """Return what `make` gave when it was first asked for under this name."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: T = self._made[name]
+        return made
+
+    def reads(self, subject: Subject) -> bool:
+        """Whether there is a text for this model."""
+        return False
+
+    def ids(self, subject: Subject) -> NDArray[np.int64]:
+        """The text in this model's tokens [N]."""
+        raise NotHere(*LACKS)
+
+    def training_counts(self, run: Path) -> NDArray[np.int64]:
+        """How often each token occurs in a comparison's training text."""
+        raise NotHere(*LACKS)
+
+    def check(self) -> None:
+        """Read what was given before anything is measured."""
+
+
+Measured = Callable[[Subject, Any], Found]  # of a subject and the bench
 
 
 @dataclass(frozen=True)
@@ -31,9 +77,9 @@ class Section:
     name: str
     asks: str  # the question that is its title
     place: int  # in the order in which sections are told
-    text: bool  # whether it needs a text
-    weight: int  # how many times as long it takes as most others, roughly; for progress
     measure: Measured
+    text: bool = False  # whether it needs a text
+    weight: int = 1  # how many times as long it takes as most others, roughly; for progress
 
 
 SECTIONS: dict[str, Section] = {}
@@ -43,14 +89,81 @@ def section(*, asks: str, place: int, text: bool = False, weight: int = 1) -> Ca
     """Register a function of the folder `sections` as a section."""
 
     def registered(measure: Measured) -> Measured:
-        SECTIONS[measure.__name__] = Section(measure.__name__, asks, place, text, weight, measure)
+        name = measure.__name__
+        SECTIONS[name] = Section(name, asks, place, measure, text, weight)
         return measure
 
     return registered
 
 
 def sections() -> tuple[Section, ...]:
-    """Every section of the folder, in order."""
-    for name in FILES:
-        import_module(f"tiewise.inspection.sections.{name}")
-    return tuple(sorted(SECTIONS.values(), key=lambda one: one.place))
+    """Every section of the folder, in order; last those that a light install cannot run, which say what they lack."""
+    lacking = []
+    for name in NAMES:
+        try:
+            import_module(f"tiewise.inspection.sections.{name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "tiewise").startswith("tiewise"):
+                raise
+            lacking.append(Section(name, name, 0, _lacks))
+    return (*sorted(SECTIONS.values(), key=lambda one: one.place), *lacking)
+
+
+def _lacks(subject: Subject, bench: Bench) -> Found:
+    raise NotHere(*LACKS)
+
+
+@dataclass(frozen=True)
+class SectionFound:
+    """What one section gave."""
+
+    name: str
+    found: Mapping[str, Any]  # label of the subject → `Found`
+    left_out: Mapping[str, str]  # label → why there is none
+
+    def record(self) -> dict[str, Any]:
+        """Everything as strict JSON takes it: what is not a number, as an interval of one value, is None."""
+        return {
+            "found": {label: strict(found.record()) for label, found in self.found.items()},
+            "left_out": dict(self.left_out),
+        }
+
+
+@dataclass(frozen=True, repr=False)
+class Inspection:
+    """All sections, in their order; its `repr` says what each answers, for a notebook."""
+
+    subjects: tuple[Subject, ...]
+    request: Request
+    sections: tuple[SectionFound, ...]
+
+    def __repr__(self) -> str:
+        lines = [f"Inspection of {', '.join(subject.label for subject in self.subjects)}"]
+        for section in self.sections:
+            answers: dict[str, list[str]] = {}
+            for label, found in section.found.items():
+                answers.setdefault(getattr(found, "verdict", None) or found.answer, []).append(label)
+            said = [
+                f"{', '.join(filter(None, labels))}: {answer}".removeprefix(": ") for answer, labels in answers.items()
+            ]
+            reasons = "; ".join(dict.fromkeys(section.left_out.values()))
+            lines.append(f"  {section.name}: {'; '.join(said) or f'none: {reasons}'}")
+        return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
+
+    def section(self, name: str) -> SectionFound | None:
+        """Return one section, or None where it is not part of this inspection."""
+        return next((section for section in self.sections if section.name == name), None)
+
+    def found(self, name: str) -> Mapping[str, Any]:
+        """Return what a section found by label; nothing where it is not part of this inspection."""
+        section = self.section(name)
+        return section.found if section is not None else {}
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return {
+            "schema": SCHEMA,
+            "subjects": {subject.label: str(subject.folder.path) for subject in self.subjects},
+            "request": asdict(self.request),
+            "sections": {section.name: section.record() for section in self.sections},
+        }

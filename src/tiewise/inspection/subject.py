@@ -17,17 +17,11 @@ RESULTS, RUN, FINAL = "results.json", "run.yaml", "final"
 
 @dataclass(frozen=True)
 class Subject:
-    """One checkpoint under a name.
+    """One checkpoint under a name."""
 
-    Args:
-        label: what it is called in words and figures.
-        folder: the checkpoint.
-        run: the comparison's folder, where it comes from one.
-    """
-
-    label: str
-    folder: Folder
-    run: Path | None = None
+    label: str  # what it is called in words and figures
+    folder: Folder  # the checkpoint
+    run: Path | None = None  # the comparison's folder, where it comes from one
 
 
 def is_run(path: Path) -> bool:
@@ -36,12 +30,7 @@ def is_run(path: Path) -> bool:
 
 
 def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
-    """Open one or two checkpoints, or each arm's first finished model of one comparison.
-
-    Raises:
-        CheckpointError: a path is no checkpoint.
-        RunError: a comparison is not finished, or stands beside something else.
-    """
+    """Open one or two checkpoints, or each arm's first finished model of one comparison."""
     places = [Path(path) for path in paths]
     runs = [place for place in places if is_run(place)]
     if not runs:
@@ -67,11 +56,7 @@ def labels(places: Sequence[Path]) -> list[str]:
 
 
 def comparison_of(run: Path) -> Comparison:
-    """Read what a comparison measured.
-
-    Raises:
-        RunError: its results.json cannot be read.
-    """
+    """Read what a comparison measured."""
     record = read_json(run / RESULTS)
     if record is None:
         raise RunError(f"{run / RESULTS} cannot be read", "run the comparison again")

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tiewise.analysis.bigrams_found import BigramsFound
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.facts import Facts
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.data.frequency import token_counts
 from tiewise.data.prepared import load_prepared
 from tiewise.data.windows import Ids, read_tokens, windows
-from tiewise.inspection.request import Request
+from tiewise.inspection.section import Bench
 from tiewise.inspection.subject import Subject
 from tiewise.internals.loaded import Opened, open_model
 from tiewise.training.folder import DATA
@@ -24,22 +24,20 @@ BYTES = 64  # of standard input that are kept for each token that is read: no te
 
 
 @dataclass
-class Workbench:
+class Workbench(Bench):
     """Texts and models of one inspection, read and loaded at first use."""
 
-    request: Request
-    fitted: list[tuple[Ids, BigramsFound]] = field(default_factory=list)  # texts whose direct paths were fitted
     _ids: dict[str, Ids] = field(default_factory=dict)
     _kept: TemporaryDirectory[str] | None = None
     _opened: dict[str, Opened] = field(default_factory=dict)
 
-    def check(self, subjects: tuple[Subject, ...]) -> None:
+    def check(self) -> None:
         """Read what was given before anything is measured.
 
         Raises:
             DataError: a text that is too short, a tokenizer that is missing, or a pair that is not two tokens.
         """
-        for subject in subjects:
+        for subject in self.subjects:
             for pair in self.request.pairs:
                 find_tokens(subject.folder, pair)
             if self.request.texts:
@@ -84,6 +82,10 @@ class Workbench:
             self._opened[subject.label] = open_model(subject.folder.path)
         return self._opened[subject.label]
 
+    def training_counts(self, run: Path) -> Ids:
+        """How often each token occurs in a comparison's training text."""
+        return training_counts(run)
+
     def _read(self, subject: Subject) -> Ids:
         effort = self.request.effort
         if self.request.texts or subject.run is None:
@@ -103,6 +105,16 @@ class Workbench:
             self._kept = TemporaryDirectory(prefix="tiewise-")
             _keep(Path(self._kept.name) / STDIN, BYTES * self.request.effort.tokens)
         return [str(Path(self._kept.name) / STDIN) if text == STDIN else text for text in self.request.texts]
+
+
+def training_counts(run: Path) -> Ids:
+    """How often each token occurs in a comparison's training text.
+
+    Raises:
+        DataError: the prepared text is not there.
+    """
+    text = load_prepared(run / DATA)
+    return token_counts(text.split("train"), text.vocab)
 
 
 def _keep(path: Path, most: int) -> None:

@@ -30,7 +30,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 from tiewise.internals.loaded import Opened
 
 
@@ -238,7 +238,8 @@ def _asymmetries(
     lefts = [path.left(path.input.take(chosen)) for path in paths]
     right = paths[0].output.take(chosen)
     total = len(paths) * len(right)
-    return sampled_asymmetry(lefts, right, seed, tick=lambda done: progress("asymmetry", done, total))
+    with doing("asymmetry", total):
+        return sampled_asymmetry(lefts, right, seed)
 
 
 def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
@@ -252,5 +253,6 @@ def _target(opened: Opened, chain: Chain, ids: Sequence[int]) -> HeatMap:
 def _on_text(view: PathView, path: DirectPath, chain: Chain, target: HeatMap, seed: int) -> PathView:
     """The view with what a text says of it."""
     heat = path_map(path, chain, target.ids, target.texts)
-    loss = path_loss(path, chain, seed=seed, tick=lambda done: progress("loss on the text", done, path.output.rows))
+    with doing("loss on the text", path.output.rows):
+        loss = path_loss(path, chain, seed=seed)
     return replace(view, heat=heat, likeness=likeness(target, heat, seed=seed), loss=loss)

@@ -7,14 +7,9 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tiewise.inspection.inspect import Inspection
-from tiewise.inspection.inspect import Section as Part
-from tiewise.inspection.section import SECTIONS
+from tiewise.inspection.section import Inspection
 from tiewise.report import faces, sheet
 from tiewise.report.figures_of_found import panels
-from tiewise.report.grid import Table
-from tiewise.report.inspected.drawn import DRAWN
-from tiewise.report.inspected.words import WORDS, absent, left_out, title
 from tiewise.report.sheet import Section, Sheet
 
 NAME = "report.html"
@@ -30,65 +25,44 @@ def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], com
 
 
 def render(inspection: Inspection, command: str) -> str:
-    """Return the page as text."""
-    names = ", ".join(subject.label for subject in inspection.subjects)
-    first = inspection.sections[0]
+    """Return the page as text: the verdict, what can decide, then an answer, a table and a figure for each section."""
+    models = [subject.label for subject in inspection.subjects]
+    (evidence,) = inspection.sections[0].found.values()
+    decisive = faces.deciding(evidence, models)
+    places = "".join(
+        f"<div><dt>{html.escape(s.label)}</dt><dd>{html.escape(str(s.folder.path))}</dd></div>"
+        for s in inspection.subjects
+    )
     return Sheet(
         command_name="inspect",
-        title=f"{names}: tiewise inspection",
-        subject=names,
-        heading=html.escape(WORDS[first.name].TITLE),
-        lead=sheet.paragraphs("\n".join(_lines(first))),
-        results="".join(sheet.table(table, caption) for caption, table in _made(first)),
-        note=_notes(left_out(first)),
+        title=f"{', '.join(models)}: tiewise inspection",
+        subject=", ".join(models),
+        heading=html.escape(faces.TITLE),
+        lead=sheet.paragraphs(faces.verdict(evidence)),
+        results=sheet.table(decisive, faces.EVIDENCE) if decisive else "",
+        note=sheet.folded(faces.evidence(evidence), "Every measurement that can decide") if decisive else "",
         sections=list(_sections(inspection)),
         command=command,
-        made=_places(inspection),
+        made=f'<div class="facts"><div><h3>Models</h3><dl>{places}</dl></div></div>',
         contents=True,
     ).render()
 
 
 def _sections(inspection: Inspection) -> Iterator[Section]:
-    """All but the first."""
     for part in inspection.sections[1:]:
-        if not part.found:
-            continue
-        if part.name in SECTIONS:
-            yield _section(part)
-            continue
-        new = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
-        lead = "".join(f'<p class="said">{html.escape(line)}</p>' for line in _lines(part))
-        tables = "".join(sheet.folded(table, caption) for caption, table in _made(part))
-        yield Section(html.escape(title(part.name)), new, tables + _notes(left_out(part)), lead=lead)
-    yield Section("Not measured", [], _notes(absent(inspection.sections)))
-
-
-def _section(part: Part) -> Section:
-    """One answer, one table with a row for each model, the figures, then every number for whoever asks."""
-    first = faces.summary(part.found)
-    lead = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
-    lead += sheet.table(first, title(part.name)) if first else ""
-    every = "".join(sheet.folded(made, caption) for caption, made in faces.tables(part.found))
-    extra = every + _notes(faces.notes(part.found)) + _notes(left_out(part))
-    return Section(html.escape(title(part.name)), panels(part.found), extra, lead=lead)
+        if part.found:
+            title, first, figures = faces.title(part.name), faces.summary(part.found), panels(part.found)
+            every = "".join(sheet.folded(table, caption) for caption, table in faces.every(part.found))
+            said = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
+            yield Section(
+                html.escape(title),
+                figures[:1],
+                more=figures[1:],
+                extra=every + _notes(faces.notes(part)),
+                lead=said + (sheet.table(first, title) if first else ""),
+            )
+    yield Section("Not measured", [], _notes(faces.absent(inspection.sections)))
 
 
 def _notes(lines: Iterable[str]) -> str:
     return "".join(f'<p class="note">{html.escape(line)}</p>' for line in lines)
-
-
-def _lines(part: Part) -> Iterator[str]:
-    if part.found:
-        yield from WORDS[part.name].lines(part.found)
-
-
-def _made(part: Part) -> list[tuple[str, Table]]:
-    return WORDS[part.name].tables(part.found) if part.found else []
-
-
-def _places(inspection: Inspection) -> str:
-    items = "".join(
-        f"<div><dt>{html.escape(s.label)}</dt><dd>{html.escape(str(s.folder.path))}</dd></div>"
-        for s in inspection.subjects
-    )
-    return f'<div class="facts"><div><h3>Models</h3><dl>{items}</dl></div></div>'

@@ -1,10 +1,11 @@
-"""The terminal's view of an inspection: the evidence as a table, then each section's findings in sentences.
+"""The terminal's view of an inspection: the verdict, what can decide, and one sentence for each section.
 
-Their tables are in the page and in the JSON: on a terminal they would bury what they say.
+A reader who wants the numbers says `--full` or `--only`, or opens the page.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
@@ -13,68 +14,73 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tiewise.core.numerals import plain
-from tiewise.inspection.evidence import NAME as EVIDENCE
+from tiewise.core.found import ONE, TWO
 from tiewise.inspection.evidence import TieOrNot
-from tiewise.inspection.inspect import Inspection, Section
-from tiewise.inspection.section import SECTIONS
+from tiewise.inspection.section import Inspection, SectionFound
 from tiewise.report import faces
 from tiewise.report.grid import Table
-from tiewise.report.inspected.evidence import measured
-from tiewise.report.inspected.words import WORDS, absent, left_out, title
+
+_BREAKS = re.compile(f" (?=\\[[^ ]+, |→ (?:{ONE}|{TWO})$)")
+ABREAST = 3  # models in one table, which fit 80 columns beside a question
+MORE = "--full prints the tables, --out DIR writes them with figures as a page."
 
 
-def inspection_view(inspection: Inspection) -> RenderableType:
+def inspection_view(inspection: Inspection, full: bool = False) -> RenderableType:
     """Return an inspection as it is printed. Whatever comes from a checkpoint is `Text`, never markup."""
-    names = Text()
-    for subject in inspection.subjects:
-        names.append(subject.label, "bold")
-        names.append(f"  {subject.folder.path}\n", "dim")
-    found = [section for section in inspection.sections if section.found]
-    return Group(names, *(part for section in found for part in _section(section)), *_absent(inspection))
+    first, *sections = inspection.sections
+    (evidence,) = first.found.values()
+    absent = faces.absent(sections)
+    return Group(
+        _subjects(inspection),
+        *_decision(evidence, [subject.label for subject in inspection.subjects]),
+        *(part for section in sections if section.found for part in _section(section, full)),
+        *([Text("Not measured", "bold")] if absent else []),
+        *(_indented(line, "dim") for line in absent),
+        *([] if full else [Text(MORE, "dim")]),
+    )
 
 
-def _section(section: Section) -> Iterator[RenderableType]:
-    yield Text(title(section.name), "bold")
-    if section.name in SECTIONS:
-        yield Padding(Text(faces.sentence(section.found)), (0, 0, 0, 2))
-        yield from _table(faces.summary(section.found))
-        for note in faces.notes(section.found):
-            yield Padding(Text(note, "dim"), (0, 0, 0, 2))
-    else:
-        for line in WORDS[section.name].lines(section.found):
-            yield Padding(Text(line), (0, 0, 0, 2))
-    if section.name == EVIDENCE:
-        yield from (_evidence(found) for found in section.found.values() if found.rows)
-    for line in left_out(section):
-        yield Padding(Text(line, "dim"), (0, 0, 0, 2))
-    yield Text()
+def _subjects(inspection: Inspection) -> Text:
+    run = inspection.subjects[0].run
+    if run is not None:
+        labels = ", ".join(subject.label for subject in inspection.subjects)
+        return Text.assemble((labels, "bold"), (f"  {run}", "dim"))
+    models = [Text.assemble((one.label, "bold"), (f"  {one.folder.path}", "dim")) for one in inspection.subjects]
+    return Text("\n").join(models)
 
 
-def _table(made: Table | None) -> Iterator[RichTable]:
-    """A row for each model; long names of columns are broken into lines."""
-    if made is not None:
-        shown = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-        for name in made.header:
-            shown.add_column(Text(name), overflow="fold")
-        for row in made.rows:
-            shown.add_row(*map(Text, row))
-        yield shown
+def _decision(found: TieOrNot, models: list[str]) -> Iterator[RenderableType]:
+    yield Text(f"\n{faces.TITLE}", "bold")
+    yield _indented(faces.verdict(found))
+    for start in range(0, len(models), ABREAST):
+        table = faces.deciding(found, models[start : start + ABREAST])
+        if table is not None:
+            yield Padding(_table(table), (0, 0, 1, 0))
 
 
-def _absent(inspection: Inspection) -> Iterator[RenderableType]:
-    lines = list(absent(inspection.sections))
-    if lines:
-        yield Text("Not measured", "bold")
-    for line in lines:
-        yield Padding(Text(line, "dim"), (0, 0, 0, 2))
+def _section(section: SectionFound, full: bool) -> Iterator[RenderableType]:
+    yield Text(faces.title(section.name), "bold")
+    yield _indented(faces.sentence(section.found))
+    if full:
+        for made in (faces.summary(section.found), faces.numbers(section.found)):
+            if made is not None:
+                yield Padding(_table(made), (1, 0, 0, 0))
+        for caption, table in faces.listings(section.found):
+            yield Padding(Text(caption, "italic"), (1, 0, 0, 0))
+            yield _table(table)
+        yield from (_indented(note, "dim") for note in faces.notes(section))
+        yield Text()
 
 
-def _evidence(found: TieOrNot) -> RichTable:
-    made = RichTable(box=SIMPLE_HEAD, pad_edge=False)
-    for name, ratio in (("question", 5), ("model", 2), ("measured", 3), ("no effect", 1), ("speaks for", 2)):
-        made.add_column(name, ratio=ratio, overflow="fold")
-    for row in found.rows:
-        asked = Text.assemble(row.question, "\n", (row.measure, "dim"))
-        made.add_row(asked, Text(row.about), measured(row), plain(row.level, 3), row.speaks)
-    return made
+def _indented(line: str, style: str = "") -> Padding:
+    return Padding(Text(line, style), (0, 0, 0, 2))
+
+
+def _table(made: Table) -> RichTable:
+    """A table whose cells break where a reader would: before an interval, and before what it speaks for."""
+    shown = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in made.header:
+        shown.add_column(Text(name), overflow="fold")
+    for row in made.rows:
+        shown.add_row(*(Text(_BREAKS.sub(r"\n", cell)) for cell in row))
+    return shown

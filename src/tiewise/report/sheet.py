@@ -53,6 +53,7 @@ class Section:
     extra: str = ""
     kind: str = "panels"
     lead: str = ""
+    more: Sequence[Panel] = ()  # figures that a reader opens
 
     @property
     def empty(self) -> bool:
@@ -79,7 +80,9 @@ class Sheet:
     panels: list[Panel] = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "panels", [panel for section in self.sections for panel in section.panels])
+        object.__setattr__(
+            self, "panels", [panel for section in self.sections for panel in (*section.panels, *section.more)]
+        )
 
     def render(self) -> str:
         """Return the page as text."""
@@ -166,6 +169,10 @@ def _contents(sections: Sequence[Section]) -> str:
 def _section(section: Section, index: Iterator[int], place: int) -> str:
     body = "".join(_panel(panel, next(index)) for panel in section.panels)
     grid = f'<div class="{section.kind}">{body}</div>' if body else ""
+    more = "".join(_panel(panel, next(index)) for panel in section.more)
+    if more:
+        said = f"{len(section.more)} more figure{'s' if len(section.more) > 1 else ''}"
+        grid += f'<details><summary>{said}</summary><div class="{section.kind}">{more}</div></details>'
     return f'<section id="section-{place}"><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>'
 
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import count
-from tiewise.inspection.inspect import NotHere
-from tiewise.inspection.section import section
+from tiewise.inspection.section import NotHere, section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.paths_over_training import ArmPaths, paths_over_training

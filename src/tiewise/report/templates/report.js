@@ -52,4 +52,9 @@ const wider = new ResizeObserver((seen) => seen.forEach(({ target }) => {
 }));
 document.querySelectorAll(".scroll").forEach((table) => wider.observe(table));
 
+// a figure that was drawn while folded away has had no width
+document.querySelectorAll("details").forEach((place) => place.addEventListener("toggle", () => {
+  if (place.open) place.querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot));
+}));
+
 show();

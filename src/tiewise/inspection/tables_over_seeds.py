@@ -15,7 +15,7 @@ tables hold the same and differ by such noise and a rotation only. Scores of fit
 itself is found less well where there is more noise.
 
 Tokens of one frequency are alike at the output of any model, so that CKA is given once more for what is left of the
-columns when functions of log frequency in the training text are taken out (`analysis.frequency_out`).
+columns when functions of log frequency in the training text are taken out (`analysis.row_products`).
 """
 
 from __future__ import annotations
@@ -31,45 +31,115 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.align_tables import HELD_OUT, Alignment, Settings, align
+from tiewise.analysis.align_tables import HELD_OUT, NEITHER, Settings, align
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
 from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import Pairs, one_vocabulary
-from tiewise.analysis.table_maps import CENTRED
+from tiewise.analysis.row_products import CURVE, LINE
+from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL
 from tiewise.analysis.token_table import Table
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
-from tiewise.data.frequency import token_counts
-from tiewise.data.prepared import load_prepared
-from tiewise.inspection.run_alignment import (
-    AGAIN,
-    CKA,
-    NEIGHBOURS,
-    ONE_MODEL,
-    OTHER_SEED,
-    SAME_SEED,
-    WITHOUT,
-    Again,
-    FrequencyShare,
-    Leaning,
-    OverSeeds,
-    RunAlignment,
-)
 from tiewise.inspection.subject import FINAL, comparison_of
-from tiewise.training.folder import DATA, folder_name
+from tiewise.training.folder import folder_name
 
 Scores = dict[str, float]  # measure → score
 Models = dict[int, Ends]  # seed → its final model
 Beside = list[tuple[int, int]]  # seeds of the two models that stand side by side
 
 
-def run_alignment(run: str | os.PathLike[str], settings: Settings | None = None) -> RunAlignment:
+CKA_LINE, CKA_CURVE = "CKA, frequency out (line)", "CKA, frequency out"
+WITHOUT = {LINE: CKA_LINE, CURVE: CKA_CURVE}  # powers of log frequency taken out → measure
+NEIGHBOURS, CKA, NOT_KNOWN = "neighbours", "CKA", "not known"
+OTHER_SEED, SAME_SEED = "other seed", "same seed"
+AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
+
+
+def toward(difference: Estimate) -> str:
+    """Of a difference output − input: the side that its interval speaks for, NEITHER, or NOT_KNOWN without one."""
+    if math.isnan(difference.low):
+        return NOT_KNOWN
+    return "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER
+
+
+@dataclass(frozen=True)
+class Leaning:
+    """One measure of an arm's one table against both tables of the untied arm; estimates count pairs of models."""
+
+    arm: str  # with one table
+    # a map (centred, held-out rows), `neighbours`, `CKA` (less its chance level), CKA_CURVE or CKA_LINE (the same of
+    # what is left when a curve, or a line, in log frequency is taken out of every column)
+    measure: str
+    seeds: str  # `other seed` or `same seed`: which untied model each tied one stands beside
+    input: Estimate  # score against the input table
+    output: Estimate  # score against the output table
+    difference: Estimate  # output − input, paired
+    pairs: tuple[tuple[int, int, float, float], ...]  # (seed of the arm, of the untied model, input, output score)
+    # corrected for attenuation; of CKA between different seeds, and only where training again gives more than 0
+    corrected_input: Estimate | None = None
+    corrected_output: Estimate | None = None
+    corrected_difference: Estimate | None = None  # the second less the first, paired
+
+    @property
+    def toward(self) -> str:
+        """The side that the difference speaks for."""
+        return toward(self.difference)
+
+
+@dataclass(frozen=True)
+class Again:
+    """How well tables of one arm align: the same table of two seeds, or both ends of one model."""
+
+    what: str  # AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm
+    measure: str  # as of `Leaning`
+    score: Estimate  # over models, or over all pairs of seeds
+    pairs: tuple[tuple[int, int, float], ...]  # (seed, other seed, score); of one model twice the same
+
+
+@dataclass(frozen=True)
+class OverSeeds:
+    """What a comparison says of the question."""
+
+    untied: str  # the arm with two tables that others are held against
+    arms: tuple[str, ...]  # with one table
+    seeds: tuple[int, ...]  # finished ones of the untied arm
+    tokens: int  # rows that were compared
+    chance: dict[str, float]  # measure → score of unrelated tables
+    leanings: tuple[Leaning, ...]  # by arm, measure and kind of pair
+    again: tuple[Again, ...]  # the same thing trained again
+    left_out: tuple[str, ...]  # what could not be compared, and why
+    counted: int | None  # tokens of the training text by which frequency was taken out; None where it is not there
+    frequency: dict[str, Estimate]  # arm and end → share of its variance over tokens that is a curve in log frequency
+
+    def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
+        """Return one of them; None where it was not measured."""
+        return next((x for x in self.leanings if (x.arm, x.measure, x.seeds) == (arm, measure, seeds)), None)
+
+    def told(self, arm: str) -> list[Leaning]:
+        """An arm's measures between different seeds, the rotation first; with one seed, those of that seed."""
+        for kind in (OTHER_SEED, SAME_SEED):
+            chosen = [x for x in self.leanings if (x.arm, x.seeds) == (arm, kind)]
+            if chosen:
+                return sorted(chosen, key=lambda x: x.measure != ORTHOGONAL)
+        return []
+
+    def score_again(self, what: str, measure: str) -> Estimate | None:
+        """How tables score that are the same thing trained again."""
+        return next((x.score for x in self.again if (x.what, x.measure) == (what, measure)), None)
+
+
+def over_seeds(
+    run: str | os.PathLike[str],
+    settings: Settings,
+    training_counts: Callable[[Path], NDArray],
+) -> OverSeeds:
     """Compare the tables of all final models of a comparison.
 
     Args:
         run: a folder of `tiewise compare`.
-        settings: as for `align`; permutations are not used. By default 2,048 rows are sampled for neighbours.
+        settings: as for `align`; permutations are not used.
+        training_counts: how often each token occurs in a comparison's training text; DataError where it is not there.
 
     Raises:
         RunError: no finished comparison, or none of an arm with one table and an arm with two.
@@ -84,8 +154,8 @@ def run_alignment(run: str | os.PathLike[str], settings: Settings | None = None)
         raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
     untied = models[two[0]]
     pairs = _usable(models)
-    counts, missing = _counts(run, int(pairs.a.max(initial=-1)) + 1)
-    settings = replace(settings or Settings(sampled=2048), permutations=0)
+    counts, missing = _counts(run, training_counts, int(pairs.a.max(initial=-1)) + 1)
+    settings = replace(settings, permutations=0)
     bench = _Bench(pairs, settings, None if counts is None else counts[pairs.a])
     bench.total = len(untied) ** 2
     bench.total += sum(2 * len(m.keys() & untied.keys()) ** 2 + len(m) * (len(m) - 1) // 2 for m in one.values())
@@ -96,7 +166,7 @@ def run_alignment(run: str | os.PathLike[str], settings: Settings | None = None)
         for kind in (OTHER_SEED, SAME_SEED)
         for leaning in _leanings(bench, arm, kind, found, untied)
     ]
-    return RunAlignment(
+    return OverSeeds(
         untied=two[0],
         arms=tuple(one),
         seeds=tuple(untied),
@@ -106,7 +176,7 @@ def run_alignment(run: str | os.PathLike[str], settings: Settings | None = None)
         again=tuple(again),
         left_out=(*left_out, *missing),
         counted=None if counts is None else int(counts.sum()),
-        frequency=tuple(x for arm, found in ((two[0], untied), *one.items()) for x in _frequency(bench, arm, found)),
+        frequency=dict(x for arm, found in ((two[0], untied), *one.items()) for x in _frequency(bench, arm, found)),
     )
 
 
@@ -127,7 +197,7 @@ class _Bench:
         found = align(first, second, self.pairs, self.settings, counts=self.counts)
         self.done += 1
         progress("alignment over seeds", self.done, max(self.total, self.done))
-        scores = _held_out(found)
+        scores = {s.map: s.estimate.value for s in found.scores if (s.view, s.rows) == (CENTRED, HELD_OUT)}
         self.chance |= dict.fromkeys(scores, 0.0)
         if found.neighbours is not None:
             scores[NEIGHBOURS] = found.neighbours.estimate.value
@@ -139,10 +209,6 @@ class _Bench:
         for without in found.similarity.without:  # the curve is last
             self.shares |= {id(first): without.share_a, id(second): without.share_b}
         return scores
-
-
-def _held_out(found: Alignment) -> Scores:
-    return {s.map: s.estimate.value for s in found.scores if (s.view, s.rows) == (CENTRED, HELD_OUT)}
 
 
 def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
@@ -163,11 +229,10 @@ def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
     return models, left_out
 
 
-def _counts(run: Path, rows: int) -> tuple[NDArray | None, list[str]]:
+def _counts(run: Path, training_counts: Callable[[Path], NDArray], rows: int) -> tuple[NDArray | None, list[str]]:
     """(how often each row's token occurs in the training text, why that is not known)."""
     try:
-        text = load_prepared(run / DATA)
-        counts = token_counts(text.split("train"), text.vocab)
+        counts = training_counts(run)
     except DataError as error:
         return None, [f"CKA without frequency: {error.what}"]
     found = np.zeros(max(rows, len(counts)), np.int64)  # tables may have more rows than there are tokens
@@ -195,18 +260,13 @@ def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models)
         scored.append((bench.scores(untied[other].input, table), bench.scores(untied[other].output, table)))
     for measure in scored[0][0] if scored else ():
         first, second = ([ends[i].get(measure, math.nan) for ends in scored] for i in (0, 1))
-        difference = _over_pairs(beside, [b - a for a, b in zip(first, second, strict=True)])
         yield Leaning(
             arm=arm,
             measure=measure,
             seeds=kind,
             input=_over_pairs(beside, first),
             output=_over_pairs(beside, second),
-            difference=difference,
-            toward=difference.toward,
-            corrected_input=None,
-            corrected_output=None,
-            corrected_difference=None,
+            difference=_over_pairs(beside, [b - a for a, b in zip(first, second, strict=True)]),
             pairs=tuple((*seeds, a, b) for seeds, a, b in zip(beside, first, second, strict=True)),
         )
 
@@ -223,12 +283,12 @@ def _again(bench: _Bench, arm: str, found: Models) -> Iterator[Again]:
         yield from _rows(ONE_MODEL.format(arm), [(seed, seed) for seed in found], scored)
 
 
-def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[FrequencyShare]:
+def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[tuple[str, Estimate]]:
     tables = [_stored(ends) for ends in found.values()]
     for end in tables[0]:
         shares = [bench.shares[id(one[end])] for one in tables if id(one[end]) in bench.shares]
         if shares:
-            yield FrequencyShare(f"{arm} {end}", _shown(mean_interval(shares), len(shares)))
+            yield f"{arm} {end}", mean_interval(shares)
 
 
 def _stored(ends: Ends) -> dict[str, Table]:
@@ -258,7 +318,7 @@ def _corrected(leaning: Leaning, untied: str, again: Sequence[Again]) -> Leaning
 
     apart = (lambda kept: on_output(kept) - on_input(kept)) if on_input and on_output else None
     first, second, difference = (
-        None if found is None else _shown(jackknife(found, seeds), len(leaning.pairs))
+        None if found is None else replace(jackknife(found, seeds), rows=len(leaning.pairs))
         for found in (on_input, on_output, apart)
     )
     return replace(leaning, corrected_input=first, corrected_output=second, corrected_difference=difference)
@@ -278,15 +338,10 @@ def _mean(scored: Scored, kept: Sequence[int]) -> float:
     return fmean(score for a, b, score in scored if a in kept and b in kept)
 
 
-def _over_pairs(beside: Beside, values: Sequence[float]) -> OverSeeds:
+def _over_pairs(beside: Beside, values: Sequence[float]) -> Estimate:
     """Mean over pairs of models, either all of two seeds or all of one."""
     if all(a == b for a, b in beside):
-        return _shown(mean_interval(values), len(values))
+        return mean_interval(values)
     scored = [(*pair, value) for pair, value in zip(beside, values, strict=True)]
     seeds = sorted({seed for pair in beside for seed in pair})
-    return _shown(jackknife(lambda kept: _mean(scored, kept), seeds), len(values))
-
-
-def _shown(found: Estimate, n: int) -> OverSeeds:
-    low, high = (x if math.isfinite(x) else None for x in (found.low, found.high))
-    return OverSeeds(found.value, low, high, n)
+    return replace(jackknife(lambda kept: _mean(scored, kept), seeds), rows=len(values))

@@ -1,13 +1,12 @@
-"""Results of the direct path, the first MLP and bigrams as an inspection would have them, made by hand."""
+"""Results of the first MLP and bigrams as an inspection would have them, made by hand."""
 
 from tiewise.analysis.bigram_counts import Irreversibility, TextPair
 from tiewise.analysis.bigram_maps import HeatMap, Likeness
 from tiewise.analysis.bigram_paths import PathFit, PathLoss, Split
-from tiewise.analysis.bigrams_found import BigramsFound, FrequentSplit
-from tiewise.analysis.direct_path_found import AsymmetricPair, DirectPathFound
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.path_matrix import Asymmetry, Definiteness, SampledAsymmetry
-from tiewise.analysis.path_tokens import OwnToken, Transition, WordPair
+from tiewise.analysis.path_matrix import SampledAsymmetry
+from tiewise.analysis.path_tokens import Transition, WordPair
+from tiewise.inspection.sections.bigrams import BigramsFound, FrequentSplit
 from tiewise.internals.first_mlp import FirstMlp, PathView
 
 TEXTS = (" the", '<b>"', " New", " York")
@@ -23,30 +22,6 @@ LIKE = Likeness(0.5, 0.02, None, None, 9, 2)
 def pair(there=1.25, back=1.25):
     """Return "New" and "<York>", both ways."""
     return WordPair("New", "<York>", Transition(3, 4, there, 0.02, -3.9, 4), Transition(4, 3, back, 1e-20, -46.1, 3999))
-
-
-def direct(tied=True, pairs=None):
-    """Return one model's direct path."""
-    ratio = 0.16 if tied else 1.99
-    sizes = Asymmetry(100.0, 90.0, 10.0, ratio)
-    return DirectPathFound(
-        tied=tied,
-        rows=4096,
-        width=128,
-        normed=tied,
-        asymmetry=sizes,
-        linear=Asymmetry(10.0, 10.0, 0.0, 0.0 if tied else 1.9),
-        centred=sizes,
-        definiteness=Definiteness(-2.0, 9.0, 128, 127, 0.25),
-        definiteness_centred=Definiteness(-2.0, 9.0, 128, 127, 0.3),
-        own_token=OwnToken(3.0, 1.0, 2.5, 2000, 0.4, 0.38, 0.42, 1 / 4096),
-        asymmetric=(AsymmetricPair(" a", "b", (7, 8), 4.0, -4.0),),
-        searched=4000,
-        pairs=(pair(),) if pairs is None else pairs,
-        notes=("rms norm applied, eps 1e-06",)
-        if tied
-        else ("the final norm of a model x is not known: none is applied",),
-    )
 
 
 def sampled(value):

@@ -12,8 +12,18 @@ from safetensors.numpy import save_file
 
 from tiewise.analysis.align_tables import Settings
 from tiewise.core.errors import RunError
-from tiewise.inspection.of_run import run_alignment
-from tiewise.inspection.run_alignment import AGAIN, CKA, CKA_CURVE, CKA_LINE, ONE_MODEL, OTHER_SEED, SAME_SEED
+from tiewise.inspection.tables_over_seeds import (
+    AGAIN,
+    CKA,
+    CKA_CURVE,
+    CKA_LINE,
+    ONE_MODEL,
+    OTHER_SEED,
+    SAME_SEED,
+    over_seeds,
+    toward,
+)
+from tiewise.inspection.workbench import training_counts
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
@@ -39,6 +49,10 @@ def result(arm, seed, nll):
         field.name for field in fields(RunResult) if field.default is MISSING and field.default_factory is MISSING
     ]
     return RunResult(**dict.fromkeys(needed, 1.0) | whole | named)
+
+
+def measured(run, settings):
+    return over_seeds(run, settings, training_counts)
 
 
 def write_text(folder, counts):
@@ -82,7 +96,7 @@ def planted(seeds, share=1.0, noise=(2.0, 0.5, 0.5)):
 
 
 def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
-    found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
     assert (found.untied, found.arms, found.seeds, found.tokens) == ("untied", ("tied",), (1, 2, 3), ROWS)
     toward = {x.measure: x.toward for x in found.leanings if x.seeds == OTHER_SEED}
     assert toward == {
@@ -92,11 +106,10 @@ def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
     beside = [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)]
     assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == beside
     assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
-    json.dumps(found.record(), allow_nan=False)
 
 
 def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
-    found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
     lean = found.leaning("tied", "orthogonal", SAME_SEED)
     differences = [second - first for *_, first, second in lean.pairs]
     half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)  # 97.5 % quantile of Student's t, 2 degrees
@@ -121,7 +134,7 @@ def interval(whole, without):
 
 def test_of_different_seeds_a_seed_is_left_out_with_all_its_pairs(tmp_path):
     seeds = (1, 2, 3)
-    found = run_alignment(write_run(tmp_path / "run", planted(seeds, share=0.7)), QUICK)
+    found = measured(write_run(tmp_path / "run", planted(seeds, share=0.7)), QUICK)
     own = {x.what: x for x in found.again if x.measure == CKA}
     for row in (own[AGAIN.format("untied", "output")], own[AGAIN.format("tied", "table")]):
         assert [pair[:2] for pair in row.pairs] == [(1, 2), (1, 3), (2, 3)]
@@ -147,7 +160,7 @@ def test_corrected_cka_does_not_depend_on_how_noisy_a_table_is(tmp_path, share):
     """CKA of two Gaussian parts of which one has the share s of the other is s² (and little by chance)."""
     for number, noise in enumerate(((2.0, 0.3, 0.3), (0.3, 2.0, 1.5))):
         run = write_run(tmp_path / str(number), planted((1, 2, 3), share, noise))
-        lean = run_alignment(str(run), QUICK).leaning("tied", CKA)
+        lean = measured(str(run), QUICK).leaning("tied", CKA)
         assert lean.corrected_output.value == pytest.approx(share**2, abs=0.06)
         assert abs(lean.corrected_input.value) < 0.06
     assert lean.output.value < 0.5 * share**2  # what it corrects is there
@@ -159,7 +172,7 @@ def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
         start = 3 * gaussian(seed, 9)
         models["untied"][seed][IN] += start
         models["tied"][seed][IN] += start
-    found = run_alignment(write_run(tmp_path / "run", models), QUICK)
+    found = measured(write_run(tmp_path / "run", models), QUICK)
     assert found.leaning("tied", "orthogonal", SAME_SEED).toward == "input"
     assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
     assert abs(found.leaning("tied", "orthogonal").input.value) < 0.1
@@ -191,18 +204,20 @@ def test_what_is_only_frequency_is_told_apart(tmp_path):
     """Tied and output share a curve in frequency and no more: all there is of it in CKA, nothing of it without."""
     counts = zipf()
     models = with_frequency(planted((1, 2, 3), share=0.0, noise=(0.5, 0.5, 0.5)), counts)
-    found = run_alignment(write_run(tmp_path / "run", models, counts=counts), QUICK)
+    found = measured(write_run(tmp_path / "run", models, counts=counts), QUICK)
     assert found.counted == counts.sum()
     whole, line, curve = (found.leaning("tied", measure) for measure in (CKA, CKA_LINE, CKA_CURVE))
     assert whole.corrected_output.value > 0.95
-    assert whole.corrected_difference.toward == "output"
+    assert toward(whole.corrected_difference) == "output"
     f = np.log1p(counts)
     powers = np.column_stack([f**power for power in range(4)])
-    for x, (arm, name) in zip(found.frequency, (("untied", IN), ("untied", OUT), ("tied", IN)), strict=True):
+    for share, (arm, name) in zip(
+        found.frequency.values(), (("untied", IN), ("untied", OUT), ("tied", IN)), strict=True
+    ):
         tables = [models[arm][seed][name].astype(np.float32).astype(float) for seed in (1, 2, 3)]
         left = [np.square(t - powers @ scipy.linalg.lstsq(powers, t)[0]).sum() for t in tables]
         whole_of = [np.square(t - t.mean(0)).sum() for t in tables]
-        assert x.share.value == pytest.approx(1 - np.mean(np.divide(left, whole_of)), abs=1e-9)
+        assert share.value == pytest.approx(1 - np.mean(np.divide(left, whole_of)), abs=1e-9)
     assert line.corrected_output.value > 0.3  # what is curved is still there
     assert abs(curve.corrected_output.value) < 0.05
     assert abs(curve.corrected_input.value) < 0.05
@@ -211,9 +226,9 @@ def test_what_is_only_frequency_is_told_apart(tmp_path):
 def test_what_is_more_than_frequency_stays(tmp_path):
     counts = zipf()
     models = with_frequency(planted((1, 2, 3), share=0.7, noise=(0.5, 0.5, 0.5)), counts)
-    curve = run_alignment(write_run(tmp_path / "run", models, counts=counts), QUICK).leaning("tied", CKA_CURVE)
+    curve = measured(write_run(tmp_path / "run", models, counts=counts), QUICK).leaning("tied", CKA_CURVE)
     assert curve.corrected_output.value == pytest.approx(0.49, abs=0.06)
-    assert curve.corrected_difference.toward == "output"
+    assert toward(curve.corrected_difference) == "output"
     apart = curve.corrected_output.value - curve.corrected_input.value
     assert curve.corrected_difference.value == pytest.approx(apart, abs=1e-12)
 
@@ -221,7 +236,7 @@ def test_what_is_more_than_frequency_stays(tmp_path):
 def test_a_run_without_its_text_says_so_and_gives_the_rest(tmp_path):
     run = write_run(tmp_path / "run", planted((1, 2)))
     (run / "data" / "data.json").unlink()
-    found = run_alignment(run, QUICK)
+    found = measured(run, QUICK)
     assert found.counted is None
     assert found.leaning("tied", CKA).corrected_difference is not None
     assert found.leaning("tied", CKA_CURVE) is None
@@ -229,7 +244,7 @@ def test_a_run_without_its_text_says_so_and_gives_the_rest(tmp_path):
 
 
 def test_training_again_is_measured_for_each_stored_table(tmp_path):
-    found = run_alignment(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
     kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
     assert list(dict.fromkeys(x.what for x in found.again)) == [*kinds, AGAIN.format("tied", "table")]
     rotated = {x.what: x.score for x in found.again if x.measure == "orthogonal"}
@@ -238,23 +253,22 @@ def test_training_again_is_measured_for_each_stored_table(tmp_path):
 
 
 def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path):
-    one = run_alignment(write_run(tmp_path / "one", planted((1,))), QUICK)
+    one = measured(write_run(tmp_path / "one", planted((1,))), QUICK)
     assert {x.seeds for x in one.leanings} == {SAME_SEED}
     assert {x.toward for x in one.leanings} == {"not known"}
     assert [x.what for x in one.again if x.measure == "linear"] == [ONE_MODEL.format("untied")]
-    two = run_alignment(write_run(tmp_path / "two", planted((1, 2))), QUICK)
-    assert two.leaning("tied", "orthogonal").difference.n == 2
-    assert two.leaning("tied", "orthogonal").difference.low is None  # both pairs are of the same two seeds
+    two = measured(write_run(tmp_path / "two", planted((1, 2))), QUICK)
+    assert two.leaning("tied", "orthogonal").difference.rows == 2
+    assert math.isnan(two.leaning("tied", "orthogonal").difference.low)  # both pairs are of the same two seeds
     assert two.leaning("tied", "orthogonal").toward == "not known"
-    assert {x.score.n for x in two.again if "two seeds" in x.what} == {1}
-    json.dumps(two.record(), allow_nan=False)
+    assert {x.score.rows for x in two.again if "two seeds" in x.what} == {1}
 
 
 def test_diverged_and_unfinished_models_are_left_out_and_named(tmp_path):
     models = planted((1, 2, 3))
     run = write_run(tmp_path / "run", models, diverged=[("tied", 2)])
     (run / "untied" / "seed-3" / "final").rename(run / "untied" / "seed-3" / "elsewhere")
-    found = run_alignment(run, QUICK)
+    found = measured(run, QUICK)
     assert found.left_out == ("untied, seed 3: not finished", "tied, seed 2: diverged")
     assert found.seeds == (1, 2)
     assert {x.seeds for x in found.leanings} == {SAME_SEED}
@@ -265,6 +279,6 @@ def test_a_run_without_both_kinds_of_arm_is_one_line(tmp_path):
     for arm, kind in (("tied", "two tables"), ("untied", "one table")):
         run = write_run(tmp_path / arm, {arm: models[arm]})
         with pytest.raises(RunError, match=f"no finished arm with {kind}; compare at least tied and untied"):
-            run_alignment(run)
+            over_seeds(run, QUICK, training_counts)
     with pytest.raises(RunError, match=r"results\.json cannot be read"):
-        run_alignment(tmp_path)
+        over_seeds(tmp_path, QUICK, training_counts)
