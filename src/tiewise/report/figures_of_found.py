@@ -260,7 +260,7 @@ def _dot_plot(series: Sequence[DotSeries], title: str, unit: str) -> go.Figure:
     figure = go.Figure()
     for one in series:
         if one.dots:
-            figure.add_dot_trace(_dot_trace(one, place))
+            figure.add_trace(_dot_trace(one, place))
     figure.add_vline(x=0, line={"width": 1, "color": QUIET})
     ticks = {"tickvals": list(place.values()), "ticktext": [html.escape(row) for row in rows]}
     figure.update_yaxes(**ticks, range=[len(rows) - 0.4, -0.6], zeroline=False)
