@@ -79,9 +79,9 @@ def compare(
         o.hush_libraries()
         from rich.console import Console
 
+        from tiewise.report.albert_paper import orders
         from tiewise.report.page import write_report
         from tiewise.report.published import of_comparison
-        from tiewise.report.sharing_order import orders
         from tiewise.report.table import published_table, results_table, sharing_table
         from tiewise.training.compare import compare as finish
         from tiewise.training.folder import FINAL, folder_name, how_it_loads

@@ -113,10 +113,9 @@ def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None
     if json_:
         o.print_json(record)
         return
-    from tiewise.report.audit import print_view
     from tiewise.report.inspection_view import inspection_view
 
-    print_view(inspection_view(found))
+    o.print_view(inspection_view(found))
 
 
 def _make(out: Path) -> None:

@@ -16,6 +16,8 @@ import typer
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tiewise.training.settings import Settings
     from tiewise.training.shown import Shown
 
@@ -197,6 +199,13 @@ def tell(line: str) -> None:
 def print_json(record: dict[str, Any]) -> None:
     """Print one JSON object on stdout."""
     print(json.dumps(record, allow_nan=False))
+
+
+def print_view(view: RenderableType) -> None:
+    """Print, without colouring what only looks like a number or a path."""
+    from rich.console import Console
+
+    Console(highlight=False).print(view)
 
 
 def hush_libraries() -> None:

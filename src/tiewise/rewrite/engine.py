@@ -30,7 +30,7 @@ from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
-from tiewise.core.progress import advance, doing
+from tiewise.core.progress import doing
 from tiewise.core.version import __version__
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_tensors
@@ -107,6 +107,16 @@ COMMON = """
     """
 
 
+# a verb's counterpart for a model in memory
+LIVE = {
+    "tie": "tiewise.installed(model).tie()",
+    "untie": "tiewise.installed(model).untie()",
+    "densify": "tiewise.hf.plain_copy(model)",
+    "factor": 'tiewise.install(model, "factored:128")',
+    "resize": "model.resize_token_embeddings",
+}
+
+
 def verb(make: Verb) -> Callable[..., Receipt]:
     """Make of a verb `name(facts, *, options, force)` what users call: `name(source, to, *, options, dry_run, force)`.
 
@@ -114,11 +124,20 @@ def verb(make: Verb) -> Callable[..., Receipt]:
     """
 
     @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
-    def run(source: Place, to: Place, *, dry_run: bool = False, force: bool = False, **options: Any) -> Receipt:
+    def run(
+        source: Place, to: Place | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
+    ) -> Receipt:
+        if hasattr(source, "named_parameters"):
+            what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
+            live = LIVE.get(make.__name__)
+            raise CheckpointError(what, (f"use {live}, or " if live else "") + "save it first, with save_pretrained")
+        if to is None:
+            raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
         return rewrite(source, to, make, dry_run=dry_run, force=force, **options)
 
     common = inspect.signature(run, follow_wrapped=False)
     source, to, dry_run, force, _ = common.parameters.values()
+    to = to.replace(default=inspect.Parameter.empty, annotation="Place")
     options = [p for name, p in inspect.signature(make).parameters.items() if name not in ("facts", "force")]
     run.__dict__["__signature__"] = common.replace(parameters=[source, to, *options, dry_run, force])
     said, _, described = (make.__doc__ or "").partition("\n\n    Args:")
@@ -280,13 +299,13 @@ def verify(source: Folder, change: Change, plan: FilePlan, made: Path) -> None:
             raise _not_kept(f"config.json does not say {short(path)} as planned")
     put, done = {tensor.name for tensor in change.put}, 0
     kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
-    with doing("checking the result", sum(tensor.nbytes for tensor in kept)):
-        for tensor in kept:
-            old = source.headers[tensor.file].tensors[tensor.name]
+    total = sum(tensor.nbytes for tensor in kept)
+    for tensor in kept:
+        old = source.headers[tensor.file].tensors[tensor.name]
+        with doing("checking the result", total, begun=done):
             if old.nbytes and not same_bytes(old, result.tensors[tensor.name]):
                 raise _not_kept(f"{short(tensor.name)} differs from the source")
-            done += tensor.nbytes
-            advance(done)
+        done += tensor.nbytes
 
 
 def _not_kept(what: str) -> CheckpointError:
