@@ -25,13 +25,12 @@ SECTIONS = (
     "first_mlp",
     "bigrams",
     "alignment",
-    "closer",
+    "which_end",
     "gradients",
     "tokens",
     "lens",
     "refinement",
     "applications",
-    "run_alignment",
     "gradients_over_training",
 )
 EFFORT = (*TEXT, "--windows=8", "--length=16", "--samples=80", "--lens-steps=20", "--quiet")
@@ -104,7 +103,7 @@ EXACT = {
     "resize dry": ("resize", "tied", "--to", "to-nothing", "--vocab=40", "--dry-run"),
     "data show": ("data", "show", *TEXT, "--tokenizer=bytes", "--length=32", "-n", "2"),
     "inspect tables": ("inspect", "untied", "--samples=20"),
-    "inspect pair tables": ("inspect", "untied", "equal", "--only=alignment,closer,direct_path", "--samples=20"),
+    "inspect pair tables": ("inspect", "untied", "equal", "--only=alignment,which_end,direct_path", "--samples=20"),
 }
 
 # Figures that training or a forward pass made: processors and versions move their last digits.
