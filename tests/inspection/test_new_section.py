@@ -33,15 +33,14 @@ def added(tmp_path, monkeypatch):
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path / "sections")])
     for module, name in ((request, "SECTIONS"), (section, "NAMES")):
         monkeypatch.setattr(module, name, (*getattr(module, name), "squareness"))
-    monkeypatch.setattr(section, "SECTIONS", dict(section.SECTIONS))
     yield
     section.SECTIONS.pop("squareness", None)
 
 
 def test_a_section_is_one_file(added, tmp_path):
-    found = inspect(write_model(tmp_path / "model"), only=["squareness"])
+    found = inspect(write_model(tmp_path / "tiny"), only=["squareness"])
     record = json.loads(json.dumps(found.record(), allow_nan=False))["sections"]
-    assert record["squareness"]["found"]["model"]["quantities"][0]["value"] == 0.5
+    assert record["squareness"]["found"]["tiny"]["quantities"][0]["value"] == 0.5
     (row,) = record["evidence"]["found"][""]["rows"]
     assert (row["question"], row["speaks"], row["section"]) == ("Is it square?", ONE, "squareness")
     said = io.StringIO()
