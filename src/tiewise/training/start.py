@@ -15,7 +15,7 @@ from pathlib import Path
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.corpus import prepare
 from tiewise.data.prepared import PreparedText, load_prepared
-from tiewise.data.words import prepare_words, unknown_share
+from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.training import ranks
 from tiewise.training.albert.assemble import check_arms, marked
 from tiewise.training.environment import environment
