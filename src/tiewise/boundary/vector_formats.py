@@ -97,11 +97,7 @@ _OTHERS = {  # first bytes of what is often given in place of vectors
 
 
 def read_words(path: Path, tokens: Sequence[str | None]) -> WordRows:
-    """Read the vectors of `tokens`.
-
-    Raises:
-        DataError: no file of vectors, or one that contradicts itself.
-    """
+    """Read the vectors of `tokens`."""
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         head = file.read(_HEAD)

@@ -66,11 +66,7 @@ def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
 
 
 def check_rows(table: Tensor, rows: Tensor, spec: BoundarySpec) -> None:
-    """Refuse rows that do not fit `table` [V, E].
-
-    Raises:
-        SpecError: rows of another shape; `spec` names whose.
-    """
+    """Refuse rows that do not fit `table` [V, E]."""
     if rows.shape != table.shape:
         fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
         raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", fix)

@@ -28,8 +28,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 from transformers.utils import ModelOutput
 
-from tiewise.boundary.locate import depth_keys
-from tiewise.boundary.saved import BUILDERS, is_family
+from tiewise.boundary.saved import BUILDERS, DepthTying, is_family
 from tiewise.core.errors import UnsupportedError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.models.albert_layers import AlbertEmbeddings, AlbertLayer, OpenAlbertConfig, make_real
@@ -54,21 +53,13 @@ class OpenAlbertOutput(ModelOutput):
     hidden_states: tuple[Tensor, ...] | None = None
 
 
-class OpenAlbertPreTrainedModel(PreTrainedModel):
+class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):
     """What all ALBERTs have."""
 
     config_class = OpenAlbertConfig
     base_model_prefix = "albert"
     main_input_name = "input_ids"
     _supports_sdpa = True
-
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
-        return {**super().get_expanded_tied_weights_keys(all_submodels), **depth_keys(self)}
-
-    def _adjust_bias(self, module: Any, table: Any) -> None:
-        if isinstance(module, nn.Linear):  # the other modules of layers that share have nothing to fit
-            super()._adjust_bias(module, table)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -207,11 +207,7 @@ def preset(name: str, **changes: Any) -> OpenAlbertConfig:
 
 
 def check(config: Any) -> None:
-    """Refuse what cannot be built.
-
-    Raises:
-        SpecError: with the first reason found.
-    """
+    """Refuse what cannot be built."""
     sizes = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
     for name in (*sizes, "intermediate_size", "max_position_embeddings", "type_vocab_size"):
         value = getattr(config, name)

@@ -105,11 +105,7 @@ class RNNConfig(PreTrainedConfig):
 
 
 def check(config: RNNConfig) -> None:
-    """Refuse what cannot be built.
-
-    Raises:
-        SpecError: with the first reason found.
-    """
+    """Refuse what cannot be built."""
     sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "layers": config.num_hidden_layers}
     optional = {name: getattr(config, name) for name in ("output_vocab_size", "embedding_size", "last_hidden_size")}
     sizes |= {name: value for name, value in optional.items() if value is not None}
@@ -268,11 +264,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
 
 
 def _check_untied(config: RNNConfig) -> None:
-    """Refuse a plain tied model whose table cannot serve both ends; a boundary's maps may make them meet.
-
-    Raises:
-        SpecError: with the way out.
-    """
+    """Refuse a plain tied model whose table cannot serve both ends; a boundary's maps may make them meet."""
     if not config.tie_word_embeddings or getattr(config, ENTRY, None) is not None:
         return
     (rows_in, rows_out), widths = config.rows, config.widths

@@ -55,11 +55,7 @@ class _Call:
 
 
 def find_stacks(model: Any) -> list[LayerStack]:
-    """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids.
-
-    Raises:
-        InstallError: the model does not run on token ids alone, or has no list of layers.
-    """
+    """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids."""
     if any(value.is_meta for value in model.parameters()):
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
     if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
@@ -216,11 +212,7 @@ class Layout:
 
     @classmethod
     def read(cls, value: Any) -> Layout:
-        """Read what `record` gave, from a file that anybody may have written.
-
-        Raises:
-            InstallError: it is something else.
-        """
+        """Read what `record` gave, from a file that anybody may have written."""
         fix = "save the model again with tiewise"
         try:
             stacks = {
@@ -243,9 +235,6 @@ def make_layout(stacks: list[LayerStack], spec: SharingSpec) -> Layout:
     """Decide what `stacks` share under `spec`: like with like, a sublayer of other shapes with its own kind alone.
 
     With a rank, matrices of linear maps are shared and everything else stays each layer's own.
-
-    Raises:
-        SpecError: more groups than layers, or nothing in the model of the kind that is to be shared.
     """
     found = {stack.name: _of_stack(stack, spec) for stack in stacks}
     if spec.kind in ("attention", "ffn") and not any(spec.kind in p.values() for s in stacks for p in s.parts):

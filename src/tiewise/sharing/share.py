@@ -152,11 +152,7 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
 
 
 def _layers(model: nn.Module, stack: str, found: tuple[Same, ...]) -> Any:
-    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it.
-
-    Raises:
-        InstallError: there is none that the layout fits.
-    """
+    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it."""
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
     name = stack if stack in lists else near[0] if len(near) == 1 else None
