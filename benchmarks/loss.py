@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 from benchmarks.measure import alternate, in_fresh_process, peak_megabytes, ratio, spread
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle, plain
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter, path_norms
+from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
 
 SHAPE = (2048, 50304, 768)
 CHUNKS = (256, 512, 1024)
@@ -76,7 +76,7 @@ class Problem:
 
     def tied(self, track: bool = False) -> torch.Tensor:
         self._fresh()
-        rows, after = enter(self.w, self.ids, LookupOptions(record=self.record if track else None))
+        rows, after = tied_lookup(self.w, self.ids, LookupOptions(record=self.record if track else None))
         loss = linear_cross_entropy(rows, after, self.t)
         loss.backward()
         if track:

@@ -30,8 +30,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "boundary"))
 from shrink import shrink  # noqa: E402
 
-from tiewise.boundary.keys import allowed_keys  # noqa: E402
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, SCALARS, WIDTHS, model_levels  # noqa: E402  # noqa: E402
+from tiewise.boundary.locate import allowed_keys  # noqa: E402
+from tiewise.checkpoint.claims import FLAG, OWN_TYPE, SCALARS, WIDTHS, model_levels  # noqa: E402
 from tiewise.checkpoint.families import (  # noqa: E402
     POSITION,
     Ends,

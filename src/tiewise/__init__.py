@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from tiewise.hf import load as load
     from tiewise.inspection.whole import inspect as inspect
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
-    from tiewise.ops.path_gradient import enter as enter
     from tiewise.ops.path_gradient import path_norms as path_norms
+    from tiewise.ops.path_gradient import tied_lookup as tied_lookup
     from tiewise.planning.plan import plan as plan
-    from tiewise.rewrite.dedupe import dedupe as dedupe
-    from tiewise.rewrite.densify import densify as densify
+    from tiewise.rewrite.factor import densify as densify
     from tiewise.rewrite.factor import factor as factor
-    from tiewise.rewrite.repair import repair as repair
     from tiewise.rewrite.resize import resize as resize
-    from tiewise.rewrite.tie import tie as tie
-    from tiewise.rewrite.untie import untie as untie
+    from tiewise.rewrite.ties import dedupe as dedupe
+    from tiewise.rewrite.ties import repair as repair
+    from tiewise.rewrite.ties import tie as tie
+    from tiewise.rewrite.ties import untie as untie
     from tiewise.sharing.share import share_layers as share_layers
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
@@ -46,7 +46,7 @@ _HOMES = {
     "Vocabularies": "tiewise.core.vocabulary",
     "check": "tiewise.checkpoint.audit",
     **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.rewrite"),
-    "enter": "tiewise.ops.path_gradient",
+    "tied_lookup": "tiewise.ops.path_gradient",
     "inspect": "tiewise.inspection.whole",
     "install": "tiewise.boundary.install",
     "linear_cross_entropy": "tiewise.ops.cross_entropy",

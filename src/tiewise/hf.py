@@ -3,7 +3,7 @@
     import tiewise.hf
     model = AutoModelForCausalLM.from_pretrained(path)      # a model saved with factored:64, say
     model = tiewise.hf.load(path)                           # any token model, with its boundary installed and verified
-    plain = tiewise.hf.densify(model)                       # the same function in the family's own classes
+    plain = tiewise.hf.plain_copy(model)                    # the same function in the family's own classes
 
 Nothing is registered by importing `tiewise` itself, and no checkpoint brings code along.
 """
@@ -18,21 +18,20 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
-from tiewise.boundary.declare import declare_tying
-from tiewise.boundary.install import reinstall
-from tiewise.boundary.journal import Journal
-from tiewise.boundary.link import Link, link_of
-from tiewise.boundary.plain import unswap
+from tiewise.boundary.install import installed, reinstall
+from tiewise.boundary.link import link_of
 from tiewise.boundary.saved import (
     AUTO,
     ENTRY,
     PREFIX,
     TiewiseConfig,
     family_model,
-    forget_boundary,
+    forget,
     is_family,
     register,
 )
+from tiewise.boundary.structure import Journal, declare_tying
+from tiewise.boundary.verify import unswap
 from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
 from tiewise.sharing.share import register_sharing
 
@@ -52,9 +51,8 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
         InstallError: config.json does not say which model class to build, or the model has no boundary.
     """
     config = AutoConfig.from_pretrained(os.fspath(path))
-    with (
-        warnings.catch_warnings()
-    ):  # what a model could not be asked yet `reinstall` asks, with the batch that it needs
+    with warnings.catch_warnings():
+        # what a model could not be asked yet `reinstall` asks, with the batch that it needs
         warnings.filterwarnings("ignore", ".*how its loss counts labels could not be asked", TiewiseWarning)
         model = model_class(config, path).from_pretrained(path, config=config, **options)
     reinstall(model, getattr(config, ENTRY, None), batch)
@@ -69,7 +67,11 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
     """
     names = config.architectures or ["(none)"]
     name = names[0].removeprefix(PREFIX)
-    plain = getattr(transformers, name, None) or _registered(config, name)
+    plain = getattr(transformers, name, None)
+    if plain is None:  # a class that a package has registered for this kind of config, `tiewise.models` say
+        kind = config.plain_class if is_family(config) else type(config)
+        models = (auto._model_mapping.get(kind, None) for auto in AUTO)
+        plain = next((model for model in models if getattr(model, "__name__", None) == name), None)
     if not (isinstance(plain, type) and issubclass(plain, PreTrainedModel)):
         fix = "load it with the class that you know it has, then call tiewise.install(model)"
         raise InstallError(
@@ -78,24 +80,21 @@ def model_class(config: Any, path: str | os.PathLike[str]) -> Any:
     return family_model(plain) if is_family(config) else plain
 
 
-def _registered(config: Any, name: str) -> Any:
-    """Return the class of this name that a package has registered for this kind of config, `tiewise.models` say."""
-    kind = config.plain_class if is_family(config) else type(config)
-    models = (auto._model_mapping.get(kind, None) for auto in AUTO)
-    return next((model for model in models if getattr(model, "__name__", None) == name), None)
-
-
-def densify(model: Any) -> PreTrainedModel:
+def plain_copy(model: Any) -> PreTrainedModel:
     """Return a copy in the family's own class, its tables dense and untied where maps or scales made them differ.
 
     Raises:
         InstallError: no boundary is installed.
         UnsupportedError: the family's class has no place for what the boundary adds to the logits.
     """
-    link = link_of(model)
-    if link is None:
-        raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
-    _check_exportable(link)
+    link = installed(model)._link
+    fix = "keep the boundary, and load the model with tiewise.hf.load"
+    if link.structure.softcap is not None:
+        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+    if link.spec.out_bias:
+        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", fix)
+    if link.structure.new_bias:
+        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
     plain = copy.deepcopy(model)
     made = link_of(plain)
     assert made is not None
@@ -108,19 +107,9 @@ def densify(model: Any) -> PreTrainedModel:
         vars(lookup).pop("in_map", None)
         lookup.embedding_dim = lookup.weight.shape[1]
     made.head.in_features = made.hidden_width
-    forget_boundary(plain)
+    forget(plain, ENTRY)
     declare_tying(plain, made.ends, Journal())
     return plain
 
 
-def _check_exportable(link: Link) -> None:
-    fix = "keep the boundary, and load the model with tiewise.hf.load"
-    if link.structure.softcap is not None:
-        raise UnsupportedError(f"{link.spec}: a soft-cap is no matrix, so no dense table does the same", fix)
-    if link.spec.out_bias:
-        raise UnsupportedError(f"{link.spec}: the projection's bias is no table", fix)
-    if link.structure.new_bias:
-        raise UnsupportedError(f"{link.spec}: the family's own head has no bias to keep this one in", fix)
-
-
-__all__ = ["TiewiseConfig", "densify", "load"]
+__all__ = ["TiewiseConfig", "load", "plain_copy"]

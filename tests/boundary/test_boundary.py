@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.initial import sound_std
+from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.core.errors import SpecError
 from tiewise.core.random_logits import predicted_nll, start
 from tiewise.core.vocabulary import Vocabularies

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tiewise.boundary.deferred import Counts, Deferred
-from tiewise.boundary.lazy import LazyLogits
+from tiewise.boundary.link import LazyLogits
 from tiewise.core.errors import UnsupportedError
 
 B, T, E, V = 2, 5, 4, 7

@@ -45,7 +45,7 @@ def test_greedy_generation_is_unchanged(name):
 def test_generation_in_training_mode_is_unchanged(name, spec):
     model = build(name)
     install(model, spec)
-    plain = tiewise.hf.densify(copy.deepcopy(model)).train()  # the family's own class, with dropout as in training
+    plain = tiewise.hf.plain_copy(copy.deepcopy(model)).train()  # the family's own class, with dropout as in training
     ids = batch(model)["input_ids"][:, :4]
     for how in ({}, {"do_sample": True, "top_k": 20}, {"num_beams": 2}):
         torch.manual_seed(0)

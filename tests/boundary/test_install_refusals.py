@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from tiewise.boundary.install import install
+from tiewise.boundary.install import install, installed
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.ops.path_gradient import path_norms
 from tiewise.sharing.share import share_layers
@@ -319,17 +319,28 @@ def test_a_sharded_model_is_refused_and_one_that_is_sharded_afterwards_trains(sh
     with pytest.raises(InstallError, match="sharded; share its layers before fully_shard"):
         share_layers(sharded(build("llama")), "ffn")
     model = build("llama")
-    installed = install(model, spec)
+    handle = install(model, spec)
     inputs, plain = batch(model), copy.deepcopy(model)
     install(plain)
-    record, plain_record = installed.track(), install(plain).track()
+    record, plain_record = handle.track(), install(plain).track()
     step(plain, inputs)
     sharded(model)
     with pytest.raises(InstallError, match="keep what install returned"):
         install(model, spec)
     step(model, inputs)
-    gradient, wanted = installed.tables()[0].grad, plain.get_input_embeddings().weight.grad
+    gradient, wanted = handle.tables()[0].grad, plain.get_input_embeddings().weight.grad
     with pytest.raises(UnsupportedError, match=r"sharded gradient \(DTensor\); give gradient.full_tensor"):
         path_norms(gradient, record)
     got, wanted = path_norms(gradient.full_tensor(), record), path_norms(wanted, plain_record)
     assert (got.a, got.b) == pytest.approx((wanted.a, wanted.b), rel=1e-5)
+
+
+def test_a_handle_of_what_is_not_installed():
+    model = build("llama")
+    for other in (model, "runs/final"):
+        with pytest.raises(InstallError, match=r"no installed boundary; call tiewise\.install"):
+            installed(other)
+    install(model)
+    model.lm_head = nn.Linear(16, len(model.lm_head.weight), bias=False)
+    with pytest.raises(InstallError, match=r"its head is not the installed one"):
+        installed(model)

@@ -157,12 +157,13 @@ DENSE += ["untied+input_scale=sqrt_d+output_scale=0.3"]
 @pytest.mark.parametrize("name", ["llama", "bart", "opt_350m"])
 def test_densified_models_are_the_family_s_own(name, spec, tmp_path):
     model, inputs = _trained(name, spec)
-    plain = tiewise.hf.densify(model)
+    plain = tiewise.hf.plain_copy(model)
     original = build(name)
     assert type(plain) is type(original)
     assert type(plain.config) is type(original.config)
     assert [type(m) for m in plain.modules()] == [type(m) for m in original.modules()]
     assert not plain._forward_hooks
+    assert all(link_of(m) is None for m in plain.modules())
     plain.save_pretrained(tmp_path)
     loaded = type(original).from_pretrained(tmp_path)
     with torch.no_grad():
@@ -175,12 +176,12 @@ def test_what_no_dense_table_can_do_is_refused():
         model = build("llama")
         install(model, spec)
         with pytest.raises(UnsupportedError, match=reason):
-            tiewise.hf.densify(model)
+            tiewise.hf.plain_copy(model)
     with pytest.raises(InstallError, match="no installed boundary"):
-        tiewise.hf.densify(build("llama"))
+        tiewise.hf.plain_copy(build("llama"))
     phi = build("phi", tied=False)
     install(phi, "untied+bias+input_scale=2")
-    assert tiewise.hf.densify(phi).lm_head.bias is not None
+    assert tiewise.hf.plain_copy(phi).lm_head.bias is not None
 
 
 @pytest.mark.parametrize(("name", "spec"), [("gemma2", "factored:6"), ("bart", "untied"), ("llama", "spd")])
@@ -202,5 +203,5 @@ def test_copies_and_pickles_work_on_their_own(name, spec):
 def test_a_factored_model_generates_as_its_dense_copy(name):
     model, inputs = _trained(name, "factored:6")
     prompt = inputs["input_ids"][:, :4]
-    wanted = tiewise.hf.densify(model).eval().generate(prompt, max_new_tokens=6, do_sample=False)
+    wanted = tiewise.hf.plain_copy(model).eval().generate(prompt, max_new_tokens=6, do_sample=False)
     assert torch.equal(model.eval().generate(prompt, max_new_tokens=6, do_sample=False), wanted)

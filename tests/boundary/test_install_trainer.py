@@ -11,9 +11,9 @@ from tiny_models import V, build, variant
 from transformers.trainer_pt_utils import LabelSmoother
 
 import tiewise.hf
-from tiewise.boundary.accounting import FusedLabelSmoother
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.link import link_of
+from tiewise.boundary.verify import FusedLabelSmoother
 
 ROWS, LENGTH = 8, 9
 
@@ -135,7 +135,7 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
     rows = _masked_rows(name, model)
     plain = copy.deepcopy(model)
     if link_of(plain):
-        plain = tiewise.hf.densify(plain)
+        plain = tiewise.hf.plain_copy(plain)
     epsilon = 0.2 if smoother else 0.0
     wanted_loss = _smoothed(name, plain, {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, epsilon)
     wanted_loss.backward()

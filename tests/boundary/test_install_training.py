@@ -1,6 +1,7 @@
 """Gradients of installed models in every way of training: accumulation, checkpointing, scaling, autocast, processes."""
 
 import copy
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiewise.boundary.install import install
+from tiewise.boundary.install import install, installed
 from tiewise.boundary.link import link_of
-from tiewise.ops.path_gradient import path_norms
 
 
 def _pair(name, **settings):
@@ -219,8 +219,8 @@ def test_a_forward_that_raises_leaves_no_chain_behind():
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_recorded_path_norms_are_those_of_autograd(pieces):
     model, plain = _pair("llama")
-    record = link_of(model) and install(model).track()
-    name, parts = "model.embed_tokens.weight", []
+    handle = installed(model)
+    record = handle.track()
     split = build("llama", tied=False)
     split.load_state_dict(plain.state_dict())
     for seed in range(pieces):
@@ -230,12 +230,15 @@ def test_recorded_path_norms_are_those_of_autograd(pieces):
         torch.manual_seed(seed)
         split.train()(**inputs).loss.backward()
     parts = split.model.embed_tokens.weight.grad, split.lm_head.weight.grad
-    got = path_norms(dict(model.named_parameters())[name].grad, record)
+    got = handle.path_norms()
     assert got.a == pytest.approx(parts[0].norm().item(), rel=1e-5)
     assert got.b == pytest.approx(parts[1].norm().item(), rel=1e-5)
     assert got.cosine == pytest.approx(torch.cosine_similarity(*(p.flatten() for p in parts), dim=0).item(), abs=1e-5)
     assert install(model).record is record
     assert install(model).track(False) is None
+    two = install(split).path_norms()  # two tables hold their paths apart by themselves
+    assert (two.a, two.b) == pytest.approx((got.a, got.b), rel=1e-5)
+    assert math.isnan(two.cosine)
 
 
 class _Allocations(TorchDispatchMode):

@@ -1,7 +1,7 @@
 """Tying and untying during training, against a run put together by hand in plain transformers and torch.
 
 The hand-built run never calls the code under test: a fresh model whose tables are assigned, and a fresh optimizer whose
-state is filled in by the formulas that `tiewise.boundary.schedule` documents.
+state is filled in by the formulas that `Installed.tie` and `untie` document.
 """
 
 import copy
@@ -13,7 +13,6 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tiewise import install, tie_at, untie_at
-from tiewise.boundary.schedule import tie, untie
 from tiewise.core.errors import SpecError, UnsupportedError
 
 BEFORE, AFTER = 3, 2
@@ -158,7 +157,7 @@ def test_the_optimizer_lists_parameters_as_a_new_one_would(tied):
     m = model(tied)
     installed = install(m)
     optimizer = OPTIMIZERS["adamw"](groups(m))
-    (untie if tied else tie)(installed, optimizer)
+    (installed.untie if tied else installed.tie)(optimizer)
     got = [[id(p) for p in group["params"]] for group in optimizer.param_groups]
     assert got == [[id(p) for p in group["params"]] for group in groups(m)]
 
@@ -168,7 +167,7 @@ def test_tables_in_two_groups_leave_both_when_tied():
     rest = [p for p in m.parameters() if p is not m.lm_head.weight]
     optimizer = torch.optim.AdamW([{"params": rest}, {"params": [m.lm_head.weight], "lr": 1e-4}])
     gone = m.lm_head.weight
-    tie(install(m), optimizer)
+    install(m).tie(optimizer)
     assert all(p is not gone for group in optimizer.param_groups for p in group["params"])
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in m.parameters()}
 
@@ -178,7 +177,7 @@ def test_the_step_counter_of_a_merged_state_is_the_larger():
     optimizer = torch.optim.AdamW(m.parameters())
     plain_steps(m, optimizer, 1)
     optimizer.state[m.lm_head.weight]["step"] = torch.tensor(7.0)
-    tie(install(m), optimizer)
+    install(m).tie(optimizer)
     assert optimizer.state[m.lm_head.weight]["step"] == 7
 
 
@@ -188,7 +187,7 @@ def test_what_an_unknown_optimizer_keeps_is_refused_and_nothing_changes():
     plain_steps(m, optimizer, 1)
     values = copy.deepcopy(m.state_dict())
     with pytest.raises(UnsupportedError, match="RMSprop keeps square_avg"):
-        untie(install(m), optimizer)
+        install(m).untie(optimizer)
     assert m.lm_head.weight is m.model.embed_tokens.weight
     assert len(optimizer.param_groups[0]["params"]) == len(list(m.parameters()))
     for name, value in m.state_dict().items():
@@ -199,7 +198,7 @@ def test_an_unknown_optimizer_can_be_reset():
     m = model(tied=True)
     optimizer = torch.optim.RMSprop(m.parameters())
     plain_steps(m, optimizer, 1)
-    untie(install(m), optimizer, "reset")
+    install(m).untie(optimizer, "reset")
     assert m.lm_head.weight not in optimizer.state
     assert m.model.embed_tokens.weight not in optimizer.state
 
@@ -207,16 +206,16 @@ def test_an_unknown_optimizer_can_be_reset():
 @pytest.mark.parametrize(
     ("change", "spec", "choice", "says"),
     [
-        (untie, "tied", "halve", "unknown optimizer state 'halve'"),
-        (tie, "untied", "both", "unknown keep 'both'"),
-        (untie, "untied", "copy", "untied cannot be untied"),
-        (tie, "tied", "mean", "tied cannot be tied"),
-        (untie, "factored:4", "copy", "factored:4 cannot be untied"),
+        ("untie", "tied", "halve", "unknown optimizer state 'halve'"),
+        ("tie", "untied", "both", "unknown keep 'both'"),
+        ("untie", "untied", "copy", "untied cannot be untied"),
+        ("tie", "tied", "mean", "tied cannot be tied"),
+        ("untie", "factored:4", "copy", "factored:4 cannot be untied"),
     ],
 )
 def test_refusals(change, spec, choice, says):
     with pytest.raises(SpecError, match=says):
-        change(install(model(True), spec), None, choice)
+        getattr(install(model(True), spec), change)(None, choice)
 
 
 @pytest.mark.parametrize("options", ["bias+alpha=0.5", "softcap=30", "output_scale=0.25"])
@@ -224,11 +223,11 @@ def test_options_of_the_boundary_stay(options):
     m = model(tied=True)
     installed = install(m, f"tied+{options}")
     logits = m.eval()(input_ids=IDS).logits + 0
-    untie(installed)
+    installed.untie()
     assert str(installed.spec) == f"untied+{options}"
     assert m.lm_head.weight is not m.model.embed_tokens.weight
     torch.testing.assert_close(m(input_ids=IDS).logits + 0, logits)
-    tie(installed)
+    installed.tie()
     assert str(installed.spec) == f"tied+{options}"
     torch.testing.assert_close(m(input_ids=IDS).logits + 0, logits)
 
@@ -236,14 +235,14 @@ def test_options_of_the_boundary_stay(options):
 def test_a_changed_model_is_saved_as_what_it_is(tmp_path):
     m = model(tied=True)
     installed = install(m)
-    untie(installed)
+    installed.untie()
     with torch.no_grad():
         m.lm_head.weight += 1
     m.save_pretrained(tmp_path)
     loaded = LlamaForCausalLM.from_pretrained(tmp_path)
     torch.testing.assert_close(loaded(input_ids=IDS).logits, m.eval()(input_ids=IDS).logits + 0)
     assert not loaded.config.tie_word_embeddings
-    tie(installed, keep="output")
+    installed.tie(keep="output")
     m.save_pretrained(tmp_path)
     loaded = LlamaForCausalLM.from_pretrained(tmp_path)
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight

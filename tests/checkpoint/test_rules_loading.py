@@ -7,7 +7,7 @@ from rule_runs import one, run
 from tiny_checkpoints import V, llama, llama_config, llama_tensors, table, write_checkpoint
 
 from tiewise.checkpoint.audit import check
-from tiewise.rewrite.dedupe import dedupe
+from tiewise.rewrite import dedupe
 
 TABLE = "model.embed_tokens.weight"
 GEMMA = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"]}

@@ -8,7 +8,7 @@ from test_rules_tying import nested
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.audit import check
-from tiewise.rewrite.repair import repair
+from tiewise.rewrite import repair
 
 INDEX = "model.safetensors.index.json"
 SHARD = "model-00001-of-00002.safetensors"

@@ -199,9 +199,9 @@ def test_one_batch_gives_no_interval_and_strict_json(here):
     said = here("tied", *options)
     assert (said.code, said.err) == (0, "")
     record = json.loads(said.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
-    batch = record["sections"]["gradients"]["found"]["tied"]["per_batch"]
-    assert (batch["batches"], batch["share_b"]["low"]) == (1, None)
-    assert 0 < batch["share_b"]["value"] < 1
+    share, *_ = record["sections"]["gradients"]["found"]["tied"]["quantities"]
+    assert (share["n"], share["low"]) == (1, None)
+    assert 0 < share["value"] < 1
 
 
 def test_one_standard_input_for_two_models(here, made):
@@ -209,7 +209,8 @@ def test_one_standard_input_for_two_models(here, made):
     said = here("tied", "untied", *options, stdin=(made / "text.txt").read_bytes())
     assert said.code == 0, said.err
     found = json.loads(said.out)["sections"]["gradients"]["found"]
-    assert found["tied"]["predicted"] == found["untied"]["predicted"]
+    one, other = ([q["n"] for q in model["quantities"] if q["name"] == "loss"] for model in found.values())
+    assert one == other != [0]  # tokens that are predicted
 
 
 def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):

@@ -11,7 +11,9 @@ from tests.inspection.test_of_run import planted, write_run
 from tests.inspection.tiny_folders import write_model
 
 from tiewise.analysis.estimates import Estimate, correlation_interval, p_value
-from tiewise.inspection.evidence import NEITHER, NO_INTERVAL, NO_VERDICT, ONE, TWO, gather, with_evidence
+from tiewise.core import found as core_found
+from tiewise.core.found import NEITHER, ONE, TWO, Quantity
+from tiewise.inspection.evidence import NO_INTERVAL, NO_VERDICT, gather, with_evidence
 from tiewise.inspection.inspect import Inspection, Section
 from tiewise.inspection.request import Request
 from tiewise.inspection.subject import subjects_of
@@ -37,6 +39,14 @@ def estimate(value, half):
     return Estimate(value, value - half, value + half, 100)
 
 
+def cosines(*estimates):
+    """What the gradients' section makes of the cosine of the two paths."""
+    said = {"question": "Do the two uses of the table pull the same way?", "above": ONE}
+    return core_found.Found(
+        "neither", tuple(Quantity.of_estimate("cosine of the two paths per batch", e, **said) for e in estimates)
+    )
+
+
 def aligned(value, half, permuted):
     score = Found(estimate=estimate(value, half), chance=0.0, null=Found(values=permuted))
     return Found(names=("a", "b"), alignment=Found(score=lambda name: score))
@@ -54,31 +64,24 @@ def aligned(value, half, permuted):
 )
 def test_tables_are_alike_only_beyond_chance_and_all_permutations(inspected, value, half, permuted, side):
     said = spoken(inspected(alignment=aligned(value, half, permuted)))
-    assert said == {
-        "identity map, mean cosine of held-out rows": side,
-        "orthogonal map, mean cosine of held-out rows": NEITHER,
-    }
+    assert said == {"identity map, mean cosine of held-out rows": side}
 
 
 @pytest.mark.parametrize(("cosine", "side"), [(0.3, ONE), (-0.3, NEITHER)])
 def test_paths_that_cancel_are_no_reason_for_two_tables(inspected, cosine, side):
     """Where training rests A + B = 0: the cosine of any tied model is −1 there."""
-    batch = Found(cosine=estimate(cosine, 0.1), share_b=estimate(0.7, 0.1))
-    said = spoken(inspected(gradients=Found(tied=True, per_batch=batch)))
-    assert said["cosine of Path A and Path B per batch"] == side
-    assert said["Path B's share of the gradient's norm per batch"] == NEITHER
+    assert spoken(inspected(gradients=cosines(estimate(cosine, 0.1)))) == {"cosine of the two paths per batch": side}
 
 
-def test_what_every_text_and_every_map_gives_speaks_for_nothing(inspected):
-    text = Found(irreversibility=Found(held_out=0.4, low=0.39, high=0.41, plug_in=0.6, coin=0.1))
-    mlp = Found(tied=True, change=Found(centred=estimate(0.5, 0.1)))
-    assert spoken(inspected(bigrams=text, first_mlp=mlp)) == {}  # a row that could favour neither side is none
+def test_what_could_favour_neither_side_is_no_evidence_and_stays_in_its_section(inspected):
+    asked = Quantity("share", 0.7, 0.6, 0.8, 100, chance=0.5, question="Which end moves the table?")
+    found = inspected(any=core_found.Found("half", (asked, replace(asked, question="", above=ONE))))
+    assert gather(found).rows == ()
 
 
 def test_one_batch_has_no_interval_and_no_value_is_no_measurement(inspected):
     nan = math.nan
-    batch = Found(cosine=Estimate(nan, nan, nan, 1), share_b=Estimate(0.7, nan, nan, 1))
-    found = gather(inspected(gradients=Found(tied=True, per_batch=batch)))
+    found = gather(inspected(gradients=cosines(Estimate(0.7, nan, nan, 1), Estimate(nan, nan, nan, 1))))
     assert [(row.value, row.low, row.high, row.speaks) for row in found.rows] == [(0.7, None, None, NEITHER)]
     json.dumps(found.record(), allow_nan=False)
 
@@ -100,13 +103,9 @@ def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
     own = 2 * stats.t.sf(t, 15)
     assert 0.01 < own < 0.025
 
-    def rows(*cosines):
-        batches = {
-            f"m{i}": Found(tied=True, per_batch=Found(cosine=c, share_b=estimate(0.7, 0.1)))
-            for i, c in enumerate(cosines)
-        }
-        made = replace(inspected(), sections=(Section("gradients", batches, {}),))
-        return [row for row in gather(made).rows if row.measure.startswith("cosine")]
+    def rows(*batches):
+        made = {f"m{i}": cosines(one) for i, one in enumerate(batches)}
+        return gather(replace(inspected(), sections=(Section("gradients", made, {}),))).rows
 
     (alone,) = rows(weak)
     assert (alone.p, alone.speaks) == (pytest.approx(own), ONE)

@@ -9,17 +9,21 @@ from tests.report.inspected_path_samples import mlp
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.path_matrix import SampledAsymmetry
+from tiewise.core.found import NEITHER, ONE
 from tiewise.inspection.section import SECTIONS, sections
 from tiewise.inspection.sections.applications import found_of as applications
 from tiewise.inspection.sections.bigrams import found_of as bigrams
 from tiewise.inspection.sections.first_mlp import found_of as first_mlp
+from tiewise.inspection.sections.gradients import found_of as gradients
 from tiewise.inspection.sections.gradients_over_training import found_of as over_training
 from tiewise.inspection.sections.lens import found_of as lens
 from tiewise.inspection.sections.refinement import found_of as refinement
 from tiewise.internals.application_sweep import Applied, Sweep
-from tiewise.internals.course import Arm, Point, Range
-from tiewise.internals.lens_results import Layer, Lenses, Read
-from tiewise.internals.refined import Application, Course, Refinement, Rest
+from tiewise.internals.lens import Lenses, LensLayer, LensRead
+from tiewise.internals.path_gradients import Activation, AtBatch, Bin, PathGradients, PerBatch, RowShares, TokenRow
+from tiewise.internals.paths_over_training import ArmPaths, LoggedWindow, SharePart
+from tiewise.internals.refinement import Application, Refinement, Rest, Trajectory
+from tiewise.internals.two_paths import Adam, PathSplit
 
 
 def about(value, half=0.02, rows=4):
@@ -49,7 +53,7 @@ def sweep(nlls=(4.0, 3.0, 2.0, 2.5), trained=3, unigram=3.5, half=0.25, rows=4, 
         for n, nll in enumerate(nlls, 1)
     )
     facts = {"objective": "hidden", "predicted": 1200, "windows": 4, "layers": 1, "parameters": 1000, "separate": 3000}
-    return Sweep(**(facts | changed), trained=trained, unigram=about(unigram, 0.25), course=course)
+    return Sweep(**(facts | changed), trained=trained, unigram=about(unigram, 0.25), applied=course)
 
 
 @pytest.mark.parametrize(
@@ -95,17 +99,17 @@ def test_applications_draw_every_number_that_was_measured():
 
 
 def read(kl, agreement=0.4):
-    return Read(about(kl), about(kl + 3), about(agreement))
+    return LensRead(about(kl), about(kl + 3), about(agreement))
 
 
 def layer(depth, logit, tuned, improvement=0.005, fitted=None):
     curve = (logit, 2 * tuned, tuned / (1 - improvement), tuned)
     reads = read(logit, 0.1), read(tuned, 0.3 + 0.3 * depth)
-    return Layer(depth, "h.<0>" if depth else "input", *reads, curve, fitted or tuned, improvement)
+    return LensLayer(depth, "h.<0>" if depth else "input", *reads, curve, fitted or tuned, improvement)
 
 
 def lenses(*layers, **changed):
-    last = Layer(len(layers), "h.1", Read(about(0.0), about(3.0), about(1.0)), None, (), None, None)
+    last = LensLayer(len(layers), "h.1", LensRead(about(0.0), about(3.0), about(1.0)), None, (), None, None)
     values = {"nll": about(3.0), "uniform": about(2.5), "unigram": about(1.6), "constant": about(1.5), "tied": True}
     values |= {"steps": 100, "marks": (0, 50, 90, 100), "batch": 4, "rate": 0.01, "windows": 50, "held_out": 8}
     return Lenses(**(values | changed), layers=(*layers, last), length=64, seed=0)
@@ -168,12 +172,12 @@ def alike(states):
 
 def shared(**changed):
     applied = (application(0.5), application(0.25, 0, 1.0, -0.5), application(0.125, 0, 1.0, -0.25))
-    control = Course(applied, (rest(converged=0, from_end=None, growth=about(1.2)),), alike(4))
-    return Refinement(64, 4, 2, Course(applied, (rest(**changed),), alike(4)), control)
+    control = Trajectory(applied, (rest(converged=0, from_end=None, growth=about(1.2)),), alike(4))
+    return Refinement(64, 4, 2, Trajectory(applied, (rest(**changed),), alike(4)), control)
 
 
 def unshared(fraction=0.0):
-    course = Course((application(0.5), application(0.25, None, fraction, 0.3)), (), alike(3))
+    course = Trajectory((application(0.5), application(0.25, None, fraction, 0.3)), (), alike(3))
     return Refinement(64, 4, 2, course, None)
 
 
@@ -220,17 +224,84 @@ def test_one_window_gives_a_number_without_an_interval():
     assert str(found["distance from rest"]) == "0.250"
 
 
+# --- gradients
+
+
+def split(share, cosine=math.nan):
+    return PathSplit(1 - share, share, 1.0, cosine, 1.0, 1.0, share, share, share)
+
+
+def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), batches=6, **changed):
+    """A table of ten tokens, two of which occur in no window."""
+    nothing = Estimate(math.nan, math.nan, math.nan, 1)
+    batch = PerBatch(8, batches, about(1.0), about(2.0), about(share), about(cosine) if null else nothing)
+    values = {"tied": bool(null), "vocab": 10, "width": 4, "objective": "next token", "windows": 48, "length": 16}
+    values |= {"predicted": 720, "nll": 2.5, "whole": split(share, cosine), "cosine_null": null or (math.nan,) * 2}
+    values |= {"per_batch": batch, "update": split(0.6, -0.5), "adam": Adam()}
+    values["by_batch"] = tuple(AtBatch(n, 1.0, 2.0, share) for n in (1, 2, 4, None))
+    values["activation"] = Activation(about(3.0), about(2.0), about(0.4), about(0.35))
+    values["bins"] = (Bin("0", 2, 0, split(1.0), split(1.0), 0.0, 0.2), Bin("1–9", 0, 0, *[split(math.nan)] * 2, 0, 0))
+    top = (TokenRow(3, " <b>", 7, 0.5, 0.25, 1 / 3, 0.4, 0.5),)
+    values["rows"] = RowShares(8, (0.1, 0.2, 0.3, 0.4, 0.5), (0.5,) * 5, (0.05,) * 20, (0.05,) * 20, 2, 0.2, 0.4, top)
+    return PathGradients(**(values | changed))
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (paths(), "the output head; they pull the same way"),
+        (paths(0.3, -0.5), "the lookup; they pull against each other"),
+        (
+            paths(0.5, 0.05),
+            "neither clearly; the two directions are no nearer than if the lookup's were given",
+        ),
+        (paths(null=None, cosine=math.nan), "the output head; with two tables no step serves both"),
+        (paths(whole=split(math.nan)), "neither: both gradients are zero on this text"),
+    ],
+)
+def test_gradients_answer_which_use_pulls_harder_and_whether_both_agree(found, answer):
+    assert gradients(found).answer.startswith(answer)
+
+
+def test_gradients_give_batches_the_text_the_step_and_the_older_convention():
+    found = gradients(paths())
+    assert numbers(found["head path's share per batch"]) == pytest.approx((0.7, 0.68, 0.72))
+    cosine = found["cosine of the two paths per batch"]
+    assert (cosine.chance, cosine.speaks) == (0.0, ONE)
+    assert replace(cosine, value=-0.3, low=-0.4, high=-0.2).speaks == NEITHER
+    assert found["share in Adam's step"].value == 0.6
+    assert (found["cosine, whole text"].value, found["cosine, whole text"].null) == (0.3, (-0.1, 0.1))
+    assert [q.value for q in found.quantities if "not commensurable" in q.name] == [0.4, 0.35, 3.0]
+    assert found["absent tokens' part of Adam's step"].value == 0.4
+    assert "2 of 10 tokens occur in no window and get the head path alone" in found.notes
+    assert not any(q.question for q in gradients(paths(null=None, cosine=math.nan)).quantities)  # two tables
+
+
+def test_gradients_draw_tokens_by_count_rows_and_batch_sizes():
+    found = gradients(paths())
+    share = [q.name for q in found.quantities if q.figure == "Head path's share by how often a token occurs"]
+    assert share == ["0 times", "0 times, Adam's step"]  # a bin without tokens is left out
+    rows = curves(found, "Head path's share in single rows")
+    assert sum(rows["gradient"].y) == pytest.approx(1)
+    sizes = curves(found, "Head path's share by batch size")[""]
+    assert (sizes.x, sizes.log_x, sizes.level) == ((1.0, 2.0, 4.0), True, 0.7)
+    assert "Head path's share by batch size" not in {c.name for c in gradients(paths(by_batch=())).curves}
+    bins, longest = found.listings
+    assert bins.rows[0][:3] == ("0", "2", "0")
+    assert longest.rows[0][:3] == ("␣<b>", "3", "7")
+
+
 # --- gradients over training
 
 
 def arm(shares=tuple(0.9 - 0.3 * k / 9 for k in range(10)), spread=0.02):
     """Two seeds whose head path's share goes as `shares`, in windows of ten steps; one table."""
     points = tuple(
-        Point(10 * k + 1, 10 * k + 10, (1 - s,) * 2, (s,) * 2, (s - spread / 2, s + spread / 2), (0.1, 0.3))
+        LoggedWindow(10 * k + 1, 10 * k + 10, (1 - s,) * 2, (s,) * 2, (s - spread / 2, s + spread / 2), (0.1, 0.3))
         for k, s in enumerate(shares)
     )
-    tenths = tuple(Range(p.first, p.step, mean_interval(p.share_b)) for p in points)
-    return Arm("tied", (1, 2), points, Range(1, 100, about(sum(shares) / 10)), tenths)
+    tenths = tuple(SharePart(p.first, p.step, mean_interval(p.share_b)) for p in points)
+    return ArmPaths("tied", (1, 2), points, SharePart(1, 100, about(sum(shares) / 10)), tenths)
 
 
 @pytest.mark.parametrize(

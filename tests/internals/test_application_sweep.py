@@ -1,6 +1,5 @@
 """A block applied more or less often, against transformers' own models of that many layers."""
 
-import json
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +16,7 @@ from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.windows import windows
-from tiewise.internals.application_sweep import application_sweep
-from tiewise.internals.asked import questions
+from tiewise.internals.application_sweep import application_sweep, questions
 from tiewise.internals.loaded import Opened
 from tiewise.internals.text_loss import HIDDEN, NEXT
 from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
@@ -129,18 +127,17 @@ def test_n_applications_are_a_model_of_n_layers(name, folder):
     found = opened(make(), folder)
     got, own = sweep(found), nll_by_window(found)
     assert (got.objective, got.trained, got.layers, got.windows) == (objective, TRAINED, 1, COUNT)
-    assert [one.times for one in got.course] == list(range(1, 25))
+    assert [one.times for one in got.applied] == list(range(1, 25))
     assert got.own.nll.value == pytest.approx(own.mean(), rel=1e-12)
     seen = []
     for times in (1, 2, 4, 9):
-        one, each = got.course[times - 1], nll_by_window(found, make(times))
+        one, each = got.applied[times - 1], nll_by_window(found, make(times))
         assert one.nll.value == pytest.approx(each.mean(), rel=1e-9)
         half = t.ppf(0.975, COUNT - 1) * each.std(ddof=1) / COUNT**0.5
         assert one.nll.high - one.nll.value == pytest.approx(half, rel=1e-6)
         assert one.more.value == pytest.approx((each - own).mean(), rel=1e-6, abs=1e-12)
         seen.append(one.nll.value)
     assert len(set(np.round(seen, 4))) > 1  # applications do something
-    json.dumps(got.record(), allow_nan=False)
 
 
 def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
@@ -150,7 +147,7 @@ def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
     got = sweep(found)
     for times in (1, 3, 4, 7):
         each = nll_by_window(found, decoder("gemma2", times, **sizes))
-        assert got.course[times - 1].nll.value == pytest.approx(each.mean(), rel=1e-9)
+        assert got.applied[times - 1].nll.value == pytest.approx(each.mean(), rel=1e-9)
 
 
 def test_a_block_of_two_layers_is_applied_as_one(folder):
@@ -159,7 +156,7 @@ def test_a_block_of_two_layers_is_applied_as_one(folder):
     assert (got.layers, got.trained) == (2, 3)
     assert got.own.nll.value == pytest.approx(nll_by_window(found).mean(), rel=1e-12)
     deeper = nll_by_window(found, open_albert(10, "all:cycle=2"))
-    assert got.course[4].nll.value == pytest.approx(deeper.mean(), rel=1e-9)
+    assert got.applied[4].nll.value == pytest.approx(deeper.mean(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])
@@ -177,7 +174,7 @@ def test_changes_are_those_between_the_states_of_a_deep_model(name, folder):
         assert read.all() == (objective == NEXT)  # rows of sentences leave some places empty
         for row in range(len(read)):
             each.append([(step / size)[row, read[row]].mean() for step, size in zip(steps, sizes, strict=False)])
-    assert [one.change.value for one in got.course[:8]] == pytest.approx(np.mean(each, 0), rel=1e-9)
+    assert [one.change.value for one in got.applied[:8]] == pytest.approx(np.mean(each, 0), rel=1e-9)
 
 
 def test_the_unigram_is_of_the_whole_text(folder):
@@ -203,18 +200,18 @@ def test_parameters_with_and_without_sharing_are_those_of_built_models(name, fol
 
 def test_more_layers_than_24_are_all_measured(folder):
     got = sweep(opened(open_albert(26), folder), count=2)
-    assert len(got.course) == got.trained == 26
+    assert len(got.applied) == got.trained == 26
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])
 def test_pieces_do_not_change_the_numbers(name, folder, monkeypatch):
     found = opened(MODELS[name][0](), folder)
     whole = sweep(found)
-    monkeypatch.setattr("tiewise.internals.asked.TOKENS_AT_ONCE", 2 * T)
-    monkeypatch.setattr("tiewise.internals.translators.LOGITS", 20 * V)
+    monkeypatch.setattr("tiewise.internals.application_sweep.TOKENS_AT_ONCE", 2 * T)
+    monkeypatch.setattr("tiewise.internals.tuned_lens.LOGITS", 20 * V)
     apart = sweep(found)
     assert (whole.windows, whole.predicted) == (apart.windows, apart.predicted)
-    for one, other in zip(whole.course, apart.course, strict=True):
+    for one, other in zip(whole.applied, apart.applied, strict=True):
         assert one.nll.value == pytest.approx(other.nll.value, rel=1e-12)
         assert one.change.value == pytest.approx(other.change.value, rel=1e-12)
 
@@ -258,9 +255,8 @@ def test_a_tokenizer_without_marks_and_a_text_without_a_window_are_refused(folde
 def test_what_is_not_finite_is_no_number_and_never_the_best():
     layer = Affine(1e9 * np.eye(16), np.zeros(16))  # fp32 ends at 3e38
     got = sweep(with_layers([layer] * 2))
-    assert (got.course[-1].nll, got.course[-1].more, got.course[-1].change) == (None, None, None)
+    assert (got.applied[-1].nll, got.applied[-1].more, got.applied[-1].change) == (None, None, None)
     assert got.own.nll.value >= got.best.nll.value > 0
-    assert got.record()["course"][-1]["nll"] is None
 
 
 @pytest.mark.parametrize(

@@ -17,14 +17,10 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import heard
 from tiewise.data.frequency import bin_of
-from tiewise.internals.adam_paths import Adam, AdamPaths
 from tiewise.internals.loaded import Opened
-from tiewise.internals.path_batches import by_batch
-from tiewise.internals.path_gradients import path_gradients
-from tiewise.internals.path_rows import cosine_null, row_sums
-from tiewise.internals.path_shares import HISTOGRAM
+from tiewise.internals.path_gradients import HISTOGRAM, by_batch, path_gradients
 from tiewise.internals.text_loss import HALF, HIDDEN, NEXT, TextLoss
-from tiewise.internals.two_leaves import parted
+from tiewise.internals.two_paths import Adam, AdamPaths, cosine_null, parted, row_sums
 
 T = 12
 MASK = 2
@@ -154,7 +150,6 @@ def test_two_tables_have_a_path_each(name, tmp_path):
     measured = path_gradients(found, windows, batch=2)
     assert not measured.tied
     assert math.isnan(measured.whole.cosine)
-    assert measured.record()["whole"]["cosine"] is None
     assert measured.whole.total == pytest.approx(math.hypot(a.norm().item(), b.norm().item()), rel=1e-6)
 
 
@@ -335,14 +330,13 @@ def test_paths_that_pull_one_way_stand_out_of_the_null():
     assert low < 0 < high < cosine
 
 
-def test_a_record_is_strict_json(tmp_path):
+def test_one_batch_has_no_interval_and_no_scatter(tmp_path):
     found = opened(variant("llama", FAMILIES["llama"][0]), tmp_path)
     said = []
     with heard(lambda *what: said.append(what)):
         got = path_gradients(found, text(8), batch=8)
-    record = json.loads(json.dumps(got.record(), allow_nan=False))
-    assert record["per_batch"]["share_b"]["low"] is None  # one batch has no interval
-    assert record["by_batch"] == []
+    assert math.isnan(got.per_batch.share_b.low)
+    assert got.by_batch == ()
     assert said == [("gradients", 8, 8)]
 
 

@@ -12,11 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import tiewise.hf
 from tiewise.boundary.install import install
 from tiewise.boundary.link import link_of
-from tiewise.boundary.plain import plainly
+from tiewise.boundary.verify import in_own_classes
 from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.models import RNNLM, RNNConfig, detached
 from tiewise.models.cells import CELLS
-from tiewise.rewrite.densify import densify
+from tiewise.rewrite import densify
 
 SPECS = [
     "tied",
@@ -93,12 +93,12 @@ def test_a_bias_behind_the_projection_acts_is_saved_and_is_no_table(tmp_path):
         model.head.out_map.bias.normal_()
     logits = dense_logits(model, installed, ids)
     torch.testing.assert_close(model.eval()(ids).logits.double() + 0, logits, rtol=1e-4, atol=1e-5)
-    with plainly(link_of(model)):
+    with in_own_classes(link_of(model)):
         torch.testing.assert_close(model(ids).logits.double(), logits, rtol=1e-4, atol=1e-5)
     model.save_pretrained(tmp_path)
     assert torch.equal(tiewise.hf.load(tmp_path).eval()(ids).logits + 0, model(ids).logits + 0)
     with pytest.raises(TiewiseError, match="bias is no table"):
-        tiewise.hf.densify(model)
+        tiewise.hf.plain_copy(model)
     with pytest.raises(TiewiseError, match="bias is no table"):
         densify(tmp_path, tmp_path / "plain")
 

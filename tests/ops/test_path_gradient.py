@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.cross_entropy import linear_cross_entropy
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter, path_norms
+from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
 
 V, E, N = 31, 6, 40
 
@@ -24,7 +24,7 @@ def setup(seed=0, n=N, v=V):
 
 
 def ours(table, body, ids, targets, options=LookupOptions()):  # noqa: B008
-    rows, after = enter(table, ids, options)
+    rows, after = tied_lookup(table, ids, options)
     return linear_cross_entropy(torch.tanh(rows @ body), after, targets)
 
 
@@ -84,8 +84,8 @@ def test_three_forwards_then_one_backward():
 def test_one_table_at_three_places():
     table, body, ids, targets = setup()
     leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
-    first, t1 = enter(leaf, ids)
-    second, t2 = enter(t1, targets)
+    first, t1 = tied_lookup(leaf, ids)
+    second, t2 = tied_lookup(t1, targets)
     linear_cross_entropy(torch.tanh((first + second) @ body), t2, targets).backward()
     both = F.embedding(ids, plain) + F.embedding(targets, plain)
     F.cross_entropy(torch.tanh(both @ body) @ plain.T, targets).backward()
@@ -95,7 +95,7 @@ def test_one_table_at_three_places():
 def test_a_lookup_off_the_gradient_path_loses_nothing():
     table, body, ids, targets = setup()
     leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
-    rows, after = enter(leaf, ids)
+    rows, after = tied_lookup(leaf, ids)
     linear_cross_entropy(rows.detach() @ body, after, targets).backward()
     F.cross_entropy(F.embedding(ids, plain).detach() @ body @ plain.T, targets).backward()
     torch.testing.assert_close(leaf.grad, plain.grad)
@@ -104,7 +104,7 @@ def test_a_lookup_off_the_gradient_path_loses_nothing():
 def test_a_head_that_is_not_used_loses_nothing():
     table, body, ids, _ = setup()
     leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
-    rows, _after = enter(leaf, ids)
+    rows, _after = tied_lookup(leaf, ids)
     (rows @ body).square().sum().backward()
     (F.embedding(ids, plain) @ body).square().sum().backward()
     torch.testing.assert_close(leaf.grad, plain.grad)
@@ -130,7 +130,7 @@ def test_inside_checkpointing(use_reentrant):
 
 def test_frozen_table_is_a_plain_lookup():
     table, _, ids, _ = setup()
-    rows, after = enter(table, ids)
+    rows, after = tied_lookup(table, ids)
     assert after is table
     assert torch.equal(rows, table[ids])
 
@@ -177,7 +177,7 @@ def test_one_buffer():
             return out
 
     with Watch():
-        rows, after = enter(leaf, ids)
+        rows, after = tied_lookup(leaf, ids)
         linear_cross_entropy(rows, after, ids).backward()
     assert set(sizes) - {leaf.untyped_storage().data_ptr()} == {leaf.grad.untyped_storage().data_ptr()}
 
@@ -185,7 +185,7 @@ def test_one_buffer():
 def test_an_expanded_gradient_is_not_written_into():
     table, _, ids, _ = setup()
     leaf, plain = table.clone().requires_grad_(), table.clone().requires_grad_()
-    rows, after = enter(leaf, ids)
+    rows, after = tied_lookup(leaf, ids)
     (rows.sum() + after.sum()).backward()
     (F.embedding(ids, plain).sum() + plain.sum()).backward()
     torch.testing.assert_close(leaf.grad, plain.grad)
@@ -194,11 +194,11 @@ def test_an_expanded_gradient_is_not_written_into():
 def test_refusals():
     table, _, ids, _ = setup()
     leaf = table.clone().requires_grad_()
-    rows, _ = enter(leaf, ids)
+    rows, _ = tied_lookup(leaf, ids)
     with pytest.raises(UnsupportedError, match="second derivative"):
         torch.autograd.grad(rows.square().sum(), leaf, create_graph=True)
     with pytest.raises(UnsupportedError, match=r"torch\.func"):
-        torch.func.grad(lambda w: enter(w, ids)[0].sum())(table)
+        torch.func.grad(lambda w: tied_lookup(w, ids)[0].sum())(table)
 
 
 def test_norms_of_nothing():

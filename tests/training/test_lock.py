@@ -112,4 +112,4 @@ def test_fcntl_is_never_taken_for_granted():
     source = Path(tiewise.__file__).parent
     importing = {path.name: path.read_text() for path in source.rglob("*.py") if "import fcntl" in path.read_text()}
     assert all("try:\n    import fcntl\nexcept ImportError" in text for text in importing.values()), list(importing)
-    assert list(importing) == ["place.py"]
+    assert list(importing) == ["new_folder.py"]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
-from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.initial import sound_std
+from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import install
 from tiewise.core.errors import RunError, SpecError, TiewiseError
 from tiewise.core.spec import BoundarySpec

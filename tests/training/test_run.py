@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiewise.boundary.initial import sound_std
+from tiewise.boundary.boundary import sound_std
 from tiewise.core.errors import Interrupted
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.blocks import Blocks

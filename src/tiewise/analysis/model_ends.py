@@ -18,15 +18,14 @@ from tiewise.analysis.token_table import Array, Behind, StoredTable, Table
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.plain_ends import is_own
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import Reader, Stored
+from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import progress
-from tiewise.rewrite.dense import Dense
-from tiewise.rewrite.plain_ends import is_own
-from tiewise.rewrite.stored_boundary import read_boundary
 
 
 class MappedTable(Behind):

@@ -26,15 +26,32 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.boundary.initial import draw, sound_std
-from tiewise.boundary.maps import ParametricMap, dense_tables, make_maps, penalty_of, refuse_bias
+from tiewise.boundary.maps import ParametricMap, dense_input, dense_output, make_maps, penalty_of
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.errors import SpecError
 from tiewise.core.random_logits import starting_nll
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.vocabulary import Vocabularies
-from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, enter
+from tiewise.ops.chunked import LossOptions
+from tiewise.ops.cross_entropy import linear_cross_entropy
+from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
+
+
+def sound_std(d: int) -> float:
+    """Return the default scale of a table's entries, d^-½: embedded rows of unit norm, whatever the table's width.
+
+    The body gets an input of the size that its norms expect to add to, and the loss starts within half a nat of ln V at
+    both ends. Half and twice this scale end higher for every arm on the built-in text (the table in docs/compare.md).
+    """
+    return d**-0.5
+
+
+def draw(table: Tensor, std: float, pad: int | None = None) -> None:
+    """Fill `table` [V, E] with N(0, std²) from torch's global generator; the padding row becomes zero."""
+    with torch.no_grad():
+        nn.init.normal_(table, std=std)
+        if pad is not None:
+            table[pad].zero_()
 
 
 class Boundary(nn.Module):
@@ -115,7 +132,7 @@ class Boundary(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
-        z = F.linear(self._features(hidden), self._output_rows(self._entered())) * self.output_scale
+        z = F.linear(self._features(hidden), self._output_rows(self._head_table())) * self.output_scale
         z = z if self.bias is None else z + self.bias
         cap = self.spec.softcap
         return z if cap is None else cap * torch.tanh(z / cap)
@@ -126,12 +143,12 @@ class Boundary(nn.Module):
         Returns:
             fp32 scalar, or the shape of `targets` for `reduction="none"`. `penalty()` is not included.
         """
-        return self._loss(hidden, self._entered(), targets, options)
+        return self._loss(hidden, self._head_table(), targets, options)
 
     def forward(self, ids: Tensor, body: Callable[[Tensor], Tensor], targets: Tensor, **options: Any) -> Tensor:
         """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied."""
         rows, after = self._embed(ids)
-        return self._loss(body(rows), after if self.tied else self._entered(), targets, options)
+        return self._loss(body(rows), after if self.tied else self._head_table(), targets, options)
 
     def penalty(self) -> Tensor:
         """Penalty of a `projected` spec, to be added to the loss (`tiewise.boundary.maps.penalty_of`); 0 elsewhere."""
@@ -144,12 +161,14 @@ class Boundary(nn.Module):
         Raises:
             SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
-        refuse_bias(self.spec)
+        if self.spec.out_bias:
+            fix = "keep the boundary, or train without out_bias"
+            raise SpecError(f"{self.spec}: the projection's bias is no table", fix)
         if self.spec.softcap is not None:
             raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
         table_in = self.table_in.detach()[: self.vocab.inputs]
         table_out = self._output_rows(self.table_out.detach())
-        dense_in, dense_out = dense_tables(table_in, table_out, self.in_map, self.out_map, self.width)
+        dense_in, dense_out = dense_input(table_in, self.in_map), dense_output(table_out, self.out_map, self.width)
         return dense_in * self.input_scale, dense_out * self.output_scale
 
     def extra_repr(self) -> str:
@@ -158,19 +177,16 @@ class Boundary(nn.Module):
 
     def _embed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         self._check_ids(ids)
-        rows, after = enter(self.table_in, ids, self._options())
+        rows, after = tied_lookup(self.table_in, ids, self._options())
         rows = rows if self.in_map is None else self.in_map(rows)
         return (rows if self.input_scale == 1.0 else rows * self.input_scale), after
 
     def _options(self) -> LookupOptions:
         return LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record)
 
-    def _entered(self) -> Tensor:
+    def _head_table(self) -> Tensor:
         """Return the output table, guarded where its padding row must get no gradient."""
-        if self.spec.pad is None:
-            return self.table_out
-        nothing = torch.empty(0, dtype=torch.long, device=self.table_out.device)
-        return enter(self.table_out, nothing, LookupOptions(stop_both=self.spec.pad))[1]
+        return without_row(self.table_out, self.spec.pad)
 
     def _output_rows(self, table: Tensor) -> Tensor:
         """[V_out, E]: the output tokens' rows, in their order; a view where no index map reorders them."""

@@ -1,7 +1,7 @@
 """Deferred logits: what an installed head returns so that a model's own forward ends in the fused loss.
 
 A family's forward does a handful of things between its head and its loss: a cast, a scale, a soft-cap, a bias, a
-reshape, a slice of positions. `Deferred` records them instead of computing:
+reshape, a slice of positions. `Deferred` records them instead of computing, and `Fold` says what they amount to:
 
     logits = head(hidden)                                                   # Deferred(hidden, table)
     logits = logits / cap; logits = torch.tanh(logits); logits = logits * cap
@@ -15,8 +15,8 @@ steps in place, as there is nothing to change, and hooks on a gradient that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from math import prod
+from dataclasses import dataclass, field, replace
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -24,10 +24,50 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tiewise.boundary.fold import Fold
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.cross_entropy import LossOptions, linear_cross_entropy
-from tiewise.ops.problem import compute_dtype
+from tiewise.ops.chunked import LossOptions, compute_dtype
+from tiewise.ops.cross_entropy import linear_cross_entropy
+
+
+@dataclass(frozen=True)
+class Fold:
+    """scale · product + bias, and post · tanh(·) of it where `post` is not None.
+
+        / 30 → tanh → * 30          Fold(scale=1/30) → Fold(scale=1/30, post=1) → Fold(scale=1/30, post=30)
+        scale_bias_softcap()        1, None, 30: the options of `linear_cross_entropy`
+
+    A step that does not fit the form folds to None, and the caller computes.
+    """
+
+    scale: float = 1.0
+    bias: Tensor | None = None
+    post: float | None = None
+
+    def times(self, factor: Any) -> Fold | None:
+        """Multiply by a finite Python number; a soft-cap is only known with a positive factor."""
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) < inf:
+            return None
+        if self.post is not None:
+            return replace(self, post=self.post * factor) if factor > 0 else None
+        return Fold(self.scale * factor, None if self.bias is None else self.bias * factor)
+
+    def plus(self, vector: Any, vocabulary: int) -> Fold | None:
+        """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
+        fits = isinstance(vector, Tensor) and vector.shape[-1:] == (vocabulary,) and vector.numel() == vocabulary
+        if not fits or self.post is not None:
+            return None
+        vector = vector.reshape(-1)
+        return replace(self, bias=vector if self.bias is None else self.bias + vector)
+
+    def squashed(self) -> Fold | None:
+        """Apply tanh, once."""
+        return replace(self, post=1.0) if self.post is None else None
+
+    def scale_bias_softcap(self) -> tuple[float, Tensor | None, float | None]:
+        """Say it as softcap(scale · product + bias), with softcap(z) = c · tanh(z / c)."""
+        if self.post is None:
+            return self.scale, self.bias, None
+        return self.scale * self.post, None if self.bias is None else self.bias * self.post, self.post
 
 
 @dataclass
@@ -186,7 +226,7 @@ class Deferred:
         """Fused loss of logits shaped [N, V] against `targets` [N]; options as in `LossOptions`."""
         if not torch.compiler.is_compiling():
             self.counts.fused += 1
-        scale, bias, softcap = self.fold.parts()
+        scale, bias, softcap = self.fold.scale_bias_softcap()
         everything = LossOptions(scale=scale, softcap=softcap, **options)
         with torch.set_grad_enabled(self.requires_grad):
             loss = linear_cross_entropy(self.hidden, self.table, targets, bias, everything)
@@ -329,14 +369,10 @@ def _method(name: str) -> Callable[..., Any]:
     return method
 
 
-def _attribute(name: str) -> property:
-    return property(lambda self: getattr(self.real(name), name))
-
-
 _OPERATORS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__", "__reduce_ex__")
 _OF_OBJECTS = {*dir(Deferred), "__torch_dispatch__", "__setstate__", "dtype"}
 for _name in (*_OPERATORS, *(name for name in dir(Tensor) if name not in _OF_OBJECTS)):
     if callable(getattr(Tensor, _name)):
         setattr(Deferred, _name, _method(_name))
     elif not _name.startswith("__"):
-        setattr(Deferred, _name, _attribute(_name))
+        setattr(Deferred, _name, property(lambda self, name=_name: getattr(self.real(name), name)))  # type: ignore[misc]

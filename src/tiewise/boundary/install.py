@@ -4,6 +4,7 @@
     installed = install(model, "factored:128") # two maps and a narrow table instead
     loss = model(input_ids=ids, labels=ids).loss
     loss.backward()                            # one [V, E] gradient buffer where the table is tied
+    installed.untie(optimizer)                 # in the middle of training, the optimizer's state included
 
 Install verifies itself on a random batch and refuses, leaving the model as it was, where it would change what the
 model computes or could not keep the logits from being built. See docs/install.md.
@@ -11,31 +12,34 @@ model computes or could not keep the logits from being built. See docs/install.m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.accounting import FusedLabelSmoother, correct_accounting
-from tiewise.boundary.attach import attach
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.journal import Journal
-from tiewise.boundary.link import Link, link_of
+from tiewise.boundary.link import Link, attach, link_of
 from tiewise.boundary.locate import locate
 from tiewise.boundary.maps import penalty_of
-from tiewise.boundary.probe import Batch, on_meta, random_batch
 from tiewise.boundary.saved import declare_boundary
+from tiewise.boundary.structure import Journal, declare_tying
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
-from tiewise.boundary.verify import verify
+from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, on_meta, random_batch, verify
+from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
-from tiewise.ops.path_gradient import PathRecord
+from tiewise.ops.path_gradient import PathRecord, gather, path_norms
+
+# choices of `Installed.tie` and `Installed.untie`
+KEEP, STATE = ("input", "output", "mean"), ("copy", "split", "reset")
 
 
 class Installed:
-    """Handle of an installed boundary; `install(model)` on the same model gives another one of the same."""
+    """Handle of an installed boundary; `installed(model)` gives another one of the same."""
 
     def __init__(self, model: Any, link: Link, missing_vectors: tuple[str, ...] = ()) -> None:
         self.model = model
@@ -58,9 +62,25 @@ class Installed:
         return self._link.options.record
 
     def track(self, on: bool = True) -> PathRecord | None:
-        """Record Path A's gradient rows, for `tiewise.ops.path_gradient.path_norms`; clear them at each step."""
+        """Record Path A's gradient rows, for `path_norms`; clear them at each step."""
         self._link.options = replace(self._link.options, record=PathRecord() if on else None)
         return self.record
+
+    def path_norms(self) -> PathNorms:
+        """Norms of both paths in the gradient, between the last backward of a step and clipping.
+
+        One table needs `track()` before the forward, for what Path A brought; of two each holds its own path, and they
+        have no cosine. Over several processes Path A's rows are averaged as DDP averages the gradient.
+
+        Raises:
+            UnsupportedError: one table that has no gradient yet, a sharded one, or no record.
+        """
+        table_in, table_out = self.tables()
+        if table_in is table_out:
+            return path_norms(table_in.grad, None if self.record is None else gather(self.record))
+        grads = (table.grad for table in (table_in, table_out))
+        a, b = (0.0 if grad is None else float(torch.linalg.vector_norm(grad)) for grad in grads)
+        return PathNorms(a, b, math.hypot(a, b), math.nan)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return (input table [V, E], output table [V, E]) as they are now: the same Parameter where tied."""
@@ -83,6 +103,84 @@ class Installed:
         finally:
             self._link.always -= 1
 
+    def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
+        """Give the output head a table of its own with the same values, and the optimizer a state for it.
+
+        Every handle of the boundary stays valid, and its options, such as a bias, stay.
+
+        Args:
+            optimizer: SGD, Adam or AdamW that trains the model; None where there is none yet.
+            state: each table inherits the state that the shared one had (`copy`), or half of its first moments
+                (`split`, so that the two still add up to the shared one), or starts fresh (`reset`).
+
+        Raises:
+            SpecError: an unknown `state`, or a boundary that is not tied.
+            UnsupportedError: an optimizer that keeps what this method does not know.
+        """
+        if state not in STATE:
+            raise SpecError(f"unknown optimizer state {state!r}", f"choose one of {', '.join(STATE)}")
+        if self.spec.kind != "tied":
+            raise SpecError(f"{self.spec} cannot be untied", "untie a model whose boundary is tied")
+        table_in = self.tables()[0]
+        old = {} if state == "reset" else _known_state(optimizer, table_in)
+        table_out = nn.Parameter(table_in.detach().clone(), requires_grad=table_in.requires_grad)
+        self._become("untied", table_out)
+        if optimizer is not None:
+            _replace(optimizer, self.model, table_in, [table_in, table_out])
+            for table in (table_in, table_out):
+                optimizer.state.pop(table, None)
+                if old:
+                    optimizer.state[table] = _scaled(old, 0.5 if state == "split" else 1.0)
+
+    def tie(self, optimizer: torch.optim.Optimizer | None = None, keep: str = "mean") -> None:
+        """Give both ends one table, and the optimizer the sum of their states.
+
+        A shared table's gradient is the sum of its paths' gradients, so momenta and first moments add exactly; second
+        moments add exactly where the paths' gradients are uncorrelated. Step counters take the larger.
+
+        Args:
+            optimizer: as in `untie`.
+            keep: whose values the table starts from: `input`, `output` or their `mean`.
+
+        Raises:
+            SpecError: an unknown `keep`, or a boundary that is not untied.
+            UnsupportedError: as in `untie`, and tables of unlike shapes.
+        """
+        if keep not in KEEP:
+            raise SpecError(f"unknown keep {keep!r}", f"choose one of {', '.join(KEEP)}")
+        if self.spec.kind != "untied":
+            raise SpecError(f"{self.spec} cannot be tied", "tie a model whose boundary is untied")
+        table_in, table_out = self.tables()
+        states = [_known_state(optimizer, table) for table in (table_in, table_out)]
+        if table_in.shape != table_out.shape:
+            sizes = f"{tuple(table_in.shape)} and {tuple(table_out.shape)}"
+            raise UnsupportedError(f"tables of {sizes} cannot become one", "tie tables of one shape")
+        self._become("tied", table_in)
+        with torch.no_grad():
+            if keep == "output":
+                table_in.copy_(table_out)
+            elif keep == "mean":
+                table_in.add_(table_out).mul_(0.5)
+        if optimizer is not None:
+            for table in (table_in, table_out):
+                optimizer.state.pop(table, None)
+            _replace(optimizer, self.model, table_out, [])
+            if any(states):
+                optimizer.state[table_in] = _merged(*states)
+
+    def _become(self, kind: str, table_out: Tensor) -> None:
+        """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
+        model, link, journal = self.model, self._link, Journal()
+        try:
+            journal.set(link, "spec", replace(link.spec, kind=kind))
+            journal.set(link.head, "weight", table_out)
+            journal.set(link, "plain", declare_tying(model, link.ends, journal) and link.structure.plain)
+            declare_boundary(model, link, journal, asked=True)
+            install(model)
+        except BaseException:
+            journal.undo()
+            raise
+
     def uninstall(self) -> None:
         """Give the model its own classes back; its tables stay as they are.
 
@@ -90,9 +188,23 @@ class Installed:
             UnsupportedError: its own classes cannot hold them.
         """
         if not self._link.plain:
-            fix = "export it with tiewise.hf.densify, or keep the boundary"
+            fix = "export it with tiewise.hf.plain_copy, or keep the boundary"
             raise UnsupportedError(f"{self.spec} is more than the model's own classes can hold", fix)
         self._link.undo.undo()
+
+
+def installed(model: Any) -> Installed:
+    """Return the handle of a model's installed boundary; nothing is verified again.
+
+    Raises:
+        InstallError: there is none, or the model's head was replaced since.
+    """
+    link = link_of(model) if isinstance(model, nn.Module) else None
+    if link is None:
+        raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
+    if model.get_output_embeddings() is not link.head:
+        raise InstallError(f"{type(model).__name__}: its head is not the installed one", "call tiewise.install(model)")
+    return Installed(model, link)
 
 
 def install(
@@ -116,9 +228,20 @@ def install(
     if not isinstance(model, nn.Module):
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
     wanted = None if spec is None else BoundarySpec.parse(spec)
-    if wanted is not None and wanted.vectors is not None:
-        return _install_with_vectors(model, wanted, batch, tokenizer)
-    return _install(model, wanted, wanted, batch)
+    if wanted is None or wanted.vectors is None:
+        return _install(model, wanted, wanted, batch)
+    if tokenizer is None:
+        what = f"{wanted}: a file of vectors names words, and a model has only rows"
+        raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
+    tokens = row_tokens(tokenizer, len(locate(model).source.weight))
+    rows = load_vectors(wanted.vectors, tokens).rows
+    plain = replace(wanted, vectors=None, freeze=False)
+    made = _install(model, plain, plain, batch, rows)
+    start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)
+    absent = rows.isnan().any(1).tolist()
+    missing = (token for token, gone in zip(tokens, absent, strict=True) if gone and token is not None)
+    made.missing_vectors = tuple(missing)
+    return made
 
 
 def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None = None) -> Installed:
@@ -126,21 +249,6 @@ def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None =
     saved = None if spec is None else BoundarySpec.parse(spec)
     as_loaded = None if saved is None else replace(saved, init=None, vectors=None, freeze=False)
     return _install(model, saved, as_loaded, batch)
-
-
-def _install_with_vectors(model: Any, spec: BoundarySpec, batch: Batch | None, tokenizer: Any) -> Installed:
-    assert spec.vectors is not None
-    if tokenizer is None:
-        what = f"{spec}: a file of vectors names words, and a model has only rows"
-        raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
-    tokens = row_tokens(tokenizer, len(locate(model).source.weight))
-    rows = load_vectors(spec.vectors, tokens).rows
-    plain = replace(spec, vectors=None, freeze=False)
-    installed = _install(model, plain, plain, batch, rows)
-    start_from_rows(installed.tables()[0], rows, spec.freeze, spec)
-    absent = rows.isnan().any(1).tolist()
-    missing = tuple(token for token, gone in zip(tokens, absent, strict=True) if gone and token is not None)
-    return Installed(model, installed._link, missing)
 
 
 def _install(
@@ -179,3 +287,52 @@ def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     base = verify(model, link, batch)
     correct_accounting(model, link, batch, base)
     return Installed(model, link)
+
+
+# What each known optimizer keeps per parameter and that is linear in the gradient or in its square.
+FIRST = ("momentum_buffer", "exp_avg")
+SECOND = ("exp_avg_sq", "max_exp_avg_sq")
+COUNTER = ("step",)
+State = dict[str, Any]
+
+
+def _known_state(optimizer: torch.optim.Optimizer | None, table: Tensor) -> State:
+    state = {} if optimizer is None else dict(optimizer.state.get(table, {}))
+    unknown = [key for key, value in state.items() if key not in (*FIRST, *SECOND, *COUNTER) and value is not None]
+    if unknown:
+        what = f"{type(optimizer).__name__} keeps {', '.join(unknown)}, which cannot be copied or merged"
+        raise UnsupportedError(what, "use SGD, Adam or AdamW, or change the boundary without an optimizer")
+    return state
+
+
+def _scaled(state: State, first: float) -> State:
+    found = {}
+    for key, value in state.items():
+        found[key] = value.clone() if torch.is_tensor(value) else value
+        if key in FIRST and value is not None:
+            found[key] = value * first
+    return found
+
+
+def _merged(one: State, two: State) -> State:
+    if not (one and two):
+        return _scaled(one or two, 1.0)
+    found = {}
+    for key, value in one.items():
+        other = two.get(key)
+        if value is None or other is None:
+            found[key] = value if other is None else other
+        elif key in COUNTER:
+            found[key] = max(value, other).clone() if torch.is_tensor(value) else max(value, other)
+        else:
+            found[key] = value + other
+    return found
+
+
+def _replace(optimizer: torch.optim.Optimizer, model: nn.Module, old: Tensor, new: list[Any]) -> None:
+    """Put `new` where the optimizer has `old`, in the order that a new optimizer's group would have."""
+    place = {id(p): i for i, p in enumerate(model.parameters())}
+    for group in optimizer.param_groups:
+        held = [p for p in group["params"] if p is not old]
+        if len(held) < len(group["params"]):
+            group["params"] = sorted([*held, *new], key=lambda p: place.get(id(p), len(place)))

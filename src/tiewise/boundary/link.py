@@ -1,12 +1,18 @@
-"""What a model and its installed modules share: one `Link` per model, and the two hooks around its forward.
+"""What an installed boundary puts into a model: two swapped classes, two hooks around the forward, one `Link` for all.
 
     begin   labels given, or training → the head defers its logits; the chain of tables starts empty
-    lookup  rows, table' = enter(table, ids): table' goes into the chain
+    lookup  rows, table' = tied_lookup(table, ids): table' goes into the chain
     head    takes table' from the chain, so that both gradient paths end in one buffer
     finish  the chain ends; evaluation logits become a Tensor that computes itself when read; a mean loss becomes its
             share of the step's
 
 The chain lives within one forward call. Outside of it lookups and head work unlinked: correct, in two buffers.
+
+Classes are swapped, never modules: names, Parameters and hooks stay, and a family's own embedding class keeps its
+forward. Python's method resolution puts ours beneath it:
+
+    class GemmaScaled(nn.Embedding): forward = super().forward(ids) * scale
+    swapped(GemmaScaled, Lookup):    Tiewise… → GemmaScaled → Lookup → nn.Embedding
 """
 
 from __future__ import annotations
@@ -14,28 +20,30 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_map
 
-from tiewise.boundary.deferred import Counts, Deferred
-from tiewise.boundary.journal import Journal
-from tiewise.boundary.lazy import LazyLogits
-from tiewise.boundary.locate import Ends
-from tiewise.boundary.structure import Structure
+from tiewise.boundary.deferred import Counts, Deferred, fused_cross_entropy
+from tiewise.boundary.locate import ModelEnds, locate
+from tiewise.boundary.structure import Journal, Structure, declare_tying, restructure
 from tiewise.core.spec import BoundarySpec
-from tiewise.ops.path_gradient import LookupOptions, enter
+from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
 
 NAME = "_tiewise"
+BACKWARD_HOOK = "a backward hook on its output head"
 
 
 class Link:
     """State of one installed boundary. `options` holds α, the padding row and the record of Path A."""
 
-    def __init__(self, spec: BoundarySpec, ends: Ends, structure: Structure) -> None:
+    def __init__(self, spec: BoundarySpec, ends: ModelEnds, structure: Structure, hidden_width: int) -> None:
         self.spec, self.ends, self.structure = spec, ends, structure
+        self.hidden_width = hidden_width  # what the head is given, before any map
         self.options = LookupOptions(stop_both=spec.pad, alpha=spec.alpha)
         self.counts = Counts()
         self.undo = Journal()  # takes back what install attached; structure is not kept
-        self.hidden_width = ends.head.weight.shape[1]  # what the head is given, before any map
         self.plain = structure.plain  # whether the checkpoint is one that any loader reads
         self.shifts = False  # whether position i predicts label i + 1
         self.averages = False  # whether the family's loss is a mean over its own batch, whatever number it is told
@@ -68,18 +76,15 @@ class Link:
         """Rows of `table` [V, E] at `ids` [...], linked with the other uses of the table in this forward."""
         o = LookupOptions(padding_idx, self.options.stop_both, self.options.alpha, self.options.record)
         if torch.compiler.is_compiling() or not self.active:
-            return enter(table, ids, o)[0]
-        rows, self._chain[id(table)] = enter(self._chain.get(id(table), table), ids, o)
+            return tied_lookup(table, ids, o)[0]
+        rows, self._chain[id(table)] = tied_lookup(self._chain.get(id(table), table), ids, o)
         return rows
 
     def table(self, table: Tensor) -> Tensor:
         """Return the table as the head uses it: behind its lookups, and without a gradient for the padding row."""
         if not torch.compiler.is_compiling() and id(table) in self._chain:
             return self._chain[id(table)]
-        if self.options.stop_both is None or not (torch.is_grad_enabled() and table.requires_grad):
-            return table
-        nothing = torch.empty(0, dtype=torch.long, device=table.device)
-        return enter(table, nothing, LookupOptions(stop_both=self.options.stop_both))[1]
+        return without_row(table, self.options.stop_both)
 
 
 def link_of(module: nn.Module) -> Link | None:
@@ -87,14 +92,41 @@ def link_of(module: nn.Module) -> Link | None:
     return vars(module).get(NAME)
 
 
-def attach_hooks(model: nn.Module, journal: Journal) -> None:
-    """Put `begin` and `finish` around the model's forward."""
-    # always_call: a forward that raises must not leave its chain behind
+def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
+    """Build `spec` into the model (None: leave it as it is) and link its ends; every change goes into `journal`.
+
+    Nothing is run: a model class that is being loaded (`loading`, from a config that was saved with this spec) attaches
+    too, on the meta device. What `install` verifies afterwards.
+
+    Raises:
+        InstallError, SpecError: with the reason; the caller undoes the journal.
+    """
+    ends = locate(model)
+    hidden_width = ends.head.weight.shape[1]
+    structure = restructure(ends, spec.plainly(), journal) if spec is not None else Structure()
+    native = declare_tying(model, ends, journal, loading=loading)
+    link = Link(spec or BoundarySpec("tied" if ends.tied else "untied"), ends, structure, hidden_width)
+    link.plain = structure.plain and native
+    undo = link.undo
+    journal.later(undo.undo)
+    lookups: list[Any] = link.lookups
+    head: Any = ends.head
+    for lookup in lookups:
+        undo.hide(lookup, "input_scale", structure.input_scale)
+        undo.hide(lookup, NAME, link)
+        undo.set(lookup, "__class__", swapped(type(lookup), Lookup))
+    undo.hide(head, "output_scale", structure.output_scale)
+    undo.hide(head, "softcap", structure.softcap)
+    undo.hide(head, NAME, link)
+    undo.set(head, "__class__", swapped(type(head), Head))
+    undo.hide(model, NAME, link)
     for handle in (
         model.register_forward_pre_hook(begin, with_kwargs=True),
+        # a forward that raises must not leave its chain behind
         model.register_forward_hook(finish, with_kwargs=True, always_call=True),
     ):
-        journal.later(_remove_hook, model, handle.id)
+        undo.later(_remove_hook, model, handle.id)
+    return link
 
 
 def _remove_hook(model: nn.Module, key: int) -> None:
@@ -102,6 +134,9 @@ def _remove_hook(model: nn.Module, key: int) -> None:
     stores = ("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks")
     for store in (*stores, "_forward_hooks_with_kwargs", "_forward_hooks_always_called"):
         getattr(model, store).pop(key, None)
+
+
+# around a forward
 
 
 def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -120,17 +155,27 @@ def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> 
     if link is None:
         return None
     if link.averages and output is not None:  # of DataParallel's replicas too: this needs nothing that they share
-        output = _share(output, kwargs, link.shifts)
+        output = _share_of_step(output, kwargs, link.shifts)
     if not link.active:
         return output
     handed = link.always > 0
     link.stop()
     if torch.compiler.is_compiling():
-        return _without_logits(output) if isinstance(output, dict) and output.get("loss") is not None else output
-    return output if model.training or handed else _tensors(output)
+        if not isinstance(output, dict) or output.get("loss") is None:
+            return output
+        # a compiled graph can hand out tensors only, and computing the logits would undo the point
+        return type(output)(**{key: value for key, value in output.items() if not isinstance(value, Deferred)})
+    if model.training or handed:
+        return output
+    if isinstance(output, tuple):
+        return tuple(LazyLogits(x) if isinstance(x, Deferred) else x for x in output)
+    for key, value in output.items() if isinstance(output, dict) else ():
+        if isinstance(value, Deferred):
+            output[key] = LazyLogits(value)
+    return output
 
 
-def _share(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
+def _share_of_step(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
     """Turn the mean over the labels at hand into their share of the mean over `num_items_in_batch` labels."""
     items, labels = kwargs.get("num_items_in_batch"), kwargs.get("labels")
     if items is None or labels is None:
@@ -145,16 +190,139 @@ def _share(output: Any, kwargs: dict[str, Any], shifts: bool) -> Any:
     return (loss * share, *output[1:])
 
 
-def _tensors(output: Any) -> Any:
-    if isinstance(output, tuple):
-        return tuple(LazyLogits(x) if isinstance(x, Deferred) else x for x in output)
-    if isinstance(output, dict):
-        for key, value in output.items():
-            if isinstance(value, Deferred):
-                output[key] = LazyLogits(value)
-    return output
+_FREE = {Tensor.size, Tensor.dim, *(getattr(Tensor, n).__get__ for n in ("shape", "dtype", "device", "ndim"))}
 
 
-def _without_logits(output: Any) -> Any:
-    # a compiled graph can hand out tensors only, and computing the logits would undo the point
-    return type(output)(**{key: value for key, value in output.items() if not isinstance(value, Deferred)})
+class LazyLogits(Tensor):
+    """Logits of an evaluation step: a Tensor in name around `Deferred` ones, computed when something reads it.
+
+    A Trainer that only wants the evaluation loss never reads them, so they are never computed; `compute_metrics` and
+    accelerate, which accept nothing but Tensors, get the real logits at their first touch.
+    """
+
+    deferred: Deferred
+
+    @staticmethod
+    def __new__(cls, deferred: Deferred) -> LazyLogits:
+        """Wrap; nothing is computed and nothing allocated."""
+        self = torch.Tensor._make_wrapper_subclass(cls, deferred.shape, dtype=deferred.dtype, device=deferred.device)
+        self.deferred = deferred
+        return self
+
+    def __init__(self, deferred: Deferred) -> None:
+        pass
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"LazyLogits({self.deferred!r})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Answer shape, dtype and device; fuse a cross-entropy; compute for everything else."""
+        kwargs = kwargs or {}
+        if func in _FREE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = args[0] if args else None
+        # logits that were read may have been changed since: their loss is that of what they are now
+        if func is F.cross_entropy and isinstance(first, LazyLogits) and first.deferred._real is None:
+            loss = fused_cross_entropy(first.deferred, *args[1:], **kwargs)
+            if loss is not None:
+                return loss
+        name = getattr(func, "__name__", str(func))
+        args, kwargs = tree_map(lambda x: computed(x, name), (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        """Compute for code that reaches below Python."""
+        args, kwargs = tree_map(lambda x: computed(x, str(func)), (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def computed(value: Any, because: str = "real") -> Any:
+    """Return the real logits of a `LazyLogits` or `Deferred`, and anything else as it is."""
+    if isinstance(value, LazyLogits):
+        value = value.deferred
+    return value.real(because) if isinstance(value, Deferred) else value
+
+
+# the classes that are swapped in
+
+
+class Swapped:
+    """A class made from a plain one at run time; copies and pickles by naming the two it was made from."""
+
+    plain_class: type
+    made_by: tuple[Any, ...]  # (function, *arguments) that makes the class
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, self.made_by, vars(self)
+
+
+def _blank(function: Any, *arguments: Any) -> Any:
+    made = function(*arguments)
+    return made.__new__(made)
+
+
+def swapped(plain: Any, mixin: Any) -> Any:
+    """Return the class of `plain`'s objects once `mixin` stands beneath it."""
+    bases = (mixin,) if issubclass(mixin, plain) else (plain, mixin)
+    return make(plain, (Swapped, *bases), (swapped, plain, mixin))
+
+
+def make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
+    """Make the class `Tiewise…` of `plain`, once; `made_by` says how to make it again in another process."""
+    if made_by not in _MADE:
+        body = {"plain_class": plain, "made_by": made_by, "__module__": __name__, "__doc__": plain.__doc__, **body}
+        _MADE[made_by] = type(f"Tiewise{plain.__name__}", bases, body)
+    return _MADE[made_by]
+
+
+_MADE: dict[tuple[Any, ...], type] = {}
+
+
+class Lookup(nn.Embedding):
+    """in_map(table[ids]) · input_scale, with the table handed on to the head."""
+
+    input_scale: float
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Rows [..., D] of `ids` [...]."""
+        link: Link = vars(self)[NAME]
+        weight = self.weight
+        if torch.is_grad_enabled() and weight.requires_grad:
+            rows = link.look_up(weight, ids, self.padding_idx)
+        else:
+            rows = super().forward(ids)
+        in_map = getattr(self, "in_map", None)
+        if in_map is not None:
+            rows = in_map(rows)
+        return rows if self.input_scale == 1.0 else rows * self.input_scale
+
+
+class Head(nn.Linear):
+    """softcap(out_map(hidden) · tableᵀ · output_scale + bias), deferred where the forward asks for it."""
+
+    output_scale: float
+    softcap: float | None
+
+    def forward(self, hidden: Tensor) -> Any:
+        """Logits [..., V] of hidden states [..., D]."""
+        link: Link = vars(self)[NAME]
+        out_map = getattr(self, "out_map", None)
+        if out_map is not None:
+            hidden = out_map(hidden)
+        table, bias = link.table(self.weight), self.bias
+        scaled = self.output_scale != 1.0
+        first = None if scaled else bias
+        logits: Any = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
+        if scaled:
+            logits = logits * self.output_scale
+            logits = logits if bias is None else logits + bias
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if isinstance(logits, Deferred):
+            everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
+            if self._backward_hooks or self._backward_pre_hooks or everywhere:  # they want the logits' gradient
+                return logits.real(BACKWARD_HOOK)
+        return logits

@@ -1,7 +1,8 @@
-"""Where a model touches its vocabulary, or the reason why a boundary has no meaning there.
+"""Where a model touches its vocabulary, what it may tie, or the reason why a boundary has no meaning there.
 
     ends = locate(model)        ends.lookups  [("model.embed_tokens", Embedding)]      one per place that looks ids up
                                 ends.head     ("lm_head", Linear)
+    allowed_keys(model)         {"lm_head.weight": "model.embed_tokens.weight"}        whatever is tied now
 
 The places are asked of the model itself (`get_input_embeddings`, `get_output_embeddings`, its encoder and decoder);
 no family is known by name.
@@ -15,14 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tiewise.boundary.keys import partners
 from tiewise.core.errors import InstallError
 
+FLAG = "tie_word_embeddings"
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Ends:
+class ModelEnds:
     """The lookups and the head of a model, each with its name in it."""
 
     lookups: tuple[tuple[str, nn.Embedding], ...]
@@ -46,7 +47,7 @@ class Ends:
         return self.source.weight is self.head.weight
 
 
-def locate(model: nn.Module) -> Ends:
+def locate(model: nn.Module) -> ModelEnds:
     """Find the ends of a Hugging Face model.
 
     Raises:
@@ -78,8 +79,18 @@ def locate(model: nn.Module) -> Ends:
         name = names.get(id(decoder)) or names[id(table)]
         lookups = {n: m for n, m in modules.items() if n in partners(model, name) and m is not head}
     for name, module in lookups.items():
-        _check_lookup(f"{kind}: {name}", module)
-    return Ends(tuple(lookups.items()), names[id(head)], head)
+        where = f"{kind}: {name}"
+        _check_kind(where, module, nn.Embedding)
+        if module.max_norm is not None:
+            fix = "build it without max_norm"
+            raise InstallError(f"{where} has max_norm: it rewrites rows during the forward", fix)
+        if module.sparse:
+            fix = "build it with sparse=False"
+            raise InstallError(f"{where} has sparse gradients, and the head's are dense", fix)
+        if module.scale_grad_by_freq:
+            fix = "build it without scale_grad_by_freq"
+            raise InstallError(f"{where} divides its gradient by token frequency, and the head's has none", fix)
+    return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
 
 def _ask(model: Any, method: str) -> Any:
@@ -90,6 +101,7 @@ def _ask(model: Any, method: str) -> Any:
 
 
 def _no_head(model: nn.Module) -> str:
+    """Say what a model has in place of a token head."""
     kind = type(model).__name__
     labels = getattr(getattr(model, "config", None), "num_labels", None)
     for name, module in reversed(list(model.named_modules())):
@@ -115,12 +127,49 @@ def _check_kind(where: str, module: Any, wanted: type[nn.Module]) -> None:
         raise InstallError(f"{where} has a weight that is computed, no Parameter", "remove what computes it first")
 
 
-def _check_lookup(where: str, module: Any) -> None:
-    _check_kind(where, module, nn.Embedding)
-    if module.max_norm is not None:
-        raise InstallError(f"{where} has max_norm: it rewrites rows during the forward", "build it without max_norm")
-    if module.sparse:
-        raise InstallError(f"{where} has sparse gradients, and the head's are dense", "build it with sparse=False")
-    if module.scale_grad_by_freq:
-        fix = "build it without scale_grad_by_freq"
-        raise InstallError(f"{where} divides its gradient by token frequency, and the head's has none", fix)
+# what may be tied: {target: source}, names of Parameters
+
+
+def depth_keys(model: Any) -> dict[str, str]:
+    """Keys that lists of layers declare for themselves: what layers share across depth, whatever the flag says."""
+    found = {}
+    for name, module in model.named_modules():
+        own = vars(module).get("_tied_weights_keys") if isinstance(module, nn.ModuleList) else None
+        found.update({f"{name}.{target}": f"{name}.{source}" for target, source in (own or {}).items()})
+    return found
+
+
+def allowed_keys(model: Any, *, parts: bool = True) -> dict[str, str]:
+    """Every key that the model may tie, whatever the flag says now; layers that share are left out.
+
+    `parts`: also those that its parts declare, not its outermost class alone.
+    """
+    across, settings = depth_keys(model), vars(model.config)
+    before = {FLAG: settings[FLAG]} if FLAG in settings else {}
+    settings[FLAG] = True
+    try:
+        keys = model.get_expanded_tied_weights_keys(all_submodels=parts)
+    finally:
+        del settings[FLAG]
+        settings.update(before)
+    return {target: source for target, source in keys.items() if target not in across}
+
+
+def partners(model: Any, module: str) -> set[str]:
+    """Names of the modules whose weights are, or may be, tied to that of `module`, itself included.
+
+    partners(bart, "lm_head")   {"lm_head", "model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens"}
+    """
+    pairs = [(target.rpartition(".")[0], source.rpartition(".")[0]) for target, source in allowed_keys(model).items()]
+    owners: dict[int, str] = {}
+    for name, part in model.named_modules():
+        weight = vars(part).get("_parameters", {}).get("weight")
+        if weight is not None:
+            pairs.append((name, owners.setdefault(id(weight), name)))
+    group, size = {module}, 0
+    while size < len(group):
+        size = len(group)
+        for pair in pairs:
+            if group & set(pair):
+                group |= set(pair)
+    return group

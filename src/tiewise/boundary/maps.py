@@ -4,8 +4,8 @@
     out_map  before the head      [.., D] -> [.., E]
 
 A map of `None` is the identity and costs nothing. Every map is linear, so a boundary can be exported dense:
-`dense_tables` multiplies the maps into the two tables that any loader reads. The one exception is `out_bias`, which no
-table can hold: `refuse_bias`.
+`dense_input` and `dense_output` multiply the maps into the two tables that any loader reads. The one exception is
+`out_bias`, which no table can hold.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec
 
 
@@ -143,26 +142,18 @@ def penalty_of(spec: BoundarySpec, out_map: nn.Module | None) -> Tensor | None:
 ParametricMap = LinearMap | LowRankCorrection | PositiveDefinite
 
 
-def refuse_bias(spec: BoundarySpec) -> None:
-    """Refuse to write a boundary as two tables where its projection has a bias.
-
-    Raises:
-        SpecError: it has.
-    """
-    if spec.out_bias:
-        raise SpecError(f"{spec}: the projection's bias is no table", "keep the boundary, or train without out_bias")
+@torch.no_grad()
+def dense_input(table: Tensor, in_map: nn.Module | None) -> Tensor:
+    """Table [V, D] that acts at the input as `table` [V, E] behind its map does."""
+    return table if in_map is None else in_map(table)
 
 
-def dense_tables(
-    table_in: Tensor, table_out: Tensor, in_map: nn.Module | None, out_map: nn.Module | None, d: int
-) -> tuple[Tensor, Tensor]:
-    """Tables [V, D] at both ends that act as the mapped ones do: `in_map(table)`, `table · out_map`; no bias."""
-    with torch.no_grad():
-        dense_in = table_in if in_map is None else in_map(table_in)
-        if out_map is None:
-            return dense_in, table_out
-        # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
-        images = out_map(torch.eye(d, dtype=table_out.dtype, device=table_out.device))
-        bias = getattr(out_map, "bias", None)
-        matrix = images if bias is None else images - bias
-        return dense_in, table_out @ matrix.T
+@torch.no_grad()
+def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
+    """Table [V, D] that acts at the output as `out_map` before `table` [V, E] does, but for a bias."""
+    if out_map is None:
+        return table
+    # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
+    images = out_map(torch.eye(d, dtype=table.dtype, device=table.device))
+    bias = getattr(out_map, "bias", None)
+    return table @ (images if bias is None else images - bias).T

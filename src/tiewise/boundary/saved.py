@@ -34,14 +34,10 @@ from transformers import (
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tiewise.boundary.accounting import correct_accounting
-from tiewise.boundary.attach import attach
-from tiewise.boundary.declare import declare_tying, own_config
-from tiewise.boundary.journal import Journal
-from tiewise.boundary.keys import depth_keys
-from tiewise.boundary.link import Link, link_of
-from tiewise.boundary.modules import Swapped, make
-from tiewise.boundary.probe import on_meta
+from tiewise.boundary.link import Link, Swapped, attach, link_of, make
+from tiewise.boundary.locate import depth_keys
+from tiewise.boundary.structure import Journal, declare_tying, own_config
+from tiewise.boundary.verify import correct_accounting, on_meta
 from tiewise.core.errors import InstallError, TiewiseWarning
 from tiewise.core.spec import MODEL_TYPE, BoundarySpec
 
@@ -195,11 +191,6 @@ def declare_family(model: Any, config: Any, journal: Journal) -> None:
     journal.set(config, BASE, type(config).model_type)
     journal.set(config, "__class__", register_family(type(config)))
     journal.set(model, "__class__", family_model(type(model)))
-
-
-def forget_boundary(model: Any) -> None:
-    """Give a model of plain structure its family's own class and config back."""
-    forget(model, ENTRY)
 
 
 def forget(model: Any, entry: str) -> None:

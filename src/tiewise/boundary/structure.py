@@ -1,22 +1,75 @@
-"""Give a model's ends the tables, maps and options of a spec.
+"""Give a model's ends the tables, maps and options of a spec, and say so in its config; all of it can be taken back.
 
 Values are kept wherever shapes allow it: tying takes the input's table, untying copies it, and only a table of a new
 width is drawn anew. Maps become submodules of the end they belong to (`embed_tokens.in_map`, `lm_head.out_map`), so a
 checkpoint names them and the family's own tied keys still hold.
+
+transformers ties by `config.tie_word_embeddings` (may anything be tied?) and `_tied_weights_keys` (what to what). The
+flag often rules more than the head: T5 and BART share their input tables by it, BERT its head's bias. Where such
+neighbours are shared, untying keeps the flag and takes the head's key away; elsewhere the flag says the whole truth.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.journal import Journal
-from tiewise.boundary.locate import Ends
+from tiewise.boundary.locate import FLAG, ModelEnds, allowed_keys
 from tiewise.boundary.maps import make_maps
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
+
+
+class _Absent:
+    """The old value of an attribute that was not there; a class, which copies of a journal keep."""
+
+
+class Journal:
+    """Attribute changes in the order they were made; `undo` takes them back in reverse.
+
+    Entries hold the old values, so a journal is kept only as long as undoing is meant to be possible.
+    """
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Any, ...]] = []
+
+    def set(self, target: Any, name: str, value: Any) -> None:
+        """Set `target.name`, remembering what its own value was (class attributes show again after `undo`)."""
+        stores = [{"__class__": type(target)}, vars(target)]
+        if isinstance(target, nn.Module):
+            stores += [target._parameters, target._modules, target._buffers]
+        old = next((store[name] for store in stores if name in store), _Absent)
+        self.later(_put_back, target, name, old, False)
+        setattr(target, name, value)
+
+    def hide(self, target: Any, name: str, value: Any) -> None:
+        """Set an attribute that a module must not register: a link, or a submodule that another module owns."""
+        self.later(_put_back, target, name, vars(target).get(name, _Absent), True)
+        object.__setattr__(target, name, value)
+
+    def later(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Remember a step of another kind: `step(*arguments)` is called by `undo`."""
+        self._steps.append((step, *arguments))
+
+    def undo(self) -> None:
+        """Take everything back and forget it."""
+        while self._steps:
+            step, *arguments = self._steps.pop()
+            step(*arguments)
+
+
+def _put_back(target: Any, name: str, old: Any, hidden: bool) -> None:
+    if old is not _Absent:
+        (object.__setattr__ if hidden else setattr)(target, name, old)
+    elif hidden:
+        vars(target).pop(name, None)
+    else:
+        delattr(target, name)
 
 
 @dataclass(frozen=True)
@@ -35,7 +88,7 @@ class Structure:
         return self == Structure()
 
 
-def restructure(ends: Ends, spec: BoundarySpec, journal: Journal) -> Structure:
+def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
     """Change tables, maps and options in place, remembering everything in `journal`.
 
     Raises:
@@ -45,11 +98,19 @@ def restructure(ends: Ends, spec: BoundarySpec, journal: Journal) -> Structure:
     head, d_in, d_out = ends.head, ends.source.weight.shape[1], ends.head.weight.shape[1]
     _check_meeting(ends, spec)
     _set_tables(ends, spec, journal)
-    in_map, out_map = _maps(spec, d_in, d_out, head.weight)
-    for _, module in ends.lookups:
-        journal.set(module, "embedding_dim", int(module.weight.size(1)))
+    in_map, out_map = make_maps(spec, d_in)
+    if d_out != d_in:
+        if spec.kind == "spd":
+            fix = "choose factored:k, whose maps are two"
+            raise InstallError(f"spd: its two maps are one matrix, and the widths {d_in} and {d_out} differ", fix)
+        out_map = make_maps(spec, d_out)[1]
+    for module in (in_map, out_map):
+        if module is not None:
+            module.to(device=head.weight.device, dtype=head.weight.dtype)
+    for _, lookup in ends.lookups:
+        journal.set(lookup, "embedding_dim", int(lookup.weight.size(1)))
         if in_map is not None:  # one owner: the other places refer to it, so that a checkpoint holds it once
-            (journal.set if module is ends.owner else journal.hide)(module, "in_map", in_map)
+            (journal.set if lookup is ends.owner else journal.hide)(lookup, "in_map", in_map)
     journal.set(head, "in_features", head.weight.shape[1])
     if out_map is not None:
         journal.set(head, "out_map", out_map)
@@ -57,7 +118,9 @@ def restructure(ends: Ends, spec: BoundarySpec, journal: Journal) -> Structure:
     if new_bias:
         journal.set(head, "bias", nn.Parameter(head.weight.new_zeros(head.weight.shape[0])))
     if spec.pad is not None:
-        _zero_row(ends, spec.pad, journal)
+        tables = [head.weight, *(lookup.weight for _, lookup in ends.lookups)]
+        for table in {id(table): table for table in tables}.values():
+            _zero_row(table, spec.pad, journal)
     return Structure(
         input_scale=spec.scales(d_in)[0],
         output_scale=spec.scales(d_out)[1],
@@ -67,7 +130,7 @@ def restructure(ends: Ends, spec: BoundarySpec, journal: Journal) -> Structure:
     )
 
 
-def _check_meeting(ends: Ends, spec: BoundarySpec) -> None:
+def _check_meeting(ends: ModelEnds, spec: BoundarySpec) -> None:
     lookup, head = ends.source, ends.head
     if spec.tables == 2 and all(module.weight.shape[0] == lookup.weight.shape[0] for _, module in ends.lookups):
         return
@@ -81,7 +144,7 @@ def _check_meeting(ends: Ends, spec: BoundarySpec) -> None:
         raise InstallError(what, "choose factored:k or projected:k, whose maps meet both widths")
 
 
-def _set_tables(ends: Ends, spec: BoundarySpec, journal: Journal) -> None:
+def _set_tables(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> None:
     lookup, head = ends.source, ends.head
     old_in, old_out = lookup.weight, head.weight
     width_in, width_out = (spec.table_widths(old.shape[1])[i] for i, old in enumerate((old_in, old_out)))
@@ -94,17 +157,15 @@ def _set_tables(ends: Ends, spec: BoundarySpec, journal: Journal) -> None:
         table_out = table_in
     elif spec.init is not None or width_out != old_out.shape[1]:
         table_out = _draw(old_out, width_out, spec.init, spec.pad)
+    elif old_out is old_in:
+        table_out = nn.Parameter(old_out.detach().clone(), requires_grad=old_out.requires_grad)
     else:
-        table_out = _copy(old_out) if old_out is old_in else old_out
+        table_out = old_out
     shared = spec.tables == 1 or table_in is not old_in
     for _, module in ends.lookups:
         if shared or module.weight is old_in:
             journal.set(module, "weight", table_in)
     journal.set(head, "weight", table_out)
-
-
-def _copy(table: Tensor) -> nn.Parameter:
-    return nn.Parameter(table.detach().clone(), requires_grad=table.requires_grad)
 
 
 def _draw(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
@@ -117,29 +178,69 @@ def _draw(like: Tensor, width: int, std: float | None, zero_row: int | None) -> 
     return nn.Parameter(table, requires_grad=like.requires_grad)
 
 
-def _maps(spec: BoundarySpec, d_in: int, d_out: int, like: Tensor) -> tuple[nn.Module | None, nn.Module | None]:
-    in_map, out_map = make_maps(spec, d_in)
-    if d_out != d_in:
-        if spec.kind == "spd":
-            fix = "choose factored:k, whose maps are two"
-            raise InstallError(f"spd: its two maps are one matrix, and the widths {d_in} and {d_out} differ", fix)
-        out_map = make_maps(spec, d_out)[1]
-    for module in (in_map, out_map):
-        if module is not None:
-            module.to(device=like.device, dtype=like.dtype)
-    return in_map, out_map
-
-
-def _zero_row(ends: Ends, row: int, journal: Journal) -> None:
-    tables = {id(table): table for table in (ends.head.weight, *(module.weight for _, module in ends.lookups))}
-    for table in tables.values():
-        if row >= table.shape[0]:
-            raise SpecError(f"pad={row}: the table has {table.shape[0]} rows", f"choose a row below {table.shape[0]}")
-        if not table.is_meta:
-            journal.later(_put_row, table, row, table.detach()[row].clone())
-            _put_row(table, row, torch.zeros((), dtype=table.dtype, device=table.device))
+def _zero_row(table: Tensor, row: int, journal: Journal) -> None:
+    if row >= table.shape[0]:
+        raise SpecError(f"pad={row}: the table has {table.shape[0]} rows", f"choose a row below {table.shape[0]}")
+    if not table.is_meta:
+        journal.later(_put_row, table, row, table.detach()[row].clone())
+        _put_row(table, row, torch.zeros((), dtype=table.dtype, device=table.device))
 
 
 def _put_row(table: Tensor, row: int, values: Tensor) -> None:
     with torch.no_grad():
         table[row] = values
+
+
+# what config and tied keys say
+
+
+def own_config(model: Any, journal: Journal) -> Any:
+    """Give the model and its parts a copy of their config, so that no other model built from it changes."""
+    memo: dict[int, Any] = {}
+    copied = copy.deepcopy(model.config, memo)
+    for module in model.modules():
+        config = vars(module).get("config")
+        if hasattr(config, "to_dict") and id(config) in memo:
+            journal.set(module, "config", memo[id(config)])
+    return copied
+
+
+def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: bool = False) -> bool:
+    """Set flag and keys to what the tables are; False where the family's own class would not load them so.
+
+    `loading`: the model is being built from a config that already says the flag, and may not have tied yet.
+
+    Raises:
+        InstallError: a part of the model would decide over the head's table by itself.
+    """
+    key = f"{ends.head_name}.weight"
+    allowed, own = allowed_keys(model), allowed_keys(model, parts=False)
+    neighbours = {target: source for target, source in allowed.items() if target != key}
+    table = model.get_parameter_or_buffer
+    native = True
+    if ends.tied:
+        flag = True
+        if not loading:  # tie what else the flag ties, as the next `tie_weights` will
+            for target, source in neighbours.items():
+                # the value in use, the target's, wins
+                if "." in source and table(target) is not table(source):
+                    owner, _, name = source.rpartition(".")
+                    journal.set(model.get_submodule(owner), name, table(target))
+        if key not in allowed:
+            native = False
+            name = next(name for name, module in ends.lookups if module is ends.source)
+            journal.set(model, "_tied_weights_keys", {**own, key: f"{name}.weight"})
+    else:
+        shared = any(table(target) is table(source) for target, source in neighbours.items())
+        flag = getattr(model.config, FLAG, False) if loading else shared
+        if flag and key in allowed:
+            kept = {target: source for target, source in own.items() if target != key}
+            journal.set(model, "_tied_weights_keys", kept)
+    if getattr(model.config, FLAG, False) != flag:
+        journal.set(own_config(model, journal), FLAG, flag)
+    keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    if (key in keys) != ends.tied:
+        fix = "install into the part that holds the head"
+        raise InstallError(f"{type(model).__name__}: a part of it decides by itself whether {key} is tied", fix)
+    journal.set(model, "all_tied_weights_keys", keys)
+    return native

@@ -1,24 +1,164 @@
-"""Hold an installed model against its family's own classes on a random batch, and name what differs.
+"""Run a model on a small random batch, to hold it against its family's own classes and to ask what its loss counts.
 
-Three questions, each a reason to refuse: does the loss agree, do the logits agree, and does a training forward end in
-the fused loss without anything having asked for the logits?
+In the family's own classes tables are folded with their maps and scales into dense [V, D] matrices:
+
+    table_in = in_map(table) · input_scale            table_out = (table · out_map) · output_scale
+
+That is the oracle of three questions, each a reason to refuse: does the loss agree, do the logits agree, and does a
+training forward end in the fused loss without anything having asked for the logits?
+
+The Trainer of transformers counts the labels of all micro-batches of a step, tells the model their number as
+`num_items_in_batch`, and believes that the loss was divided by it. Of transformers 5.23 that is not true of all:
+
+1. Classes that compute their loss inline take a mean over the micro-batch and ignore the number: under accumulation the
+   gradients of BERT, T5 and BART come out as many times too large as there are micro-batches. `Link.averages` says so,
+   and the hook after the forward gives such a loss its share of the step's: · labels here / `num_items_in_batch`.
+2. The Trainer leaves out position 0 where `loss_type` is a loss that shifts. Classes named `…LMHeadModel` have none, so
+   that it counts a label too many per row of GPT-2; a lone BART decoder has one that shifts, though its loss does not.
+
+It decides by class names and signatures. Names are wrong for a quarter of the classes, so the model is asked instead.
 """
 
 from __future__ import annotations
 
+import inspect
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
-from tiewise.boundary.link import Link
-from tiewise.boundary.modules import BACKWARD_HOOK
-from tiewise.boundary.plain import plainly
-from tiewise.boundary.probe import Batch, real_logits, run
+from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
+from tiewise.boundary.maps import dense_input, dense_output
+from tiewise.boundary.structure import Journal
 from tiewise.core.errors import InstallError, TiewiseError
 
+Batch = dict[str, Any]
+_SEED = 20240229
+_ROWS, _LENGTH = 2, 8
 # relative to the largest value: rounding of the dtype, over a few hundred additions
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+
+
+# the family's own classes
+
+
+@contextmanager
+def in_own_classes(link: Link) -> Iterator[None]:
+    """Within this context the model runs in its family's own classes, with dense tables."""
+    out_map, cap = getattr(link.head, "out_map", None), link.structure.softcap
+    shift = getattr(out_map, "bias", None)
+    if shift is not None:  # what a projection's bias adds to the logits is in none of the two tables
+        with torch.no_grad():
+            shift = (link.head.weight @ shift) * link.structure.output_scale
+
+    def behind(module: nn.Module, args: Any, logits: Tensor) -> Tensor:
+        logits = logits if shift is None else logits + shift
+        return logits if cap is None else cap * torch.tanh(logits / cap)
+
+    journal = Journal()
+    with link.head.register_forward_hook(behind):
+        try:
+            unswap(link, journal)
+            yield
+        finally:
+            journal.undo()
+
+
+def unswap(link: Link, journal: Journal) -> None:
+    """Put dense tables and the family's own classes in place."""
+    dense: dict[int, Tensor] = {}
+    tables: list[tuple[Any, Tensor]] = []
+    for lookup in link.lookups:
+        in_map, scale, table = getattr(lookup, "in_map", None), link.structure.input_scale, lookup.weight
+        if in_map is not None or scale != 1.0:  # else the Parameter itself, so that tied stays tied
+            table = dense.setdefault(id(table), nn.Parameter(dense_input(table, in_map).detach() * scale))
+        tables.append((lookup, table))
+    out_map, scale, head_table = getattr(link.head, "out_map", None), link.structure.output_scale, link.head.weight
+    if out_map is not None or scale != 1.0:
+        head_table = nn.Parameter(dense_output(head_table, out_map, link.hidden_width).detach() * scale)
+    for module, table in (*tables, (link.head, head_table)):
+        journal.set(module, "weight", table)
+        journal.set(module, "__class__", type(module).plain_class)
+
+
+# one forward
+
+
+def on_meta(model: nn.Module) -> bool:
+    """Whether the model has shapes but no values yet."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def random_batch(model: Any, link: Link) -> Batch:
+    """Token ids and labels [2, 8], avoiding the special ids, on the model's device.
+
+    Raises:
+        InstallError: the model's forward takes no labels.
+    """
+    if "labels" not in inspect.signature(model.forward).parameters:
+        fix = "install works on models that compute their loss from labels"
+        raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
+    source = torch.Generator().manual_seed(_SEED)
+    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
+    special = {v for k, v in config.to_dict().items() if k.endswith("token_id") and isinstance(v, int)}
+
+    def draw(rows: int) -> Tensor:
+        ordinary = torch.tensor([i for i in range(min(rows, 4096)) if i not in special] or [0])
+        return ordinary[torch.randint(len(ordinary), (_ROWS, _LENGTH), generator=source)].to(link.head.weight.device)
+
+    rows_in = min(lookup.weight.shape[0] for lookup in link.lookups)
+    rows_out = link.head.weight.shape[0]
+    predicted = getattr(config, "output_vocab_size", None) or rows_out  # fewer where one table serves two vocabularies
+    return {"input_ids": draw(rows_in), "labels": draw(min(predicted, rows_out))}
+
+
+def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:
+    """Loss and logits (as the model hands them out) of one forward, with fixed randomness and no trace left."""
+    # BigBird settles for another kind of attention, with other modules, in a forward of a short batch
+    was = [(module, dict(vars(module)), dict(module._modules)) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
+    model.train(training)
+    try:
+        with _fixed_randomness(), torch.set_grad_enabled(training):
+            output = model(**batch)
+    finally:
+        for module, attributes, children in was:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._modules.update(children)
+        with torch.no_grad():
+            for buffer, old in buffers:
+                buffer.copy_(old)
+    if not isinstance(output, dict):
+        return output[0], output[1]
+    return output["loss"], next((value for key, value in output.items() if "logits" in key), None)
+
+
+@contextmanager
+def _fixed_randomness() -> Iterator[None]:
+    """Seed torch, numpy and random, and put their states back: some families sample in their forward."""
+    states = random.getstate(), np.random.get_state()
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(_SEED)
+        random.seed(_SEED)
+        np.random.seed(_SEED)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+# what differs
 
 
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
@@ -27,14 +167,13 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     Raises:
         InstallError: the model cannot run on the batch, or one of the three questions has the wrong answer.
     """
-    kind = _family(model)
-    with plainly(link):
-        reference, reference_logits = _run(model, batch, training=False)
-        reference_logits = real_logits(reference_logits)
-    loss, logits = _run(model, batch, training=False)
-    _agree(f"{kind}: loss", loss, reference, link.head.weight.dtype)
+    kind, dtype = _family(model), link.head.weight.dtype
+    with in_own_classes(link):
+        reference, reference_logits = _run(model, batch)
+    loss, logits = _run(model, batch)
+    _agree(f"{kind}: loss", loss, reference, dtype)
     if reference_logits is not None:
-        _agree(f"{kind}: logits", real_logits(logits), reference_logits, link.head.weight.dtype)
+        _agree(f"{kind}: logits", computed(logits), reference_logits, dtype)
     link.counts.reset()
     _run(model, batch, training=True)
     if link.counts.materialised:
@@ -52,7 +191,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     return reference
 
 
-def _run(model: Any, batch: Batch, *, training: bool) -> Any:
+def _run(model: Any, batch: Batch, *, training: bool = False) -> Any:
     try:
         return run(model, batch, training=training)
     except TiewiseError as error:
@@ -75,3 +214,82 @@ def _agree(what: str, got: Tensor | None, wanted: Tensor, kind: torch.dtype) -> 
     if not distance <= tolerance:
         fix = "the model uses its tables in a way that the boundary does not know"
         raise InstallError(f"{what} would change by {distance:.1e} (allowed {tolerance:g})", fix)
+
+
+# what the loss counts
+
+
+def shifts_labels(model: Any, batch: Batch) -> bool:
+    """Whether position 0's label never counts, because position i predicts label i + 1.
+
+    With every label ignored, and with every label but those of position 0, a loss that shifts has nothing to count: it
+    is the same nan, 0 or auxiliary loss.
+    """
+    nothing = torch.full_like(batch["labels"], -100)
+    first = nothing.clone()
+    first[:, 0] = batch["labels"].max()  # those of the batch may be ignored
+    if "decoder_input_ids" in inspect.signature(model.forward).parameters:  # which ignored labels cannot be made into
+        batch = {"decoder_input_ids": batch["labels"].clamp(min=0), **batch}
+    without, counted = (run(model, {**batch, "labels": labels})[0] for labels in (nothing, first))
+    # an auxiliary loss may differ by the rounding of kernels that sum in any order, a label by whole nats
+    return torch.allclose(counted, without, rtol=1e-5, atol=0, equal_nan=True)
+
+
+def counts_items(model: Any, batch: Batch, base: Tensor) -> bool:
+    """Whether the loss is divided by the `num_items_in_batch` it is given; `base` is the batch's without one."""
+    more = torch.tensor(2 * batch["labels"].numel(), device=base.device)  # than any mean was divided by
+    loss, _ = run(model, {**batch, "num_items_in_batch": more})
+    return not torch.allclose(loss.float(), base.float(), rtol=1e-4, atol=0)
+
+
+def correct_accounting(model: Any, link: Link, batch: Batch | None = None, base: Tensor | None = None) -> None:
+    """Find out what the model's loss does with its labels and their number, and make the Trainer know it.
+
+    `batch` is what to ask with (None draws one), `base` its loss where it is known.
+    """
+    link.averages = False  # as the family's own classes are
+    batch = random_batch(model, link) if batch is None else batch
+    with in_own_classes(link):
+        base = run(model, batch)[0] if base is None else base
+        link.shifts = shifts_labels(model, batch)
+        passes_items = getattr(model, "accepts_loss_kwargs", None)  # as the Trainer asks, and so does `counted` below
+        if passes_items is None:
+            parameters = inspect.signature(model.forward).parameters.values()
+            passes_items = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+        if not passes_items:
+            return
+        try:
+            link.averages = not counts_items(model, batch, base)
+        except TypeError:
+            return  # it takes no such argument: the Trainer will say so itself
+    known = getattr(model, "loss_type", None)
+    counted = LOSS_MAPPING.get(known) is ForCausalLMLoss and not model.config.is_encoder_decoder
+    if counted != link.shifts and (known is None or link.averages) and not model.config.is_encoder_decoder:
+        wanted = ForCausalLMLoss if link.shifts else ForMaskedLMLoss
+        link.undo.set(model, "loss_type", next(key for key, loss in LOSS_MAPPING.items() if loss is wanted))
+
+
+@dataclass
+class FusedLabelSmoother:
+    """Put in place of `trainer.label_smoother`: the same loss, without the log-probabilities [N, V]."""
+
+    epsilon: float  # label smoothing ε
+    shifts: bool  # whether position i predicts label i + 1
+    ignore_index: int = -100  # label that counts for nothing
+
+    def __call__(
+        self, model_output: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """Smoothed cross-entropy, averaged over the labels of this batch or over `num_items_in_batch`."""
+        logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
+        logits = logits.deferred if isinstance(logits, LazyLogits) else logits
+        if self.shifts:  # the Trainer's `shift_labels` goes by the name of the model's class
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        loss = F.cross_entropy(
+            logits.view(-1, logits.size(-1)) if not isinstance(logits, Tensor) else logits.flatten(0, -2),
+            labels.reshape(-1),
+            ignore_index=self.ignore_index,
+            reduction="mean" if num_items_in_batch is None else "sum",
+            label_smoothing=self.epsilon,
+        )
+        return loss if num_items_in_batch is None else loss / num_items_in_batch

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli import rewriting as r
+from tiewise.cli.reading import long_reads
+from tiewise.core.ctrl_c import ending
 
+SOURCE = typer.Argument(metavar="PATH", help="Checkpoint folder, or one .safetensors file. It is only read.")
+TO = typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")
+DRY_RUN = typer.Option(False, "--dry-run", help="Say what would be done, and write nothing.")
+FORCE = typer.Option(False, "--force", help="Also where it changes the model's function.")
+RESULT = "The result is a new folder: source untouched, only changed files written, checked before it appears."
 PLAIN = {
     "untie": "Give each end of a checkpoint a table of its own.",
     "dedupe": "Drop an output head that equals the input table byte by byte.",
@@ -22,37 +27,37 @@ PLAIN = {
 
 def _plain(name: str) -> Callable[..., None]:
     def command(
-        source: Path = r.SOURCE,
-        to: Path = r.TO,
-        dry_run: bool = r.DRY_RUN,
-        force: bool = r.FORCE,
+        source: Path = SOURCE,
+        to: Path = TO,
+        dry_run: bool = DRY_RUN,
+        force: bool = FORCE,
         json_: bool = o.JSON,
         quiet: bool = o.QUIET,
     ) -> None:
-        r.carry_out(_verb(name), source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force)
+        _carry_out(name, source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force)
 
-    command.__doc__ = f"{PLAIN[name]}\n\n{r.RESULT}"
+    command.__doc__ = f"{PLAIN[name]}\n\n{RESULT}"
     return command
 
 
 def tie(
-    source: Path = r.SOURCE,
-    to: Path = r.TO,
+    source: Path = SOURCE,
+    to: Path = TO,
     keep: str = typer.Option(
         None, metavar="input|output|mean", help="Whose values the one table gets, where the two differ."
     ),
-    dry_run: bool = r.DRY_RUN,
-    force: bool = r.FORCE,
+    dry_run: bool = DRY_RUN,
+    force: bool = FORCE,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
     """Give both ends of a checkpoint one table."""
-    r.carry_out(_verb("tie"), source, to, json_=json_, quiet=quiet, keep=keep, dry_run=dry_run, force=force)
+    _carry_out("tie", source, to, json_=json_, quiet=quiet, keep=keep, dry_run=dry_run, force=force)
 
 
 def factor(
-    source: Path = r.SOURCE,
-    to: Path = r.TO,
+    source: Path = SOURCE,
+    to: Path = TO,
     rank: int = typer.Option(..., help="Width k of the factored tables."),
     counts: Path = typer.Option(
         None, metavar="FILE", help="How often each token occurs (JSON, .npy, .safetensors, or a number a line)."
@@ -60,8 +65,8 @@ def factor(
     text: Path = typer.Option(
         None, metavar="FILE", help="Or a text, counted with the checkpoint's own tokenizer.json."
     ),
-    dry_run: bool = r.DRY_RUN,
-    force: bool = r.FORCE,
+    dry_run: bool = DRY_RUN,
+    force: bool = FORCE,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -69,40 +74,60 @@ def factor(
 
     With counts or a text, the error is told for frequent and rare tokens apart.
     """
-    options: dict[str, Any] = {"rank": rank, "counts": _counts(source, counts, text)}
-    r.carry_out(_verb("factor"), source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force, **options)
+    found: Any = counts
+    if text is not None:
+        if counts is not None:
+            raise typer.BadParameter("give --counts or --text, not both")
+        from tiewise.cli.counting import count_tokens
+
+        found = count_tokens(source, text)
+    _carry_out("factor", source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force, rank=rank, counts=found)
 
 
 def resize(
-    source: Path = r.SOURCE,
-    to: Path = r.TO,
+    source: Path = SOURCE,
+    to: Path = TO,
     vocab: int = typer.Option(None, help="Rows that both ends shall have."),
     multiple_of: int = typer.Option(None, help="Round the rows up to a multiple of this."),
     tokenizer: Path = typer.Option(None, metavar="DIR", help="Give every token of this tokenizer a row."),
     shrink: bool = typer.Option(False, "--shrink", help="Rows may be dropped from the end."),
     seed: int = typer.Option(0, help="Of the new rows."),
-    dry_run: bool = r.DRY_RUN,
-    force: bool = r.FORCE,
+    dry_run: bool = DRY_RUN,
+    force: bool = FORCE,
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
     """Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones."""
     options = {"vocab": vocab, "multiple_of": multiple_of, "tokenizer": tokenizer, "shrink": shrink, "seed": seed}
-    r.carry_out(_verb("resize"), source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force, **options)
-
-
-def _verb(name: str) -> Callable[..., Any]:
-    return getattr(import_module("tiewise.rewrite"), name)
-
-
-def _counts(source: Path, counts: Path | None, text: Path | None) -> Any:
-    if counts is not None and text is not None:
-        raise typer.BadParameter("give --counts or --text, not both")
-    if text is None:
-        return counts
-    from tiewise.cli.counting import count_tokens
-
-    return count_tokens(source, text)
+    _carry_out("resize", source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force, **options)
 
 
 untie, dedupe, repair, densify = (_plain(name) for name in PLAIN)
+
+
+def _carry_out(verb: str, source: Path, to: Path, *, json_: bool, quiet: bool, **options: Any) -> None:
+    """Run one verb and print its receipt; Ctrl-C, SIGTERM and SIGHUP leave nothing, or all where it was finished."""
+    from tiewise import rewrite
+    from tiewise.rewrite.file_plan import PROVENANCE
+
+    made = (to / PROVENANCE).exists()
+    try:
+        with ending(), long_reads(quiet):
+            receipt = getattr(rewrite, verb)(source, to, **options)
+    except (KeyboardInterrupt, SystemExit) as error:
+        done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
+        o.tell(f"tiewise: interrupted; {source} is as it was and {to} {done}")
+        raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
+    if json_:
+        o.print_json(receipt.record())
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for heading, text in receipt.lines():
+        table.add_row(heading, Text(text))  # names are text, never markup
+    Console().print(table)

@@ -54,6 +54,7 @@ class Quantity:
     question: str = ""
     below: str = NEITHER
     above: str = NEITHER
+    p: float | None = None  # of its question, where it is not that of Student's t behind the interval
     why: str = ""  # how to read it, where a reader would ask
 
     @classmethod
@@ -105,6 +106,7 @@ class Curve:
     level_name: str = ""
     mark: float | None = None  # the x that is the model's own
     log: bool = False  # whether y falls over orders of magnitude
+    log_x: bool = False  # whether x doubles from point to point
     why: str = ""  # the caption
 
     @property

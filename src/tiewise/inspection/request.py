@@ -13,7 +13,7 @@ Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts i
 # sections of one file each, told by their names alone: to import them needs torch
 FILES = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 # that can be asked for; the evidence is drawn from them
-SECTIONS = ("direct_path", "alignment", "closer", "run_alignment", "gradients", "tokens", *FILES)
+SECTIONS = ("direct_path", "alignment", "closer", "run_alignment", "tokens", *FILES)
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,6 @@ MEASURES = (
     Measure("alignment", each=alignment),
     Measure("closer", together=closer),
     Measure("run_alignment", together=_lacks),
-    Measure("gradients", together=_lacks),
     Measure("tokens", each=tokens),
     *(Measure(name, together=_lacks) for name in FILES),
 )

@@ -9,7 +9,6 @@ from typing import Any
 from tiewise.analysis.align_tables import Settings
 from tiewise.analysis.tokens import tokens_of
 from tiewise.core.found import Found
-from tiewise.data.blocks import token_counts
 from tiewise.inspection import tables
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.inspect import Inspection, Measure, NotHere, carry_out
@@ -18,7 +17,6 @@ from tiewise.inspection.request import Request
 from tiewise.inspection.section import Section, sections
 from tiewise.inspection.subject import Subject, subjects_of
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.path_gradients import path_gradients
 
 
 def inspect(
@@ -57,17 +55,11 @@ def measures(subjects: tuple[Subject, ...], request: Request) -> tuple[Measure, 
         ids = bench.ids(subject) if bench.reads(subject) else None
         return tokens_of(subject.folder, ids, request.effort.samples, request.seed)
 
-    def gradients(subject: Subject, request: Request) -> Any:
-        opened = bench.opened(subject)
-        counts = token_counts(bench.ids(subject), opened.vocab)
-        return path_gradients(opened, bench.windows(subject)[0], seed=request.seed, counts=counts)
-
     found = {
         10: Measure("direct_path", each=tables.direct_path),
         40: Measure("alignment", each=tables.alignment),
         50: Measure("closer", together=tables.closer),
         60: Measure("run_alignment", together=over_seeds),
-        70: Measure("gradients", each=gradients, text=True),
         90: Measure("tokens", each=tokens),
     }
     found |= {one.place: _measure(one, bench) for one in sections()}

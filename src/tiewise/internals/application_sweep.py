@@ -1,12 +1,18 @@
 """What a model that repeats one block of layers predicts if the block is applied more or less often than in training.
 
     found = application_sweep(open_model("checkpoint"), ids)       # a text in the model's tokens [N]
-    found.course[11].nll       # nll of the text after 12 applications, with its interval over windows
-    found.course[11].more      # the same less the nll after as many as in training, window by window
+    found.applied[11].nll       # nll of the text after 12 applications, with its interval over windows
+    found.applied[11].more      # the same less the nll after as many as in training, window by window
     found.unigram              # nll of the same tokens by their frequencies in the text alone
 
 The model's own masks, positions, norms and head are used throughout: after as many applications as in training, the
 nll is the model's own. A model applied less often is the same one cut off. See docs/refinement.md.
+
+A model is asked as its family is pretrained; the draws are those of a seed, alike for two models with one tokenizer:
+
+    next token    windows of the text as it stands; position i predicts token i + 1
+    hidden        rows [CLS] A [SEP] B [SEP] of whole sentences in order, their tokens masked as in pretraining
+                  (`tiewise.data.pretraining`): an encoder knows no text that begins anywhere
 """
 
 from __future__ import annotations
@@ -15,86 +21,69 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import default_collate
 
 from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
 from tiewise.data.blocks import token_counts
-from tiewise.data.windows import Ids
-from tiewise.internals.applications import Call, Repeat, applied, one_block
-from tiewise.internals.asked import Asked, questions
-from tiewise.internals.iteration import relative
+from tiewise.data.masking import IGNORED, Masking
+from tiewise.data.pretraining import MARKS, Marks, PairRows
+from tiewise.data.sentence_order import Packing
+from tiewise.data.sentences import find_sentences
+from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.windows import Ids, windows
 from tiewise.internals.loaded import Opened
-from tiewise.internals.stack import Stack, find_stack
-from tiewise.internals.translators import chunks
-from tiewise.training.results import to_record
+from tiewise.internals.repeats import LayerCall, Repeat, applied, one_block, relative
+from tiewise.internals.stack import LayerStack, find_stack
+from tiewise.internals.text_loss import HIDDEN, NEXT
+from tiewise.internals.tuned_lens import chunks
 
 MOST = 24
+TOKENS_AT_ONCE = 2048
+LOGITS_AT_ONCE = 2**26
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The block applied `times` times; estimates are over windows, None where a window gave no number.
+    """The block applied `times` times; estimates are over windows, None where a window gave no number."""
 
-    Args:
-        times: n.
-        nll: nats per predicted token; each window counts alike.
-        more: nll less that of the same window after as many applications as in training.
-        change: ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states before and after the n-th application.
-    """
-
-    times: int
-    nll: Estimate | None
-    more: Estimate | None
-    change: Estimate | None
+    times: int  # n
+    nll: Estimate | None  # nats per predicted token; each window counts alike
+    more: Estimate | None  # nll less that of the same window after as many applications as in training
+    change: Estimate | None  # ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states before and after the n-th application
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A block applied from once to 24 times, or to as often as the model applies it.
+    """A block applied from once to 24 times, or to as often as the model applies it."""
 
-    Args:
-        objective: what is predicted, as `asked` names it: the next token, or hidden ones.
-        predicted: tokens that are.
-        windows: windows of text they stand in.
-        layers: layers in the block.
-        trained: how often the model applies it.
-        parameters: of the whole model, each counted once.
-        separate: of the same model if every application had parameters of its own.
-        unigram: nll of the predicted tokens by their frequencies in the whole text, one added to each count.
-        course: n = 1, 2, ….
-    """
-
-    objective: str
-    predicted: int
-    windows: int
-    layers: int
-    trained: int
-    parameters: int
-    separate: int
-    unigram: Estimate
-    course: tuple[Applied, ...]
+    objective: str  # what is predicted: the next token, or hidden ones
+    predicted: int  # tokens that are
+    windows: int  # of text they stand in
+    layers: int  # in the block
+    trained: int  # how often the model applies it
+    parameters: int  # of the whole model, each counted once
+    separate: int  # of the same model if every application had parameters of its own
+    unigram: Estimate  # nll of the predicted tokens by their frequencies in the whole text, one added to each count
+    applied: tuple[Applied, ...]  # n = 1, 2, …
 
     @property
     def own(self) -> Applied:
         """As the model was trained."""
-        return self.course[self.trained - 1]
+        return self.applied[self.trained - 1]
 
     @property
     def best(self) -> Applied:
         """Where the nll is lowest; the model's own where no other is lower, or none is a number."""
-        own_first = [self.own, *self.course]
+        own_first = [self.own, *self.applied]
         return min(own_first, key=lambda one: math.inf if one.nll is None else one.nll.value)
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return to_record(self)
 
 
 def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Sweep:
@@ -108,13 +97,14 @@ def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 
         seed: of which tokens are hidden, where the model predicts hidden tokens.
 
     Raises:
-        DataError: a text, or a tokenizer, that this model cannot be asked by (`asked.questions`).
+        DataError: a text, or a tokenizer, that this model cannot be asked by (`questions`).
         UnsupportedError: the model has not one stack of layers, or its stack is not one block that is repeated.
     """
     stack = find_stack(opened)
     block = one_block(applied(stack, torch.full((1, 2), stack.token))[1])
     asked = questions(opened, stack.causal, ids, length, count, seed)
-    shares = _frequencies(opened, ids)
+    counts = torch.from_numpy(token_counts(ids, opened.vocab)).double() + 1  # of each token: what a bias alone can know
+    shares = (counts / counts.sum()).log()
     parts, unigram, predicted = [], [], 0
     for batch in asked.batches:
         parts.append(torch.stack(list(_measured(stack, block, batch))))
@@ -131,7 +121,7 @@ def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 
         parameters=sum(p.numel() for p in opened.model.parameters()),
         separate=_separate(stack, block),
         unigram=mean_interval(torch.cat(unigram)),
-        course=tuple(
+        applied=tuple(
             Applied(n, _estimate(nll[n - 1]), _estimate(nll[n - 1] - nll[block.times - 1]), _estimate(change[n - 1]))
             for n in range(1, len(nll) + 1)
         ),
@@ -139,9 +129,10 @@ def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 
 
 
 @torch.no_grad()
-def _measured(stack: Stack, block: Repeat, batch: Asked) -> Iterator[Tensor]:
+def _measured(stack: LayerStack, block: Repeat, batch: Asked) -> Iterator[Tensor]:
     """Nll and change [2, b] after each application of the block."""
-    states, calls = applied(stack, batch.given["input_ids"], **_others(batch))
+    others = {name: value for name, value in batch.given.items() if name != "input_ids"}
+    states, calls = applied(stack, batch.given["input_ids"], **others)
     before = states[0]
     for state in islice(_states(states, calls, block), max(MOST, block.times)):
         nll = _nll(stack, state[batch.where], batch.targets)
@@ -150,17 +141,13 @@ def _measured(stack: Stack, block: Repeat, batch: Asked) -> Iterator[Tensor]:
         before = state
 
 
-def _others(batch: Asked) -> dict[str, Tensor]:
-    return {name: value for name, value in batch.given.items() if name != "input_ids"}
-
-
 def _by_window(values: Tensor, where: Tensor) -> Tensor:
     """Mean [b] over each window's positions `where`, bool [b, T], of their values [M]."""
     sums = values.new_zeros(len(where)).index_add_(0, where.nonzero()[:, 0], values)
     return sums / where.sum(1)
 
 
-def _states(states: list[Tensor], calls: list[Call], block: Repeat) -> Iterator[Tensor]:
+def _states(states: list[Tensor], calls: list[LayerCall], block: Repeat) -> Iterator[Tensor]:
     """Yield what each application of the block writes: the model's own, and then further ones without end.
 
     A call after the last stands for the first again: where layers differ in their masks (some see a part of the text
@@ -175,20 +162,14 @@ def _states(states: list[Tensor], calls: list[Call], block: Repeat) -> Iterator[
             yield state
 
 
-def _nll(stack: Stack, hidden: Tensor, targets: Tensor) -> Tensor:
+def _nll(stack: LayerStack, hidden: Tensor, targets: Tensor) -> Tensor:
     """Nll [M] in fp64 of `targets` if the last layer had written `hidden` [M, D]; few logits are held at once."""
     parts = chunks(len(targets), stack.opened.vocab)
     found = [F.cross_entropy(stack.to_logits(hidden[part]), targets[part], reduction="none") for part in parts]
     return torch.cat(found).double()
 
 
-def _frequencies(opened: Opened, ids: Ids) -> Tensor:
-    """Logarithms [V] of the tokens' shares in a text, each count plus one: the best that a bias alone can be."""
-    counts = torch.from_numpy(token_counts(ids, opened.vocab)).double() + 1
-    return (counts / counts.sum()).log()
-
-
-def _separate(stack: Stack, block: Repeat) -> int:
+def _separate(stack: LayerStack, block: Repeat) -> int:
     """Parameters of the model if no application shared any."""
     members = [one.module for one in stack.applications[: block.period]]
     own = {id(p): p.numel() for module in members for p in module.parameters()}
@@ -197,3 +178,70 @@ def _separate(stack: Stack, block: Repeat) -> int:
 
 def _estimate(values: NDArray[np.float64]) -> Estimate | None:
     return mean_interval(values) if np.isfinite(values).all() else None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A few windows of text."""
+
+    given: dict[str, Tensor]  # what the model's forward takes, by name; `input_ids` [b, T] among them
+    readable: Tensor  # positions that hold a token, bool [b, T]
+    where: Tensor  # positions whose logits are asked for, bool [b, T], one or more in each window
+    targets: Tensor  # the tokens that those are to predict [M]
+
+
+@dataclass(frozen=True)
+class Questions:
+    """All that a model is asked of a text."""
+
+    kind: str  # "next token" or "hidden", as `text_loss` names them
+    windows: int  # how many there are
+    batches: Iterator[Asked]  # a few windows at a time, so that few states and logits are held at once
+
+
+def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, seed: int) -> Questions:
+    """Cut a text [N] into up to `count` windows of `length` tokens, and ask for its tokens.
+
+    Raises:
+        DataError: a text without one window, or, where tokens are hidden, without two sentences in one document, or a
+            tokenizer without the marks that its rows need.
+    """
+    length = min(length, opened.longest or length)
+    step = max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // opened.vocab) // length)
+    if causal:
+        count = min(count, len(ids) // length)
+        if not count or length < 2:
+            raise DataError(f"{len(ids)} tokens hold no window of {length}", "give a longer text, or another length")
+        return Questions(NEXT, count, map(_next_tokens, torch.from_numpy(windows(ids, length, count)).split(step)))
+    rows = _rows(opened, ids, length, seed)
+    count = min(count, len(rows))
+    starts = range(0, count, step)
+    return Questions(HIDDEN, count, (_hidden_tokens(opened, rows, i, min(i + step, count)) for i in starts))
+
+
+def _next_tokens(ids: Tensor) -> Asked:
+    where = torch.ones_like(ids, dtype=torch.bool)
+    where[:, -1] = False
+    return Asked({"input_ids": ids}, torch.ones_like(where), where, ids[:, 1:].flatten())
+
+
+def _hidden_tokens(opened: Opened, rows: PairRows, start: int, stop: int) -> Asked:
+    batch = default_collate([rows[i] for i in range(start, stop)])
+    labels = batch.pop("labels")
+    if getattr(opened.model.config, "type_vocab_size", 0) < 2:  # RoBERTa's: it does not tell segments apart
+        del batch["token_type_ids"]
+    where = labels != IGNORED
+    return Asked(batch, batch["attention_mask"].bool(), where, labels[where])
+
+
+def _rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
+    folder, vocab = opened.folder.path, opened.vocab
+    tokenizer = make_tokenizer(str(folder), lambda: iter(()))
+    found = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
+    missing = [piece for piece, number in found.items() if number is None or number >= vocab]
+    if missing:
+        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
+        raise DataError(what, "put the model's own tokenizer beside it")
+    marks = Marks.read(tokenizer, vocab)
+    sentences = find_sentences(ids, marks.vocabulary, tokenizer.eos_token_id)
+    return PairRows(sentences, marks, Packing(length, "none", short=0.0), Masking(), seed=seed)

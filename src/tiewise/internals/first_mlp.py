@@ -4,16 +4,20 @@
 
 What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is
 exchanged for another, whose rows are computed a few at a time, so every measure of `tiewise.analysis` applies to both.
+
+Where each family keeps the block is said in `BLOCKS`. Every entry is held against transformers' own class: with one
+layer, whose attention gives nothing, its logits are those of the path through this block. No other is guessed at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
 from tiewise.analysis.bigram_counts import Chain, TextPair, text_pairs
 from tiewise.analysis.bigram_maps import SHOWN, HeatMap, Likeness, frequent, likeness, path_map, text_map
@@ -23,70 +27,143 @@ from tiewise.analysis.path_matrix import DirectPath, SampledAsymmetry, sampled_a
 from tiewise.analysis.path_tokens import WordPair, find_pairs, sampled, word_pairs
 from tiewise.analysis.token_table import Array, Behind
 from tiewise.analysis.token_texts import read_as
-from tiewise.core.errors import DataError
+from tiewise.boundary.saved import BASE
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import DataError, InstallError
 from tiewise.core.progress import progress
-from tiewise.internals.first_layers import FirstBlock, first_block
 from tiewise.internals.loaded import Opened
 
 
 @dataclass(frozen=True)
-class PathView:
-    """One of the two paths.
+class BlockNames:
+    """Names within a family's body."""
 
-    Args:
-        asymmetry: on the sampled tokens.
-        pairs: requested words, both ways.
-        heat: the shown tokens; None without a text, as all below.
-        likeness: of `heat` to the text's.
-        loss: on the text's pairs, over the whole vocabulary.
+    layers: str = "layers"  # list of layers, below the model's body
+    before: tuple[str, ...] = ("post_attention_layernorm",)  # norm that the block reads: the first of these that exists
+    steps: tuple[str, ...] = ("mlp",)  # modules of the block, one after the other
+    after: str = ""  # norm of what the block gives
+    scale: str = ""  # attribute of the layer that its output is multiplied by
+
+
+_PLAIN = BlockNames()
+_SANDWICH = BlockNames(before=("pre_feedforward_layernorm",), after="post_feedforward_layernorm")
+_PARALLEL = BlockNames(before=("input_layernorm",))
+
+BLOCKS: Mapping[str, BlockNames] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm", "gemma", "olmo"), _PLAIN),
+    **dict.fromkeys(("gpt_neox", "starcoder2"), _PLAIN),
+    **dict.fromkeys(("gpt2", "gpt_neo"), BlockNames("h", ("ln_2",))),
+    **dict.fromkeys(("gemma2", "gemma3_text"), _SANDWICH),
+    **dict.fromkeys(("cohere", "phi"), _PARALLEL),
+    "olmo2": replace(_SANDWICH, before=()),
+    "granite": replace(_PLAIN, scale="residual_multiplier"),
+    "stablelm": BlockNames(before=("post_attention_layernorm", "input_layernorm")),
+    "gptj": BlockNames("h", ("ln_1",)),
+    "falcon": BlockNames("h", ("ln_mlp", "post_attention_layernorm", "input_layernorm")),
+    "opt": BlockNames("decoder.layers", ("final_layer_norm",), ("fc1", "activation_fn", "fc2")),
+}
+
+
+@dataclass(frozen=True)
+class FirstBlock:
+    """The feed-forward block of a model's first layer."""
+
+    family: str  # the model's type
+    composition: str  # what it computes, in the names of the model's own modules
+    before: Any  # norm, or None
+    steps: tuple[Any, ...]  # modules, one after the other
+    after: Any  # norm, or None
+    scale: float  # times its output
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the block and its norms, each counted once."""
+        return sum(p.numel() for p in {id(p): p for p in self._parameters()}.values())
+
+    def _parameters(self) -> Iterator[Tensor]:
+        for part in (self.before, *self.steps, self.after):
+            if isinstance(part, nn.Module):
+                yield from part.parameters()
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the stream [n, D] after the block, of the type of the block's weights."""
+        x = x.to(next(self._parameters()).dtype)
+        y = x[None] if self.before is None else self.before(x[None])
+        for step in self.steps:
+            y = step(y)
+        if self.after is not None:
+            y = self.after(y)
+        return x + (y * self.scale)[0]
+
+
+def first_block(model: Any) -> FirstBlock:
+    """Find the block of a model's first layer.
+
+    Raises:
+        InstallError: a family whose first layer is not known exactly, a mixture of experts, or one that normalises the
+            stream itself.
     """
+    config = model.config.get_text_config()
+    family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
+    fix = "its direct path alone can be measured"
+    if any("experts" in name.split(".") for name, _ in model.named_modules()):
+        what = f"a {short(family)} model begins with a mixture of experts: no one MLP stands in its path"
+        raise InstallError(what, fix)
+    names = BLOCKS.get(family)
+    if names is None:
+        raise InstallError(f"the first MLP of a model of type {short(family) or '(none)'} is not known", fix)
+    if getattr(config, "do_layer_norm_before", True) is False:
+        raise InstallError(f"this {family} model normalises the stream behind its first MLP", fix)
+    layers = model.base_model
+    for name in names.layers.split("."):
+        layers = getattr(layers, name, None)
+    if not layers:
+        raise InstallError(f"this {family} model has no layers", fix)
+    return _block(family, layers[0], names)
 
-    asymmetry: SampledAsymmetry
-    pairs: tuple[WordPair, ...]
-    heat: HeatMap | None = None
-    likeness: Likeness | None = None
-    loss: PathLoss | None = None
+
+def _block(family: str, layer: Any, names: BlockNames) -> FirstBlock:
+    before = next((name for name in names.before if getattr(layer, name, None) is not None), "")
+    scale = float(getattr(layer, names.scale)) if names.scale else 1.0
+    inner = "x"
+    for name in (before, *names.steps, names.after):
+        inner = f"{name}({inner})" if name else inner
+    said = f"x + {inner}" if scale == 1 else f"x + {scale:g}·{inner}"
+    steps = tuple(getattr(layer, name) for name in names.steps)
+    after = getattr(layer, names.after) if names.after else None
+    return FirstBlock(family, said, getattr(layer, before) if before else None, steps, after, scale)
+
+
+@dataclass(frozen=True)
+class PathView:
+    """One of the two paths."""
+
+    asymmetry: SampledAsymmetry  # on the sampled tokens
+    pairs: tuple[WordPair, ...]  # requested words, both ways
+    heat: HeatMap | None = None  # the shown tokens; None without a text, as all below
+    likeness: Likeness | None = None  # of `heat` to the text's
+    loss: PathLoss | None = None  # on the text's pairs, over the whole vocabulary
 
 
 @dataclass(frozen=True)
 class FirstMlp:
-    """The direct path without and with the first MLP.
+    """The direct path without and with the first MLP."""
 
-    Args:
-        family: the model's type.
-        composition: what stands between input row and final norm, in the names of the model's modules.
-        parameters: of the first MLP and its norms.
-        table_parameters: of one table, V·E.
-        model_parameters: of the whole model, shared ones once.
-        tied: whether both ends hold one table.
-        rows: V.
-        samples: tokens sampled.
-        without: the direct path.
-        within: the same with the first MLP in it.
-        change: asymmetry within less without, on the same tokens and resamples.
-        target: what the text has, for the shown tokens; None without a text.
-        text: requested words in the text, both ways; empty without one.
-        notes: what else is applied, what is left out.
-    """
-
-    family: str
-    composition: str
-    parameters: int
-    table_parameters: int
-    model_parameters: int
-    tied: bool
-    rows: int
-    samples: int
-    without: PathView
-    within: PathView
-    change: SampledAsymmetry
-    target: HeatMap | None
-    text: tuple[TextPair, ...]
-    notes: tuple[str, ...]
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        return asdict(self)
+    family: str  # the model's type
+    composition: str  # what stands between input row and final norm, in the names of the model's modules
+    parameters: int  # of the first MLP and its norms
+    table_parameters: int  # of one table, V·E
+    model_parameters: int  # of the whole model, shared ones once
+    tied: bool  # whether both ends hold one table
+    rows: int  # V
+    samples: int  # tokens sampled
+    without: PathView  # the direct path
+    within: PathView  # the same with the first MLP in it
+    change: SampledAsymmetry  # asymmetry within less without, on the same tokens and resamples
+    target: HeatMap | None  # what the text has, for the shown tokens; None without a text
+    text: tuple[TextPair, ...]  # requested words in the text, both ways; empty without one
+    notes: tuple[str, ...]  # what else is applied, what is left out
 
 
 def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:

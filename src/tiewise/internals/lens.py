@@ -9,7 +9,9 @@ the chance levels of three fixed distributions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,10 +21,9 @@ from torch import Tensor
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.progress import progress
-from tiewise.internals.lens_results import Layer, Lenses, Read
 from tiewise.internals.loaded import Opened
-from tiewise.internals.stack import Stack, find_stack
-from tiewise.internals.translators import (
+from tiewise.internals.stack import LayerStack, find_stack
+from tiewise.internals.tuned_lens import (
     RATE,
     Translator,
     batch_size,
@@ -36,6 +37,71 @@ from tiewise.internals.translators import (
 LEAST_STEPS = 20  # fewer leave no last tenth to look at
 MARKS = 20  # times that the held-out KL is read over training
 ZERO = 1e-6  # nats: rounding of fp32
+CONVERGED = 0.01  # of the KL: what the last tenth of the steps may still change
+BITS = 1 / math.log(2)
+_Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
+
+
+@dataclass(frozen=True)
+class LensRead:
+    """One lens at one layer, on held-out windows."""
+
+    kl: Estimate  # KL(final ‖ lens), nats per position
+    nll: Estimate  # cross-entropy of the lens against the text's next token, nats
+    agreement: Estimate  # share of positions where lens and model name the same token first
+
+    @property
+    def bits(self) -> float:
+        """KL in bits per position."""
+        return self.kl.value * BITS
+
+
+@dataclass(frozen=True)
+class LensLayer:
+    """Both lenses on the residual stream at one place; of the tuned one nothing after the last layer."""
+
+    depth: int  # layers applied before it; 0 is what the first layer reads
+    name: str  # of the layer that wrote it, `input` at depth 0
+    logit: LensRead
+    tuned: LensRead | None  # after the last layer both are the model itself
+    curve: tuple[float, ...]  # held-out KL of the tuned lens at `Lenses.marks`, nats
+    fitted: float | None  # mean KL on the training batches of the last tenth of the steps, each before its step
+    improvement: float | None  # 1 − KL at the end / KL before the last tenth of the steps
+
+    @property
+    def converged(self) -> bool | None:
+        """Whether the last tenth of the steps changed the held-out KL by less than 1 %."""
+        return None if self.improvement is None else abs(self.improvement) < CONVERGED
+
+
+@dataclass(frozen=True)
+class Lenses:
+    """Every layer's lenses, how they were trained, and what fixed distributions reach."""
+
+    layers: tuple[LensLayer, ...]  # by depth, 0 to L
+    nll: Estimate  # of the model itself on the held-out windows, nats
+    uniform: Estimate  # KL from the final distribution to the uniform one, nats
+    unigram: Estimate  # to the training windows' token counts, one added to each
+    constant: Estimate  # to the model's mean distribution there: none that is the same everywhere is nearer
+    tied: bool  # whether input and output table are one
+    steps: int  # that each translator was trained for
+    marks: tuple[int, ...]  # steps at which the curves were read
+    batch: int  # windows per step
+    rate: float  # Adam's
+    windows: int  # training windows
+    held_out: int  # held-out windows, each with `length` − 1 positions read
+    length: int
+    seed: int  # of the order of training windows
+
+    @property
+    def passes(self) -> float:
+        """Times that training went over its windows."""
+        return self.steps * self.batch / self.windows
+
+    @property
+    def converged(self) -> bool:
+        """Whether every layer's translator did."""
+        return all(layer.converged is not False for layer in self.layers)
 
 
 def lenses(
@@ -69,7 +135,8 @@ def lenses(
     fixed = _fixed(stack, texts)
     translators = start(stack, texts)
     marks, curves, fitted = _train(stack, translators, (texts, apart), steps, seed)
-    reads, baselines, nll = _measure(stack, apart, _both(translators), fixed)
+    logit: list[_Lens] = [(i, lambda states: states) for i in range(len(translators) + 1)]
+    reads, baselines, nll = _measure(stack, apart, [*logit, *enumerate(translators)], fixed)
     uniform, unigram, constant = baselines
     return Lenses(
         layers=tuple(_joined(stack, reads, marks, curves, fitted)),
@@ -87,15 +154,6 @@ def lenses(
         length=windows.shape[1],
         seed=seed,
     )
-
-
-_Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
-
-
-def _both(translators: Sequence[Translator]) -> list[_Lens]:
-    """Logit lens at every depth, then the tuned ones."""
-    plain: list[_Lens] = [(i, lambda states: states) for i in range(len(translators) + 1)]
-    return plain + list(enumerate(translators))
 
 
 def _check(opened: Opened, windows: NDArray[np.int64], held_out: NDArray[np.int64], steps: int) -> None:
@@ -116,7 +174,7 @@ def _check(opened: Opened, windows: NDArray[np.int64], held_out: NDArray[np.int6
 
 
 @torch.no_grad()
-def _fixed(stack: Stack, texts: Tensor) -> Tensor:
+def _fixed(stack: LayerStack, texts: Tensor) -> Tensor:
     """Logarithms of three distributions [3, V]: uniform, the text's tokens, the model's mean."""
     total, count = torch.zeros(0), 0
     for states, targets in passes(stack, texts):
@@ -131,7 +189,7 @@ def _fixed(stack: Stack, texts: Tensor) -> Tensor:
 
 
 def _train(
-    stack: Stack,
+    stack: LayerStack,
     translators: list[Translator],
     texts: tuple[Tensor, Tensor],
     steps: int,
@@ -154,8 +212,8 @@ def _train(
 
 @torch.no_grad()
 def _measure(
-    stack: Stack, texts: Tensor, found: Sequence[_Lens], fixed: Tensor | None = None
-) -> tuple[list[Read], list[Estimate], Estimate]:
+    stack: LayerStack, texts: Tensor, found: Sequence[_Lens], fixed: Tensor | None = None
+) -> tuple[list[LensRead], list[Estimate], Estimate]:
     """Read lenses on windows [m, T]: (what each reads, KL to the fixed distributions [k, V], the model's own nll)."""
     rows: list[Tensor] = []
     fixed = torch.empty(0, 0) if fixed is None else fixed
@@ -175,22 +233,22 @@ def _measure(
     means = torch.cat(rows, 1).reshape(len(rows[0]), len(texts), -1).mean(-1).numpy()  # by window
     nll, *others = [mean_interval(row) for row in means]
     reads = others[len(fixed) :]
-    return [Read(*reads[i : i + 3]) for i in range(0, len(reads), 3)], others[: len(fixed)], nll
+    return [LensRead(*reads[i : i + 3]) for i in range(0, len(reads), 3)], others[: len(fixed)], nll
 
 
 def _joined(
-    stack: Stack, reads: list[Read], marks: list[int], curves: NDArray[np.float64], fitted: NDArray[np.float64]
-) -> list[Layer]:
+    stack: LayerStack, reads: list[LensRead], marks: list[int], curves: NDArray[np.float64], fitted: NDArray[np.float64]
+) -> list[LensLayer]:
     names = ["input", *(one.name for one in stack.applications)]
     depth = len(stack.applications)
     before = max(i for i, mark in enumerate(marks) if mark <= 0.9 * marks[-1])
     layers = []
     for i, name in enumerate(names):
         if i == depth:
-            layers.append(Layer(i, name, reads[i], None, (), None, None))
+            layers.append(LensLayer(i, name, reads[i], None, (), None, None))
             continue
         late, end = curves[before, i], curves[-1, i]
         improvement = 0.0 if max(late, end) <= ZERO else float(1 - end / late)
         curve = tuple(float(value) for value in curves[:, i])
-        layers.append(Layer(i, name, reads[i], reads[depth + 1 + i], curve, float(fitted[i]), improvement))
+        layers.append(LensLayer(i, name, reads[i], reads[depth + 1 + i], curve, float(fitted[i]), improvement))
     return layers

@@ -11,12 +11,12 @@ import torch
 from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
-from tiewise.boundary.locate import Ends, locate
+from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, TiewiseError
+from tiewise.core.memory import require
 from tiewise.hf import model_class
-from tiewise.rewrite.memory import require
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Opened:
 
     folder: Folder
     model: PreTrainedModel
-    ends: Ends
+    ends: ModelEnds
 
     @property
     def vocab(self) -> int:

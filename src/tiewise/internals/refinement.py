@@ -12,7 +12,8 @@ Dropout is off. See docs/refinement.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,13 +25,11 @@ from torch import Tensor, nn
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError
-from tiewise.core.progress import progress
+from tiewise.core.progress import advance, doing
 from tiewise.data.windows import Ids
-from tiewise.internals.applications import Call, Repeat, applied, keys, repeats, shared_fractions
-from tiewise.internals.iteration import iterate, relative
 from tiewise.internals.loaded import Opened
-from tiewise.internals.refined import Application, Course, Refinement, Rest
-from tiewise.internals.stack import Stack, find_stack
+from tiewise.internals.repeats import LayerCall, Repeat, applied, iterate, keys, relative, repeats, shared_fractions
+from tiewise.internals.stack import LayerStack, find_stack
 
 Parts = dict[str, list[NDArray]]  # quantity → its values per window, batch by batch
 
@@ -38,6 +37,67 @@ FURTHER = 64
 RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
 TOKENS_AT_ONCE = 2048
 LOGITS_AT_ONCE = 2**26
+
+
+@dataclass(frozen=True)
+class Application:
+    """One application of a layer; every estimate is a mean over tokens, its interval one over windows."""
+
+    layer: str  # name of the module in the model
+    change: Estimate | None  # ‖h_{l+1} − h_l‖ / ‖h_l‖
+    distance: Estimate | None  # ‖h_{l+1} − h_l‖, as ALBERT's figure 1 has it
+    cosine: Estimate | None  # of h_{l+1} and h_l
+    turn: Estimate | None  # cosine between this application's change and the one before it; None for the first
+    norm: Estimate | None  # ‖h_{l+1}‖
+    again: Estimate | None  # relative change if the same layer is applied once more to its own output
+    again_cosine: Estimate | None  # cosine of that output and the layer's own
+    shared: float  # fraction of the layer's parameters that an earlier application has used, by Parameter identity
+    same_as: int | None  # the earliest application (from 0) with exactly the same parameters
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A block that the model repeats, applied further from where the model left it (see `repeats`).
+
+    Estimates are None once a window is no longer finite, or where no change is more than rounding error.
+    """
+
+    first: int  # the block's first application, from 0
+    period: int  # its length in layers
+    times: int  # how often the model applies it
+    residual: tuple[Estimate | None, ...]  # at each application of the block, the model's own `times` first
+    two_steps: tuple[Estimate | None, ...]  # at each further application but the first
+    ratio: Estimate | None  # geometric mean over the further applications
+    growth: Estimate | None  # geometric mean over the second half of them
+    windows: int  # that were followed
+    converged: int  # those whose residual at the end is below 1e-5
+    alternating: int  # those that have not, but return after two applications (two_steps below 1e-5)
+    from_end: Estimate | None  # ‖h_model − h_end‖ / ‖h_end‖ over the converged windows
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """All applications of one model's stack, and every block that it repeats."""
+
+    applications: tuple[Application, ...]  # L in order
+    repeats: tuple[Rest, ...]  # runs in which a block is applied again and again
+    alike: tuple[tuple[float, ...], ...]  # [L + 1][L + 1], mean cosine of h_i and h_j; the first layer reads h_0
+
+    @property
+    def shared(self) -> bool:
+        """Whether any application uses parameters of an earlier one."""
+        return any(one.shared > 0 for one in self.applications)
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What a model does from layer to layer, beside the same architecture untrained."""
+
+    tokens: int  # that were run
+    windows: int  # they came in
+    further: int  # applications of a repeated block beyond the model's own
+    trained: Trajectory  # the model as it is
+    untrained: Trajectory | None  # with fresh weights, shared alike; None where its class does not build it again
 
 
 def refinement(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Refinement:
@@ -55,19 +115,14 @@ def refinement(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTH
     """
     _check(opened, windows)
     stack, fresh = find_stack(opened), _fresh(opened, seed)
-    watch = _Watch(len(windows) * (1 if fresh is None else 2))
-    trained = _course(stack, windows, seed, further, watch)
-    untrained = None if fresh is None else _course(find_stack(fresh), windows, seed, further, watch)
-    return Refinement(windows.size, len(windows), further, trained, untrained)
-
-
-class _Watch:
-    def __init__(self, total: int) -> None:
-        self._total, self._done = total, 0
-
-    def __call__(self, windows: int) -> None:
-        self._done += windows
-        progress("refinement", self._done, self._total)
+    count = len(windows)
+    with doing("refinement", count if fresh is None else 2 * count):
+        trained = _trajectory(stack, windows, seed, further)
+    untrained = None
+    if fresh is not None:
+        with doing("refinement", 2 * count, begun=count):
+            untrained = _trajectory(find_stack(fresh), windows, seed, further)
+    return Refinement(windows.size, count, further, trained, untrained)
 
 
 def _check(opened: Opened, windows: Ids) -> None:
@@ -79,10 +134,10 @@ def _check(opened: Opened, windows: Ids) -> None:
         raise DataError(what, f"choose windows of at most {longest}")
 
 
-def _course(stack: Stack, windows: Ids, seed: int, further: int, watch: Callable[[int], None]) -> Course:
+def _trajectory(stack: LayerStack, windows: Ids, seed: int, further: int) -> Trajectory:
     sums: list[Parts] = [{} for _ in stack.applications]
     iterated: dict[Repeat, Parts] = {}
-    alike = torch.zeros((len(sums) + 1,) * 2, dtype=torch.float64)
+    alike, done = torch.zeros((len(sums) + 1,) * 2, dtype=torch.float64), 0
     for number, batch in enumerate(_batches(windows, stack.opened.vocab)):
         states, calls = applied(stack, batch)
         found = keys(calls)
@@ -90,7 +145,8 @@ def _course(stack: Stack, windows: Ids, seed: int, further: int, watch: Callable
         _add_applications(states, calls, sums)
         for block in repeats(found):
             _add_repeat(states, calls, block, iterated.setdefault(block, {}), further, seed + number)
-        watch(len(batch))
+        done += len(batch)
+        advance(done)
     applications = tuple(
         Application(
             call.name,
@@ -103,7 +159,7 @@ def _course(stack: Stack, windows: Ids, seed: int, further: int, watch: Callable
         )
     )
     rests = tuple(_rest(block, parts) for block, parts in iterated.items())
-    return Course(applications, rests, tuple(map(tuple, alike.tolist())))
+    return Trajectory(applications, rests, tuple(map(tuple, alike.tolist())))
 
 
 _PER_APPLICATION = ("change", "distance", "cosine", "turn", "norm", "again", "again_cosine")
@@ -118,7 +174,7 @@ def _batches(windows: Ids, vocab: int) -> Iterator[Tensor]:
 
 
 @torch.no_grad()
-def _add_applications(states: list[Tensor], calls: list[Call], into: list[Parts]) -> None:
+def _add_applications(states: list[Tensor], calls: list[LayerCall], into: list[Parts]) -> None:
     last_step = None
     for call, old, new, parts in zip(calls, states, states[1:], into, strict=False):
         step, once_more = new - old, call.again(new)
@@ -137,7 +193,9 @@ def _add_applications(states: list[Tensor], calls: list[Call], into: list[Parts]
 
 
 @torch.no_grad()
-def _add_repeat(states: list[Tensor], calls: list[Call], block: Repeat, into: Parts, further: int, seed: int) -> None:
+def _add_repeat(
+    states: list[Tensor], calls: list[LayerCall], block: Repeat, into: Parts, further: int, seed: int
+) -> None:
     ends = states[block.first : block.end + 1 : block.period]
     members = calls[block.end - block.period : block.end]
 
@@ -170,14 +228,14 @@ def _rest(block: Repeat, parts: Parts) -> Rest:
         block.first,
         block.period,
         block.times,
-        tuple(_estimate([row]) for row in residual),
-        tuple(_estimate([row]) for row in two_steps),
-        _estimate(parts["ratio"]),
-        _estimate(parts["growth"]),
-        len(resting),
-        int(resting.sum()),
-        int((~resting & (two_steps[-1] < RESTED)).sum()),
-        _estimate([joined["from_end"][resting]]),
+        residual=tuple(_estimate([row]) for row in residual),
+        two_steps=tuple(_estimate([row]) for row in two_steps),
+        ratio=_estimate(parts["ratio"]),
+        growth=_estimate(parts["growth"]),
+        windows=len(resting),
+        converged=int(resting.sum()),
+        alternating=int((~resting & (two_steps[-1] < RESTED)).sum()),
+        from_end=_estimate([joined["from_end"][resting]]),
     )
 
 

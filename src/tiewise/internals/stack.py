@@ -13,19 +13,19 @@ batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tiewise.boundary.lazy import computed
+from tiewise.boundary.link import computed
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import UnsupportedError
 from tiewise.internals.loaded import Opened
-from tiewise.internals.observed import Call, chain, recorded
 
 TOLERANCE = 1e-5  # of the largest logit, in fp32
 _SEED, _ROWS, _LENGTH = 20240229, 2, 7
@@ -33,39 +33,24 @@ _FIX = "this measure needs one stack of layers between a table of tokens and a t
 
 
 @dataclass(frozen=True)
-class Application:
-    """One application of a layer.
+class StackedLayer:
+    """One application of a layer."""
 
-    Args:
-        name: of the module in its model.
-        module: the layer; the same object in every application where layers are shared.
-        returns: length of the tuple that it returns, 0 for a bare tensor.
-    """
-
-    name: str
-    module: nn.Module
-    returns: int
+    name: str  # of the module in its model
+    module: nn.Module  # the layer; the same object in every application where layers are shared
+    returns: int  # length of the tuple that it returns, 0 for a bare tensor
 
 
 @dataclass(frozen=True)
-class Stack:
-    """Layers as they are applied, and the model's own way from the last one's output to logits.
+class LayerStack:
+    """Layers as they are applied, and the model's own way from the last one's output to logits."""
 
-    Args:
-        opened: the model that runs.
-        applications: L of them in order; a layer that is applied repeatedly stands once for each application.
-        after: names of the modules without children that run after the last layer, in order.
-        causal: whether the logits of a position do not depend on what stands after it.
-        width: D, of the residual stream.
-        token: an id without a special meaning: stands in the input where only shapes matter.
-    """
-
-    opened: Opened
-    applications: tuple[Application, ...]
-    after: tuple[str, ...]
-    causal: bool
-    width: int
-    token: int
+    opened: Opened  # the model that runs
+    applications: tuple[StackedLayer, ...]  # L in order; a layer that is applied repeatedly stands once for each
+    after: tuple[str, ...]  # names of the modules without children that run after the last layer, in order
+    causal: bool  # whether the logits of a position do not depend on what stands after it
+    width: int  # D, of the residual stream
+    token: int  # an id without a special meaning: stands in the input where only shapes matter
 
     @property
     def repeats(self) -> bool:
@@ -86,7 +71,7 @@ class Stack:
 
     @torch.no_grad()
     def _run(self, ids: Tensor, **options: Any) -> tuple[list[Tensor], Tensor]:
-        with recorded({one.name: one.module for one in self.applications}) as calls:
+        with _recorded({one.name: one.module for one in self.applications}) as calls:
             logits = _logits(self.opened.model, ids, **options)
         return [calls[0].read, *(call.wrote for call in calls)], logits
 
@@ -101,7 +86,7 @@ class Stack:
         return logits.reshape(*hidden.shape[:-1], -1)
 
 
-def find_stack(opened: Opened) -> Stack:
+def find_stack(opened: Opened) -> LayerStack:
     """Find the layers of a model and its way from the last of them to the logits, by running it.
 
     Raises:
@@ -118,15 +103,15 @@ def find_stack(opened: Opened) -> Stack:
         if isinstance(module, nn.ModuleList)
         for i, member in enumerate(module)
     }
-    with torch.no_grad(), recorded(listed) as calls, _ended(model) as ended:
+    with torch.no_grad(), _recorded(listed) as calls, _ended(model) as ended:
         logits = _run(model, ids)
     if not logits.isfinite().all():
         raise UnsupportedError(f"{kind}: its logits are not all numbers", "`tiewise check --deep` names the rows")
-    layers = chain(calls, (_ROWS, _LENGTH))
+    layers = _chain(calls, (_ROWS, _LENGTH))
     if isinstance(layers, str):
         raise UnsupportedError(f"{kind}: {layers}", _FIX)
-    applications = tuple(Application(call.name, call.module, call.returns) for call in layers)
-    stack = Stack(
+    applications = tuple(StackedLayer(call.name, call.module, call.returns) for call in layers)
+    stack = LayerStack(
         opened,
         applications,
         after=_after(ended, applications[-1].module),
@@ -138,7 +123,7 @@ def find_stack(opened: Opened) -> Stack:
     return stack
 
 
-def _verify(stack: Stack, layers: list[Call], logits: Tensor) -> None:
+def _verify(stack: LayerStack, layers: list[ObservedCall], logits: Tensor) -> None:
     """Hold `to_logits` of the last layer's output against the model's logits."""
     kind = type(stack.opened.model).__name__
     try:
@@ -215,7 +200,7 @@ def _ended(model: nn.Module) -> Iterator[list[tuple[str, nn.Module]]]:
 
 
 @contextmanager
-def _returning(layer: Application, states: Tensor) -> Iterator[None]:
+def _returning(layer: StackedLayer, states: Tensor) -> Iterator[None]:
     """Let a layer return `states` without computing anything."""
     made = (states, *([None] * (layer.returns - 1))) if layer.returns else states
     own = vars(layer.module).get("forward")
@@ -226,3 +211,60 @@ def _returning(layer: Application, states: Tensor) -> Iterator[None]:
         del layer.module.forward
         if own is not None:
             layer.module.forward = own
+
+
+@dataclass(frozen=True)
+class ObservedCall:
+    """One call of a module that takes a tensor of floats and returns one."""
+
+    name: str
+    module: nn.Module
+    read: Tensor  # first tensor of floats among its arguments, as it was before the call
+    wrote: Tensor  # what it returned, or the first element of the tuple that it returned
+    returns: int  # length of that tuple, 0 for a bare tensor
+    inside: bool  # whether it was called by another recorded module
+
+
+@contextmanager
+def _recorded(modules: Mapping[str, nn.Module]) -> Iterator[list[ObservedCall]]:
+    """Record the calls of some modules in the order in which they end. Tensors are copied: models may work in place."""
+    calls: list[ObservedCall] = []
+    names = {id(module): name for name, module in modules.items()}
+    open_calls: list[Tensor | None] = []
+
+    def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+        found = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.is_floating_point()), None)
+        open_calls.append(None if found is None else found.detach().clone())
+
+    def end(module: nn.Module, _: Any, output: Any) -> None:
+        read, returns = open_calls.pop(), len(output) if isinstance(output, tuple) else 0
+        wrote = output[0] if returns else output
+        if read is not None and isinstance(wrote, Tensor):
+            wrote = wrote.detach().clone()
+            calls.append(ObservedCall(names[id(module)], module, read, wrote, returns, bool(open_calls)))
+
+    with ExitStack() as held:
+        for module in {id(module): module for module in modules.values()}.values():
+            held.callback(module.register_forward_pre_hook(begin, with_kwargs=True).remove)
+            held.callback(module.register_forward_hook(end).remove)
+        yield calls
+
+
+def _chain(calls: list[ObservedCall], shape: tuple[int, int]) -> list[ObservedCall] | str:
+    """Find the calls of one list's members that hand states [B, T, D] from one to the next, or say why there are none.
+
+    Members are named `<list>.<index>`; `shape` is (B, T).
+    """
+    lists: dict[str, list[ObservedCall]] = {}
+    for call in calls:
+        if not call.inside and call.read.shape == call.wrote.shape and call.read.shape[:-1] == shape:
+            lists.setdefault(call.name.rpartition(".")[0], []).append(call)
+    if not lists:
+        return "no list of layers reads and writes states [batch, length, width]"
+    if len(lists) > 1:
+        return f"several lists of layers, {' and '.join(sorted(lists))}"
+    (found,) = lists.values()
+    for i, (before, after) in enumerate(pairwise(found), 1):
+        if not torch.equal(before.wrote, after.read):
+            return f"layer {i} does not read what layer {i - 1} wrote"
+    return found

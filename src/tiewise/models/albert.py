@@ -23,7 +23,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 from transformers.utils import ModelOutput
 
-from tiewise.boundary.keys import depth_keys
+from tiewise.boundary.locate import depth_keys
 from tiewise.boundary.saved import BUILDERS, is_family
 from tiewise.models.albert_config import OpenAlbertConfig
 from tiewise.models.albert_layers import Embeddings, Layer, make_real

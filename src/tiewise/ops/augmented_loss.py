@@ -25,34 +25,24 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tiewise.core.backends import chunk_rows
-from tiewise.ops.cross_entropy import LossOptions, check_problem, check_range
-from tiewise.ops.fused import mean_factor
-from tiewise.ops.problem import accumulator, compute_dtype
+from tiewise.ops.autograd import mean_factor
+from tiewise.ops.chunked import LossOptions, accumulator, compute_dtype
+from tiewise.ops.cross_entropy import check_problem, check_range
 
 _BUFFERS = 6  # of [chunk, V] that are alive at once
 
 
 @dataclass(frozen=True)
 class AugmentedOptions:
-    """Options of `augmented_cross_entropy`; each may also be passed to it by keyword.
+    """Options of `augmented_cross_entropy`; each may also be passed to it by keyword."""
 
-    Args:
-        alpha: α, the weight of the divergence. The paper chooses it in proportion to the temperature.
-        temperature: τ.
-        hard: weight of the cross-entropy against the target itself; 0 trains on soft targets alone.
-        through_targets: whether ỹ carries gradient into the table.
-        ignore_index: target value whose tokens count for nothing.
-        reduction: `mean`, `sum` (both a scalar) or `none` (shaped like the targets), as `linear_cross_entropy` has it.
-        chunk: tokens per chunk; None chooses by vocabulary.
-    """
-
-    alpha: float = 1.0
-    temperature: float = 1.0
-    hard: float = 1.0
-    through_targets: bool = False
-    ignore_index: int = -100
-    reduction: str = "mean"
-    chunk: int | None = None
+    alpha: float = 1.0  # α, the weight of the divergence; the paper chooses it in proportion to the temperature
+    temperature: float = 1.0  # τ
+    hard: float = 1.0  # weight of the cross-entropy against the target itself; 0 trains on soft targets alone
+    through_targets: bool = False  # whether ỹ carries gradient into the table
+    ignore_index: int = -100  # target value whose tokens count for nothing
+    reduction: str = "mean"  # or `sum` or `none`, as `linear_cross_entropy` has them
+    chunk: int | None = None  # tokens per chunk; None chooses by vocabulary
 
 
 _DEFAULT = AugmentedOptions()
@@ -203,6 +193,7 @@ def _sweep(x: _Tensors, o: AugmentedOptions, kind: torch.dtype, scale: Tensor | 
 
 
 def _chunk(x: _Tensors, o: AugmentedOptions, wide: torch.dtype, scale: Tensor | None, out: _Gradients | None) -> Tensor:
+    """Loss of each token [n] of a chunk; adds its gradients into `out`."""
     valid = x.targets != o.ignore_index
     at = x.targets.where(valid, 0)
     z = (x.features @ x.weight.T).to(wide)
@@ -230,16 +221,11 @@ def _chunk(x: _Tensors, o: AugmentedOptions, wide: torch.dtype, scale: Tensor | 
             out.table.add_(by_word.T @ u)
             out.table.index_add_(0, words, (by_word @ x.table).to(wide))
     if out is not None:
-        _add(slope.mul_(on[:, None]), x, out)
+        narrow = slope.mul_(on[:, None]).to(x.features.dtype)
+        if out.features is not None:
+            out.features.copy_(narrow @ x.weight)
+        if out.weight is not None:
+            out.weight.add_(narrow.T @ x.features)
+        if out.bias is not None:
+            out.bias.add_(slope.sum(0))
     return each.masked_fill_(~valid, 0)
-
-
-def _add(slope: Tensor, x: _Tensors, out: _Gradients) -> None:
-    """Add what the slope by the logits [n, V] means for features, output table and bias."""
-    narrow = slope.to(x.features.dtype)
-    if out.features is not None:
-        out.features.copy_(narrow @ x.weight)
-    if out.weight is not None:
-        out.weight.add_(narrow.T @ x.features)
-    if out.bias is not None:
-        out.bias.add_(slope.sum(0))

@@ -13,36 +13,84 @@ With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from tiewise.core.backends import chunk_rows
-from tiewise.ops.problem import Gradients, Head, Tensors, TokenLoss, Wanted, accumulator
 
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
 
 
+@dataclass(frozen=True)
+class LossOptions:
+    """Options of `linear_cross_entropy`; each may also be passed to it by keyword."""
+
+    scale: float = 1.0  # factor on the product, before the bias
+    softcap: float | None = None  # c of c · tanh(z / c); None leaves logits as they are
+    ignore_index: int = -100  # target value whose tokens count for nothing
+    label_smoothing: float = 0.0  # ε, in [0, 1]
+    z_loss: float = 0.0  # ζ, the coefficient of lse²
+    class_weight: Tensor | None = None  # w [V]
+    reduction: str = "mean"  # or `sum` (both an fp32 scalar), or `none` (fp32, shaped like the targets)
+    chunk: int | None = None  # tokens per chunk; None chooses by vocabulary: about 100 MB of logits
+
+
+class Wanted(NamedTuple):
+    """Which gradients are needed."""
+
+    features: bool
+    weight: bool
+    bias: bool
+
+
+class Gradients(NamedTuple):
+    """Accumulators in fp32 (fp64 for fp64 inputs); None where not wanted."""
+
+    features: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+
+
+def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
+    """Type of the matrix products: autocast's where it is on, which leaves fp64 alone, else the wider input."""
+    device, kind = features.device.type, torch.promote_types(features.dtype, weight.dtype)
+    return torch.get_autocast_dtype(device) if kind != torch.float64 and torch.is_autocast_enabled(device) else kind
+
+
+def accumulator(kind: torch.dtype) -> torch.dtype:
+    """fp32, or fp64 for products in fp64."""
+    return torch.float64 if kind == torch.float64 else torch.float32
+
+
 def sweep(
-    tensors: Tensors,
-    head: Head,
-    loss: TokenLoss,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    options: LossOptions,
     wanted: Wanted,
     kind: torch.dtype,
     row_weight: Tensor | None = None,
 ) -> tuple[Tensor, Gradients]:
-    """Run over all chunks, multiplying in `kind` and accumulating in `accumulator(kind)`.
+    """Run over all chunks of features [N, E], multiplying in `kind` and accumulating in `accumulator(kind)`.
 
     Returns:
         the loss of each token [N], and the gradients of Σ row_weight_i · loss_i (row_weight [] or [N]; None: all 1).
     """
-    features, weight, bias, targets, class_weight = tensors
     wide = accumulator(kind)
     with torch.autocast(features.device.type, enabled=False), torch.no_grad():
-        chunk = _Chunk(weight.to(kind), bias, class_weight, head, loss, wide)
+        chunk = _Chunk(weight.to(kind), bias, options, wide)
         n, v = len(targets), weight.shape[0]
         each = torch.empty(n, dtype=wide, device=features.device)
-        out = _allocate(features, weight, wanted, wide)
-        rows = chunk_rows(n, v, features.device.type, loss.chunk)
+        out = Gradients(
+            features.new_empty(features.shape, dtype=wide) if wanted.features else None,
+            weight.new_empty(weight.shape, dtype=wide) if wanted.weight else None,
+            weight.new_zeros(v, dtype=wide) if wanted.bias else None,
+        )
+        rows = chunk_rows(n, v, features.device.type, options.chunk)
         buffer = torch.empty(min(rows, n), v, dtype=wide, device=features.device)
         for start in range(0, n, rows):
             part = slice(start, min(start + rows, n))
@@ -53,37 +101,21 @@ def sweep(
     return each, out
 
 
-def _allocate(features: Tensor, weight: Tensor, wanted: Wanted, wide: torch.dtype) -> Gradients:
-    return Gradients(
-        features.new_empty(features.shape, dtype=wide) if wanted.features else None,
-        weight.new_empty(weight.shape, dtype=wide) if wanted.weight else None,
-        weight.new_zeros(weight.shape[0], dtype=wide) if wanted.bias else None,
-    )
-
-
 class _Chunk:
     """One chunk's arithmetic, with what all chunks share."""
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None,
-        class_weight: Tensor | None,
-        head: Head,
-        loss: TokenLoss,
-        wide: torch.dtype,
-    ) -> None:
-        self.weight, self.head, self.loss, self.wide = weight, head, loss, wide
+    def __init__(self, weight: Tensor, bias: Tensor | None, options: LossOptions, wide: torch.dtype) -> None:
+        self.weight, self.options, self.wide = weight, options, wide
         self.bias = None if bias is None else bias.to(wide)
-        self.class_weight = None if class_weight is None else class_weight.to(wide)
+        self.class_weight = None if options.class_weight is None else options.class_weight.to(wide)
         mean_weight = 1.0 if self.class_weight is None else self.class_weight.mean()
-        self.spread_coefficient = loss.smoothing * mean_weight  # ε mean(w)
+        self.spread_coefficient = options.label_smoothing * mean_weight  # ε mean(w)
 
     def run(
         self, h: Tensor, t: Tensor, buffer: Tensor, row_weight: Tensor | None, out: Gradients, part: slice
     ) -> Tensor:
         """Loss of each token [n]; adds this chunk's gradients into `out`."""
-        valid = t != self.loss.ignore_index
+        valid = t != self.options.ignore_index
         at = t.where(valid, 0)
         z = self._logits(h, buffer[: len(t)])
         target_logit = z.gather(1, at[:, None])[:, 0]
@@ -91,15 +123,15 @@ class _Chunk:
         spread = self._mean_logit(z)
         nll, lse, p = self._softmax(z, h, at, target_logit)
         w = 1.0 if self.class_weight is None else self.class_weight[at]
-        hit = (1 - self.loss.smoothing) * w
+        hit = (1 - self.options.label_smoothing) * w
         each = hit * nll
-        if self.loss.z_loss:
-            each += self.loss.z_loss * lse.square()
+        if self.options.z_loss:
+            each += self.options.z_loss * lse.square()
         if spread is not None:
-            each += self.spread_coefficient * lse - self.loss.smoothing * spread
+            each += self.spread_coefficient * lse - self.options.label_smoothing * spread
         if self._differentiates(out):
             on = valid.to(self.wide) if row_weight is None else valid * row_weight
-            c = on * (hit + self.spread_coefficient + (2 * self.loss.z_loss * lse if self.loss.z_loss else 0.0))
+            c = on * (hit + self.spread_coefficient + (2 * self.options.z_loss * lse if self.options.z_loss else 0.0))
             self._gradients(h, at, p, (c, on * hit, on), slope, out, part)
         return each.masked_fill_(~valid, 0)
 
@@ -108,7 +140,7 @@ class _Chunk:
         return out.features is not None or out.weight is not None or out.bias is not None
 
     def _logits(self, h: Tensor, z: Tensor) -> Tensor:
-        h = h if self.head.scale == 1.0 else h * self.head.scale
+        h = h if self.options.scale == 1.0 else h * self.options.scale
         if h.dtype == self.wide:
             torch.mm(h, self.weight.T, out=z)
         elif h.device.type == "cuda":
@@ -117,8 +149,8 @@ class _Chunk:
             z.copy_(torch.mm(h, self.weight.T))
         if self.bias is not None:
             z.add_(self.bias)
-        if self.head.softcap is not None:
-            z.div_(self.head.softcap).tanh_().mul_(self.head.softcap)
+        if self.options.softcap is not None:
+            z.div_(self.options.softcap).tanh_().mul_(self.options.softcap)
         return z
 
     def _softmax(self, z: Tensor, h: Tensor, at: Tensor, target_logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,7 +161,7 @@ class _Chunk:
         is right where smoothing or the z-loss need it: only then is it worth a pass to find a logit that is finite.
         """
         if z.device.type != "cpu":
-            finite = z.argmax(1, keepdim=True) if self.loss.smoothing or self.loss.z_loss else at[:, None]
+            finite = z.argmax(1, keepdim=True) if self.options.label_smoothing or self.options.z_loss else at[:, None]
             logit = z.gather(1, finite)
             log_p = torch.log_softmax(z, 1, out=z)
             lse = (logit - log_p.gather(1, finite))[:, 0]
@@ -146,13 +178,13 @@ class _Chunk:
         return nll, lse, p
 
     def _softcap_slope(self, z: Tensor) -> Tensor | None:
-        if self.head.softcap is None:
+        if self.options.softcap is None:
             return None
-        return (z / self.head.softcap).square_().neg_().add_(1)
+        return (z / self.options.softcap).square_().neg_().add_(1)
 
     def _mean_logit(self, z: Tensor) -> Tensor | None:
         """(1/V) Σ_j w_j z_j, wanted by label smoothing alone."""
-        if not self.loss.smoothing:
+        if not self.options.label_smoothing:
             return None
         return z.mean(1) if self.class_weight is None else z @ self.class_weight / z.shape[1]
 
@@ -168,7 +200,7 @@ class _Chunk:
     ) -> None:
         c, q, on = coefficients
         u = self._smoothing_row(p)
-        if slope is None and not self.loss.z_loss:
+        if slope is None and not self.options.z_loss:
             p.scatter_add_(1, at[:, None], -(q / c.where(c != 0, 1))[:, None])
         else:  # c may vanish, or the soft-cap's slope stands between P and the product: multiply out
             p.mul_(c[:, None]).scatter_add_(1, at[:, None], -q[:, None])
@@ -186,14 +218,14 @@ class _Chunk:
         if out.features is not None:
             self._feature_gradient(narrow, (c, on), u, out.features[part])
         if out.weight is not None:
-            self._weight_gradient(narrow, h.to(self.wide) * self.head.scale, (c, on), u, out.weight, part.start)
+            self._weight_gradient(narrow, h.to(self.wide) * self.options.scale, (c, on), u, out.weight, part.start)
 
     def _smoothing_row(self, p: Tensor) -> Tensor | None:
         """u_j = ε w_j / V [V]."""
-        if not self.loss.smoothing:
+        if not self.options.label_smoothing:
             return None
         w = self.class_weight if self.class_weight is not None else torch.ones_like(p[0])
-        return w * (self.loss.smoothing / p.shape[1])
+        return w * (self.options.label_smoothing / p.shape[1])
 
     def _feature_gradient(self, p: Tensor, coefficients: tuple[Tensor, Tensor], u: Tensor | None, out: Tensor) -> None:
         c, on = coefficients
@@ -201,9 +233,9 @@ class _Chunk:
             torch.mm(p, self.weight, out=out)
         else:
             out.copy_(torch.mm(p, self.weight))
-        out.mul_(c[:, None] * self.head.scale)
+        out.mul_(c[:, None] * self.options.scale)
         if u is not None:
-            out.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-self.head.scale)
+            out.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-self.options.scale)
 
     def _weight_gradient(
         self, p: Tensor, h: Tensor, coefficients: tuple[Tensor, Tensor], u: Tensor | None, out: Tensor, start: int

@@ -13,7 +13,7 @@ Sources: label smoothing, Szegedy et al. 2016 §7; z-loss, PaLM (Chowdhery et al
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,36 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.compiled import traced_scalar, traced_tokens
-from tiewise.ops.fused import fused_scalar, fused_tokens
-from tiewise.ops.problem import Head, TokenLoss
+from tiewise.ops.autograd import fused_loss, traced_loss
+from tiewise.ops.chunked import LossOptions
 
 REDUCTIONS = ("mean", "sum", "none")
-
-
-@dataclass(frozen=True)
-class LossOptions:
-    """Options of `linear_cross_entropy`; each may also be passed to it by keyword.
-
-    Args:
-        scale: factor on the product, before the bias.
-        softcap: c of the soft-cap; None leaves logits as they are.
-        ignore_index: target value whose tokens count for nothing.
-        label_smoothing: ε, in [0, 1].
-        z_loss: ζ, the coefficient of lse².
-        class_weight: w [V], or None.
-        reduction: `mean`, `sum` (both an fp32 scalar) or `none` (fp32, shaped like the targets).
-        chunk: tokens per chunk; None chooses by vocabulary so that a chunk of logits is about 100 MB.
-    """
-
-    scale: float = 1.0
-    softcap: float | None = None
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    class_weight: Tensor | None = None
-    reduction: str = "mean"
-    chunk: int | None = None
 
 
 _DEFAULT = LossOptions()
@@ -92,18 +66,13 @@ def linear_cross_entropy(
     """
     options = replace(options, **overrides) if overrides else options
     check_problem(features, weight, targets, bias, options)
-    head = Head(options.scale, options.softcap)
-    loss = TokenLoss(options.ignore_index, options.label_smoothing, options.z_loss, options.chunk)
     flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
-    tensors = (flat, weight, bias, t, options.class_weight)
     if torch.compiler.is_compiling():
-        if options.reduction == "none":
-            return traced_tokens(tensors, head, loss).view(targets.shape)
-        return traced_scalar(tensors, head, loss, mean=options.reduction == "mean")
-    check_range(t, weight.shape[0], options.ignore_index)
-    if options.reduction == "none":
-        return fused_tokens(tensors, head, loss).view(targets.shape)
-    return fused_scalar(tensors, head, loss, mean=options.reduction == "mean")
+        loss = traced_loss(flat, weight, bias, t, options)
+    else:
+        check_range(t, weight.shape[0], options.ignore_index)
+        loss = fused_loss(flat, weight, bias, t, options)
+    return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
 def oracle(

@@ -3,15 +3,15 @@
 A tied table W receives Path A (through the lookup, a few rows) and Path B (through the output projection, all rows).
 Plain autograd builds a dense [V, E] tensor for each and a third for their sum. Here the lookup hands the table on:
 
-    rows, W' = enter(W, ids)        # forward: rows = W[ids], W' = W (a view)
-    loss = head(body(rows), W')     # the head uses W', so the graph orders the backward: head first, lookup last
+    rows, W' = tied_lookup(W, ids)      # forward: rows = W[ids], W' = W (a view)
+    loss = head(body(rows), W')         # the head uses W', so the graph orders the backward: head first, lookup last
 
-    backward of `enter`, called once with both gradients complete:
+    backward of `tied_lookup`, called once with both gradients complete:
         gradient of W = gradient of W'          (Path B, the head's own buffer)
         gradient of W[ids] += gradient of rows  (Path A, in place, distinct rows only)
 
 Nothing is shared on the side: if the rows are detached, or the head is not used, the other path still arrives.
-Several lookups of one table chain (`enter(W', more_ids)`). The method orders nodes by the autograd graph alone.
+Several lookups of one table chain (`tied_lookup(W', more_ids)`). The method orders nodes by the autograd graph alone.
 """
 
 from __future__ import annotations
@@ -53,29 +53,22 @@ class PathRecord:
 
 @dataclass(frozen=True)
 class LookupOptions:
-    """What the gradient of a lookup respects.
+    """What the gradient of a lookup respects."""
 
-    Args:
-        stop_lookup: row whose Path A is stopped and whose Path B is not (what `padding_idx` of torch means).
-        stop_both: row that receives no gradient from either path.
-        alpha: factor on Path A.
-        record: where Path A's rows are kept for `path_norms`; None records nothing.
-    """
-
-    stop_lookup: int | None = None
-    stop_both: int | None = None
-    alpha: float = 1.0
-    record: PathRecord | None = None
+    stop_lookup: int | None = None  # row whose Path A is stopped and whose Path B is not: `padding_idx` of torch
+    stop_both: int | None = None  # row that receives no gradient from either path
+    alpha: float = 1.0  # factor on Path A
+    record: PathRecord | None = None  # where Path A's rows are kept for `path_norms`
 
 
 _NONE = LookupOptions()
 
 
-def enter(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> tuple[Tensor, Tensor]:
+def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> tuple[Tensor, Tensor]:
     """Look up `ids` [...] in `table` [V, E] and hand the table on.
 
     Returns:
-        rows [..., E] and the table to use from here on. The second may feed only lookups through `enter`, matrix
+        rows [..., E] and the table to use from here on. The second may feed only lookups through `tied_lookup`, matrix
         products and `linear_cross_entropy`: their gradients are written once and owned by nobody else, which is
         what makes adding Path A in place safe. A regulariser takes the original `table`.
 
@@ -84,18 +77,25 @@ def enter(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> tuple[T
             derivative.
     """
     if not (isinstance(table, Tensor) and isinstance(ids, Tensor)):
-        what = f"enter() of a {type(table).__name__} and a {type(ids).__name__}"
+        what = f"tied_lookup() of a {type(table).__name__} and a {type(ids).__name__}"
         raise UnsupportedError(what, "give the table [V, E] (a module's weight) and token ids, both as tensors")
     if torch.compiler.is_compiling():
         return _traceable(table, ids, options)
     if torch._C._are_functorch_transforms_active():
-        raise UnsupportedError("enter() inside a torch.func transform", "use torch.nn.functional.embedding there")
+        raise UnsupportedError("tied_lookup() inside a torch.func transform", "use torch.nn.functional.embedding there")
     if not (torch.is_grad_enabled() and table.requires_grad):
         return F.embedding(ids, table), table
-    return _Enter.apply(table, ids, options)
+    return _TiedLookup.apply(table, ids, options)
 
 
-def path_norms(gradient: Tensor, record: PathRecord) -> PathNorms:
+def without_row(table: Tensor, row: int | None) -> Tensor:
+    """Hand the table on as `tied_lookup` does, with no rows looked up and no gradient for `row`."""
+    if row is None or not (torch.is_grad_enabled() and table.requires_grad):
+        return table
+    return tied_lookup(table, torch.empty(0, dtype=torch.long, device=table.device), LookupOptions(stop_both=row))[1]
+
+
+def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
     """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of Path A.
 
     One pass over `gradient` and no matrix product: B equals the gradient outside the recorded rows, and the gradient
@@ -139,7 +139,7 @@ def gather(record: PathRecord) -> PathRecord:
     return PathRecord([(i.to(device), r.to(device) / len(parts)) for part in parts for i, r in part])
 
 
-class _Enter(torch.autograd.Function):
+class _TiedLookup(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, ids: Tensor, options: LookupOptions) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)

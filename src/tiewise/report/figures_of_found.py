@@ -63,7 +63,10 @@ def _dots(title: str, quantities: Sequence[Quantity], looks: Mapping[str, theme.
         series.append(Series(label, dots, look.colour, look.marker, offset=place))
     rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
     table = Table(["measure", "model", "value [95 %]", "no effect"], rows)
-    return Panel(dot_plot(series, title, quantities[0].unit), INTERVALS, table)
+    figure = dot_plot(series, title, quantities[0].unit)
+    if quantities[0].unit == "%":
+        figure.update_xaxes(title="", tickformat=".0%")
+    return Panel(figure, INTERVALS, table)
 
 
 def _ends(q: Quantity) -> tuple[float | None, float | None]:
@@ -98,8 +101,12 @@ def _lines(name: str, curves: Sequence[Curve], looks: Mapping[str, theme.Style])
         )
     figure = finish(figure, name, first.unit).update_xaxes(title=first.along, zeroline=False)
     longest = max(x for curve in curves for x in curve.x)
-    if longest < 12:  # layers are whole
+    if 1 < longest < 12:  # layers are whole
         figure.update_xaxes(dtick=1)
+    if first.unit == "%":
+        figure.update_yaxes(title="", tickformat=".0%")
+    if first.log_x:
+        figure.update_xaxes(type="log", dtick=math.log10(4))
     if first.log:
         figure.update_yaxes(type="log", dtick=1, tickformat="~g")
     return Panel(figure, first.why, _points(curves))

@@ -1,13 +1,26 @@
-"""What a verb wants done to a checkpoint, before anything is written."""
+"""What a verb wants done to a checkpoint, before anything is written, and how far that moves logits and input rows.
+
+Logits are h·tableᵀ at 64 random hidden vectors h of unit root mean square, the same on every run, for every row of the
+vocabulary; the tables are read in pieces. Scale and cap of the family come after and are left out.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
+
+PROBES = 64
+SEED = 20_250_903
 
 
 class _Delete:
@@ -22,20 +35,13 @@ DELETE: Final = _Delete()
 
 @dataclass(frozen=True)
 class NewTensor:
-    """A tensor to be written: a new one, or new content under the name of a stored one.
-
-    Args:
-        name: in the checkpoint.
-        dtype: of the safetensors format ("BF16").
-        shape: of the tensor.
-        file: name of the file that shall hold it: that of the tensor that it comes from.
-        write: yields its bytes in order, in pieces of a few MB; called at most once, never for a dry run.
-    """
+    """A tensor to be written: a new one, or new content under the name of a stored one."""
 
     name: str
-    dtype: str
+    dtype: str  # of the safetensors format ("BF16")
     shape: tuple[int, ...]
-    file: str
+    file: str  # name of the file that shall hold it: that of the tensor that it comes from
+    # yields its bytes in order, in pieces of a few MB; called at most once, never for a dry run
     write: Callable[[], Iterator[bytes | memoryview]] = field(repr=False)
 
     @property
@@ -45,41 +51,42 @@ class NewTensor:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """How far a change moves the model, as measured on its tables.
+class Moved:
+    """How far a change moves the model, as measured on its tables."""
 
-    Args:
-        logits: largest absolute change of a logit, before the family's own scale and cap.
-        input_rows: largest Euclidean length by which a row of the input table moves.
-        how: what was measured, or why nothing needed to be.
-    """
+    logits: float  # largest absolute change of a logit
+    input_rows: float  # largest Euclidean length by which a row of the input table moves
+    how: str  # what was measured, or why nothing needed to be
 
-    logits: float
-    input_rows: float
-    how: str
+
+UNMOVED = Moved(0.0, 0.0, "nothing: the bytes of both tables stay as they were")
 
 
 @dataclass(frozen=True)
 class Change:
-    """One rewrite of a checkpoint.
+    """One rewrite of a checkpoint."""
 
-    Args:
-        measured: its effect on the model.
-        drop: names of tensors that go, from whatever file holds them.
-        put: tensors that come; one whose name is stored replaces that tensor at its place.
-        config: dotted path in config.json → new value, or `DELETE`. The levels above the last key must exist.
-        drop_copies: (file, name) of second copies that go while the tensor stays in its own file.
-        reindex: the index is written anew although no shard changes.
-        notes: what the user should know, one sentence each.
-    """
-
-    measured: Measured
-    drop: frozenset[str] = frozenset()
-    put: tuple[NewTensor, ...] = ()
+    moved: Moved = UNMOVED
+    drop: frozenset[str] = frozenset()  # names of tensors that go, from whatever file holds them
+    put: tuple[NewTensor, ...] = ()  # tensors that come; one whose name is stored replaces that tensor at its place
+    # dotted path in config.json → new value, or `DELETE`; the levels above the last key must exist
     config: Mapping[str, Any] = field(default_factory=dict)
-    drop_copies: frozenset[tuple[str, str]] = frozenset()
-    reindex: bool = False
-    notes: tuple[str, ...] = ()
+    drop_copies: frozenset[tuple[str, str]] = frozenset()  # (file, name) that go while the tensor stays elsewhere
+    reindex: bool = False  # the index is written anew although no shard changes
+    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    # looks at the finished result before it gets its name, and raises where it is not as it should be
+    accept: Callable[[Path], None] | None = None
+
+
+def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
+    """Raise where an operation would change the model's function; with `force`, return the reason as a note.
+
+    Raises:
+        CheckpointError: unless `force`.
+    """
+    if not force:
+        raise CheckpointError(what, f"{fix}; --force does it all the same")
+    return (f"forced: {what}",)
 
 
 def copy_of(tensor: Stored, name: str) -> NewTensor:
@@ -95,3 +102,61 @@ def stored_bytes(tensor: Stored) -> Iterator[memoryview]:
             piece = buffer[: min(CHUNK_BYTES, tensor.nbytes - start)]
             reader.into(piece, start)
             yield piece
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """A table as the model meets it, maps applied: `read(start, stop)` gives rows [start, stop), [., width]."""
+
+    rows: int
+    width: int
+    read: Callable[[int, int], NDArray]
+
+    @classmethod
+    def of(cls, tensor: Stored) -> TableRows:
+        """A stored table [V, D]."""
+
+        def read(start: int, stop: int) -> NDArray:
+            with Reader(tensor) as reader:
+                return reader.wide(start, stop)
+
+        return cls(tensor.rows, tensor.shape[1], read)
+
+
+def hidden_vectors(width: int) -> NDArray[np.float32]:
+    """Return the random hidden vectors [64, width], each of root mean square 1."""
+    made = np.random.default_rng(SEED).standard_normal((PROBES, width))
+    return (made / np.sqrt(np.square(made).mean(axis=1, keepdims=True))).astype(np.float32)
+
+
+def measure_move(outputs: tuple[TableRows, TableRows] | None, inputs: tuple[TableRows, TableRows] | None) -> Moved:
+    """Measure the (old, new) tables of both ends; None for an end whose bytes stay."""
+    logits = moved = 0.0
+    widths = {pair[0].width for pair in (outputs, inputs) if pair}
+    if outputs:
+        probes = hidden_vectors(outputs[0].width).T
+        logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
+    if inputs:
+        moved = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
+    ends = [end for end, pair in (("output", outputs), ("input", inputs)) if pair]
+    if not ends:
+        return UNMOVED
+    how = f"every row of the {' and the '.join(ends)} table"
+    if outputs:
+        how += f", at {PROBES} random hidden vectors of unit root mean square and width {max(widths)}"
+    return Moved(logits, moved, how)
+
+
+def _largest(tables: tuple[TableRows, TableRows], size: Callable[[NDArray], NDArray]) -> float:
+    """The largest size of old − new, over the rows that both have."""
+    old, new = tables
+    count = min(old.rows, new.rows)
+    step = max(1, CHUNK_BYTES // (4 * max(1, old.width)))
+    largest = np.float64(0.0)
+    with np.errstate(invalid="ignore", over="ignore"):  # a table may hold infinities; the result then says so
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            sizes = size(old.read(start, stop) - new.read(start, stop))
+            largest = np.maximum(largest, sizes.max(initial=0.0))
+            progress("measuring the change", stop, count)
+    return float(largest)

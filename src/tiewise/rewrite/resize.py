@@ -1,14 +1,27 @@
 """`resize`: another number of tokens at both ends, in every head bias, and in the config at every level.
 
-Rows that stay keep their bytes. New ones are drawn jointly for all parts; see `new_rows`.
+Rows that stay keep their bytes. New ones are drawn from the normal distribution that has the mean and covariance of
+the rows in use:
+
+    x_new = m + 1/√(n−1) · Σᵢ gᵢ (xᵢ − m)        gᵢ ~ N(0, 1), independent; i over the n rows in use, m their mean
+
+Given the table, x_new is a sum of independent normal vectors, hence normal. Its mean is m, since E gᵢ = 0, and its
+covariance is Σᵢ E[gᵢ²] (xᵢ − m)(xᵢ − m)ᵀ / (n−1), which is the sample covariance: N(m, Σ̂) exactly, and Σ̂ [D, D] is
+never formed.
+
+Take as xᵢ all that the checkpoint holds for token i: its input row, its output row and its bias, one behind the
+other. The same gᵢ at every part then draws from their joint distribution, so that the two rows of a new token go
+together as those of existing tokens do. Each part can be drawn by itself, since gᵢ depends on nothing but the seed, the
+existing row and the new row.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,138 +29,67 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import in_layer, module_of
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
-from tiewise.checkpoint.stored import FLOATING, NUMPY, Stored
+from tiewise.checkpoint.plain_ends import readable
+from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Measured, NewTensor, stored_bytes
-from tiewise.rewrite.ends import opened, refuse
-from tiewise.rewrite.new_rows import new_rows
-from tiewise.rewrite.plain_ends import readable
-from tiewise.rewrite.receipt import Receipt
-from tiewise.rewrite.transaction import apply
-from tiewise.rewrite.vocabulary import Usage, largest_named_id, sizes
+from tiewise.rewrite.change import Change, Moved, NewTensor, refuse, stored_bytes
+from tiewise.rewrite.engine import verb
 
-KEPT = Measured(0.0, 0.0, "nothing: every row that stays keeps its bytes")
+KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
+OLD_BLOCK, NEW_BLOCK = 512, 256  # g is drawn in blocks of this shape; a part of the format, since results depend on it
+SUM_BYTES = 64 * 2**20  # of sums held during one reading of the table
 
 
-@dataclass(frozen=True)
-class Size:
-    """How many tokens are wanted: `vocab` of them, or as many as a tokenizer needs; then up to the next multiple."""
-
-    vocab: int | None
-    multiple_of: int | None
-    tokenizer: Tokenizer | None
-    shrink: bool
-
-
+@verb
 def resize(
-    source: str | os.PathLike[str],
-    to: str | os.PathLike[str],
+    facts: Facts,
     *,
     vocab: int | None = None,
     multiple_of: int | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
     shrink: bool = False,
     seed: int = 0,
-    dry_run: bool = False,
     force: bool = False,
-) -> Receipt:
+) -> Change:
     """Write a checkpoint with another number of tokens.
 
+    With `force` other tables with as many rows are left as they are.
+
     Args:
-        source: the checkpoint.
-        to: the new folder.
         vocab: rows that both ends shall have.
         multiple_of: rows are rounded up to a multiple of this.
         tokenizer: folder of a tokenizer; there shall be a row for each of its tokens, and no fewer than there are.
         shrink: rows may be dropped from the end, down to what tokenizers and config need.
         seed: of the new rows, 0 or more.
-        dry_run: foresee everything, write nothing.
-        force: leave other tables with as many rows as they are.
-
-    Raises:
-        CheckpointError: nothing to do, rows would be lost that are needed or that nobody said may go, the two ends
-            have not the same number of rows, or a third table has a row for each token too.
     """
-    size = Size(vocab, multiple_of, None if tokenizer is None else _tokenizer(tokenizer), shrink)
-    _check_arguments(size, seed)
-    facts = opened(Path(source))
-    parts = _parts(facts)
-    left = _left(facts, parts, force)
-    rows, count = parts[0].rows, _target(facts, size, parts[0].rows)
-    tables = tuple(part for part in parts if len(part.shape) == 2)
-    usage = Usage(tables, _own(facts) or size.tokenizer)
-    if count > rows and not usage.used.any():
-        fix = "train or repair the model first: new rows are drawn from those in use"
-        raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
-    draw = _Draw(rows, count, usage, seed)
-    stored = facts.folder.tensors
-    change = Change(
-        KEPT,
-        put=tuple(draw.tensor(part, stored[part.name].shape) for part in parts),
-        config=_config(facts, rows, count),
-        notes=(*draw.notes(tables), *left),
-    )
-    return apply(facts.folder, change, Path(to), command="resize", dry_run=dry_run, force=force)
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """What makes `count` rows of `rows` stored ones."""
-
-    rows: int
-    count: int
-    usage: Usage
-    seed: int
-
-    def tensor(self, part: Stored, shape: tuple[int, ...]) -> NewTensor:
-        """Return a part with its new number of rows, in the shape that it is stored in: [V, E], [V] or [1, V]."""
-        made = (*shape[:-1], self.count) if len(part.shape) == 1 else (self.count, *shape[1:])
-        return NewTensor(part.name, part.dtype, made, part.path.name, lambda: self.pieces(part))
-
-    def pieces(self, part: Stored) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of a part: those that stay, then those of new rows."""
-        stay = min(self.rows, self.count)
-        yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=part.start + stay * _row_bytes(part)))
-        for block in self.new(part):
-            yield block.astype(NUMPY[part.dtype]).tobytes()
-
-    def new(self, part: Stored) -> Iterator[NDArray[np.float64]]:
-        """Yield the new rows of a part in blocks."""
-        return new_rows(part, self.usage.used, max(0, self.count - self.rows), self.seed)
-
-    def notes(self, tables: tuple[Stored, ...]) -> Iterator[str]:
-        """Say what comes or goes, and how long new rows are beside the others."""
-        if self.count < self.rows:
-            yield f"rows {self.count:,} to {self.rows - 1:,} are dropped"
-            return
-        like = f"drawn like the {int(self.usage.used.sum()):,} rows in use, with seed {self.seed}"
-        yield f"rows {self.rows:,} to {self.count - 1:,} are new, {like}"
-        for table in tables:
-            drawn = np.linalg.norm(next(self.new(table)), axis=1)
-            low, high = np.quantile(self.usage.lengths(table), (0.05, 0.95))
-            of = f"the first {len(drawn):,} new rows" if len(drawn) < self.count - self.rows else "new rows"
-            yield (
-                f"{short(table.name)}: {of} are {drawn.min():.4g} to {drawn.max():.4g} long,"
-                f" nine in ten of those in use {low:.4g} to {high:.4g}"
-            )
-
-
-def _row_bytes(part: Stored) -> int:
-    return part.nbytes // max(1, part.rows)
-
-
-def _check_arguments(size: Size, seed: int) -> None:
-    if size.vocab is not None and size.tokenizer is not None:
+    if vocab is not None and tokenizer is not None:
         raise CheckpointError("vocab and tokenizer both say how many rows there shall be", "give one of them")
-    if size.vocab is None and size.tokenizer is None and size.multiple_of is None:
+    if vocab is None and tokenizer is None and multiple_of is None:
         raise CheckpointError("nothing says how many rows there shall be", "give vocab, multiple_of or tokenizer")
-    for name, value, least in (("vocab", size.vocab, 1), ("multiple_of", size.multiple_of, 1), ("seed", seed, 0)):
+    for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")
+    given = None if tokenizer is None else _given_tokenizer(tokenizer)
+    parts = _parts(facts)
+    notes = _left_to_do(facts, parts, force)
+    tables, rows = tuple(part for part in parts if len(part.shape) == 2), parts[0].rows
+    count = _new_count(facts, rows, vocab, multiple_of, given, shrink)
+    own = facts.tokenizer
+    lengths = [_lengths(table) for table in tables]
+    draw = _Draw(rows, count, _in_use(lengths, own if own is not None and own.base_max >= 0 else given), seed)
+    if count > rows and not draw.used.any():
+        fix = "train or repair the model first: new rows are drawn from those in use"
+        raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
+    return Change(
+        KEPT,
+        put=tuple(draw.tensor(part, facts.folder.tensors[part.name].shape) for part in parts),
+        config=_sizes_in_config(facts, rows, count),
+        notes=(*draw.notes(tables, lengths), *notes),
+    )
 
 
-def _tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
+def _given_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     found = read_tokenizer(open_folder(path))
     for fault in found.faults if found is not None else ():
         raise CheckpointError(fault.what, fault.fix)
@@ -155,11 +97,6 @@ def _tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
         raise CheckpointError(f"{os.fspath(path)}: no tokenizer was found in it", fix)
     return found
-
-
-def _own(facts: Facts) -> Tokenizer | None:
-    own = facts.tokenizer
-    return own if own is not None and own.base_max >= 0 else None
 
 
 def _parts(facts: Facts) -> tuple[Stored, ...]:
@@ -173,36 +110,7 @@ def _parts(facts: Facts) -> tuple[Stored, ...]:
     return (*tables, *biases)
 
 
-def _target(facts: Facts, size: Size, rows: int) -> int:
-    given = size.tokenizer.max_id + 1 if size.tokenizer is not None else 0
-    wanted = size.vocab or (given if size.shrink and given else max(rows, given))
-    if size.multiple_of is not None:
-        wanted = -(-wanted // size.multiple_of) * size.multiple_of
-    if wanted == rows:
-        raise CheckpointError(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
-    if wanted > rows:
-        return wanted
-    if not size.shrink:
-        fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
-        raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
-    own = facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0
-    needed = max(own, given, largest_named_id(facts, rows) + 1)
-    if wanted < needed:
-        fix = f"choose {needed:,} or more"
-        raise CheckpointError(f"{facts.path}: its tokenizer and config name token {needed - 1:,}", fix)
-    return wanted
-
-
-def _config(facts: Facts, rows: int, count: int) -> dict[str, int]:
-    """Every key that gives the old size gives the new one; where none does, that of the vocabulary's level."""
-    if facts.folder.config is None:
-        return {}
-    paths = tuple(sizes(facts.config, rows))
-    level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
-    return dict.fromkeys(paths or (f"{level}.vocab_size".lstrip("."),), count)
-
-
-def _left(facts: Facts, parts: tuple[Stored, ...], force: bool) -> tuple[str, ...]:
+def _left_to_do(facts: Facts, parts: tuple[Stored, ...], force: bool) -> tuple[str, ...]:
     """What else the user should see to.
 
     Raises:
@@ -213,12 +121,169 @@ def _left(facts: Facts, parts: tuple[Stored, ...], force: bool) -> tuple[str, ..
         notes.append("there is no config.json: write the new vocab_size into the one that goes with this file")
     resized = {part.name for part in (*parts, *facts.roles.positions)}
     for name, tensor in facts.folder.tensors.items():
-        if name not in resized and len(tensor.shape) == 2 and tensor.rows == parts[0].rows and _by_token(name):
+        if name in resized or len(tensor.shape) != 2 or tensor.rows != parts[0].rows:
+            continue
+        # any but a matrix within a layer has its rows for tokens
+        if not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]:
             what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and belongs to neither end"
             notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
     return tuple(notes)
 
 
-def _by_token(name: str) -> bool:
-    """Whether a table with as many rows as there are tokens has them for tokens: any but a matrix within a layer."""
-    return not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
+def _new_count(
+    facts: Facts, rows: int, vocab: int | None, multiple_of: int | None, tokenizer: Tokenizer | None, shrink: bool
+) -> int:
+    given = tokenizer.max_id + 1 if tokenizer is not None else 0
+    wanted = vocab or (given if shrink and given else max(rows, given))
+    if multiple_of is not None:
+        wanted = -(-wanted // multiple_of) * multiple_of
+    if wanted == rows:
+        raise CheckpointError(f"{facts.path}: it has {rows:,} rows already", "there is nothing to do")
+    if wanted > rows:
+        return wanted
+    if not shrink:
+        fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
+        raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
+    own = facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0
+    generation = facts.generation if isinstance(facts.generation, Mapping) else {}
+    named = max((n for record in (facts.config, generation) for n in _token_ids(record) if n < rows), default=-1)
+    needed = max(own, given, named + 1)
+    if wanted < needed:
+        fix = f"choose {needed:,} or more"
+        raise CheckpointError(f"{facts.path}: its tokenizer and config name token {needed - 1:,}", fix)
+    return wanted
+
+
+def _token_ids(record: Mapping[str, Any]) -> Iterator[int]:
+    """Ids that a config names as tokens, at any level."""
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _token_ids(value)
+        elif isinstance(key, str) and key.endswith(("token_id", "token_ids", "token_index")):
+            found = value if isinstance(value, list) else [value]
+            yield from (number for number in found if type(number) is int and number >= 0)
+
+
+def _sizes_in_config(facts: Facts, rows: int, count: int) -> dict[str, int]:
+    """Every key that gives the old size gives the new one; where none does, that of the vocabulary's level."""
+    if facts.folder.config is None:
+        return {}
+    paths = tuple(_size_keys(facts.config, rows))
+    level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
+    return dict.fromkeys(paths or (f"{level}.vocab_size".lstrip("."),), count)
+
+
+def _size_keys(config: Mapping[str, Any], rows: int) -> Iterator[str]:
+    """The dotted path of every key at any level that gives `rows` as the size of a vocabulary."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{path}" for path in _size_keys(value, rows))
+        elif isinstance(key, str) and key.endswith("vocab_size") and key != "type_vocab_size" and value == rows:
+            yield key  # a type is one of BERT's segments
+
+
+def _lengths(table: Stored) -> NDArray[np.float64]:
+    """Euclidean length of each row [V]."""
+    found = np.zeros(table.rows)
+    with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
+        for start, stop in reader.spans():
+            rows = reader.wide(start, stop)
+            found[start:stop] = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
+    return np.sqrt(found)
+
+
+def _in_use(lengths: list[NDArray[np.float64]], tokenizer: Tokenizer | None) -> NDArray[np.bool_]:
+    """Which rows are in use [V]: the tokenizer can produce their id, and at every table they are finite and not zero.
+
+    Without a tokenizer every id can be produced.
+    """
+    used = np.ones(len(lengths[0]), np.bool_)
+    if tokenizer is not None and tokenizer.base_max >= 0:
+        used[:] = False
+        used[[number for number in tokenizer.used if number < len(used)]] = True
+    for of_table in lengths:
+        used &= np.isfinite(of_table) & (of_table > 0)
+    return used
+
+
+@dataclass(frozen=True)
+class _Draw:
+    """What makes `count` rows of `rows` stored ones, new ones like those in use [V]."""
+
+    rows: int
+    count: int
+    used: NDArray[np.bool_]
+    seed: int
+
+    def tensor(self, part: Stored, shape: tuple[int, ...]) -> NewTensor:
+        """Return a part with its new number of rows, in the shape that it is stored in: [V, E], [V] or [1, V]."""
+        made = (*shape[:-1], self.count) if len(part.shape) == 1 else (self.count, *shape[1:])
+        return NewTensor(part.name, part.dtype, made, part.path.name, lambda: self.pieces(part))
+
+    def pieces(self, part: Stored) -> Iterator[bytes | memoryview]:
+        """Yield the bytes of a part: those that stay, then those of new rows."""
+        stay = min(self.rows, self.count)
+        end = part.start + stay * (part.nbytes // max(1, part.rows))
+        yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=end))
+        for block in self.new(part):
+            yield block.astype(NUMPY[part.dtype]).tobytes()
+
+    def new(self, part: Stored) -> Iterator[NDArray[np.float64]]:
+        """Yield the new rows of a part in blocks."""
+        return new_rows(part, self.used, max(0, self.count - self.rows), self.seed)
+
+    def notes(self, tables: tuple[Stored, ...], lengths: list[NDArray[np.float64]]) -> Iterator[str]:
+        """Say what comes or goes, and how long new rows are beside the others."""
+        if self.count < self.rows:
+            yield f"rows {self.count:,} to {self.rows - 1:,} are dropped"
+            return
+        like = f"drawn like the {int(self.used.sum()):,} rows in use, with seed {self.seed}"
+        yield f"rows {self.rows:,} to {self.count - 1:,} are new, {like}"
+        for table, of_table in zip(tables, lengths, strict=True):
+            drawn = np.linalg.norm(next(self.new(table)), axis=1)
+            low, high = np.quantile(of_table[self.used], (0.05, 0.95))
+            of = f"the first {len(drawn):,} new rows" if len(drawn) < self.count - self.rows else "new rows"
+            yield (
+                f"{short(table.name)}: {of} are {drawn.min():.4g} to {drawn.max():.4g} long,"
+                f" nine in ten of those in use {low:.4g} to {high:.4g}"
+            )
+
+
+def new_rows(
+    part: Stored, used: NDArray[np.bool_], count: int, seed: int, sum_bytes: int = SUM_BYTES
+) -> Iterator[NDArray[np.float64]]:
+    """Yield `count` new rows of a table [V, E] or a bias [V], in blocks [≤ 256, E], with few readings.
+
+    A new row depends on the seed and its own number, not on how many are drawn with it.
+    """
+    blocks = iter(range(-(-count // NEW_BLOCK)))
+    width = part.shape[1] if len(part.shape) == 2 else 1
+    while group := list(islice(blocks, max(1, sum_bytes // (8 * NEW_BLOCK * width)))):
+        for block, rows in zip(group, _drawn(part, used, group, seed), strict=True):
+            yield rows[: count - block * NEW_BLOCK].reshape(-1, *part.shape[1:])
+
+
+def _drawn(part: Stored, used: NDArray[np.bool_], group: list[int], seed: int) -> NDArray[np.float64]:
+    """New rows of the blocks in `group`, [len(group), 256, E], from one reading of `part`."""
+    width = part.shape[1] if len(part.shape) == 2 else 1
+    sums = np.zeros((len(group), NEW_BLOCK, width))  # Σ gᵢ xᵢ
+    weights = np.zeros((len(group), NEW_BLOCK, 1))  # Σ gᵢ
+    total = np.zeros(width)
+    with Reader(part) as reader:
+        for block, start in enumerate(range(0, part.rows, OLD_BLOCK)):
+            inside = used[start : start + OLD_BLOCK]
+            if not inside.any():
+                continue
+            rows = reader.wide(start, start + OLD_BLOCK).reshape(len(inside), width)[inside]
+            total += rows.sum(axis=0, dtype=np.float64)
+            for at, new in enumerate(group):
+                g = np.random.default_rng([seed, new, block]).standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)
+                g = g[: len(inside)][inside]
+                sums[at] += g.T @ rows
+                weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
+    n = int(used.sum())
+    mean = total / n
+    sums -= weights * mean
+    sums /= max(1, n - 1) ** 0.5
+    sums += mean
+    return sums

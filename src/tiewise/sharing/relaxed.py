@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.journal import Journal
-from tiewise.boundary.modules import swapped
+from tiewise.boundary.link import swapped
+from tiewise.boundary.structure import Journal
 
 
 class _Relaxed:

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from tiewise.boundary.declare import own_config
-from tiewise.boundary.journal import Journal
 from tiewise.boundary.saved import BUILDERS, declare_family, forget
+from tiewise.boundary.structure import Journal, own_config
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, Layout, Same, make_layout

@@ -15,8 +15,7 @@ from transformers import TrainerCallback
 from transformers.integrations import TensorBoardCallback
 from transformers.trainer_callback import ExportableState
 
-from tiewise.boundary.install import Installed, install
-from tiewise.boundary.schedule import KEEP, STATE, tie, untie
+from tiewise.boundary.install import KEEP, STATE, Installed, install
 from tiewise.core import ctrl_c
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import write_whole
@@ -55,30 +54,30 @@ class _Scheduled(TrainerCallback):
 
 
 class TieAt(_Scheduled):
-    """`tie_at(step)`: from then on both ends are one table. See `tiewise.boundary.schedule.tie`."""
+    """`tie_at(step)`: from then on both ends are one table. See `Installed.tie`."""
 
     becomes, choices = "tied", KEEP
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Tie, keeping `choice`: input, output or mean."""
-        tie(installed, optimizer, self.choice)
+        installed.tie(optimizer, self.choice)
 
 
 class UntieAt(_Scheduled):
-    """`untie_at(step)`: from then on each end has its own table. See `tiewise.boundary.schedule.untie`."""
+    """`untie_at(step)`: from then on each end has its own table. See `Installed.untie`."""
 
     becomes, choices = "untied", STATE
 
     def change(self, installed: Installed, optimizer: Any) -> None:
         """Untie, the optimizer's state by `choice`: copy, split or reset."""
-        untie(installed, optimizer, self.choice)
+        installed.untie(optimizer, self.choice)
 
 
 def tie_at(step: int, keep: str = "mean") -> TieAt:
     """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps.
 
     `keep` says whose values the table starts from: input, output or their mean. To resume from a checkpoint that was
-    written after the step, tie the model first (`tiewise.boundary.schedule.tie`): it must fit what it loads.
+    written after the step, tie the model first (`tiewise.installed(model).tie()`): it must fit what it loads.
     """
     return TieAt(step, keep)
 
@@ -87,7 +86,7 @@ def untie_at(step: int, state: str = "copy") -> UntieAt:
     """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps.
 
     `state` says what the optimizer keeps for both: copy, split or reset. To resume from a checkpoint that was written
-    after the step, untie the model first (`tiewise.boundary.schedule.untie`): it must fit what it loads.
+    after the step, untie the model first (`tiewise.installed(model).untie()`): it must fit what it loads.
     """
     return UntieAt(step, state)
 

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.initial import draw, sound_std
+from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import PlanError, RunError

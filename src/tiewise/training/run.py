@@ -17,12 +17,11 @@ from transformers.trainer_callback import PrinterCallback
 
 from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import is_family
-from tiewise.boundary.schedule import tie, untie
 from tiewise.core.errors import Interrupted, UnsupportedError
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.blocks import Blocks
 from tiewise.data.prepared import PreparedText
-from tiewise.hf import densify
+from tiewise.hf import plain_copy
 from tiewise.training import ranks
 from tiewise.training.albert import assemble as albert
 from tiewise.training.albert.model import build_arm, parts
@@ -115,9 +114,9 @@ def _finish(trainer: TiewiseTrainer, checkpoint: Path | None, folder: Path) -> N
 def _as_at(installed: Installed, spec: BoundarySpec, step: int) -> Installed:
     """Return the boundary as it was when a checkpoint of `step` was written."""
     if spec.untie_at is not None and step > spec.untie_at:
-        return untie(installed)
-    if spec.tie_at is not None and step > spec.tie_at:
-        return tie(installed)
+        installed.untie()
+    elif spec.tie_at is not None and step > spec.tie_at:
+        installed.tie()
     return installed
 
 
@@ -290,7 +289,7 @@ def _dense(installed: Installed) -> Any:
     if not is_family(config) or not config.plain_class.__module__.startswith("transformers."):
         return None
     try:
-        return densify(installed.model)
+        return plain_copy(installed.model)
     except UnsupportedError:
         return None
 

@@ -18,7 +18,7 @@ from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from tiewise.boundary.install import Installed
-from tiewise.ops.path_gradient import PathNorms, gather, path_norms
+from tiewise.core.backends import PathNorms
 from tiewise.training import ranks
 
 
@@ -96,13 +96,9 @@ class TiewiseTrainer(Trainer):
         table_in, table_out = installed.tables()
         scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else 1.0
         record = installed.record
-        if table_in is not table_out:
-            a, b = (0.0 if t.grad is None else float(torch.linalg.vector_norm(t.grad)) for t in (table_in, table_out))
-            norms = PathNorms(a, b, math.hypot(a, b), math.nan)
-        elif table_in.grad is None or record is None:
+        if table_in is table_out and (table_in.grad is None or record is None):
             return
-        else:
-            norms = path_norms(table_in.grad, gather(record))
+        norms = installed.path_norms()
         if record is not None:
             record.clear()
         self._window.append(PathNorms(norms.a / scale, norms.b / scale, norms.total / scale, norms.cosine))

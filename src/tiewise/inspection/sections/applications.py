@@ -37,7 +37,7 @@ def found_of(sweep: Sweep) -> Found:
         answer=_answer(sweep),
         quantities=(
             replace(_nll("nll as trained", own.nll), chance=unigram.value, why=f"beside it: {FREQUENCIES}"),
-            Quantity("best number", best.times, why=f"of 1 to {len(sweep.course)}; in training {own.times}"),
+            Quantity("best number", best.times, why=f"of 1 to {len(sweep.applied)}; in training {own.times}"),
             replace(_nll("nll there", best.nll), chance=unigram.value),
             replace(_nll("there − as trained", best.more), chance=0.0, why="window by window; a best of many flatters"),
             Quantity("parameters", sweep.parameters, why=saved),
@@ -46,19 +46,19 @@ def found_of(sweep: Sweep) -> Found:
         curves=(
             Curve.through(
                 "Loss by how often the block is applied",
-                ((one.times, one.nll) for one in sweep.course),
+                ((one.times, one.nll) for one in sweep.applied),
                 unit=NATS, level=unigram.value, level_name="token frequencies", **mark,
                 why="The large open marker is the number of training. Bands are 95 % intervals over windows.",
             ),
             Curve.through(
                 "Loss less that of the model as trained",
-                ((one.times, one.more) for one in sweep.course),
+                ((one.times, one.more) for one in sweep.applied),
                 unit=NATS, level=0.0, **mark,
                 why="Window by window, so that how hard a text is takes no part; above 0 is worse than as trained.",
             ),
             Curve.through(
                 "Change by one more application",
-                ((one.times, one.change) for one in sweep.course),
+                ((one.times, one.change) for one in sweep.applied),
                 unit="relative change", log=True, **mark,
                 why="‖h after − h before‖ / ‖h before‖ of the last of n applications, mean over tokens.",
             ),
@@ -77,7 +77,7 @@ def _nll(name: str, found: Estimate | None) -> Quantity:
 def _answer(sweep: Sweep) -> str:
     own, best, block = sweep.own, sweep.best, "layer" if sweep.layers == 1 else f"block of {sweep.layers} layers"
     if best is own:
-        return f"no: the {block} is applied {own.times} times, and no other number up to {len(sweep.course)} is better"
+        return f"no: the {block} is applied {own.times} times, and no other number up to {len(sweep.applied)} is better"
     if _nll("", best.more).high < 0:
         return (
             f"yes: the loss is lower after {best.times} applications of the {block} than after {own.times}, as trained"

@@ -11,7 +11,7 @@ from tiewise.inspection.inspect import NotHere
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.course import Arm, course
+from tiewise.internals.paths_over_training import ArmPaths, paths_over_training
 
 SHARE = "share of the two norms"
 WHY = (
@@ -30,14 +30,14 @@ def gradients_over_training(subject: Subject, bench: Workbench) -> Found:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:
         raise NotHere("needs a comparison of several seeds", "give the folder of `tiewise compare`")
-    found = course(subject.run)
+    found = paths_over_training(subject.run)
     arm = next((arm for arm in found.arms if arm.arm == subject.label), None)
     if arm is None:
         raise NotHere(f"{subject.label} measured no gradients by path", "run the comparison again, longer")
     return found_of(arm)
 
 
-def found_of(arm: Arm) -> Found:
+def found_of(arm: ArmPaths) -> Found:
     """Say what the head path's share is, and whether it moved."""
     change = arm.change()
     share = Quantity.of_estimate("head path's share of both norms", arm.whole.share_b, unit="%", chance=0.5)
@@ -59,14 +59,14 @@ def _answer(share: Quantity, moved: Quantity) -> str:
     return f"{side}; the head's share {way} over training"
 
 
-def _cosines(arm: Arm) -> Iterator[Quantity]:
+def _cosines(arm: ArmPaths) -> Iterator[Quantity]:
     cosines = [one.value for one in arm.means("cosine") if math.isfinite(one.value)]
     for name, value in (("lowest cosine of the two paths", min), ("highest cosine of the two paths", max)):
         if cosines:
             yield Quantity(name, value(cosines), unit="cosine", main=False, why="means over seeds, by logging window")
 
 
-def _curves(arm: Arm) -> Iterator[Curve]:
+def _curves(arm: ArmPaths) -> Iterator[Curve]:
     for name, (field, unit, log) in FIELDS.items():
         points = [(point.step, value) for point, value in zip(arm.points, arm.means(field), strict=True)]
         if any(math.isfinite(value.value) for _, value in points):
@@ -74,7 +74,7 @@ def _curves(arm: Arm) -> Iterator[Curve]:
             yield Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=WHY)
 
 
-def _tenths(arm: Arm) -> Listing:
+def _tenths(arm: ArmPaths) -> Listing:
     rows = [
         (f"{count(part.first)}–{count(part.last)}", str(Quantity.of_estimate("", part.share_b, unit="%")))
         for part in (*arm.tenths, arm.whole)

@@ -9,8 +9,7 @@ from tiewise.core.numerals import NONE, plain
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.lens import lenses
-from tiewise.internals.lens_results import BITS, CONVERGED, Layer, Lenses, Read
+from tiewise.internals.lens import BITS, CONVERGED, Lenses, LensLayer, LensRead, lenses
 
 KL = "nats to the final distribution"
 
@@ -19,7 +18,7 @@ KL = "nats to the final distribution"
     asks="How much of the final prediction can be read off before the last layer?", place=100, text=True, weight=20
 )
 def lens(subject: Subject, bench: Workbench) -> Found:
-    """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
+    """LensRead every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
     return found_of(lenses(bench.opened(subject), run_on, held_out, steps, bench.request.seed))
 
@@ -36,7 +35,7 @@ def found_of(found: Lenses) -> Found:
     )
 
 
-def _answer(inner: list[Layer]) -> str:
+def _answer(inner: list[LensLayer]) -> str:
     half = next((layer for layer in inner if layer.tuned is not None and layer.tuned.agreement.low > 0.5), None)
     if half is None:
         return (
@@ -67,9 +66,9 @@ def _fixed(found: Lenses) -> Iterator[Quantity]:
         )
 
 
-def _curves(found: Lenses, inner: list[Layer]) -> Iterator[Curve]:
+def _curves(found: Lenses, inner: list[LensLayer]) -> Iterator[Curve]:
     for which, read in (("tuned lens", lambda one: one.tuned), ("logit lens", lambda one: one.logit)):
-        reads: list[tuple[int, Read]] = [(one.depth, read(one)) for one in inner]
+        reads: list[tuple[int, LensRead]] = [(one.depth, read(one)) for one in inner]
         yield Curve.through(
             "How far is each layer from the final distribution?", ((depth, one.kl) for depth, one in reads),
             which=which, along="layers applied", unit=KL, log=True,
@@ -91,7 +90,7 @@ def _curves(found: Lenses, inner: list[Layer]) -> Iterator[Curve]:
         )  # fmt: skip
 
 
-def _notes(found: Lenses, inner: list[Layer]) -> Iterator[str]:
+def _notes(found: Lenses, inner: list[LensLayer]) -> Iterator[str]:
     worse = sum(layer.logit.kl.low > found.constant.high for layer in inner)
     yield f"at {worse} of {len(inner)} places the logit lens is clearly further off than the model's mean distribution"
     unfinished = [layer for layer in inner if layer.converged is False]
@@ -116,7 +115,7 @@ def _listing(found: Lenses) -> Listing:
     return Listing("Both lenses at each place", header + ends, tuple(map(_row, found.layers)))
 
 
-def _row(layer: Layer) -> tuple[str, ...]:
+def _row(layer: LensLayer) -> tuple[str, ...]:
     place = layer.name if not layer.depth else f"{layer.depth} · {layer.name}"
     logit, tuned = layer.logit, layer.tuned
     moved = NONE if layer.improvement is None else plain(-100 * layer.improvement, 2) + " %"

@@ -12,7 +12,7 @@ from tiewise.core.numerals import NONE
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.refined import Application, Course, Refinement, Rest
+from tiewise.internals.refinement import Application, Refinement, Rest, Trajectory
 from tiewise.internals.refinement import refinement as follow
 
 CONTROL = "Dashed: the same architecture with fresh weights."
@@ -48,16 +48,16 @@ def found_of(found: Refinement) -> Found:
     )
 
 
-def _answer(course: Course, further: int) -> str:
-    if not course.repeats:
-        if course.shared:
-            most = max(one.shared for one in course.applications)
+def _answer(layers: Trajectory, further: int) -> str:
+    if not layers.repeats:
+        if layers.shared:
+            most = max(one.shared for one in layers.applications)
             return (
                 f"layers share up to {most:.0%} of their parameters, none is repeated whole: no fixed point to look for"
             )
-        return f"each of the {len(course.applications)} layers is applied once: no fixed point to look for"
+        return f"each of the {len(layers.applications)} layers is applied once: no fixed point to look for"
     said = []
-    for rest in course.repeats:
+    for rest in layers.repeats:
         block = "a layer" if rest.period == 1 else f"a block of {rest.period} layers"
         end = f"does not come to rest within {further} more"
         if rest.converged:
@@ -68,10 +68,10 @@ def _answer(course: Course, further: int) -> str:
     return "; ".join(said)
 
 
-def _ends(course: Course, main: bool = True) -> Iterator[Quantity]:
+def _ends(layers: Trajectory, main: bool = True) -> Iterator[Quantity]:
     for name, one in (
-        ("first layer's change", course.applications[0]),
-        ("last layer's change", course.applications[-1]),
+        ("first layer's change", layers.applications[0]),
+        ("last layer's change", layers.applications[-1]),
     ):
         yield Quantity.of_estimate(name, one.change, unit="of the state's norm", main=main)
 
@@ -92,19 +92,19 @@ def _rest(rest: Rest, main: bool = True) -> Iterator[Quantity]:
         yield Quantity(name, windows, n=rest.windows, main=False, why=f"of {rest.windows}{where}")
 
 
-def _controls(control: Course | None) -> Iterator[Quantity]:
+def _controls(control: Trajectory | None) -> Iterator[Quantity]:
     if control is not None:
         parts = (*_ends(control, False), *(q for rest in control.repeats for q in _rest(rest, False)))
         yield from (replace(q, name=f"{q.name}, fresh weights") for q in parts)
 
 
-def _curves(course: Course, control: bool) -> Iterator[Curve]:
+def _curves(layers: Trajectory, control: bool) -> Iterator[Curve]:
     look: dict[str, Any] = {"which": "fresh weights" if control else ""}
     for name, unit, log, value, why in PER_LAYER:
-        points = list(enumerate(map(value, course.applications), 1))
+        points = list(enumerate(map(value, layers.applications), 1))
         if any(e is not None for _, e in points) and not (control and "again" in name):
             yield Curve.through(name, points, along="application", unit=unit, log=log, why=f"{why} {CONTROL}", **look)
-    for rest in course.repeats:
+    for rest in layers.repeats:
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(rest.residual, 1), along="application of the block",
             unit="relative change", log=True, mark=rest.times, **look,
@@ -113,20 +113,20 @@ def _curves(course: Course, control: bool) -> Iterator[Curve]:
         )  # fmt: skip
 
 
-def _alike(course: Course, which: str) -> Grid:
-    states = tuple(str(i) for i in range(len(course.alike)))
+def _alike(layers: Trajectory, which: str) -> Grid:
+    states = tuple(str(i) for i in range(len(layers.alike)))
     why = (
         "Cosine of the states after so many applications, mean over tokens; 0 is what the first layer reads. A square "
         "of one colour is a stretch in which little changes."
     )
-    return Grid(f"How alike the states are{which}", states, states, course.alike, axes=("applications",) * 2, why=why)
+    return Grid(f"How alike the states are{which}", states, states, layers.alike, axes=("applications",) * 2, why=why)
 
 
-def _listing(course: Course, control: Course | None) -> Listing:
+def _listing(layers: Trajectory, control: Trajectory | None) -> Listing:
     header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", "change, fresh weights")
-    fresh = control.applications if control is not None else (None,) * len(course.applications)
+    fresh = control.applications if control is not None else (None,) * len(layers.applications)
     rows = []
-    for number, (one, null) in enumerate(zip(course.applications, fresh, strict=True), 1):
+    for number, (one, null) in enumerate(zip(layers.applications, fresh, strict=True), 1):
         values = (one.change, one.cosine, one.turn, one.norm, one.again)
         shared = f"{one.shared:.0%}" if one.shared else "no"
         shared = f"all, as {one.same_as + 1}" if one.same_as is not None else shared

@@ -9,7 +9,6 @@ from tiewise.report.inspected import (
     alignment_figures,
     closer_figures,
     direct_path_figures,
-    gradients_figures,
     run_alignment_figures,
     tokens_figures,
 )
@@ -19,6 +18,5 @@ DRAWN: Mapping[str, Any] = {
     "alignment": alignment_figures,
     "closer": closer_figures,
     "run_alignment": run_alignment_figures,
-    "gradients": gradients_figures,
     "tokens": tokens_figures,
 }

@@ -12,7 +12,6 @@ from tiewise.report.inspected import (
     closer,
     direct_path,
     evidence,
-    gradients,
     run_alignment,
     tokens,
 )
@@ -23,7 +22,6 @@ WORDS: Mapping[str, Any] = {
     "alignment": alignment,
     "closer": closer,
     "run_alignment": run_alignment,
-    "gradients": gradients,
     "tokens": tokens,
 }
 

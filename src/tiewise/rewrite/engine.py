@@ -1,0 +1,359 @@
+"""The engine of all verbs: write the changed checkpoint beside its place, look at it, and give it its name, or nothing.
+
+A verb is one function from facts and options to a `Change`; `@verb` makes of it what users call. The result is opened
+again as any reader would before it gets its name, and `tiewise.json` beside it tells what was done, carried on by
+every further rewrite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import inspect
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
+from tiewise.checkpoint.rule import ERROR, names, size
+from tiewise.checkpoint.stored import Header, read_header
+from tiewise.checkpoint.table_scans import same_bytes
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
+from tiewise.core.errors import CheckpointError
+from tiewise.core.files import sync
+from tiewise.core.progress import advance, doing
+from tiewise.core.version import __version__
+from tiewise.rewrite.change import DELETE, Change
+from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_tensors
+from tiewise.rewrite.new_folder import become, beside, cannot_write, copy, destination, share
+
+SCHEMA = 1  # of a receipt's record
+VERSION = 1  # of `tiewise.json`
+SHOWN = 6  # names of tensors in one line
+
+Place = str | os.PathLike[str]
+Verb = Callable[..., Change]
+FileStates = dict[str, tuple[int, int, int, int]]  # (device, inode, bytes, time of change) of files that are read
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One rewrite, done or (`dry_run`) foreseen: for the person who asked for it, and for a program."""
+
+    verb: str  # "untie", …
+    source: Path  # the checkpoint that was read
+    to: Path  # the folder that was made
+    dropped: tuple[str, ...]  # names of tensors that the result no longer stores
+    written: tuple[str, ...]  # names of tensors that are new, or new in content
+    bytes_before: int  # of all tensors of the source
+    bytes_after: int  # of all tensors of the result
+    rewritten: tuple[str, ...]  # files whose tensors changed
+    linked: tuple[str, ...]  # files that share their bytes on disk with the source
+    copied: tuple[str, ...]  # files that do not
+    logit_change: float  # largest absolute change of a logit, before the family's own scale and cap
+    input_change: float  # largest Euclidean length by which a row of the input table moves
+    measured_on: str  # what the two were measured on
+    notes: tuple[str, ...] = ()  # what the user should know, one sentence each
+    dry_run: bool = False  # nothing was written
+
+    def record(self) -> dict[str, Any]:
+        """Return it as JSON can hold it, with the version of this schema; a number that is none becomes null."""
+        made = {"schema": SCHEMA, **asdict(self), "source": str(self.source), "to": str(self.to)}
+        made |= {key: _finite(made[key]) for key in ("logit_change", "input_change")}
+        return {key: list(value) if isinstance(value, tuple) else value for key, value in made.items()}
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Return it as (heading, text), for the terminal and for a notebook."""
+        counts = (("rewritten", self.rewritten), ("linked", self.linked), ("copied", self.copied))
+        files = ", ".join(f"{len(files)} {word}" for word, files in counts if files)
+        return [
+            ("would write" if self.dry_run else "written", str(self.to)),
+            *([("tensors in", names(self.written, SHOWN))] if self.written else []),
+            *([("tensors out", names(self.dropped, SHOWN))] if self.dropped else []),
+            ("files", files or "none"),
+            ("bytes", f"{size(self.bytes_before)} → {size(self.bytes_after)}"),
+            ("logits", f"largest change {self.logit_change:.3g}"),
+            ("input rows", f"largest change {self.input_change:.3g}"),
+            ("measured", self.measured_on),
+            *(("note", note) for note in self.notes),
+        ]
+
+    def _repr_html_(self) -> str:
+        """A table of its lines, for a notebook."""
+        rows = (f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in self.lines())
+        return f"<table>{''.join(rows)}</table>"
+
+
+COMMON = """
+
+    Args:
+        source: checkpoint folder, or one `.safetensors`; it is only read.
+        to: the folder to make; its parent exists.{options}
+        dry_run: foresee and measure everything, write nothing.
+        force: also where it changes the model's function, or breaks a rule of `check`; recorded.
+
+    Raises:
+        CheckpointError: nothing to do, a source that cannot be read or must not be rewritten so, or a destination that
+            cannot be used. Nothing is left at `to` or beside it then.
+    """
+
+
+def verb(make: Verb) -> Callable[..., Receipt]:
+    """Make of a verb `name(facts, *, options, force)` what users call: `name(source, to, *, options, dry_run, force)`.
+
+    The verb's docstring says what it does and, under `Args:`, its options.
+    """
+
+    @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
+    def run(source: Place, to: Place, *, dry_run: bool = False, force: bool = False, **options: Any) -> Receipt:
+        return rewrite(source, to, make, dry_run=dry_run, force=force, **options)
+
+    common = inspect.signature(run, follow_wrapped=False)
+    source, to, dry_run, force, _ = common.parameters.values()
+    options = [p for name, p in inspect.signature(make).parameters.items() if name not in ("facts", "force")]
+    run.__dict__["__signature__"] = common.replace(parameters=[source, to, *options, dry_run, force])
+    said, _, described = (make.__doc__ or "").partition("\n\n    Args:")
+    run.__doc__ = said.rstrip() + COMMON.format(options=described.rstrip())
+    return run
+
+
+def rewrite(
+    source: Place, to: Place, make: Verb, *, dry_run: bool = False, force: bool = False, **options: Any
+) -> Receipt:
+    """Open a checkpoint, ask the verb `make` what shall change, and carry that out.
+
+    Raises:
+        CheckpointError: the source cannot be read or is refused by the verb, and as `carry_out`.
+    """
+    if Path(source).suffix == ".gguf":
+        fix = "rewrite the Hugging Face folder from which it was made, and convert that"
+        raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
+    folder = open_folder(source)
+    if not folder.tensors and not folder.faults:
+        fix = "merge it into its base first" if folder.has(ADAPTER_CONFIG) else "give a folder with model.safetensors"
+        kind = "an adapter" if folder.has(ADAPTER_CONFIG) else "a folder without safetensors"
+        raise CheckpointError(f"{source}: {kind} has no two ends to rewrite", fix)
+    change = make(Facts(folder), force=force, **options)
+    return carry_out(folder, change, Path(to), command=make.__name__, dry_run=dry_run, force=force)
+
+
+def carry_out(
+    folder: Folder, change: Change, to: Path, *, command: str, dry_run: bool = False, force: bool = False
+) -> Receipt:
+    """Write `folder` with `change` to the new folder `to`.
+
+    `force` keeps the result although its headers and config break a rule that the source's do not.
+
+    Raises:
+        CheckpointError: the source is damaged or changes meanwhile, the destination is unusable or full, or the result
+            does not stand up to its audit. Nothing is left at `to` or beside it.
+    """
+    real = destination(folder, to)
+    plan = plan_files(folder, change)
+    seen = _states(folder, plan)
+    for file, header in folder.headers.items():
+        if read_header(header.path) != header:
+            raise CheckpointError(f"{folder.path / file}: it changed since it was opened", "run again")
+    linked = _require_space(to, real, plan, seen)
+    if not dry_run:
+        text = _provenance(folder, change, plan, command, force)
+        with beside(real) as made:
+            try:
+                linked = _write(folder, plan, made, text)
+            except OSError as error:
+                raise cannot_write(to, error) from None
+            verify(folder, change, plan, made)
+            if not force:
+                _require_not_worse(folder, made)
+            if change.accept is not None:
+                change.accept(made)
+            now = _states(folder, plan)
+            changed = next((name for name in seen if now.get(name) != seen[name]), None)
+            if changed is not None:
+                what = f"{folder.path / changed}: it changed while it was read; no result was made"
+                raise CheckpointError(what, "run again when nothing writes there")
+            become(made, real)
+    return Receipt(
+        verb=command,
+        source=opened_path(folder),
+        to=to,
+        dropped=tuple(sorted(change.drop & set(folder.tensors))),
+        written=tuple(sorted(tensor.name for tensor in change.put)),
+        bytes_before=sum(tensor.nbytes for header in folder.headers.values() for tensor in header.tensors.values()),
+        bytes_after=sum(tensor.nbytes for tensor in plan.tensors.values()),
+        rewritten=tuple(plan.shards),
+        linked=linked,
+        copied=tuple(sorted({*plan.shared, *plan.copied} - set(linked))),
+        logit_change=change.moved.logits,
+        input_change=change.moved.input_rows,
+        measured_on=change.moved.how,
+        notes=(*change.notes, *plan.notes),
+        dry_run=dry_run,
+    )
+
+
+def _require_space(to: Path, real: Path, plan: FilePlan, seen: FileStates) -> tuple[str, ...]:
+    """Raise where the disk is too full; return the files that a link will do for: those on the destination's disk."""
+    try:
+        device, free = os.stat(real.parent).st_dev, shutil.disk_usage(real.parent).free
+    except OSError as error:
+        raise cannot_write(to, error) from None
+    linked = tuple(file for file in plan.shared if seen[file][0] == device)
+    copied = {*plan.shared, *plan.copied} - set(linked)
+    need = plan.nbytes_written + sum(seen[file][2] for file in copied) + sum(map(len, plan.texts.values()))
+    if free < need:
+        raise CheckpointError(f"{to}: {need:,} bytes are needed and {free:,} are free", "free some, or write elsewhere")
+    return linked
+
+
+def _states(folder: Folder, plan: FilePlan) -> FileStates:
+    found = {}
+    for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *plan.texts]):
+        try:
+            state = os.stat(inside(folder.path, name))
+        except FileNotFoundError:
+            if name == INDEX:  # one that is about to be made
+                continue
+            what = f"{folder.path / name}: no such file"
+            raise CheckpointError(what, "run again when nothing writes there") from None
+        found[name] = (state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns)
+    return found
+
+
+# writing
+
+
+def _write(folder: Folder, plan: FilePlan, made: Path, provenance: bytes) -> tuple[str, ...]:
+    """Write everything, the index last; return the files that share their bytes with the source."""
+    done = 0
+    with doing("writing", plan.nbytes_written):
+        for file, tensors in plan.shards.items():
+            done = write_tensors(made / file, tensors, folder.headers[file].metadata, done)
+    linked = []
+    for file in (*plan.shared, *plan.copied):
+        (made / file).parent.mkdir(parents=True, exist_ok=True)
+        if file in plan.copied:
+            copy(inside(folder.path, file), made / file)
+        elif share(inside(folder.path, file), made / file):
+            linked.append(file)
+    for file, data in {PROVENANCE: provenance, **plan.texts}.items():
+        (made / file).write_bytes(data)
+        sync(made / file)
+    for place, _, _ in os.walk(made, topdown=False):
+        sync(Path(place))
+    return tuple(linked)
+
+
+# looking at the result before it gets its name
+
+
+def verify(source: Folder, change: Change, plan: FilePlan, made: Path) -> None:
+    """Open the result as any reader would and hold it against source and plan.
+
+    Raises:
+        CheckpointError: something differs.
+    """
+    result = open_folder(made)
+    if result.faults:
+        raise _not_kept(result.faults[0].what)
+    if result.copies:
+        raise _not_kept(f"{short(result.copies[0].name)} is stored twice")
+    found = {name: (tensor.dtype, tensor.shape, tensor.path.name) for name, tensor in result.tensors.items()}
+    wanted = {name: (tensor.dtype, tensor.shape, tensor.file) for name, tensor in plan.tensors.items()}
+    if found != wanted:
+        different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
+        raise _not_kept(f"{short(different[0])} is not stored as planned")
+    for path, value in change.config.items():
+        at: Any = result.config
+        for key in path.split("."):
+            at = at.get(key, DELETE) if isinstance(at, dict) else DELETE
+        if at != value:
+            raise _not_kept(f"config.json does not say {short(path)} as planned")
+    put, done = {tensor.name for tensor in change.put}, 0
+    kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
+    with doing("checking the result", sum(tensor.nbytes for tensor in kept)):
+        for tensor in kept:
+            old = source.headers[tensor.file].tensors[tensor.name]
+            if old.nbytes and not same_bytes(old, result.tensors[tensor.name]):
+                raise _not_kept(f"{short(tensor.name)} differs from the source")
+            done += tensor.nbytes
+            advance(done)
+
+
+def _not_kept(what: str) -> CheckpointError:
+    return CheckpointError(f"the result was not kept: {what}", "was the source written meanwhile? If not, report this")
+
+
+def _require_not_worse(source: Folder, made: Path) -> None:
+    """Run the rules that need no tables over both; the result must not break one that the source does not break."""
+    before = {f.rule for f in check(opened_path(source), scan=False).at_least(ERROR)}
+    worse = [f for f in check(made, scan=False).at_least(ERROR) if f.rule not in before]
+    if worse:
+        fix = "--force keeps it all the same"
+        raise CheckpointError(f"the result was not kept: {worse[0].rule} at {worse[0].where}: {worse[0].evidence}", fix)
+
+
+def opened_path(folder: Folder) -> Path:
+    """The path that was opened: the folder, or its single file."""
+    return folder.path / folder.files[0] if folder.single else folder.path
+
+
+# what was done, kept beside the result
+
+
+def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
+    """The text of `tiewise.json`: operations before this one, then this one. Only `time` differs between runs."""
+    put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
+    operation = {
+        "command": command,
+        "version": __version__,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "forced": force,
+        "source": {"name": folder.path.resolve().name, "sha256": _digests(folder)},
+        "dropped": sorted(change.drop & stored),
+        "added": sorted(put - stored),
+        "replaced": sorted(put & stored),
+        "kept": len(set(plan.tensors) - put),
+        "config": {key: repr(value) if value is DELETE else value for key, value in change.config.items()},
+        "measured": {
+            "logits": _finite(change.moved.logits),
+            "input_rows": _finite(change.moved.input_rows),
+            "how": change.moved.how,
+        },
+        "notes": [*change.notes, *plan.notes],
+    }
+    earlier: Any = []
+    if folder.has(PROVENANCE):
+        try:
+            record = read_json(os.fspath(inside(folder.path, PROVENANCE)))
+            earlier = record.get("operations") if isinstance(record, dict) else None
+        except CheckpointError:  # a file of that name that is not ours
+            pass
+    operations = [*(earlier if isinstance(earlier, list) else []), operation]
+    record = {"tiewise": VERSION, "operations": operations}
+    return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _digests(folder: Folder) -> dict[str, str]:
+    """SHA-256 of config and index, and of each header: they name every tensor, and cost no read of one."""
+    data = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in (CONFIG, INDEX) if folder.has(name)}
+    data |= {f"{file} (header)": _header_bytes(header) for file, header in folder.headers.items()}
+    return {name: hashlib.sha256(text).hexdigest() for name, text in data.items()}
+
+
+def _header_bytes(header: Header) -> bytes:
+    with os.fdopen(open_regular(header.path), "rb") as file:
+        return file.read(header.data_start)

@@ -1,0 +1,224 @@
+"""What becomes of every file of a checkpoint, decided before one is written: rewritten, shared, copied, or gone.
+
+`arranged` says what a shard will hold and in which order, and `write_tensors` writes it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder, Index
+from tiewise.checkpoint.stored import BITS, Header
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import advance
+from tiewise.rewrite.change import Change, NewTensor, copy_of
+from tiewise.rewrite.json_text import edited, like
+
+PROVENANCE = "tiewise.json"
+LEFT_OUT = (".git", ".cache")  # they speak of the source's history and download, and would lie about the result
+WEIGHTS = (*PICKLES, ".safetensors", ".gguf", ".onnx", ".onnx_data", ".npz")  # large, and edited by nobody
+MOST_DEPTH = 16
+
+
+@dataclass(frozen=True)
+class FilePlan:
+    """All files of the result but its provenance."""
+
+    shards: dict[str, tuple[NewTensor, ...]]  # file → its tensors, in order, for each file whose tensors change
+    shared: tuple[str, ...]  # files that keep their bytes and may share them with the source (paths below the folder)
+    copied: tuple[str, ...]  # other files
+    texts: dict[str, bytes]  # file → bytes of the JSON files that change; the index last
+    tensors: dict[str, NewTensor]  # name → what the result stores under it
+    notes: tuple[str, ...]  # what the user should know
+
+    @property
+    def nbytes_written(self) -> int:
+        """Bytes of all tensors in the shards that are written anew."""
+        return sum(tensor.nbytes for tensors in self.shards.values() for tensor in tensors)
+
+
+def plan_files(folder: Folder, change: Change) -> FilePlan:
+    """Decide what becomes of every file.
+
+    Raises:
+        CheckpointError: the source is damaged, or holds a link that leads outside.
+    """
+    if folder.faults:
+        raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
+    copy = next((c for c in folder.copies if (c.path.name, c.name) not in change.drop_copies), None)
+    if copy is not None and copy.name not in change.drop:
+        what = f"{folder.path}: {short(copy.name)} is stored twice, also in {copy.path.name}"
+        raise CheckpointError(what, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
+    shards: dict[str, tuple[NewTensor, ...]] = {}
+    tensors: dict[str, NewTensor] = {}
+    for file, header in folder.headers.items():
+        gone = {n for n in header.tensors if n in change.drop or (file, n) in change.drop_copies}
+        put = [tensor for tensor in change.put if tensor.file == file]
+        if gone or put:
+            shards[file] = after = arranged(header, gone, put)
+        else:
+            after = tuple(copy_of(tensor, n) for n, tensor in header.tensors.items())
+        tensors |= {tensor.name: replace(tensor, file=file) for tensor in after}
+    texts: dict[str, bytes] = {}
+    if change.config:
+        texts[CONFIG] = _config_text(folder, change)
+    if folder.index is not None and (shards or change.reindex):
+        texts[INDEX] = _index_text(folder, folder.index, change, tensors)
+    others, links = _others(folder, {*folder.headers, *texts, PROVENANCE})
+    shared = [file for file in folder.headers if file not in shards] + [f for f in others if f.endswith(WEIGHTS)]
+    return FilePlan(
+        {file: made for file, made in shards.items() if made},
+        tuple(sorted(shared)),
+        tuple(file for file in others if not file.endswith(WEIGHTS)),
+        texts,
+        tensors,
+        (*_stale(folder), *links),
+    )
+
+
+def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
+    """Return what a file holds after a change, in an order that keeps every tensor aligned to its type.
+
+    Stored tensors keep their order. The format's library puts wider types first; a new tensor goes behind the last
+    one that is as wide. Where the order was another and a tensor would come to lie across its alignment, all are
+    sorted by width: readers view the bytes in place.
+    """
+    left = {tensor.name: tensor for tensor in put}
+    gone = set(gone)
+    made = [left.pop(n) if n in left else copy_of(t, n) for n, t in header.tensors.items() if n not in gone]
+    for tensor in left.values():
+        places = [i + 1 for i, other in enumerate(made) if BITS[other.dtype] >= BITS[tensor.dtype]]
+        made.insert(places[-1] if places else 0, tensor)
+    if not _aligned(made):
+        made.sort(key=lambda tensor: -BITS[tensor.dtype])
+    return tuple(made)
+
+
+def _aligned(tensors: Iterable[NewTensor]) -> bool:
+    at = 0
+    for tensor in tensors:
+        if at % max(1, BITS[tensor.dtype] // 8):
+            return False
+        at += tensor.nbytes
+    return True
+
+
+def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
+    """Write a new safetensors file that holds `tensors` in this order, each as it arrives, and see it on the disk.
+
+    Return `done`, bytes that were written before, and the bytes of these tensors.
+    """
+    with open(path, "xb") as file:
+        file.write(_header_of(tensors, metadata))
+        for tensor in tensors:
+            count = 0
+            for piece in tensor.write():
+                file.write(piece)
+                count += len(piece)
+                advance(done + count)
+            if count != tensor.nbytes:
+                raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
+            done += count
+        file.flush()
+        os.fsync(file.fileno())
+    return done
+
+
+def _header_of(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
+    stored = {tensor.name for tensor in tensors}
+    # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
+    kept = {key: value for key, value in metadata.items() if key not in stored}
+    record: dict[str, object] = {"__metadata__": kept} if kept else {}
+    at = 0
+    for tensor in tensors:
+        offsets = [at, at + tensor.nbytes]
+        record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+        at += tensor.nbytes
+    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _config_text(folder: Folder, change: Change) -> bytes:
+    path = inside(folder.path, CONFIG)
+    text = read_whole(path, MOST_BYTES).decode()
+    try:
+        return edited(text, change.config).encode()
+    except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+        what = f"{path}: the flag cannot be written into it ({short(error)})"
+        raise CheckpointError(what, "write it by hand at every level, then run again") from None
+
+
+def _index_text(folder: Folder, index: Index, change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
+    """Every tensor of the result in the file that holds it, and the sum of their bytes; the rest as it was.
+
+    A name that no file holds stays unless the change drops it: it says that something is missing.
+    """
+    path = inside(folder.path, index.name)
+    text = read_whole(path, MOST_BYTES)
+    record = parse_json(text, str(path), unique=True)
+    metadata = record["metadata"] if isinstance(record.get("metadata"), dict) else {}
+    metadata["total_size"] = sum(tensor.nbytes for tensor in tensors.values())
+    if type(metadata.get("total_parameters")) is int:
+        after, before = (sum(math.prod(t.shape) for t in some.values()) for some in (tensors, folder.tensors))
+        metadata["total_parameters"] += after - before
+    record["metadata"] = metadata
+    old = index.weight_map
+    files = {name: file for name, file in old.items() if name not in folder.tensors and name not in change.drop}
+    files |= {name: tensor.file for name, tensor in tensors.items()}
+    names = [name for name in old if name in files]
+    ordered = names == sorted(names)  # else in their old order, new ones last
+    names += [name for name in files if name not in old]
+    record["weight_map"] = {name: files[name] for name in (sorted(names) if ordered else names)}
+    return like(text.decode(), record).encode()
+
+
+def _others(folder: Folder, taken: set[str]) -> tuple[list[str], list[str]]:
+    """(every other file, as a path below the folder, sorted; notes on what is left out)."""
+    files: list[str] = []
+    notes: list[str] = []
+    for name in folder.files:
+        if name in LEFT_OUT:
+            notes.append(f"{name} stays behind: it speaks of the source")
+        elif name not in taken:
+            for file in _walk(folder.path, name, 0):
+                if (folder.path / file).is_dir():
+                    notes.append(f"{short(file)} stays behind: a link to a folder")
+                else:
+                    inside(folder.path, file)
+                    files.append(file)
+    return files, notes
+
+
+def _walk(root: Path, name: str, depth: int) -> Iterator[str]:
+    """Files below `name`, and links to folders, which are not entered."""
+    path = root / name
+    if path.is_symlink() or not path.is_dir():
+        yield name
+        return
+    if depth == MOST_DEPTH:
+        what = f"{path}: folders are nested deeper than {MOST_DEPTH}"
+        raise CheckpointError(what, "give the checkpoint's own folder")
+    try:
+        entries = sorted(os.listdir(path))
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check its permissions") from None
+    for entry in entries:
+        yield from _walk(root, f"{name}/{entry}", depth + 1)
+
+
+def _stale(folder: Folder) -> list[str]:
+    """Other weights in the folder: kept, since they are the user's, and named, since a tool may prefer them."""
+    if folder.single:
+        return []
+    stale = [n for n in folder.pickles if n.endswith((".bin", ".msgpack", ".h5", ".ckpt", ".pth"))] + list(folder.extra)
+    if not stale:
+        return []
+    names = ", ".join(short(name) for name in stale[:3]) + (" …" if len(stale) > 3 else "")
+    return [f"{names} stay as they were and do not know of this change: delete them where a tool prefers them"]

@@ -1,0 +1,212 @@
+"""A folder that appears whole: where it may lie, made beside its place, and renamed or gone whatever happens.
+
+Its name is `.<destination>.tiewise-<process>-<random>` at first, and its process locks a file of that name and `.lock`.
+A failure, Ctrl-C, SIGTERM or SIGHUP removes both. A process that is killed leaves them; the next run for the same
+destination finds nobody holding the lock, and removes them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.stored import CHUNK_BYTES
+from tiewise.checkpoint.untrusted import open_regular
+from tiewise.core import ctrl_c
+from tiewise.core.errors import CheckpointError
+from tiewise.core.files import sync
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows, which has no reflinks either
+    fcntl = None
+
+LOCK = ".lock"
+_FICLONE = 0x40049409  # linux/fs.h: share all blocks of one file with another, copied when either is written
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def destination(source: Folder, to: Path) -> Path:
+    """Return the real path that the result will have.
+
+    Raises:
+        CheckpointError: something is there, its parent is no folder, or it and the source lie one in the other.
+    """
+    if "\0" in os.fspath(to):
+        raise CheckpointError(f"{os.fspath(to)!r}: no path", "leave out the null byte")
+    real, old = Path(os.path.realpath(to)), Path(os.path.realpath(source.path))
+    if not source.single and (real.is_relative_to(old) or old.is_relative_to(real)):
+        raise CheckpointError(f"{to}: it and the source {source.path} lie one in the other", "give a place of its own")
+    if not real.parent.is_dir():
+        raise CheckpointError(f"{to}: {real.parent} is no folder", "make it first, or give another place")
+    try:
+        filled = bool(os.listdir(real))
+    except FileNotFoundError:
+        return real
+    except NotADirectoryError:
+        raise CheckpointError(f"{to}: a file lies there", "give a new folder: nothing is overwritten") from None
+    except OSError as error:
+        raise cannot_write(to, error) from None
+    if filled:
+        raise CheckpointError(f"{to}: the folder is not empty", "give a new one: nothing is overwritten")
+    return real
+
+
+def cannot_write(to: Path, error: OSError) -> CheckpointError:
+    """Return the error that says why nothing could be written at `to`."""
+    if error.errno in _FULL:
+        return CheckpointError(f"{to}: no space left while writing ({error.strerror})", "free some, or write elsewhere")
+    return CheckpointError(f"{to}: cannot be written ({error.strerror or error})", "give a folder that you may write")
+
+
+@contextmanager
+def beside(real: Path) -> Iterator[Path]:
+    """Make an empty folder beside `real`; removed at the end unless it has been renamed.
+
+    Raises:
+        CheckpointError: it cannot be made.
+    """
+    sweep(real)
+    path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
+    lock = _lock(path)
+    with ctrl_c.ending() as ending:
+        try:
+            try:
+                _taken(lock)
+                try:
+                    path.mkdir()
+                except OSError as error:
+                    raise cannot_write(real, error) from None
+                yield path
+            finally:
+                ending.hold()
+        finally:  # also where a signal raised just before it was held
+            shutil.rmtree(path, ignore_errors=True)
+            _released(lock)
+
+
+def become(path: Path, real: Path) -> None:
+    """Rename the finished folder to its destination, in one step.
+
+    Raises:
+        CheckpointError: something has come to lie there meanwhile.
+    """
+    with ctrl_c.ending() as ending:
+        ending.hold()  # the result is complete, and stays
+        try:
+            if os.name == "nt" and real.is_dir():
+                real.rmdir()  # Windows puts no folder in the place of an empty one
+            os.replace(path, real)
+        except OSError as error:
+            what = f"{real}: the finished result cannot get its name ({error.strerror})"
+            raise CheckpointError(what, "something else was put there meanwhile: give another place") from None
+        with suppress(OSError):  # a parent that may be written but not read; the result is complete all the same
+            sync(real.parent)
+
+
+def sweep(real: Path) -> None:
+    """Remove what killed runs for this destination have left beside it."""
+    ours = re.compile(rf"(\.{re.escape(real.name)}\.tiewise-(\d+)-[0-9a-f]{{8}})(?:{re.escape(LOCK)})?")
+    try:
+        names = os.listdir(real.parent)
+    except OSError:  # a folder that may be written but not listed
+        return
+    found = {match[1]: int(match[2]) for match in map(ours.fullmatch, names) if match}
+    for name, process in found.items():
+        if not _alive(process):
+            lock = _lock(real.parent / name)
+            if _taken(lock):  # else held on another machine, or on a file system that cannot tell
+                shutil.rmtree(real.parent / name, ignore_errors=True)
+                _released(lock)
+
+
+def _lock(path: Path) -> FileLock:
+    return FileLock(path.with_name(path.name + LOCK), timeout=0.2)  # a moment, for a file that just vanishes
+
+
+def _taken(lock: FileLock) -> bool:
+    try:
+        lock.acquire()
+    except (Timeout, OSError, NotImplementedError):
+        return False
+    return True
+
+
+def _released(lock: FileLock) -> None:
+    """Release a lock, and remove its file first: whoever opened that meanwhile sees that it is gone."""
+    with suppress(OSError):
+        os.unlink(lock.lock_file)
+    lock.release()
+
+
+def _alive(process: int) -> bool:
+    if os.name == "nt":  # where asking would press Ctrl-C; the lock tells
+        return False
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's
+        return True
+    return True
+
+
+def share(source: Path, target: Path) -> bool:
+    """Give `target` the content of `source` by reflink, hard link or copy; whether the two share bytes on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if _reflink(source, target):
+        return True
+    try:
+        os.link(os.path.realpath(source), target)
+        return True
+    except OSError:  # another file system, or one without links, or a file of somebody else
+        copy(source, target)
+        return False
+
+
+def copy(source: Path, target: Path) -> None:
+    """Give `target` the content of `source` as bytes of its own, on the disk when this returns.
+
+    Raises:
+        CheckpointError: the source cannot be read.
+        OSError: the target cannot be written.
+    """
+    descriptor = open_regular(source)
+    with os.fdopen(descriptor, "rb", buffering=0) as old, open(target, "xb") as new:
+        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+        while piece := old.read(CHUNK_BYTES):
+            new.write(piece)
+        new.flush()
+        os.chmod(target, mode & 0o777 | stat.S_IWUSR)
+        os.fsync(new.fileno())
+
+
+def _reflink(source: Path, target: Path) -> bool:
+    if fcntl is None:
+        return False
+    descriptor = open_regular(source)
+    try:
+        with open(target, "xb") as new:
+            fcntl.ioctl(new.fileno(), _FICLONE, descriptor)
+            os.fsync(new.fileno())
+        return True
+    except OSError:
+        target.unlink(missing_ok=True)
+        return False
+    finally:
+        os.close(descriptor)

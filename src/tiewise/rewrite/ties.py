@@ -1,0 +1,290 @@
+"""`tie`, `untie`, `dedupe`, `repair`: one table for both ends, or one for each, and the flag that says so.
+
+`repair` applies the safe fixes that `check` proposes, all at once; most are of the flag and of a head stored twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.plain_ends import is_own, readable, require_head, tied_names
+from tiewise.checkpoint.roles import BY_DATA
+from tiewise.checkpoint.rule import INFO, Finding, difference
+from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
+from tiewise.checkpoint.table_scans import likeness
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, copy_of, measure_move, refuse
+from tiewise.rewrite.engine import opened_path, verb
+
+INPUT, OUTPUT, MEAN = "input", "output", "mean"
+KEEP = (INPUT, OUTPUT, MEAN)
+ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
+INDEX = frozenset({"B002", "B003"})
+COPIES = frozenset({"B004"})
+COPIED = Moved(0.0, 0.0, "nothing: what is new is a copy of stored bytes, and no stored table changes")
+
+
+@verb
+def tie(facts: Facts, *, keep: str | None = None, force: bool = False) -> Change:
+    """Store one table for both ends, under the input's name, and say so in the config at every level.
+
+    Args:
+        keep: whose values the table gets where the two differ: "input", "output", or "mean", their average,
+            rounded once to the input table's type. Without effect where they are equal.
+    """
+    if keep is not None and keep not in KEEP:
+        raise CheckpointError(f"keep is {short(keep)}", f"choose one of {', '.join(KEEP)}")
+    _require_ends(facts, "tie")
+    change = joined(facts, keep, force)
+    if not change.drop and not change.put and not change.config:
+        raise CheckpointError(f"{facts.path}: it is tied already, and stores one table", "nothing to do")
+    return change
+
+
+@verb
+def untie(facts: Facts, *, force: bool = False) -> Change:
+    """Store the head as a tensor of its own, and say so in the config at every level.
+
+    The head gets the bytes of the input table, in the same file; so does every other tensor that the class ties by the
+    same flag (BERT's second head bias, BART's stacks). Where both are stored already, only the flag changes.
+    """
+    _require_ends(facts, "untie")
+    change = parted(facts, force)
+    if not change.put and not change.config:
+        raise CheckpointError(f"{facts.path}: it is untied already", "nothing to do")
+    return change
+
+
+@verb
+def dedupe(facts: Facts, *, force: bool = False) -> Change:
+    """Drop a head that equals the input table, and every other equal copy that the class ties to it.
+
+    The flag becomes true at every level of the config. No logit changes.
+    """
+    _require_ends(facts, "dedupe")
+    table, head, deciding = facts.roles.input, facts.roles.output, facts.claims.deciding
+    if facts.claims.t5_like and head is not None and deciding is not None and deciding.effective is False:
+        drop, put = _without_copies(facts, head)  # the head is trained apart; only the stacks share the table
+        change = Change(drop=drop - {head.name}, put=put)
+    elif table is not None and head is not None and not facts.same(table, head):
+        what = f"{facts.path}: {short(table.name)} and {short(head.name)} differ: {_how_they_differ(table, head)}"
+        raise CheckpointError(what, "nothing is stored twice; tiewise tie --keep makes them one")
+    else:
+        change = joined(facts, force=force)
+    if not change.drop & set(facts.folder.tensors):
+        raise CheckpointError(f"{facts.path}: no table is stored twice", "nothing to do")
+    return change
+
+
+@verb
+def repair(facts: Facts, *, force: bool = False) -> Change:
+    """Write flags as the tensors have them, drop what is stored twice, and write the index as the files are.
+
+    What is fixed is what `check` calls safe: it changes no logit of a loader that was right. The result has no such
+    finding any more.
+    """
+    findings = check(opened_path(facts.folder)).findings
+    rules = {finding.rule for finding in findings if finding.safe}
+    left = [finding for finding in findings if not finding.safe and finding.severity != INFO]
+    if not rules:
+        fix = f"by hand: {_listed(left)}" if left else "tiewise check finds nothing wrong"
+        raise CheckpointError(f"{facts.path}: nothing to repair", fix)
+    change = Change()
+    if rules & ENDS:
+        change = parted(facts) if facts.truth is False else joined(facts)
+    if rules & INDEX:
+        change = replace(change, reindex=True, drop=change.drop | _heads_of_the_index(facts))
+    if rules & COPIES:
+        stored, found = facts.folder.tensors, facts.folder.copies
+        unlike = {copy.name for copy in found if not facts.same(copy, stored[copy.name])}
+        copies = frozenset((copy.path.name, copy.name) for copy in found if copy.name not in unlike)
+        change = replace(change, drop_copies=copies)
+    if left:
+        change = replace(change, notes=(*change.notes, f"not repaired: {_listed(left)}"))
+    return replace(change, accept=_require_repaired)
+
+
+def flags(facts: Facts, tied: bool) -> dict[str, bool]:
+    """Return the flag by dotted path, for the levels that do not say `tied` yet: the root and every text part.
+
+    Empty where there is no config.json.
+    """
+    return {
+        f"{claim.level}.{FLAG}" if claim.level else FLAG: tied
+        for claim in facts.claims.levels
+        if claim.level in facts.levels and claim.written is not tied
+        if claim.decides or not claim.level or claim.level.rpartition(".")[2] in TEXT_PARTS
+    }
+
+
+def parted(facts: Facts, force: bool = False) -> Change:
+    """Return the change that stores both ends; without tensors and flags where they are stored and said to be.
+
+    Raises:
+        CheckpointError: it would change the model's function, and `force` is not given.
+    """
+    # a copy for every name that the class looks for once its flag is false
+    put = [copy_of(names.kept, n) for names in tied_names(facts) if names.kept is not None for n in names.missing]
+    config, notes = flags(facts, False), _notes(facts, False)
+    if (facts.claims.t5_like or facts.claims.fixed) and (put or config):
+        what = f"{facts.path}: this family always ties, and reads the flag false as 'do not scale before the head'"
+        notes += refuse(what, "train it tied, or change its family", force)
+    if facts.claims.tied is False and facts.roles.output is None:
+        notes += ("the config said untied and no head was stored: the input table is the only source for one",)
+    if facts.claims.tied and facts.ends is not None and not facts.ends.equal:
+        notes += ("the two stored tables differ, and both are kept: loaders that dropped the head now take it",)
+    return Change(COPIED, put=tuple(put), config=config, notes=notes)
+
+
+def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
+    """Return the change that stores one table; empty where that is so already.
+
+    Raises:
+        CheckpointError: the two differ and nothing says which to keep; or it would change the model's function beyond
+            that, and `force` is not given.
+    """
+    claims, table, head = facts.claims, facts.roles.input, facts.roles.output
+    notes = _notes(facts, True)
+    if claims.fixed is False:
+        what = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
+        notes += refuse(what, "keep both tables", force)
+    elif claims.t5_like and claims.deciding is not None and claims.deciding.effective is False:
+        what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
+        notes += refuse(what, "keep it as it is", force)
+    config = flags(facts, True)
+    if table is None or head is None or facts.same(table, head):
+        drop, put = _without_copies(facts)
+        return Change(drop=drop, put=put, config=config, notes=notes)
+    both = f"{short(table.name)} and {short(head.name)}"
+    if table.shape != head.shape:
+        what = f"{facts.path}: {both} have shapes {list(table.shape)} and {list(head.shape)}"
+        raise CheckpointError(what, "tiewise resize makes the rows equal")
+    if keep is None:
+        what = f"{facts.path}: {both} differ: {_how_they_differ(table, head)}"
+        raise CheckpointError(what, "say which to keep: --keep input, output or mean; or tiewise untie keeps both")
+    old_input, old_output = TableRows.of(table), TableRows.of(head)
+    name, file = _table_name(facts), table.path.name
+    chosen: NewTensor | None = None
+    if keep == INPUT:
+        moved = measure_move((old_output, old_input), None)
+    elif keep == OUTPUT:
+        chosen = NewTensor(name, head.dtype, head.shape, file, copy_of(head, name).write)
+        moved = measure_move(None, (old_input, old_output))
+    else:
+        mean = TableRows(table.rows, table.shape[1], lambda start, stop: widened(_mean(table, head, start, stop)))
+        chosen = NewTensor(name, table.dtype, table.shape, file, lambda: _mean_bytes(table, head))
+        moved = measure_move((old_output, mean), (old_input, mean))
+    drop, put = _without_copies(facts, head, chosen)
+    return Change(moved, drop, put, config, notes=notes)
+
+
+def _without_copies(
+    facts: Facts, head: Stored | None = None, chosen: NewTensor | None = None
+) -> tuple[frozenset[str], tuple[NewTensor, ...]]:
+    """(names that go, tensors that come), to leave one tensor of those that are tied, under its source's name.
+
+    `head` goes although it differs; `chosen` is new content of the table, under its source's name.
+    """
+    drop: set[str] = set()
+    put = [] if chosen is None else [chosen]
+    known = set(facts.folder.tensors) | set(facts.folder.index.weight_map if facts.folder.index else ())
+    for names in tied_names(facts):
+        if names.kept is None:
+            continue
+        for other in names.stored[1:]:
+            if other is not head and not facts.same(names.kept, other):
+                both = f"{short(names.kept.name)} and {short(other.name)}"
+                what = f"{facts.path}: {both} are tied in this class and differ"
+                fix = "choose for the head with tiewise tie --keep, or tiewise untie to keep both"
+                raise CheckpointError(f"{what} ({_how_they_differ(names.kept, other)})", fix)
+        drop |= known & set(names.targets)
+        if names.kept.name != names.source and (chosen is None or chosen.name != names.source):
+            put.append(copy_of(names.kept, names.source))
+    return frozenset(drop), tuple(put)
+
+
+def _mean_bytes(table: Stored, head: Stored) -> Iterator[memoryview]:
+    with Reader(table) as reader:
+        spans = list(reader.spans())
+    for start, stop in spans:
+        yield _mean(table, head, start, stop).reshape(-1).view(np.uint8).data
+
+
+def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
+    """Rows [start, stop) of the mean, in the table's type: the exact one, rounded once, whichever end comes first."""
+    with Reader(table) as one, Reader(head) as other:
+        a, b = (reader.rows(start, stop).astype(np.float64) for reader in (one, other))
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = a + b
+        part = total - a
+        lost = (a - (total - part)) + (b - part)  # a + b is total + lost, exactly (Knuth)
+        far = ~np.isfinite(total)
+        return rounded(np.where(far, a / 2 + b / 2, total / 2), table.dtype, np.where(far, 0.0, lost))
+
+
+def _require_ends(facts: Facts, name: str) -> None:
+    """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
+    if facts.roles.input is not None or facts.roles.output is None or facts.roles.quantised_output:
+        readable(facts, name)
+    if is_own(facts):
+        raise CheckpointError(f"{facts.path}: its boundary has maps of its own", "tiewise densify it first")
+    require_head(facts, name)
+
+
+def _table_name(facts: Facts) -> str:
+    """The name that the one table has where it is tied to the head."""
+    output = facts.roles.output_name or ""
+    for names in tied_names(facts):
+        if any(name.endswith(output) for name in (names.source, *names.targets)):
+            return names.source
+    classes = facts.config.get("architectures")
+    named = short(classes[0]) if isinstance(classes, list) and classes else short(facts.config.get("model_type"))
+    what = f"{facts.path}: the class {named} has no tie between its input table and its head"
+    raise CheckpointError(what, "store both, as it expects")
+
+
+def _notes(facts: Facts, tied: bool) -> tuple[str, ...]:
+    """What a family that is not known, and a file without a config, leave to the user."""
+    notes, roles = [], facts.roles
+    if roles.source != BY_DATA:
+        ends = f"{short(roles.input_name or 'none')} and {short(roles.output_name or 'none')}"
+        found = f"the two ends were found by {roles.source}, {ends}"
+        notes.append(f"the family is not in the architecture data: {found}")
+    if facts.folder.config is None:
+        said = f"see that {FLAG} is {str(tied).lower()} in the one that goes with this file"
+        notes.append(f"there is no config.json: {said}")
+    return tuple(notes)
+
+
+def _how_they_differ(a: Stored, b: Stored) -> str:
+    """Half a sentence on two tensors that are not equal."""
+    alike = likeness(a, b)
+    return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}" if alike is None else difference(alike)
+
+
+def _heads_of_the_index(facts: Facts) -> frozenset[str]:
+    """The head of a tied model where only the index knows it."""
+    index, head = facts.folder.index, facts.roles.output_name
+    known = index is not None and head in index.weight_map and head not in facts.folder.tensors
+    return frozenset({head}) if known and head is not None and facts.claims.tied else frozenset()
+
+
+def _require_repaired(made: Path) -> None:
+    left = [finding for finding in check(made).findings if finding.safe]
+    if left:
+        what = f"the result was not kept: {left[0].rule} is left ({left[0].evidence})"
+        raise CheckpointError(what, "report this with the output of tiewise check")
+
+
+def _listed(findings: Sequence[Finding]) -> str:
+    shown = "; ".join(f"{finding.rule}: {finding.repair}" for finding in findings[:3])
+    return shown + (f"; and {len(findings) - 3} more" if len(findings) > 3 else "")

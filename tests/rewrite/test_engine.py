@@ -1,0 +1,441 @@
+"""The engine under the rewriting verbs: what it writes, links and refuses, and what is left when it fails."""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewrite_tools import child, listing, untimed
+from safetensors.numpy import load_file, save_file
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
+
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.stored import read_header
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import heard
+from tiewise.rewrite import dedupe, engine, new_folder, rewrite, tie, untie, verb
+from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
+from tiewise.rewrite.json_text import edited
+
+# config text
+
+KEYS = st.text(st.characters(codec="utf-8", exclude_characters="."), min_size=1, max_size=4)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    record=st.dictionaries(KEYS, VALUES, max_size=5),
+    inner=st.dictionaries(KEYS, VALUES, max_size=3),
+    key=KEYS,
+    value=VALUES | st.just(DELETE),
+    indent=st.sampled_from([None, 0, 2, "\t"]),
+    nested=st.booleans(),
+)
+def test_edits_mean_what_an_edit_of_the_record_means(record, inner, key, value, indent, nested):
+    record = record | {"level": dict(inner)}
+    text = json.dumps(record, indent=indent, ensure_ascii=False)
+    made = json.loads(edited(text, {f"level.{key}" if nested else key: value}))
+    place = record["level"] if nested else record
+    place.pop(key, None) if value is DELETE else place.update({key: value})
+    assert made == record
+
+
+def test_edits_leave_every_other_character():
+    text = '{\r\n  "a": 1.50,\r\n  "c": {"x": 1E5 , "y":[ ]},\r\n  "d": "\\u00e9"\r\n}\r\n'
+    assert edited(text, {"b": True}) == text.replace("1.50,\r\n", '1.50,\r\n  "b": true,\r\n')
+    assert edited(text, {"c.y": 2, "d": None}) == text.replace("[ ]", "2").replace('"\\u00e9"', "null")
+    assert edited(text, {"a": DELETE}) == text.replace('\r\n  "a": 1.50,', "")
+    assert edited(text, {"d": DELETE}) == text.replace(',\r\n  "d": "\\u00e9"', "")
+    assert edited('{"b": 1, "a": 2}', {"c": 3}) == '{"b": 1, "a": 2, "c": 3}'
+    assert edited("{}", {"a": 1}) == '{"a": 1}'
+    assert edited('{"a": 1, "a": 2}', {"a": 3}) == '{"a": 1, "a": 3}'  # readers take the last
+    with pytest.raises(KeyError):
+        edited(text, {"none.x": 1})
+
+
+# tensor files
+
+
+def changed(path, to, **change):
+    return rewrite(path, to, lambda facts, *, force: Change(**change))
+
+
+def test_files_are_what_the_library_would_write(tmp_path):
+    made = {"b": table(5, 3), "a": table(3, 3).astype(np.float16), "i": np.arange(3, dtype=np.int8)}
+    write_checkpoint(tmp_path / "a", llama_config(), made, metadata={"format": "pt", "who": "é", "n": "a"})
+    new = {"n": table(2, 3, 9), "w": table(1, 1).astype(np.float64), "u": np.arange(5, dtype=np.uint8)}
+    kinds = {"n": "F32", "w": "F64", "u": "U8"}
+    put = [
+        NewTensor(n, kinds[n], v.shape, "model.safetensors", lambda v=v: iter([v.tobytes()])) for n, v in new.items()
+    ]
+    changed(tmp_path / "a", tmp_path / "b", drop=frozenset({"i"}), put=tuple(put))
+    path = tmp_path / "b" / "model.safetensors"
+    back = load_file(path)
+    want = {n: v for n, v in (made | new).items() if n != "i"}
+    assert {n: (v.dtype, v.tolist()) for n, v in back.items()} == {n: (v.dtype, v.tolist()) for n, v in want.items()}
+    header = read_header(path)
+    assert header.metadata == {"format": "pt", "who": "é"}  # "n" named a tensor that was not stored, and now is
+    assert header.data_start % 8 == 0
+    for tensor in header.tensors.values():
+        assert (tensor.start - header.data_start) % (tensor.nbytes // max(1, int(np.prod(tensor.shape)))) == 0
+
+
+def test_kept_tensors_keep_their_order(tmp_path):
+    names = ["z", "a", "m", "b"]
+    save_file({name: table(3, 3) for name in names}, tmp_path / "x.safetensors")
+    order = list(read_header(tmp_path / "x.safetensors").tensors)
+    write_checkpoint(tmp_path / "a", {}, {name: table(3, 3) for name in names})
+    changed(tmp_path / "a", tmp_path / "b", drop=frozenset({"m"}))
+    kept = list(read_header(tmp_path / "b" / "model.safetensors").tensors)
+    assert kept == [name for name in order if name != "m"]
+
+
+def test_odd_order_stays_aligned(tmp_path):
+    """A file that another tool wrote: a narrow tensor of odd length first. What follows it must not slip."""
+    (tmp_path / "a").mkdir()
+    narrow, wide = np.arange(4, dtype=np.int8), table(2, 2)
+    entries = {"n": ("I8", [4], 0, 4), "w": ("F32", [2, 2], 4, 20)}
+    record = {n: {"dtype": d, "shape": s, "data_offsets": [i, j]} for n, (d, s, i, j) in entries.items()}
+    text = json.dumps(record).encode()
+    data = len(text).to_bytes(8, "little") + text + narrow.tobytes() + wide.tobytes()
+    (tmp_path / "a" / "model.safetensors").write_bytes(data)
+    new = NewTensor("n", "I8", (3,), "model.safetensors", lambda: iter([b"\1\2\3"]))
+    changed(tmp_path / "a", tmp_path / "b", put=(new,))
+    header = read_header(tmp_path / "b" / "model.safetensors")
+    assert (header.tensors["w"].start - header.data_start) % 4 == 0
+    back = load_file(tmp_path / "b" / "model.safetensors")
+    assert back["n"].tolist() == [1, 2, 3]
+    assert np.array_equal(back["w"], wide)
+
+
+def test_a_shard_without_tensors_vanishes(tmp_path):
+    made = {
+        "model.embed_tokens.weight": table(),
+        "lm_head.weight": table(),
+        "model.norm.weight": np.ones(8, np.float32),
+    }
+    path = write_checkpoint(tmp_path / "a", llama_config(), made, shards=3)
+    dedupe(path, tmp_path / "b")
+    index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
+    assert sorted({*index["weight_map"].values()}) == sorted(p.name for p in (tmp_path / "b").glob("*.safetensors"))
+    assert len(set(index["weight_map"].values())) == 2
+    assert index["metadata"]["total_size"] == table().nbytes + 32
+
+
+# verbs
+
+
+@verb
+def forget(facts, *, name, force=False):
+    """Drop one tensor.
+
+    Args:
+        name: of the tensor.
+    """
+    assert facts.folder.tensors
+    return Change(drop=frozenset({name}), notes=("a <b> note",))
+
+
+def test_a_verb_is_one_function(tmp_path):
+    receipt = forget(llama(tmp_path / "a"), tmp_path / "b", name="model.norm.weight")
+    assert (receipt.verb, receipt.dropped) == ("forget", ("model.norm.weight",))
+    assert "model.norm.weight" not in load_file(tmp_path / "b" / "model.safetensors")
+    assert list(signature(forget).parameters) == ["source", "to", "name", "dry_run", "force"]
+    assert "Drop one tensor." in forget.__doc__
+    assert "name: of the tensor.\n        dry_run:" in forget.__doc__
+
+
+def test_a_receipt_shows_itself_in_a_notebook(tmp_path):
+    page = forget(llama(tmp_path / "a"), tmp_path / "b", name="model.norm.weight", dry_run=True)._repr_html_()
+    assert f"<tr><th>would write</th><td>{tmp_path / 'b'}</td></tr>" in page
+    assert "<td>model.norm.weight</td>" in page
+    assert "a &lt;b&gt; note" in page
+
+
+# other files
+
+
+def test_unchanged_weights_are_shared_and_other_files_are_copied(tmp_path):
+    path = llama(tmp_path / "a", shards=2, files={"generation_config.json": {"a": 1}})
+    (path / "sub" / "deep").mkdir(parents=True)
+    (path / "sub" / "deep" / "words.txt").write_text("words")
+    (path / "pytorch_model.bin").write_bytes(b"old")
+    (path / ".git").mkdir()
+    (path / ".git" / "HEAD").write_text("x")
+    receipt = untie(path, tmp_path / "b")
+    for name in receipt.linked:
+        assert os.path.samefile(path / name, tmp_path / "b" / name) or (tmp_path / "b" / name).stat().st_nlink == 1
+    assert len([name for name in receipt.linked if name.endswith(".safetensors")]) == 1
+    for name in ("sub/deep/words.txt", "generation_config.json"):
+        assert (tmp_path / "b" / name).read_bytes() == (path / name).read_bytes()
+        assert not os.path.samefile(tmp_path / "b" / name, path / name)
+    assert not (tmp_path / "b" / ".git").exists()
+    notes = " ".join(receipt.notes)
+    assert "pytorch_model.bin" in notes
+    assert ".git stays behind" in notes
+
+
+def test_a_snapshot_of_links_becomes_files(tmp_path):
+    home = tmp_path / "models--x"
+    llama(home / "blobs")
+    snapshot = home / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    for path in list((home / "blobs").iterdir()):
+        path.rename(home / "blobs" / f"{path.name}-sha")
+        (snapshot / path.name).symlink_to(f"../../blobs/{path.name}-sha")
+    untie(snapshot, tmp_path / "b")
+    made = list((tmp_path / "b").iterdir())
+    assert {path.name for path in made} == {"config.json", "model.safetensors", "tiewise.json"}
+    assert not any(path.is_symlink() for path in made)
+
+
+def test_nothing_outside_the_folder_is_read(tmp_path):
+    path = llama(tmp_path / "a")
+    (tmp_path / "secret.txt").write_text("secret")
+    (path / "notes.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(CheckpointError, match="a link that leads outside the folder"):
+        untie(path, tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+# where a result may go
+
+
+def test_destinations_that_are_refused(tmp_path):
+    path = llama(tmp_path / "a")
+    llama(tmp_path / "full")
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "link").symlink_to(path)
+    for to in (path, path / "inside", tmp_path, tmp_path / "link", tmp_path / "link" / "inside"):
+        with pytest.raises(CheckpointError, match="lie one in the other"):
+            untie(path, to)
+    says = {"full": "not empty", "file": "a file lies there", "file/x": "is no folder", "none/x": "is no folder"}
+    for to, what in says.items():
+        with pytest.raises(CheckpointError, match=what):
+            untie(path, tmp_path / to)
+    for to in ("/proc/made-by-nobody", "/proc/self/fd/made"):
+        with pytest.raises(CheckpointError, match=r"no space|cannot be written|are free"):
+            untie(path, to)
+    with pytest.raises(CheckpointError, match="cannot be written"):
+        untie(path, tmp_path / ("x" * 250))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file", "full", "link"]
+
+
+def test_an_empty_folder_is_filled(tmp_path):
+    (tmp_path / "b").mkdir()
+    untie(llama(tmp_path / "a"), tmp_path / "b")
+    assert (tmp_path / "b" / "model.safetensors").is_file()
+
+
+def test_a_dry_run_writes_nothing_and_foresees_the_receipt(tmp_path):
+    path = llama(tmp_path / "a", shards=2)
+    before = listing(tmp_path)
+    foreseen = untie(path, tmp_path / "b", dry_run=True)
+    assert listing(tmp_path) == before
+    done = untie(path, tmp_path / "b")
+    assert foreseen.record() | {"dry_run": False} == json.loads(json.dumps(done.record()))
+
+
+# failures
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_fails_while_writing(tmp_path, monkeypatch, code):
+    path = llama(tmp_path / "a", shards=2)
+    before = listing(tmp_path)
+
+    def fail(descriptor):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(CheckpointError, match=os.strerror(code)):
+        untie(path, tmp_path / "b")
+    assert listing(tmp_path) == before
+
+
+def test_a_file_system_that_ends_in_the_middle(tmp_path):
+    path = llama(tmp_path / "a", rows=4096, width=64)
+    before = listing(tmp_path)
+    result = child("untie", path, tmp_path / "b", limit=1_500_000)
+    assert "no space left while writing (File too large); free some" in result["error"]
+    assert listing(tmp_path) == before
+
+
+def test_space_is_asked_for_beforehand(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a")
+    need = sum(array.nbytes for array in llama_tensors().values()) + table().nbytes
+    state = os.statvfs(tmp_path)
+    few = os.statvfs_result((*state[:1], 1, *state[2:4], 1, *state[5:]))
+    monkeypatch.setattr(os, "statvfs", lambda _: few)
+    with pytest.raises(CheckpointError, match=r"([\d,]+) bytes are needed and 1 are free") as raised:
+        untie(path, tmp_path / "b")
+    said = int(str(raised.value).split(" bytes are needed")[0].rsplit(" ", 1)[1].replace(",", ""))
+    assert need <= said <= need + 1000
+
+
+@pytest.mark.parametrize("what", ["grows", "shrinks", "is touched", "goes"])
+def test_a_source_that_changes_meanwhile(tmp_path, monkeypatch, what):
+    path = llama(tmp_path / "a", rows=4096, width=64)
+    source = path / "model.safetensors"
+
+    def change(*_):
+        if what == "goes":
+            source.unlink(missing_ok=True)
+        elif what == "is touched":
+            os.utime(source, ns=(1, 1))
+        else:
+            os.truncate(source, 10_000_000 if what == "grows" else 200)
+
+    with pytest.raises(CheckpointError, match=r"changed while it was read|became shorter|no such file"), heard(change):
+        untie(path, tmp_path / "b")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError, CheckpointError])
+def test_an_interruption_leaves_nothing(tmp_path, error):
+    path = llama(tmp_path / "a")
+    before = listing(tmp_path)
+
+    def stop(*_):
+        raise error("x")
+
+    with pytest.raises(error), heard(stop):
+        untie(path, tmp_path / "b")
+    assert listing(tmp_path) == before
+
+
+def test_a_result_that_is_not_as_planned_is_not_kept(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a")
+    write = engine.write_tensors
+
+    def damage(target, *rest):
+        done = write(target, *rest)
+        start = read_header(target).data_start
+        with open(target, "r+b") as file:
+            file.seek(start)
+            first = file.read(1)
+            file.seek(start)
+            file.write(bytes([first[0] ^ 1]))
+        return done
+
+    monkeypatch.setattr(engine, "write_tensors", damage)
+    with pytest.raises(CheckpointError, match=r"the result was not kept: .* differs from the source"):
+        untie(path, tmp_path / "b")
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_result_that_breaks_a_rule_is_not_kept(tmp_path):
+    path = llama(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="the result was not kept: B011"):
+        changed(path, tmp_path / "b", config={"tie_word_embeddings": False})
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_somebody_else_takes_the_name(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a")
+    verify = engine.verify
+
+    def late(*given):
+        (tmp_path / "b").mkdir()
+        (tmp_path / "b" / "theirs").write_text("x")
+        verify(*given)
+
+    monkeypatch.setattr(engine, "verify", late)
+    with pytest.raises(CheckpointError, match="cannot get its name"):
+        untie(path, tmp_path / "b")
+    assert listing(tmp_path / "b") == {"theirs": listing(tmp_path / "b")["theirs"]}
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
+
+
+def test_what_dead_runs_left_is_removed_and_what_lives_is_not(tmp_path):
+    path = llama(tmp_path / "a")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    names = {
+        f".b.tiewise-{ended.pid}-0123abcd": False,
+        f".b.tiewise-{os.getpid()}-0123abcd": True,
+        f".c.tiewise-{ended.pid}-0123abcd": True,  # of another destination
+        ".b.tiewise-old": True,
+    }
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "x").write_text("x")
+    untie(path, tmp_path / "b")
+    assert {name: (tmp_path / name).exists() for name in names} == names
+
+
+def test_a_folder_that_another_machine_holds_is_left(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    held = tmp_path / f".b.tiewise-{ended.pid}-0123abcd"
+    held.mkdir()
+    with FileLock(f"{held}.lock"):
+        new_folder.sweep(tmp_path / "b")
+        assert held.exists()
+    new_folder.sweep(tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_links_files_are_copied(tmp_path, monkeypatch):
+    path = llama(tmp_path / "a", shards=2)
+
+    def fail(*_):
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(new_folder, "_reflink", lambda *_: False)
+    receipt = untie(path, tmp_path / "b")
+    assert receipt.linked == ()
+    name = next(name for name in receipt.copied if name.endswith(".safetensors"))
+    assert (tmp_path / "b" / name).read_bytes() == (path / name).read_bytes()
+    assert not os.path.samefile(path / name, tmp_path / "b" / name)
+
+
+# provenance
+
+
+def test_provenance_tells_the_way_and_only_the_time_differs(tmp_path):
+    path = llama(tmp_path / "a", shards=2)
+    untie(path, tmp_path / "b")
+    untie(path, tmp_path / "c")
+    assert untimed(tmp_path / "b") == untimed(tmp_path / "c")
+    tie(tmp_path / "b", tmp_path / "d")
+    first, second = json.loads((tmp_path / "d" / "tiewise.json").read_text())["operations"]
+    assert [first] == json.loads((tmp_path / "b" / "tiewise.json").read_text())["operations"]
+    assert (first["command"], first["added"], first["source"]["name"]) == ("untie", ["lm_head.weight"], "a")
+    assert (second["command"], second["dropped"], second["config"]) == (
+        "tie",
+        ["lm_head.weight"],
+        {"tie_word_embeddings": True},
+    )
+    command = ["sha256sum", str(path / "config.json")]
+    want = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[0]
+    assert first["source"]["sha256"]["config.json"] == want
+
+
+def test_a_foreign_file_of_that_name_is_replaced(tmp_path):
+    path = llama(tmp_path / "a")
+    (path / "tiewise.json").write_text("not json")
+    untie(path, tmp_path / "b")
+    assert len(json.loads((tmp_path / "b" / "tiewise.json").read_text())["operations"]) == 1
+
+
+def test_copies_can_be_asked_for_more_than_once(tmp_path):
+    tensor = open_folder(llama(tmp_path / "a")).tensors["model.embed_tokens.weight"]
+    new = copy_of(tensor, "x")
+    first, second = (b"".join(bytes(piece) for piece in new.write()) for _ in range(2))
+    assert first == second == table().tobytes()
+    assert isinstance(Path(tensor.path), Path)

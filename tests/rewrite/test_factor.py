@@ -1,0 +1,414 @@
+"""`factor`, held against numpy's singular value decomposition and against transformers loading the result."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, tensors
+from safetensors.numpy import save_file
+from safetensors.torch import load_file
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, table, write_checkpoint
+
+import tiewise.hf
+from tiewise.checkpoint.stored import read_header
+from tiewise.core import memory
+from tiewise.core.errors import CheckpointError, InstallError
+from tiewise.core.progress import doing, heard
+from tiewise.rewrite import factor
+from tiewise.rewrite import low_rank as module
+from tiewise.rewrite.factor import decades, largest_rank, read_counts
+from tiewise.rewrite.low_rank import low_rank, memory_needed
+
+AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
+AUTO |= dict.fromkeys(("t5", "t5_v11", "bart", "marian"), hf.AutoModelForSeq2SeqLM)
+
+
+def truncated(matrix, rank):
+    """The best approximation of a rank, by numpy, in fp64."""
+    u, s, vt = np.linalg.svd(np.asarray(matrix, np.float64), full_matrices=False)
+    return (u[:, :rank] * s[:rank]) @ vt[:rank]
+
+
+def stored(array, folder=None):
+    path = Path(folder or tempfile.mkdtemp()) / "t.safetensors"
+    save_file({"t": array}, path)
+    return read_header(path).tensors["t"]
+
+
+# the algebra
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(2, 24),
+    rank=st.integers(1, 24),
+    decay=st.floats(0, 3),
+    shift=st.floats(-20, 20),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_basis_is_as_good_as_numpys_svd(rows, width, rank, decay, shift, seed):
+    rank = min(rank, width)
+    matrix = np.random.default_rng(seed).normal(size=(rows, width)) * np.exp(-decay * np.arange(width)) + shift
+    matrix = matrix.astype(np.float32)
+    with tempfile.TemporaryDirectory() as folder:
+        found = low_rank(stored(matrix, folder), rank)
+    wide, q = matrix.astype(np.float64), found.basis
+    size = np.linalg.norm(wide)
+    singular = np.zeros(width)
+    singular[: min(rows, width)] = np.linalg.svd(wide, compute_uv=False)
+    best = np.linalg.norm(singular[rank:])
+    # eigenvalues of WᵀW carry an error of D·ε·‖WᵀW‖, so what is a zero among them has a root of this size
+    floor = np.sqrt(width * np.finfo(float).eps) * size
+    np.testing.assert_allclose(q.T @ q, np.eye(rank), atol=1e-12)
+    error = np.linalg.norm(wide - wide @ q @ q.T)
+    assert best - 1e-12 * size <= error <= np.hypot(best, floor) * (1 + 1e-6)
+    np.testing.assert_allclose(found.optimum * size, best, rtol=1e-6, atol=floor)
+    np.testing.assert_allclose(found.singular, singular, rtol=1e-6, atol=floor)
+
+
+def test_pieces_add_up_to_the_whole(tmp_path, monkeypatch):
+    matrix = table(301, 37, seed=3, dtype=ml_dtypes.bfloat16)
+    whole = low_rank(stored(matrix, tmp_path), 5)
+    monkeypatch.setattr(module, "GRAM_BYTES", 8 * 37 * 7)
+    monkeypatch.setattr(module, "COLUMNS", 10)
+    ticks = []
+    with heard(lambda what, done, total: ticks.append(done)), doing("it", matrix.nbytes):
+        pieces = low_rank(stored(matrix, tmp_path), 5)
+    assert len(ticks) == 43
+    assert ticks[-1] == matrix.nbytes
+    np.testing.assert_allclose(pieces.basis, whole.basis, atol=1e-12)
+
+
+def test_a_table_of_low_rank_is_kept(tmp_path):
+    rng = np.random.default_rng(0)
+    thin = (rng.normal(size=(50, 3)) @ rng.normal(size=(3, 16))).astype(np.float32)
+    llama(tmp_path / "a", tensors={"model.embed_tokens.weight": thin}, rows=50, width=16)
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=5)
+    made = load_file(tmp_path / "b" / "model.safetensors")
+    product = made["model.embed_tokens.weight"].double() @ made["model.embed_tokens.in_map.weight"].double().T
+    assert np.abs(product.numpy() - thin).max() < 3e-6
+    assert receipt.logit_change < 1e-4
+
+
+@given(rows=st.integers(1, 10**6), width=st.integers(1, 10**4), maps=st.integers(1, 2))
+def test_largest_rank_is_the_last_that_saves(rows, width, maps):
+    def numbers(k):
+        return k * (rows + maps * width)
+
+    most = largest_rank(rows, width, maps)
+    assert numbers(most) < rows * width <= numbers(most + 1)
+
+
+# the result, as transformers loads it
+
+
+SOME = [
+    ("llama", True),
+    ("llama", False),
+    ("t5", True),
+    ("t5", False),
+    ("bert", True),
+    ("bart", True),
+    ("opt_350m", True),
+]
+
+
+def holds_the_best_approximation(name, tied, path):
+    model = saved(path / "a", name, tied)
+    assert same_table(model) == tied
+    factor(path / "a", path / "b", rank=5, force=not tied)
+    lookup, head = ends(model)
+    for end in (lookup,) if tied else (lookup, head):
+        end.weight.copy_(torch.from_numpy(truncated(end.weight.numpy(), 5)))
+    for loaded in (AUTO.get(name, hf.AutoModelForCausalLM).from_pretrained(path / "b"), tiewise.hf.load(path / "b")):
+        assert loaded.config.tiewise_boundary == ("factored:5" if tied else "factored-untied:5")
+        assert loaded.get_output_embeddings().weight.shape == (V, 5)
+        assert same_table(loaded) == tied
+        torch.testing.assert_close(logits(loaded), logits(model), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "tied"), SOME)
+def test_loads_as_the_best_approximation(name, tied, tmp_path):
+    holds_the_best_approximation(name, tied, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_loads_as_the_best_approximation(name, tied, tmp_path):
+    holds_the_best_approximation(name, tied, tmp_path)
+
+
+@pytest.mark.parametrize(("name", "tied"), SOME)
+def test_stores_what_install_would_save(name, tied, tmp_path):
+    model = saved(tmp_path / "a", name, tied)
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=4, force=not tied)
+    tiewise.install(model, "factored:4" if tied else "factored-untied:4")
+    model.save_pretrained(tmp_path / "c")
+    ours, theirs = tensors(tmp_path / "b"), tensors(tmp_path / "c")
+    assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
+    assert receipt.bytes_after == sum(t.nbytes for t in theirs.values()) < receipt.bytes_before
+    assert json.loads((tmp_path / "b/config.json").read_text()) == json.loads((tmp_path / "c/config.json").read_text())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_and_shards(dtype, tmp_path):
+    model = saved(tmp_path / "a", "llama", False, dtype, "3KB")
+    before = {p.name for p in (tmp_path / "a").glob("*.safetensors")}
+    assert len(before) > 2
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=5)
+    assert receipt.bytes_after < receipt.bytes_before
+    assert {p.name for p in (tmp_path / "b").glob("*.safetensors")} == before
+    loaded = tiewise.hf.load(tmp_path / "b")
+    assert loaded.dtype == dtype
+    for dense, old in zip(ends(tiewise.hf.plain_copy(loaded.double())), ends(model), strict=True):
+        wide = old.weight.double().numpy()
+        # each entry of both factors is rounded by half a unit in its last place; the map has five columns of length 1
+        rounding = 1.01 * torch.finfo(dtype).eps / 2 * (1 + math.sqrt(5)) * np.linalg.norm(wide)
+        assert np.linalg.norm(dense.weight.detach().numpy() - truncated(wide, 5)) <= rounding
+
+
+# what it says
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_reports_what_can_be_measured_from_outside(tied, tmp_path):
+    llama(tmp_path / "a", tied, rows=64, width=12)
+    counts = np.zeros(64, int)
+    counts[:10], counts[10:30] = 3, 250
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=3, counts=counts.tolist())
+    old, made = (load_file(tmp_path / end / "model.safetensors") for end in "ab")
+    maps = {"model.embed_tokens": "model.embed_tokens.in_map.weight"} | ({} if tied else {"lm_head": None})
+    for end, in_map in maps.items():
+        wide = old[f"{end}.weight"].double().numpy()
+        matrix = made[in_map].T if in_map else made["lm_head.out_map.weight"]
+        error = made[f"{end}.weight"].double().numpy() @ matrix.double().numpy() - wide
+        for label, chosen in {"": counts > -1, "0": counts == 0, "1–9": counts == 3, "100–999": counts == 250}.items():
+            said = next(n for n in receipt.notes if n.startswith(end) and (f"seen {label} times" in n or not label))
+            relative = np.linalg.norm(error[chosen]) / np.linalg.norm(wide[chosen])
+            assert f"relative error {relative:.4g}" in said
+            assert not label or f" {chosen.sum()} tokens" in said
+        if end == "model.embed_tokens":
+            assert receipt.input_change == pytest.approx(np.linalg.norm(error, axis=1).max(), rel=1e-9)
+    # random vectors of unit root mean square, drawn anew: the largest of 64 × 64 changes cannot lie far from theirs
+    hidden = np.random.default_rng(1).normal(size=(4096, 12))
+    hidden /= np.sqrt(np.square(hidden).mean(1, keepdims=True))
+    largest = np.abs(hidden @ error.T).max()
+    assert 0.6 * largest < receipt.logit_change <= math.sqrt(12) * np.linalg.norm(error, axis=1).max()
+
+
+def test_dry_run_measures_and_writes_nothing(tmp_path):
+    llama(tmp_path / "a", rows=40, width=12)
+    foreseen = factor(tmp_path / "a", tmp_path / "b", rank=3, dry_run=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+    done = factor(tmp_path / "a", tmp_path / "b", rank=3)
+    assert (foreseen.dry_run, done.dry_run) == (True, False)
+    same = ("notes", "logit_change", "input_change", "bytes_after", "written", "dropped")
+    assert [getattr(foreseen, key) for key in same] == [getattr(done, key) for key in same]
+
+
+def test_a_head_that_copies_the_table_goes(tmp_path):
+    weights = table(40, 12)
+    llama(tmp_path / "a", True, rows=40, width=12, head=weights)
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=3)
+    assert receipt.dropped == ("lm_head.weight",)
+    assert "lm_head.weight" not in load_file(tmp_path / "b" / "model.safetensors")
+
+
+def test_force_takes_two_different_tables_as_untied(tmp_path):
+    llama(tmp_path / "a", True, rows=40, width=12, head=table(40, 12, seed=9))
+    with pytest.raises(CheckpointError, match="claims one table"):
+        factor(tmp_path / "a", tmp_path / "b", rank=3)
+    factor(tmp_path / "a", tmp_path / "b", rank=3, force=True)
+    assert json.loads((tmp_path / "b/config.json").read_text())["tiewise_boundary"] == "factored-untied:3"
+
+
+# refusals
+
+
+def broken(path, **change):
+    """A Llama of 40 × 12 with one thing wrong."""
+    return llama(path, rows=40, width=12, **change)
+
+
+NAN = table(40, 12)
+NAN[17, 3] = np.nan
+# every row points the same way, and is longer than the largest number of fp16
+LONG = np.full((40, 12), 60_000, np.float16)
+REFUSED = {
+    "too long": (
+        lambda p: broken(p, tensors={"model.embed_tokens.weight": LONG}),
+        3,
+        "too long for one of rank 3 in F16",
+    ),
+    "too large": (
+        lambda p: broken(p, tensors={"model.embed_tokens.weight": np.full((40, 12), 1e200)}),
+        3,
+        "too large",
+    ),
+    "saves nothing": (lambda p: broken(p), 8, "the largest that does is 7"),
+    "rank of zero": (lambda p: broken(p), 0, "saves nothing"),
+    "factored already": (
+        lambda p: broken(p, config={"model_type": "tiewise", "tiewise_boundary": "factored:4"}),
+        3,
+        "densify",
+    ),
+    "custom code": (lambda p: broken(p, config={"auto_map": {"AutoModel": "x.Y"}}), 3, "custom code"),
+    "no class": (lambda p: broken(p, config={"architectures": None}), 3, "model's class"),
+    "not finite": (
+        lambda p: broken(p, tensors={"model.embed_tokens.weight": NAN}),
+        3,
+        "NaN or infinity in rows 0 to 39",
+    ),
+    "claimed head": (lambda p: broken(p, config={"tie_word_embeddings": False}), 3, "none is stored"),
+    "quantised": (
+        lambda p: broken(p, tensors={"model.embed_tokens.weight": np.ones((40, 12), np.int8)}),
+        3,
+        "quantised",
+    ),
+    "no table": (
+        lambda p: write_checkpoint(p, llama_config(), {"model.norm.weight": np.ones(8, np.float32)}),
+        3,
+        "no input table",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case, tmp_path):
+    make, rank, words = REFUSED[case]
+    make(tmp_path / "a")
+    with pytest.raises(CheckpointError, match=words):
+        factor(tmp_path / "a", tmp_path / "b", rank=rank)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+
+
+def test_refuses_an_encoder(tmp_path):
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "hidden_size": 16}
+    hf.BertModel(hf.BertConfig(vocab_size=60, **small)).save_pretrained(tmp_path / "a")
+    with pytest.raises(CheckpointError, match="no output head"):
+        factor(tmp_path / "a", tmp_path / "b", rank=3)
+
+
+def test_the_largest_rank_that_saves_is_taken(tmp_path):
+    broken(tmp_path / "a")
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=7)
+    assert receipt.bytes_after < receipt.bytes_before
+
+
+def test_refuses_before_it_runs_out_of_memory(tmp_path, monkeypatch):
+    broken(tmp_path / "a")
+    (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:       3 kB\n")
+    monkeypatch.setattr(memory, "MEMINFO", str(tmp_path / "meminfo"))
+    with pytest.raises(CheckpointError, match=r"needs 0\.1 GB of memory, and 3\.1e-06 GB are free"):
+        factor(tmp_path / "a", tmp_path / "b", rank=3)
+    monkeypatch.setattr(memory, "MEMINFO", str(tmp_path / "nothing"))
+    factor(tmp_path / "a", tmp_path / "b", rank=3)
+
+
+@pytest.mark.slow
+def test_needs_the_memory_that_it_announces(tmp_path):
+    width, rank = 2048, 512
+    save_file({"t": table(9000, width, dtype=np.float16)}, tmp_path / "t.safetensors")
+    code = (
+        "import re, sys; import numpy as np\n"
+        "from tiewise.checkpoint.stored import read_header\n"
+        "from tiewise.rewrite.low_rank import low_rank\n"
+        "np.linalg.eigh(np.eye(300) @ np.eye(300))\n"  # what the library needs once is no part of it
+        "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
+        f"before = peak(); low_rank(read_header(sys.argv[1]).tensors['t'], {rank}); print(peak() - before)"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, str(tmp_path / "t.safetensors")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    assert 0.6 * memory_needed(width, rank) < int(done.stdout) <= memory_needed(width, rank)
+
+
+# token counts
+
+
+def written_counts(path, kind, values):
+    path = path / f"counts{kind}"
+    if kind == ".json":
+        path.write_text(json.dumps(values))
+    elif kind == ".map.json":
+        path.write_text(json.dumps({str(i): n for i, n in enumerate(values) if n}))
+    elif kind == ".npy":
+        np.save(path, np.array(values, np.int32))
+    elif kind == ".safetensors":
+        save_file({"counts": np.array(values)}, path)
+    else:
+        path.write_text("\n".join(map(str, values)) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", [".json", ".map.json", ".npy", ".safetensors", ".txt"])
+def test_reads_counts_of_every_kind(kind, tmp_path):
+    values = [0, 1, 9, 10, 12345, 0, 7]
+    found = read_counts(written_counts(tmp_path, kind, values), 9)
+    assert found.tolist() == [*values, 0, 0]
+    assert {label: np.nonzero(chosen)[0].tolist() for label, chosen in decades(found)} == {
+        "0": [0, 5, 7, 8],
+        "1–9": [1, 2, 6],
+        "10–99": [3],
+        "10,000–99,999": [4],
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "words"),
+    [
+        ("a.json", b"[1, 2, -3]", "no token counts"),
+        ("a.json", b'{"x": 3}', "no token counts"),
+        ("a.json", b'{"-1": 3}', "no token ids"),
+        ("a.json", b'{"99999999999999": 3}', "no token ids"),
+        ("a.json", b"[1, [2]]", "no token counts"),
+        ("a.json", b"[1, NaN]", "no token counts"),
+        ("a.json", b"17", "no token counts"),
+        ("a.json", b"[" + b"1," * 12 + b"1]", "counts token 12, and the table has 10 rows"),
+        ("a.npy", b"not numpy", "no token counts"),
+        ("a.safetensors", b"short", "no safetensors file"),
+        ("a.txt", b"1\ntwo\n", "no token counts"),
+        ("a.txt", b"\xff\xfe", "no token counts"),
+    ],
+)
+def test_refuses_what_counts_nothing(name, data, words, tmp_path):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CheckpointError, match=words):
+        read_counts(tmp_path / name, 10)
+
+
+def test_refuses_a_pickled_array(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([{"x": 1}], object), allow_pickle=True)
+    with pytest.raises(CheckpointError, match="no token counts"):
+        read_counts(tmp_path / "a.npy", 10)
+
+
+def test_whisper_loads_with_a_batch_that_it_runs_on(tmp_path):
+    """It does not run on token ids alone, so `load` verifies it on what it is given, or says so."""
+    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 8, "vocab_size": 100}
+    sizes |= {f"{part}_layers": 1 for part in ("encoder", "decoder")}
+    sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+    tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+    config = hf.WhisperConfig(**sizes, **tokens, max_source_positions=20, max_target_positions=20)
+    model = hf.WhisperForConditionalGeneration(config).eval().requires_grad_(False)
+    model.save_pretrained(tmp_path / "a")
+    factor(tmp_path / "a", tmp_path / "b", rank=5)
+    batch = {"input_features": torch.randn(2, 8, 40), "labels": torch.randint(3, 100, (2, 6))}
+    with pytest.raises(InstallError, match=r"pass batch="):
+        tiewise.load(tmp_path / "b")
+    loaded = tiewise.load(tmp_path / "b", batch=batch).eval()
+    model.proj_out.weight.copy_(torch.from_numpy(truncated(model.proj_out.weight.numpy(), 5)))
+    torch.testing.assert_close(loaded(**batch).loss, model(**batch).loss, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,381 @@
+"""`resize`: old rows bit for bit, new rows from the right distribution, and transformers loading the result."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, tensors
+from safetensors.numpy import save_file
+from scipy import stats
+from tests.checkpoint import saved_models
+from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
+
+import tiewise.hf
+from tiewise.checkpoint.stored import read_header
+from tiewise.core.errors import CheckpointError
+from tiewise.rewrite import factor, resize
+from tiewise.rewrite.resize import new_rows
+
+# the rows that are drawn
+
+
+def stored(folder, **arrays):
+    save_file(arrays, folder / "t.safetensors")
+    return read_header(folder / "t.safetensors").tensors
+
+
+def drawn(part, used, count, seed=0, **options):
+    return np.concatenate(list(new_rows(part, used, count, seed, **options)))
+
+
+def p_values(rows, mean, covariance):
+    """How likely normal rows of this mean and covariance lie as far from them as `rows` do: (mean, covariance).
+
+    Likelihood ratio tests of a known normal distribution: with z = L⁻¹(x − m) and S the covariance of z around 0,
+    n·|z̄|² is χ² with p degrees of freedom and n(tr S − log det S − p) nearly so with p(p+1)/2.
+    """
+    n, p = rows.shape
+    z = np.linalg.solve(np.linalg.cholesky(covariance), (rows - mean).T)
+    s = z @ z.T / n
+    ratio = n * (np.trace(s) - np.linalg.slogdet(s)[1] - p)
+    return stats.chi2.sf(n * np.square(z.mean(axis=1)).sum(), p), stats.chi2.sf(ratio, p * (p + 1) / 2)
+
+
+def population(rng, rows=1500):
+    """Input rows, output rows and biases that depend on each other, far from zero mean."""
+    latent = rng.normal(size=(rows, 5))
+    lookup = latent @ rng.normal(size=(5, 4)) + 0.3 * rng.normal(size=(rows, 4)) + 2
+    head = latent @ rng.normal(size=(5, 3)) + 0.5 * rng.normal(size=(rows, 3)) - 1
+    return lookup.astype(np.float32), head.astype(np.float32), (latent[:, 0] + 3).astype(np.float32)
+
+
+def test_new_rows_have_the_joint_distribution_of_the_old(tmp_path):
+    lookup, head, bias = population(np.random.default_rng(0))
+    used = np.ones(1500, bool)
+    used[1000:] = False
+    parts = stored(tmp_path, lookup=lookup, head=head, bias=bias)
+    new = [drawn(parts[name], used, 20_000).reshape(20_000, -1) for name in ("lookup", "head", "bias")]
+    old = np.concatenate([lookup, head, bias[:, None]], axis=1)[:1000].astype(np.float64)
+    mean, covariance = old.mean(axis=0), np.cov(old.T)
+    assert min(p_values(np.concatenate(new, axis=1), mean, covariance)) > 1e-3
+    # the test can fail: with another seed at one end, with all rows, with the population's spread doubled
+    other = drawn(parts["head"], used, 20_000, seed=1)
+    assert p_values(np.concatenate([new[0], other, new[2]], axis=1), mean, covariance)[1] < 1e-12
+    everything = np.concatenate([lookup, head, bias[:, None]], axis=1).astype(np.float64)
+    assert min(p_values(np.concatenate(new, axis=1), everything.mean(axis=0), np.cov(everything.T))) < 1e-6
+
+
+def test_new_rows_are_normal_and_independent_of_each_other(tmp_path):
+    lookup = population(np.random.default_rng(1))[0]
+    rows = drawn(stored(tmp_path, lookup=lookup)["lookup"], np.ones(1500, bool), 10_000)
+    mean, covariance = lookup.mean(axis=0, dtype=np.float64), np.cov(lookup.T.astype(np.float64))
+    z = np.linalg.solve(np.linalg.cholesky(covariance), (rows - mean).T)
+    assert all(stats.kstest(axis, "norm").pvalue > 1e-3 for axis in z)
+    assert stats.kstest(np.square(z).sum(axis=0), "chi2", args=(4,)).pvalue > 1e-3
+    pairs = np.concatenate([z[:, :-1], z[:, 1:]])  # a row and the next one
+    assert p_values(pairs.T, np.zeros(8), np.eye(8))[1] > 1e-3
+
+
+def test_equals_the_formula(tmp_path):
+    """The sum over all rows at once, in fp64, with the same random numbers."""
+    x = population(np.random.default_rng(2), 1300)[0]
+    used = np.random.default_rng(3).random(1300) < 0.8
+    g = [
+        np.concatenate(
+            [
+                np.random.default_rng([7, new, old]).standard_normal((512, 256), np.float32)[: 1300 - 512 * old]
+                for old in range(3)
+            ]
+        )
+        for new in range(2)
+    ]
+    g = np.concatenate(g, axis=1)[:, :300].astype(np.float64)
+    kept = x[used].astype(np.float64)
+    wanted = kept.mean(axis=0) + g[used].T @ (kept - kept.mean(axis=0)) / np.sqrt(used.sum() - 1)
+    np.testing.assert_allclose(drawn(stored(tmp_path, x=x)["x"], used, 300, 7), wanted, atol=2e-5)
+
+
+def test_rows_depend_on_seed_and_number_alone(tmp_path):
+    part = stored(tmp_path, x=population(np.random.default_rng(2))[0])["x"]
+    used = np.ones(1500, bool)
+    many = drawn(part, used, 1000)
+    np.testing.assert_array_equal(drawn(part, used, 10), many[:10])
+    np.testing.assert_array_equal(drawn(part, used, 1000, sum_bytes=1), many)
+    assert not np.isclose(drawn(part, used, 10, seed=1), many[:10]).any()
+
+
+def test_of_one_row_there_are_only_copies(tmp_path):
+    part = stored(tmp_path, x=table(30, 4))["x"]
+    used = np.arange(30) == 11
+    np.testing.assert_allclose(drawn(part, used, 3), np.repeat(table(30, 4)[11:12], 3, axis=0), rtol=1e-6)
+
+
+# the result, as transformers loads it
+
+
+def grows(name, tied, path, **more):
+    made = saved(path / "a", name, tied, **more)
+    model = type(made).from_pretrained(path / "a")
+    receipt = resize(path / "a", path / "b", multiple_of=64)
+    loaded = type(model).from_pretrained(path / "b")
+    assert same_table(loaded) == tied
+    assert loaded.config.get_text_config().vocab_size == 64
+    assert [end.weight.shape[0] for end in ends(loaded)] == [64, 64]
+    before, after = logits(model), logits(loaded)
+    assert after.shape[-1] == 64
+    assert torch.equal(after[..., :V], before)
+    old, new = tensors(path / "a"), tensors(path / "b")
+    assert old.keys() == new.keys()
+    for name_, value in old.items():
+        if name_ in receipt.written:
+            rows = new[name_].reshape(64, -1) if value.shape[0] in (1, V) else None
+            assert torch.equal(rows[:V], value.reshape(V, -1))
+            assert (rows[V:] != 0).any(dim=1).all()
+        else:
+            assert torch.equal(new[name_], value)
+    return loaded, receipt
+
+
+SOME = [("llama", True), ("llama", False), ("phi", False), ("bert", True), ("bart", True), ("t5", False)]
+
+
+@pytest.mark.parametrize(("name", "tied"), SOME)
+def test_grows(name, tied, tmp_path):
+    loaded, receipt = grows(name, tied, tmp_path)
+    biases = {"phi": {"lm_head.bias"}, "bert": {"cls.predictions.bias"}, "bart": {"final_logits_bias"}}
+    assert {n for n in receipt.written if "bias" in n} == biases.get(name, set())
+    assert (receipt.logit_change, receipt.input_change) == (0, 0)
+    if name == "llama":
+        out = loaded.generate(torch.tensor([[5, 62, 63]]), max_new_tokens=3, do_sample=False)
+        assert out.shape[1] > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_grows(name, tied, tmp_path):
+    grows(name, tied, tmp_path)
+
+
+def test_half_precision_and_shards(tmp_path):
+    grows("llama", False, tmp_path, dtype=torch.bfloat16, shard="3KB")
+    assert len(list((tmp_path / "b").glob("*.safetensors"))) > 2
+
+
+def test_a_nested_config(tmp_path):
+    model = saved_models.tiny("LlavaForConditionalGeneration").eval()
+    rows = ends(model)[0].weight.shape[0]
+    model.save_pretrained(tmp_path / "a")
+    resize(tmp_path / "a", tmp_path / "b", vocab=rows + 9)
+    loaded = type(model).from_pretrained(tmp_path / "b").eval()
+    assert loaded.config.text_config.vocab_size == rows + 9
+    ids = torch.arange(3, 23).reshape(2, 10) % (rows - 3)
+    assert torch.equal(logits(loaded, ids)[..., :rows], logits(model, ids))
+
+
+def test_a_factored_checkpoint(tmp_path):
+    model = saved(tmp_path / "a", "llama")
+    factor(tmp_path / "a", tmp_path / "b", rank=6)
+    resize(tmp_path / "b", tmp_path / "c", multiple_of=64)
+    old, new = tiewise.hf.load(tmp_path / "b"), tiewise.hf.load(tmp_path / "c")
+    assert new.get_output_embeddings().weight.shape == (64, 6)
+    assert torch.equal(logits(new)[..., :V], logits(old))
+    assert model.config.vocab_size == V
+
+
+def test_a_second_stored_copy_gets_the_same_rows(tmp_path):
+    llama(tmp_path / "a", True, head=table())
+    resize(tmp_path / "a", tmp_path / "b", vocab=30)
+    made = tensors(tmp_path / "b")
+    assert torch.equal(made["lm_head.weight"], made["model.embed_tokens.weight"])
+
+
+# which rows count
+
+
+def test_draws_from_rows_in_use_only(tmp_path):
+    """Padding behind the tokenizer, reserved tokens, zero rows and rows that are no numbers are left out."""
+    weights = table(40, 8)
+    weights[[5, 6]] = [[0], [np.nan]]
+    weights[30:] = 1e6
+    weights[29] = -1e6
+    tokenizer = bpe_tokenizer(29, added=[(29, "<|reserved_special_token_0|>", True)])
+    llama(tmp_path / "a", rows=40, tensors={"model.embed_tokens.weight": weights}, tokenizer=tokenizer)
+    receipt = resize(tmp_path / "a", tmp_path / "b", vocab=300)
+    assert any("drawn like the 27 rows in use" in note for note in receipt.notes)
+    new = tensors(tmp_path / "b")["model.embed_tokens.weight"].numpy()
+    assert new[:40].tobytes() == weights.tobytes()
+    kept = np.delete(weights[:29], [5, 6], axis=0).astype(np.float64)
+    assert min(p_values(new[40:].astype(np.float64), kept.mean(axis=0), np.cov(kept.T))) > 1e-3
+
+
+def test_says_how_long_the_new_rows_are(tmp_path):
+    weights = table(64, 8)
+    llama(tmp_path / "a", False, rows=64, tensors={"model.embed_tokens.weight": weights})
+    receipt = resize(tmp_path / "a", tmp_path / "b", vocab=70)
+    made = tensors(tmp_path / "b")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        lengths = np.linalg.norm(made[name].numpy()[64:], axis=1)
+        low, high = np.quantile(np.linalg.norm(made[name].numpy()[:64].astype(float), axis=1), (0.05, 0.95))
+        note = next(note for note in receipt.notes if note.startswith(name))
+        assert f"{lengths.min():.4g} to {lengths.max():.4g} long" in note
+        assert f"in use {low:.4g} to {high:.4g}" in note
+
+
+def test_one_seed_one_result(tmp_path):
+    llama(tmp_path / "a", False)
+    for to, seed in (("b", 3), ("c", 3), ("d", 4)):
+        resize(tmp_path / "a", tmp_path / to, vocab=30, seed=seed)
+    one, same, other = ((tmp_path / to / "model.safetensors").read_bytes() for to in "bcd")
+    assert one == same != other
+
+
+# how many rows
+
+
+def rows_after(source, to, **size):
+    resize(source, to, **size)
+    config = json.loads((to / "config.json").read_text())
+    made = {name: value.shape[0] for name, value in tensors(to).items() if "embed_tokens" in name or "lm_head" in name}
+    assert set(made.values()) == {config["vocab_size"]}
+    return config["vocab_size"]
+
+
+def words(path, count, added=()):
+    path.mkdir()
+    (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(count, added)))
+    return path
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_how_many(tied, tmp_path):
+    source = llama(tmp_path / "a", tied, rows=24, tokenizer=bpe_tokenizer(20))
+    longer = words(tmp_path / "longer", 25, [(30, "<new>", True)])
+    shorter = words(tmp_path / "shorter", 10)
+    assert rows_after(source, tmp_path / "b", vocab=25) == 25
+    assert rows_after(source, tmp_path / "c", multiple_of=16) == 32
+    assert rows_after(source, tmp_path / "d", vocab=33, multiple_of=8) == 40
+    assert rows_after(source, tmp_path / "e", tokenizer=longer) == 31
+    assert rows_after(source, tmp_path / "f", tokenizer=longer, multiple_of=64) == 64
+    assert rows_after(source, tmp_path / "g", tokenizer=shorter, multiple_of=5) == 25
+    assert rows_after(source, tmp_path / "h", vocab=20, shrink=True) == 20
+    assert rows_after(source, tmp_path / "i", vocab=17, multiple_of=7, shrink=True) == 21
+    whole, cut = tensors(source), tensors(tmp_path / "h")
+    for name in whole:
+        assert torch.equal(cut[name], whole[name][:20] if whole[name].shape[0] == 24 else whole[name])
+
+
+REFUSED = [
+    ({"vocab": 24}, "has 24 rows already"),
+    ({"multiple_of": 8}, "has 24 rows already"),
+    ({"vocab": 20}, "20 tokens are fewer than its 24 rows"),
+    ({"vocab": 19, "shrink": True}, "name token 19"),
+    ({"tokenizer": "shorter", "shrink": True}, "name token 19"),
+    ({"tokenizer": "shorter"}, "has 24 rows already"),
+    ({"tokenizer": "nothing"}, "no tokenizer was found"),
+    ({"tokenizer": "missing"}, "no such file or folder"),
+    ({"tokenizer": "broken"}, "not readable as JSON"),
+    ({"vocab": 30, "tokenizer": "shorter"}, "both say"),
+    ({}, "nothing says how many"),
+    ({"shrink": True}, "nothing says how many"),
+    ({"vocab": 0}, "vocab is 0"),
+    ({"multiple_of": -8}, "multiple_of is -8"),
+    ({"vocab": 30, "seed": -1}, "seed is -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "words_"), REFUSED)
+def test_refuses(options, words_, tmp_path):
+    source = llama(tmp_path / "a", rows=24, tokenizer=bpe_tokenizer(20))
+    words(tmp_path / "shorter", 10)
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "tokenizer.json").write_text("{")
+    if "tokenizer" in options:
+        options = options | {"tokenizer": tmp_path / options["tokenizer"]}
+    with pytest.raises(CheckpointError, match=words_):
+        resize(source, tmp_path / "b", **options)
+    assert not (tmp_path / "b").exists()
+
+
+def test_keeps_the_ids_that_configs_name(tmp_path):
+    made = {"image_token_id": 22, "eos_token_id": [2, 23]}
+    source = llama(tmp_path / "a", config=made, files={"generation_config.json": {"pad_token_id": 21}})
+    with pytest.raises(CheckpointError, match="name token 23"):
+        resize(source, tmp_path / "b", vocab=23, shrink=True)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": 2, "image_token_id": 200}))
+    with pytest.raises(CheckpointError, match="name token 21"):
+        resize(source, tmp_path / "b", vocab=21, shrink=True)
+    resize(source, tmp_path / "b", vocab=22, shrink=True)
+
+
+def test_ends_of_two_lengths_are_refused(tmp_path):
+    llama(tmp_path / "a", False, head=table(26, 8))
+    with pytest.raises(CheckpointError, match="26 rows, not 24"):
+        resize(tmp_path / "a", tmp_path / "b", vocab=32)
+
+
+def test_a_quantised_table_is_refused(tmp_path):
+    llama(tmp_path / "a", tensors={"model.embed_tokens.weight": np.ones((24, 8), ml_dtypes.float8_e4m3fn)})
+    with pytest.raises(CheckpointError, match="quantised"):
+        resize(tmp_path / "a", tmp_path / "b", vocab=32)
+
+
+def test_nothing_to_draw_from(tmp_path):
+    llama(tmp_path / "a", tensors={"model.embed_tokens.weight": np.zeros((24, 8), np.float32)})
+    with pytest.raises(CheckpointError, match="no row of"):
+        resize(tmp_path / "a", tmp_path / "b", vocab=32)
+    resize(tmp_path / "a", tmp_path / "b", vocab=20, shrink=True)
+
+
+def test_an_encoder_without_a_head(tmp_path):
+    small = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "hidden_size": 16}
+    hf.BertModel(hf.BertConfig(vocab_size=60, **small)).save_pretrained(tmp_path / "a")
+    resize(tmp_path / "a", tmp_path / "b", multiple_of=64)
+    loaded = hf.BertModel.from_pretrained(tmp_path / "b")
+    assert loaded.get_input_embeddings().weight.shape == (64, 16)
+
+
+@pytest.mark.parametrize(
+    "name", ["model.embed_tokens_per_layer.weight", "mtp.layers.0.shared_head.head.weight", "model.ngrams.weight"]
+)
+def test_refuses_to_leave_another_table_of_as_many_rows_behind(tmp_path, name):
+    llama(tmp_path / "a", tensors={name: table(24, 4), "model.layers.0.up_proj.weight": table(24, 4)})
+    with pytest.raises(CheckpointError, match=f"{name} has 24 rows too"):
+        resize(tmp_path / "a", tmp_path / "b", vocab=32)
+    receipt = resize(tmp_path / "a", tmp_path / "b", vocab=32, force=True)
+    assert any(f"{name} has 24 rows too" in note for note in receipt.notes)
+
+
+def test_every_level_of_a_config_that_has_the_size(tmp_path):
+    config = {"model_type": "x", "vocab_size": 24, "type_vocab_size": 24, "decoder_vocab_size": 24}
+    config |= {"text_config": {"vocab_size": 24, "hidden_size": 8}, "audio_config": {"vocab_size": 99}}
+    write_checkpoint(tmp_path / "a", config, {"model.embed_tokens.weight": table(), "lm_head.weight": table(seed=1)})
+    resize(tmp_path / "a", tmp_path / "b", vocab=32)
+    wanted = config | {"vocab_size": 32, "decoder_vocab_size": 32, "text_config": {"vocab_size": 32, "hidden_size": 8}}
+    assert json.loads((tmp_path / "b/config.json").read_text()) == wanted
+
+
+def test_a_config_that_gave_another_size_gives_the_true_one(tmp_path):
+    llama(tmp_path / "a", config={"vocab_size": 20})
+    assert rows_after(tmp_path / "a", tmp_path / "b", vocab=32) == 32
+
+
+def test_one_file_without_a_config(tmp_path):
+    llama(tmp_path / "a", False)
+    (tmp_path / "a" / "config.json").unlink()
+    receipt = resize(tmp_path / "a" / "model.safetensors", tmp_path / "b", vocab=30)
+    assert any("no config.json" in note for note in receipt.notes)
+    assert {value.shape[0] for name, value in tensors(tmp_path / "b").items() if value.dim() == 2} == {30, 8}
+
+
+def test_dry_run_says_the_same_and_writes_nothing(tmp_path):
+    llama(tmp_path / "a", False)
+    foreseen = resize(tmp_path / "a", tmp_path / "b", vocab=30, dry_run=True)
+    assert not (tmp_path / "b").exists()
+    done = resize(tmp_path / "a", tmp_path / "b", vocab=30)
+    assert (foreseen.notes, foreseen.written, foreseen.bytes_after) == (done.notes, done.written, done.bytes_after)
