@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.report.albert_sample import ARMS, albert_comparison
 from tests.report.comparison_sample import sample_comparison
-from tests.report.test_page import Page
+from tests.report.opened_page import Page
 
 from tiewise.core.errors import RunError
-from tiewise.report import shares
+from tiewise.report.comparison_found import share
 from tiewise.report.objectives import finding, objectives_figure, objectives_table, published, write_objectives
 from tiewise.training.results import Share
 
@@ -27,7 +27,7 @@ def test_the_paper_s_figures():
 
 def test_table(runs):
     for row, one, (objective, theirs) in zip(objectives_table(runs).rows, runs, TABLE_5.items(), strict=True):
-        own = [shares.percent(shares.over_seeds(one.runs, name)) for name in ("masked", "nsp", "sop")]
+        own = [str(share(one.runs, name)) for name in ("masked", "nsp", "sop")]
         assert row == [objective, *own, *map(str, theirs)]
 
 
@@ -35,7 +35,7 @@ def test_figure(runs):
     figure = objectives_figure(runs)
     ours, paper = figure.data[::2], figure.data[1::2]
     for trace, one in zip(ours, runs, strict=True):
-        assert list(trace.y) == [shares.over_seeds(one.runs, name).value for name in ("nsp", "sop")]
+        assert list(trace.y) == [share(one.runs, name).value for name in ("nsp", "sop")]
     assert [list(trace.y) for trace in paper] == [[nsp / 100, sop / 100] for _, nsp, sop in TABLE_5.values()]
 
 
@@ -52,8 +52,8 @@ def test_seeds_that_guess_alike_are_not_told_from_chance(runs):
     few = {"sop": Share.of(14, 20, 0.7), "nsp": Share.of(19, 20, 0.1)}
     alike = replace(runs[2], runs=[replace(run, shares=few) for run in runs[2].runs])
     said = finding([alike])
-    assert "nsp 95.0 % (95.0 to 95.0), above chance" in said
-    assert "sop 70.0 % (70.0 to 70.0), not told from chance" in said
+    assert "nsp 95.0 % [95.0, 95.0], above chance" in said
+    assert "sop 70.0 % [70.0, 70.0], not told from chance" in said
 
 
 def test_page(runs, tmp_path):
@@ -62,7 +62,7 @@ def test_page(runs, tmp_path):
         "SOP beside NSP",
         "Pairs judged right",
         "86.5",
-        shares.percent(shares.over_seeds(runs[2].runs, "sop")),
+        str(share(runs[2].runs, "sop")),
     ):
         assert words.replace("\u00a0", " ") in page.words.replace("\u00a0", " ")
 

@@ -97,7 +97,7 @@ def train(
     if beside is not None:
         from rich.console import Console
 
-        from tiewise.report.table import published_table
+        from tiewise.report.comparison_view import published_table
 
         Console().print(published_table(beside))
     print(model)

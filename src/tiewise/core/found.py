@@ -42,13 +42,13 @@ class Quantity:
     value: float
     low: float = math.nan
     high: float = math.nan
-    deviation: float = math.nan  # standard deviation over seeds, where that is written in place of an interval
     n: int = 0  # independent values behind it
     chance: float | None = None  # what no effect gives
     null: tuple[float, ...] = ()  # what permuted data gave
     of: str = ""  # the model, arm or table
-    unit: str = ""  # "nats per token", "cosine", "%" (the value is a share), "bytes", "" for a count
+    unit: str = ""  # "nats per token", "cosine", "bytes", "" for a count; "%" and "points": a share
     digits: int | None = None  # after the point; None as many as its size asks for
+    deviation: float = math.nan  # standard deviation over seeds, where that stands in place of an interval
     main: bool = True  # whether it stands in the one table that a reader sees first
     figure: str = ""  # title of the dot plot that it is always drawn in
     question: str = ""
@@ -79,11 +79,15 @@ class Quantity:
             return "diverged" if math.isinf(self.value) else NONE
         if self.unit == "bytes":
             return size(self.value)
-        scale, mark = (100.0, " %") if self.unit == "%" else (1.0, "")
-        largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
-        digits = 0 if not self.unit else 1 if mark else 3 if largest >= 0.01 or not largest else 5 if largest >= 1e-4 else 8
-        digits = digits if self.digits is None else self.digits
-        value, low, high, spread = (plain(scale * x, digits) for x in (self.value, self.low, self.high, self.deviation))
+        scale, mark, digits = 1.0, "", self.digits
+        if self.unit in ("%", "points"):
+            scale, mark, digits = 100.0, " %" if self.unit == "%" else "", 1 if digits is None else digits
+        elif digits is None and self.unit:
+            largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
+            digits = 3 if largest >= 0.01 or not largest else 5 if largest >= 1e-4 else 8
+        value, low, high, spread = (
+            plain(scale * x, digits or 0) for x in (self.value, self.low, self.high, self.deviation)
+        )
         if not math.isnan(self.low):
             return f"{value}{mark} [{low}, {high}]"
         return f"{value}{mark}" if math.isnan(self.deviation) else f"{value} ± {spread}"

@@ -99,7 +99,7 @@ class ArmCurve:
 
 
 def curves(comparison: Comparison, measured: Measured) -> list[ArmCurve]:
-    """Each arm's curve, over the seeds that the reference has too where it is paired; one never measured is left out."""
+    """Each arm's curve, where it is paired over the reference's seeds; one that was never measured is left out."""
 
     def of(arm: str) -> dict[int, dict[int, float]]:
         return {
@@ -162,7 +162,7 @@ def paired_differences(comparison: Comparison) -> Panel | None:
         for name in ("held-out", "training")
         for arm, one in found(comparison).items()
         for q in one.quantities
-        if q.name.startswith(f"{name} −")
+        if q.name.startswith(f"{name} −") and not math.isnan(q.value)
     ]
     figure = _intervals(comparison, rows, f"Paired differences to {comparison.reference}")
     figure.add_vline(x=0, line=LEVEL).update_xaxes(title=f"difference, {NATS}")
@@ -182,7 +182,9 @@ def paired_differences(comparison: Comparison) -> Panel | None:
         for d in comparison.differences
         if d.metric == metric
     ]
-    return Panel(figure, caption, Table(["arm and measure", "difference [95 %]", "smallest detectable", "pairs"], lines))
+    return Panel(
+        figure, caption, Table(["arm and measure", "difference [95 %]", "smallest detectable", "pairs"], lines)
+    )
 
 
 def frequency_panel(comparison: Comparison) -> Panel | None:
@@ -201,10 +203,11 @@ def frequency_panel(comparison: Comparison) -> Panel | None:
     figure.update_xaxes(title="times the token occurs in the training text", type="category", categoryorder="trace")
     figure = finish(figure, f"Difference to {comparison.reference} by token frequency", f"difference, {NATS}")
     caption = (
-        f"Below zero an arm predicts these tokens better than {comparison.reference} does; rare tokens are on the left. "
-        f"{EACH}"
+        f"Below zero an arm predicts these tokens better than {comparison.reference} does; rare tokens are on the left."
+        f" {EACH}"
     )
-    header, rows = ["occurrences", "held-out tokens"], {}
+    header = ["occurrences", "held-out tokens"]
+    rows: dict[str, list[str]] = {}
     for arm in comparison.arms:
         runs = comparison.of(arm)
         header.append(f"{arm}: nll")

@@ -19,6 +19,10 @@ DEMO = "demo corpus, not evidence for your model"
 NATS = "nats per token"
 SHORT = 16  # characters of a name within a heading
 PAIRS = {"sop": "sentence order", "nsp": "next sentence"}
+SHARES_NOTE = (
+    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All arms and "
+    "seeds are asked the same held-out rows, so an interval over seeds says nothing of other rows."
+)
 SHARES = {MASKED: "masked tokens right", **{name: f"pairs right ({name})" for name in PAIRS}}  # of ALBERTs
 
 
@@ -27,23 +31,25 @@ def verdict(comparison: Comparison) -> str:
 
     `finding` says the same arm by arm, with every number.
     """
-    better, worse, equal, unknown = [], [], [], []
+    better: list[str] = []
+    worse: list[str] = []
+    equal: list[str] = []
+    unknown: list[str] = []
     for arm in (arm for arm in comparison.arms if arm != comparison.reference):
         d = comparison.difference(arm, "heldout_nll")
         if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
             unknown.append(arm)
         elif d.detected:
-            (better if d.mean < 0 else worse).append(f"{arm} by {plain(abs(d.mean))} {NATS}")
+            (better if d.mean < 0 else worse).append(f"{arm} by {plain(abs(d.mean))}")
         else:
             equal.append(arm)
-    reference = comparison.reference
     said = [
-        *([f"better than {reference}: {', '.join(better)}"] if better else []),
-        *([f"worse than {reference}: {', '.join(worse)}"] if worse else []),
-        *([f"no difference detected between {reference} and {' or '.join(equal)}"] if equal else []),
-        *([f"not known against {reference}: {', '.join(unknown)}"] if unknown else []),
+        *([f"held-out loss is lower (better) for {', '.join(better)} {NATS}"] if better else []),
+        *([f"held-out loss is higher (worse) for {', '.join(worse)} {NATS}"] if worse else []),
+        *([f"no difference detected for {', '.join(equal)}"] if equal else []),
+        *([f"nothing can be said of {', '.join(unknown)}"] if unknown else []),
     ]
-    return f"Held-out loss: {'; '.join(said) or f'{reference} alone was trained'}."
+    return f"Against {comparison.reference}: {'; '.join(said)}." if said else comparison.finding
 
 
 def found(comparison: Comparison) -> dict[str, Found]:
@@ -85,8 +91,10 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
     reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"
 
     def minus(metric: str, name: str, **more: Any) -> Iterator[Quantity]:
-        if (d := comparison.difference(arm, metric)) is not None:
-            yield replace(difference(d), name=f"{name} − {reference}", **more)
+        d = comparison.difference(arm, metric)
+        if len(comparison.arms) > 1:
+            q = Quantity("", math.nan) if d is None else difference(d)
+            yield replace(q, name=f"{name} − {reference}", **more)
 
     heldout = [run.heldout_nll for run in runs]
     yield Quantity("parameters", runs[0].total_parameters)
@@ -97,7 +105,7 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
     for name in shares:
         if (q := share(runs, name)) is not None:
             yield q
-        yield from minus(f"share:{name}", name, unit="%", digits=2)
+        yield from minus(f"share:{name}", name, unit="points", digits=2)
     if not shares:  # figures of a whole text, which masked tokens are not
         mean = statistics.fmean(heldout)
         yield Quantity("perplexity", math.exp(mean) if mean <= 700 else math.inf, digits=2)

@@ -16,7 +16,7 @@ from tiewise.report.published import Beside
 from tiewise.report.sharing_order import Order
 from tiewise.training.results import Comparison
 
-ABREAST = 4  # arms in one table, which fit 80 columns
+ABREAST = 3  # arms in one table, which fit 80 columns
 
 
 def comparison_view(comparison: Comparison) -> Group:

@@ -9,7 +9,9 @@ The paper is Lan et al. 2020 (arXiv:1909.11942). Its pairs are of other texts, s
 from __future__ import annotations
 
 import html
+import math
 import os
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -17,16 +19,17 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.analysis.estimates import Estimate
 from tiewise.core.errors import RunError
+from tiewise.core.found import Quantity
 from tiewise.core.ledger import results
 from tiewise.core.numerals import NONE, plain
-from tiewise.report import shares, theme
+from tiewise.report import theme
 from tiewise.report.bars import finish
+from tiewise.report.comparison_figures import CHANCE
+from tiewise.report.comparison_found import SHARES_NOTE, share
 from tiewise.report.grid import Table
-from tiewise.report.pretraining import CHANCE
-from tiewise.report.sheet import Panel, Section, Sheet, paragraphs, table, write
-from tiewise.training.results import MASKED, Comparison
+from tiewise.report.sheet import Panel, Section, Sheet, write
+from tiewise.training.results import MASKED, Comparison, RunResult, Share
 
 SOURCE = "ALBERT (arXiv:1909.11942), Table 5"
 METRICS = {
@@ -67,10 +70,14 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
             title="SOP beside NSP: tiewise",
             subject=", ".join(_by_objective(comparisons)),
             heading="SOP beside NSP",
-            lead=paragraphs(finding(comparisons)),
-            results=table(found, "Judged right by objective of pretraining"),
-            note=f'<p class="note">{html.escape(f"{shares.NOTE} {TOLD} The paper: {SOURCE}, on other texts.")}</p>',
-            sections=[Section("Judged as both", [Panel(objectives_figure(comparisons), caption, found)])],
+            answer=finding(comparisons).splitlines(),
+            results=Section(
+                "Judged as both",
+                [Panel(objectives_figure(comparisons), caption, found)],
+                tables=[("Judged right by objective of pretraining", found)],
+                notes=[f"{SHARES_NOTE} {TOLD} The paper: {SOURCE}, on other texts."],
+            ),
+            sections=[],
             command="\n".join(one.command for one in comparisons),
         ).render(),
         path,
@@ -84,7 +91,7 @@ def objectives_table(comparisons: Sequence[Comparison]) -> Table:
     rows = [
         [
             objective,
-            *(shares.percent(shares.over_seeds(one.of(one.reference), name)) for name in METRICS),
+            *(str(share(one.of(one.reference), name) or NONE) for name in METRICS),
             *(plain(published()[objective][name], 1) if objective in published() else NONE for name in METRICS),
         ]
         for objective, one in _by_objective(comparisons).items()
@@ -97,11 +104,11 @@ def objectives_figure(comparisons: Sequence[Comparison]) -> go.Figure:
     figure = go.Figure()
     by_objective = _by_objective(comparisons)
     for place, (objective, one) in zip(theme.places(list(by_objective)), by_objective.items(), strict=True):
-        found = {name: shares.over_seeds(one.of(one.reference), name) for name in JUDGED}
+        found = {name: share(one.of(one.reference), name) for name in JUDGED}
         look, name = theme.style(place), f"pretrained {_on(objective)}"
         figure.add_trace(_marks(found, {"color": look.colour, "size": 10, "symbol": look.marker}, name, objective))
         theirs = {key: published().get(objective, {}).get(key) for key in JUDGED}
-        paper = {key: None if x is None else Estimate(x / 100, x / 100, x / 100, 1) for key, x in theirs.items()}
+        paper = {key: None if x is None else Quantity(key, x / 100, x / 100, x / 100) for key, x in theirs.items()}
         hollow = {"color": look.colour, "size": 10, "symbol": f"{look.marker}-open"}
         figure.add_trace(_marks(paper, hollow, f"{objective}, the paper", f"{objective}, paper"))
     figure.add_hline(y=CHANCE, line={"width": 1, "color": "#8a8f99"})
@@ -117,9 +124,9 @@ def finding(comparisons: Sequence[Comparison]) -> str:
     said = []
     for objective, one in _by_objective(comparisons).items():
         runs = one.of(one.reference)
-        judged = ((name, shares.over_seeds(runs, name), shares.over_rows(runs, name)) for name in JUDGED)
+        judged = ((name, share(runs, name), _over_rows(runs, name)) for name in JUDGED)
         each = [
-            f"{name} {shares.percent(seeds)}, {_against_chance(seeds, rows)}"
+            f"{name} {seeds}, {_against_chance(seeds, rows)}"
             for name, seeds, rows in judged
             if seeds is not None and rows is not None
         ]
@@ -131,14 +138,23 @@ def _on(objective: str) -> str:
     return "without pairs" if objective == "none" else f"on {objective}"
 
 
-def _against_chance(seeds: Estimate, rows: Estimate) -> str:
+def _over_rows(runs: Sequence[RunResult], name: str) -> Share | None:
+    """Mean share with Wilson's interval over the rows that all seeds are asked alike; None where none has it."""
+    found = [run.shares[name] for run in runs if name in run.shares]
+    if not found:
+        return None
+    count, mean = found[0].count, statistics.fmean(one.share for one in found)
+    return Share.of(round(mean * count), count, math.nan)
+
+
+def _against_chance(seeds: Quantity, rows: Share) -> str:
     """Judge by both intervals: seeds that all guess alike agree on the same rows by chance."""
     if min(seeds.low, rows.low) > CHANCE:
         return "above chance"
     return "below chance" if max(seeds.high, rows.high) < CHANCE else "not told from chance"
 
 
-def _marks(found: Mapping[str, Estimate | None], marker: dict[str, Any], name: str, group: str) -> go.Scatter:
+def _marks(found: Mapping[str, Quantity | None], marker: dict[str, Any], name: str, group: str) -> go.Scatter:
     there = {key: one for key, one in found.items() if one is not None}
     return go.Scatter(
         x=[JUDGED[key] for key in there],

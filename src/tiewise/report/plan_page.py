@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -44,9 +43,8 @@ def render(plan: Plan, command: str) -> str:
         title=f"{plan.name}: tiewise plan",
         subject=subject(plan),
         heading="What each choice costs",
-        lead=sheet.paragraphs("\n".join(_lead(plan))),
+        answer=list(_lead(plan)),
         results=_results(plan),
-        note="".join(f'<p class="note">{html.escape(remark)}</p>' for remark in remarks(plan)),
         sections=[
             Section("This model", list(_own(plan))),
             Section("As models grow", list(_growing(plan))),
@@ -71,17 +69,13 @@ def _lead(plan: Plan) -> Iterator[str]:
             yield f"{total}."
 
 
-def _results(plan: Plan) -> str:
+def _results(plan: Plan) -> Section:
     header = ["", *(name.replace("\n", " · ") for name in columns(plan))]
     costs = Table(header, [[row.name, *row.cells] for row in rows(plan)])
     limits = Table([f"threshold; {scale(plan)}", "value", "formula"], [list(row) for row in thresholds(plan)])
     others = Table(NEIGHBOUR_HEADER, [neighbour_cells(model) for model in near(plan)])
-    return (
-        f"{sheet.table(costs, 'Costs by choice')}"
-        f"<h3>Thresholds</h3>{sheet.table(limits, 'Thresholds')}"
-        f"<h3>Nearest in V, D and L</h3>{sheet.table(others, 'Models nearest in size')}"
-        f'<p class="note">{html.escape(BETTER)}</p>'
-    )
+    tables = [("Costs by choice", costs), ("Thresholds", limits), ("Nearest in V, D and L", others)]
+    return Section("Results", tables=tables, notes=[BETTER, *remarks(plan)])
 
 
 def _own(plan: Plan) -> Iterator[Panel]:
