@@ -1,11 +1,15 @@
 """Every public name, given something else than its main argument: a reason of ours, or Python's that names the type."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import tiewise
-from tiewise.core.errors import InstallError, PlanError, SpecError, TiewiseError, UnsupportedError
+from tiewise.core import errors
+from tiewise.core.errors import CheckpointError, InstallError, PlanError, SpecError, TiewiseError, UnsupportedError
 from tiewise.ops.path_gradient import PathRecord
 
 TABLE, IDS = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, dtype=torch.long)
@@ -15,6 +19,7 @@ CALLS = {
     "BoundarySpec": (tiewise.BoundarySpec.parse, SpecError),
     "Vocabularies": (lambda x: tiewise.Vocabularies(x, 4), SpecError),
     "check": (tiewise.check, PATH),
+    "augmented_cross_entropy": (lambda x: tiewise.augmented_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     **{name: (lambda x, name=name: getattr(tiewise, name)(x, "to"), PATH) for name in ("dedupe", "densify", "repair")},
     **{name: (lambda x, name=name: getattr(tiewise, name)(x, "to"), PATH) for name in ("tie", "untie")},
     "factor": (lambda x: tiewise.factor(x, "to", rank=8), PATH),
@@ -22,6 +27,8 @@ CALLS = {
     "tied_lookup": (lambda x: tiewise.tied_lookup(x, IDS), UnsupportedError),
     "inspect": (tiewise.inspect, PATH),
     "install": (tiewise.install, InstallError),
+    "installed": (tiewise.installed, InstallError),
+    "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     "load": (tiewise.load, PATH),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),
@@ -32,14 +39,30 @@ CALLS = {
 }
 
 
+# what callers are given or catch, and options that are only kept
+NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
+NO_CALLS |= {"Audit", "Inspection", "Installed", "PathNorms", "PathRecord", "Plan", "Receipt", "Shared"}
+NO_CALLS |= {"AugmentedOptions", "Effort", "LookupOptions", "LossOptions", "Request", "Sizes"}
+
+
 def test_every_public_name_is_asked():
-    assert set(CALLS) | {"__version__"} == set(tiewise.__all__)
+    assert set(CALLS) | NO_CALLS == set(tiewise.__all__)
+    assert all(getattr(tiewise, name) for name in tiewise.__all__)
+
+
+def test_type_checkers_are_told_the_same_names():
+    tree = ast.parse(Path(tiewise.__file__).read_text(encoding="utf-8"))
+    typed = next(node for node in tree.body if isinstance(node, ast.If))
+    told = {alias.asname: node.module for node in typed.body for alias in node.names}
+    assert told == tiewise._HOMES
 
 
 @pytest.mark.parametrize("wrong", [None, ["tied"], 1.5, nn.Linear(3, 4)], ids=lambda x: type(x).__name__)
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
     call, said = CALLS[name]
+    if name in LIVE and isinstance(wrong, nn.Module):
+        said = CheckpointError
     with pytest.raises(
         TypeError if isinstance(said, str) else said, match=said if isinstance(said, str) else None
     ) as e:
@@ -47,6 +70,24 @@ def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
     if issubclass(e.type, TiewiseError):
         assert e.value.fix
         assert "\n" not in str(e.value)
+
+
+LIVE = {
+    "tie": r"tiewise\.installed\(model\)\.tie\(\)",
+    "untie": r"tiewise\.installed\(model\)\.untie\(\)",
+    "densify": r"tiewise\.hf\.plain_copy\(model\)",
+    "factor": r"tiewise\.install\(model, \"factored:128\"\)",
+    "resize": r"model\.resize_token_embeddings",
+    "dedupe": "save_pretrained",
+    "repair": "save_pretrained",
+}
+
+
+@pytest.mark.parametrize("name", LIVE)
+def test_a_live_model_is_shown_the_way_to_its_own_verb(name):
+    with pytest.raises(CheckpointError, match=f"a live Linear; .*{LIVE[name]}") as e:
+        getattr(tiewise, name)(nn.Linear(3, 4))
+    assert "\n" not in str(e.value)
 
 
 OTHERS = {

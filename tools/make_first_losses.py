@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/make_first_losses.py
 
-A loss depends on the numbers it is kept under and on `first_loss`, `mean_field` and `random_logits`: run this after a
-change of any of these or of the catalogue (a test computes every loss again and asks for every model).
+A loss depends on the numbers it is kept under and on `costs.first_step_of`, `mean_field` and `random_logits`: run this
+after a change of any of these or of the catalogue (a test computes every loss again and asks for every model).
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ import json
 from pathlib import Path
 
 from tiewise.core.errors import PlanError
-from tiewise.core.random_logits import Start
+from tiewise.core.random_logits import FirstStep
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
-from tiewise.planning.first_loss import start_of
+from tiewise.planning.costs import first_step_of
 from tiewise.planning.plan import described
 
 TARGET = Path(__file__).parents[1] / "src" / "tiewise" / "catalogue" / "first_losses.json"
 
 
-def starts() -> list[Start]:
-    """Every start that a plan of a model of the catalogue asks for when nothing else is said, each once."""
-    found: dict[Start, None] = {}
+def first_steps() -> list[FirstStep]:
+    """Every first step that a plan of a model of the catalogue asks for when nothing else is said, each once."""
+    found: dict[FirstStep, None] = {}
     for row in models():
         try:
             _, architecture = described(row)
         except PlanError:
             continue  # a row without a vocabulary cannot be planned
         if architecture.ends.head:
-            found.update((start_of(architecture, BoundarySpec(kind)), None) for kind in ("tied", "untied"))
+            found.update((first_step_of(architecture, BoundarySpec(kind)), None) for kind in ("tied", "untied"))
     return list(found)
 
 
 def main() -> None:
     """Write the file, one loss a line."""
-    lines = [json.dumps([repr(start), *start.computed()]) for start in starts()]
+    lines = [json.dumps([repr(step), *step.computed()]) for step in first_steps()]
     TARGET.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{len(lines)} losses in {TARGET}")
 

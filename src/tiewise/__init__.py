@@ -2,10 +2,11 @@
 
     import tiewise
     installed = tiewise.install(model, "tied")         # any Hugging Face model with a token head
+    tiewise.installed(model).untie(optimizer)          # a live model is changed through its handle
     boundary = tiewise.Boundary("factored:128", vocab=50_304, width=768)
     loss = tiewise.linear_cross_entropy(hidden, table, targets)
     audit = tiewise.check("path/to/checkpoint")        # what it really holds at its two ends
-    receipt = tiewise.untie("old", "new")               # a rewritten copy; the source is only read
+    receipt = tiewise.untie("old", "new")               # a rewritten copy of a folder; the source is only read
     shared = tiewise.share_layers(model, "ffn")         # one feed-forward layer for the whole depth
     found = tiewise.inspect("tied", "untied")           # what tying does inside a model
 
@@ -19,16 +20,42 @@ from tiewise.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from tiewise.boundary.boundary import Boundary as Boundary
+    from tiewise.boundary.install import Installed as Installed
     from tiewise.boundary.install import install as install
+    from tiewise.boundary.install import installed as installed
+    from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
+    from tiewise.core.backends import PathNorms as PathNorms
+    from tiewise.core.errors import CheckpointError as CheckpointError
+    from tiewise.core.errors import DataError as DataError
+    from tiewise.core.errors import InstallError as InstallError
+    from tiewise.core.errors import Interrupted as Interrupted
+    from tiewise.core.errors import PlanError as PlanError
+    from tiewise.core.errors import RunError as RunError
+    from tiewise.core.errors import SpecError as SpecError
+    from tiewise.core.errors import TiewiseError as TiewiseError
+    from tiewise.core.errors import TiewiseWarning as TiewiseWarning
+    from tiewise.core.errors import UnsupportedError as UnsupportedError
+    from tiewise.core.sharing_spec import SharingSpec as SharingSpec
     from tiewise.core.spec import BoundarySpec as BoundarySpec
     from tiewise.core.vocabulary import Vocabularies as Vocabularies
     from tiewise.hf import load as load
+    from tiewise.inspection.inspect import Inspection as Inspection
+    from tiewise.inspection.request import Effort as Effort
+    from tiewise.inspection.request import Request as Request
     from tiewise.inspection.whole import inspect as inspect
+    from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
+    from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
+    from tiewise.ops.chunked import LossOptions as LossOptions
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from tiewise.ops.path_gradient import LookupOptions as LookupOptions
+    from tiewise.ops.path_gradient import PathRecord as PathRecord
     from tiewise.ops.path_gradient import path_norms as path_norms
     from tiewise.ops.path_gradient import tied_lookup as tied_lookup
+    from tiewise.planning.plan import Plan as Plan
     from tiewise.planning.plan import plan as plan
+    from tiewise.planning.read_config import Sizes as Sizes
+    from tiewise.rewrite.engine import Receipt as Receipt
     from tiewise.rewrite.factor import densify as densify
     from tiewise.rewrite.factor import factor as factor
     from tiewise.rewrite.resize import resize as resize
@@ -36,27 +63,40 @@ if TYPE_CHECKING:
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
     from tiewise.rewrite.ties import untie as untie
+    from tiewise.sharing.share import Shared as Shared
     from tiewise.sharing.share import share_layers as share_layers
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
 
-_HOMES = {
-    "Boundary": "tiewise.boundary.boundary",
-    "BoundarySpec": "tiewise.core.spec",
-    "Vocabularies": "tiewise.core.vocabulary",
-    "check": "tiewise.checkpoint.audit",
-    **dict.fromkeys(("dedupe", "densify", "factor", "repair", "resize", "tie", "untie"), "tiewise.rewrite"),
-    "tied_lookup": "tiewise.ops.path_gradient",
-    "inspect": "tiewise.inspection.whole",
-    "install": "tiewise.boundary.install",
-    "linear_cross_entropy": "tiewise.ops.cross_entropy",
-    "load": "tiewise.hf",
-    "path_norms": "tiewise.ops.path_gradient",
-    "plan": "tiewise.planning.plan",
-    "share_layers": "tiewise.sharing.share",
-    "tie_at": "tiewise.training.callbacks",
-    "untie_at": "tiewise.training.callbacks",
+# module below tiewise → what it offers here; a test holds it against the imports above
+_OFFERS = {
+    "boundary.boundary": "Boundary",
+    "boundary.install": "Installed install installed",
+    "checkpoint.audit": "Audit check",
+    "core.backends": "PathNorms",
+    "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
+    "TiewiseWarning UnsupportedError",
+    "core.sharing_spec": "SharingSpec",
+    "core.spec": "BoundarySpec",
+    "core.vocabulary": "Vocabularies",
+    "hf": "load",
+    "inspection.inspect": "Inspection",
+    "inspection.request": "Effort Request",
+    "inspection.whole": "inspect",
+    "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
+    "ops.chunked": "LossOptions",
+    "ops.cross_entropy": "linear_cross_entropy",
+    "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",
+    "planning.plan": "Plan plan",
+    "planning.read_config": "Sizes",
+    "rewrite.engine": "Receipt",
+    "rewrite.factor": "densify factor",
+    "rewrite.resize": "resize",
+    "rewrite.ties": "dedupe repair tie untie",
+    "sharing.share": "Shared share_layers",
+    "training.callbacks": "tie_at untie_at",
 }
+_HOMES = {name: f"tiewise.{home}" for home, names in _OFFERS.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOMES)]
 
 

@@ -13,12 +13,11 @@ import pytest
 from tiewise.core.ledger import results
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.budget import budget, native
+from tiewise.planning.architecture import elementwise, linear, lookup, norm, total
+from tiewise.planning.budget import budget, largest_rank, tied_share, tying_saves, tying_threshold
 from tiewise.planning.catalogue import find, tying_by_size
-from tiewise.planning.memory import training_bytes
-from tiewise.planning.parts import linear, lookup, norm, plain, total
+from tiewise.planning.costs import training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
-from tiewise.planning.thresholds import largest_rank, tied_share, tying_saves, tying_threshold
 
 BERT = {"model_type": "bert", "architectures": ["BertModel"]}
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
@@ -34,7 +33,7 @@ def sized(vocab, d, layers=1, boundary="untied"):
 
 
 def choice(architecture, boundary=None, sharing="none"):
-    spec = native(architecture) if boundary is None else BoundarySpec.parse(boundary)
+    spec = architecture.boundary if boundary is None else BoundarySpec.parse(boundary)
     return budget(architecture, spec, SharingSpec.parse(sharing))
 
 
@@ -47,14 +46,16 @@ def factored(vocab, d, k):
     return (lookup(vocab, k) + linear(k, d)).parameters
 
 
+def layer(architecture):
+    """One layer's parameters."""
+    first = architecture.stacks[0].layers[0]
+    return total(first.attention) + total(first.ffn)
+
+
 def bert(sharing="none"):
     """Parameters of BERT-base's twelve layers."""
     found = read(BERT)
-    return (
-        choice(found, sharing=sharing).total
-        - choice(found).total
-        + 12 * total(found.stacks[0].layers[0].parts).parameters
-    )
+    return choice(found, sharing=sharing).total - choice(found).total + 12 * layer(found).parameters
 
 
 def embeddings():
@@ -69,10 +70,9 @@ def chapter_embeddings(d=768, k=128):
 
 def chapter_albert(d=768, k=128):
     """The chapter's whole model: one layer, pooler, tied head with its transform and bias, sentence-order head."""
-    (stack,) = read({**BERT, "hidden_size": d, "num_attention_heads": d // 64, "intermediate_size": 4 * d}).stacks
-    layer = total(stack.layers[0].parts)
-    head = linear(d, k, True) + norm(k) + plain(V)
-    return chapter_embeddings(d, k) + (layer + linear(d, d, True) + head + linear(d, 2, True)).parameters
+    one = layer(read({**BERT, "hidden_size": d, "num_attention_heads": d // 64, "intermediate_size": 4 * d}))
+    head = linear(d, k, True) + norm(k) + elementwise(V)
+    return chapter_embeddings(d, k) + (one + linear(d, d, True) + head + linear(d, 2, True)).parameters
 
 
 def gigabytes(parameters):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from benchmarks.subspace import Training, measure, numbered
 
-from tiewise.data.builtin import builtin_documents
+from tiewise.data.sources import builtin_documents
 
 
 @pytest.fixture(scope="module")

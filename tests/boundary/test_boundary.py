@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.core.errors import SpecError
-from tiewise.core.random_logits import predicted_nll, start
+from tiewise.core.random_logits import first_step, predicted_nll
 from tiewise.core.vocabulary import Vocabularies
 from tiewise.ops.path_gradient import PathRecord, path_norms
 
@@ -274,7 +274,7 @@ def test_the_first_loss_is_the_predicted_one(kind):
     boundary = Boundary(kind.replace(":7", ":100"), v, d)
     hidden = F.normalize(torch.randn(n, d), dim=-1) * math.sqrt(d)
     got = boundary.loss(hidden, torch.randint(0, v, (n,)))
-    predicted, _ = start(boundary.spec, v, d, boundary.spec.init or sound_std(d)).computed()
+    predicted, _ = first_step(boundary.spec, v, d, boundary.spec.init or sound_std(d)).computed()
     assert got.item() == pytest.approx(predicted, abs=0.08)
 
 

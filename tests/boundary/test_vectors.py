@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from safetensors.torch import save_file
 
+from tiewise.boundary import vector_formats
 from tiewise.boundary.boundary import Boundary
-from tiewise.boundary.vector_files import stream
 from tiewise.boundary.vectors import load_vectors
 from tiewise.core.errors import DataError
 
@@ -74,7 +74,7 @@ def test_the_writer_s_hash_is_the_published_one():
 
 @pytest.mark.parametrize("piece", [1, 7, 64])
 def test_a_binary_file_is_read_in_pieces_of_any_size(piece, tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "_PIECE", piece)
+    monkeypatch.setattr(vector_formats, "_PIECE", piece)
     found = load_vectors(writers.word2vec(tmp_path / "v", ABC), ["c", "a"])
     assert found.rows.tolist() == [ABC["c"], ABC["a"]]
     matrix = np.arange(12, dtype=np.float32).reshape(4, 3)

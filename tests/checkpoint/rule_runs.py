@@ -2,12 +2,12 @@
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules import by_id
+from tiewise.checkpoint.rule import rules
 
 
 def run(rule, path, **settings):
     """Findings of one rule; every one must name the rule, a place, evidence and a way out."""
-    found = list(by_id[rule].check(Facts(open_folder(path), **settings)))
+    found = list(rules()[rule].check(Facts(open_folder(path), **settings)))
     for finding in found:
         assert finding.rule == rule
         assert finding.where

@@ -1,17 +1,25 @@
 """`check`: what an audit says, what it runs, what it refuses."""
 
+import html
+import io
 import json
 import os
+import re
 import subprocess
 import sys
+from importlib import import_module
 
 import numpy as np
 import pytest
+from rich.console import Console
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
+from typer.testing import CliRunner
 
+from tiewise.checkpoint import rule as rule_module
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rule import SEVERITIES
-from tiewise.checkpoint.rules import RULES, by_id, matching
+from tiewise.checkpoint.audit_view import audit_view
+from tiewise.checkpoint.rule import SEVERITIES, matching, rules
+from tiewise.cli.main import command_line
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
 
@@ -28,8 +36,8 @@ def ids(audit):
 
 
 def test_the_catalogue_is_whole_and_every_rule_explains_itself():
-    assert [rule.id for rule in RULES] == CATALOGUE
-    for rule in RULES:
+    assert [rule.id for rule in rules().values()] == CATALOGUE
+    for rule in rules().values():
         assert rule.severity in SEVERITIES
         assert rule.title
         assert rule.sources
@@ -122,7 +130,7 @@ def test_the_record_is_json_and_says_all(tmp_path):
     assert record["parts"][0]["shape"] == [V, D]
     assert record["worst"] == "error"
     assert {f["rule"] for f in record["findings"]} >= {"B012"}
-    assert set(record["rules"]["ran"]) | set(record["rules"]["skipped"]) == set(by_id)
+    assert set(record["rules"]["ran"]) | set(record["rules"]["skipped"]) == set(rules())
 
 
 def test_every_field_of_the_record_is_documented(tmp_path):
@@ -140,7 +148,7 @@ def test_every_field_of_the_record_is_documented(tmp_path):
             for inner in value:
                 yield from keys(inner)
 
-    named = {key for key in keys(record) if key not in by_id}
+    named = {key for key in keys(record) if key not in rules()}
     assert named - {key for key in named if f"`{key}`" in text} == set()
 
 
@@ -221,6 +229,50 @@ def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):
     audit = check(tmp_path)
     assert audit.nbytes == total > 1.2e11
     assert audit.findings == ()
+
+
+def test_a_notebook_shows_what_the_command_prints(tmp_path):
+    audit = check(llama(tmp_path, tied=True, head=table(seed=5)))
+    shown = html.unescape(re.sub("<.*?>", "", audit._repr_html_()))
+    console = Console(file=io.StringIO(), width=120, highlight=False)
+    console.print(audit_view(audit))
+    assert shown == console.file.getvalue()
+    assert "B012" in shown
+
+
+RULE = '''
+from tiewise.checkpoint.rule import INFO, WARNING, Said, rule
+
+@rule("B099", WARNING, "nobody names a tensor Wanda")
+def wanda(facts):
+    """Wanda is no name for a tensor.
+    What to do: choose another.
+    Sources: somebody#1; somebody else
+    """
+    yield "config.json", "Wanda was seen", "call her otherwise", True
+    yield Said("config.json", "Wanda was heard", "listen again", severity=INFO)
+'''
+
+
+def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
+    (tmp_path / "rules").mkdir()
+    (tmp_path / "rules" / "wanda.py").write_text(RULE)
+    folder = import_module("tiewise.checkpoint.rules")
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path / "rules")])
+    monkeypatch.setattr(rule_module, "_REGISTERED", dict(rule_module._REGISTERED))
+    path = llama(tmp_path / "model", rows=64)
+    try:
+        audit = check(path)
+        found = [("B099", "warning", "Wanda was seen", True), ("B099", "info", "Wanda was heard", False)]
+        assert [(f.rule, f.severity, f.evidence, f.safe) for f in audit.findings] == found
+        assert [one["rule"] for one in audit.record()["findings"]] == ["B099", "B099"]
+        arguments = ["check", "--explain", "b099"]
+        explained = CliRunner().invoke(command_line(arguments), arguments).stdout
+        assert "nobody names a tensor Wanda" in explained
+        assert "What to do: choose another." in explained
+        assert "Sources: somebody#1, somebody else" in explained
+    finally:
+        sys.modules.pop("tiewise.checkpoint.rules.wanda", None)
 
 
 def test_nothing_heavy_is_imported(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import bpe_tokenizer, llama, llama_config
 
 from tiewise.checkpoint.audit import check
-from tiewise.checkpoint.rules import by_id
+from tiewise.checkpoint.rule import rules
 
 ODD = st.sampled_from([-1, 0, 1, 2**63, 10**400, 1e308, float("inf"), float("nan"), True, "", "32000", "\x1b[2J", None])
 VALUES = st.recursive(
@@ -48,7 +48,7 @@ def configs(draw):
 
 def assert_sane(audit):
     for finding in audit.findings:
-        assert finding.rule in by_id
+        assert finding.rule in rules()
         assert len(finding.evidence) < 1500
         assert all(text.isprintable() for text in (finding.where, finding.evidence, finding.repair))
     json.dumps(audit.record(), allow_nan=False)

@@ -14,7 +14,7 @@ from launched import ended, launch
 from transformers import AutoModelForCausalLM
 
 from tiewise.boundary.install import install
-from tiewise.data.blocks import token_counts
+from tiewise.data.frequency import token_counts
 from tiewise.data.prepared import load_prepared
 from tiewise.training.evaluate import measure
 

@@ -45,9 +45,8 @@ def test_what_it_prints_is_what_python_gives(shown, tmp_path):
         "--length=256",
     ]
     record = json.loads(shown("--like=qwen3-0.6b", *choices, "--dtype=bfloat16", "--init=0.01", "--json").out)
-    from tiewise.planning.memory import Tokens
+    from tiewise.planning.costs import Tokens, World
     from tiewise.planning.plan import Setting
-    from tiewise.planning.world import World
 
     setting = Setting(Tokens(2, 256), "bfloat16", World(8, 4), 0.01)
     made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from tiewise.data.pretraining import Marks
-from tiewise.data.sentences import Sentences, Vocabulary
+from tiewise.data.sentence_pairs import Sentences, Vocabulary
+from tiewise.data.training_rows import Marks
 
 
 def planted(documents=30, most=12, longest=9, seed=0, least=1):

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tiewise.core.errors import RunError
 from tiewise.data.corpus import prepare
-from tiewise.data.token_file import pieces
+from tiewise.data.tokenizer import pieces
 from tiewise.data.windows import read_tokens
 from tiewise.training.settings import Settings
 

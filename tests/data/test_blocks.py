@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tiewise.core.errors import DataError
-from tiewise.data import blocks
-from tiewise.data.blocks import Blocks, asymmetric_bigrams, token_counts
-from tiewise.data.frequency import bin_of, frequency_bins
+from tiewise.data.frequency import asymmetric_bigrams, bin_of, frequency_bins, token_counts
+from tiewise.data.training_rows import Blocks
 
 
 @pytest.fixture
@@ -73,9 +72,7 @@ tokens_lists = st.lists(st.integers(0, 9), max_size=80)
 
 @given(tokens_lists, st.integers(1, 9))
 def test_token_counts_in_chunks(tokens, chunk):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_CHUNK", chunk)
-        counts = token_counts(np.array(tokens, np.uint16), 12)
+    counts = token_counts(np.array(tokens, np.uint16), 12, chunk)
     assert counts.dtype == np.int64
     assert counts.tolist() == [tokens.count(i) for i in range(12)]
 
@@ -99,9 +96,7 @@ def test_frequency_bins_are_decades():
 
 @given(tokens=tokens_lists, minimum=st.integers(1, 4), eos=st.sampled_from([None, 0, 3]), chunk=st.integers(1, 9))
 def test_bigrams_equal_counting_by_hand(tokens, minimum, eos, chunk):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_CHUNK", chunk)
-        found = asymmetric_bigrams(np.array(tokens, np.uint16), 12, top=1000, minimum=minimum, eos_id=eos)
+    found = asymmetric_bigrams(np.array(tokens, np.uint16), 12, top=1000, minimum=minimum, eos_id=eos, chunk=chunk)
     pairs = Counter(pairwise(tokens))
     expected = {}
     for (left, right), count in pairs.items():
@@ -113,11 +108,10 @@ def test_bigrams_equal_counting_by_hand(tokens, minimum, eos, chunk):
     assert gains == sorted(gains, reverse=True)
 
 
-def test_bigrams_of_the_most_frequent_tokens_only(monkeypatch):
+def test_bigrams_of_the_most_frequent_tokens_only():
     tokens = np.array([1, 2] * 50 + [3, 4] * 20 + [5, 6] * 10)
     assert {(b.left, b.right) for b in asymmetric_bigrams(tokens, 9, minimum=5)} >= {(5, 6)}
-    monkeypatch.setattr(blocks, "_PAIRED", 4)
-    assert {b.left for b in asymmetric_bigrams(tokens, 9, minimum=5)} <= {1, 2, 3, 4}
+    assert {b.left for b in asymmetric_bigrams(tokens, 9, minimum=5, paired=4)} <= {1, 2, 3, 4}
     assert len(asymmetric_bigrams(tokens, 9, top=1, minimum=5)) == 1
 
 

@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from tiewise.core.errors import DataError
-from tiewise.data.builtin import builtin_documents
+from tiewise.data.sources import builtin_documents
 
 
 @pytest.fixture(scope="module")

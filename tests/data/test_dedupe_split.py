@@ -4,9 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.data.dedupe import Deduplicator, Seen
-from tiewise.data.document import Document, paragraphs
-from tiewise.data.split import assign
+from tiewise.data.plain_text import Document, paragraphs
+from tiewise.data.split import Deduplicator, Seen, assign
 
 FRACTIONS = (0.88, 0.04, 0.08)
 

@@ -11,7 +11,7 @@ MEGABYTE = 1 << 20
 SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from tiewise.data.blocks import token_counts, asymmetric_bigrams
+from tiewise.data.frequency import token_counts, asymmetric_bigrams
 from tiewise.data.corpus import prepare
 
 def peak():

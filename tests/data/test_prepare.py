@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tiewise.core.progress import heard
-from tiewise.data.corpus import load_prepared, prepare
-from tiewise.data.document import paragraphs
+from tiewise.data.corpus import prepare
+from tiewise.data.plain_text import paragraphs
+from tiewise.data.prepared import load_prepared
 
 SPLITS = ("train", "tune", "heldout")
 

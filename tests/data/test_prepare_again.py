@@ -10,7 +10,8 @@ import pytest
 from tiewise.core.errors import DataError
 from tiewise.core.progress import heard
 from tiewise.data import corpus
-from tiewise.data.corpus import load_prepared, prepare
+from tiewise.data.corpus import prepare
+from tiewise.data.prepared import load_prepared
 
 SCRIPT = """
 import os, signal, sys
@@ -62,7 +63,7 @@ def test_interrupted_keeps_what_was_there(source, out, stage):
 
 def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
-    monkeypatch.setattr("tiewise.data.build.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("tiewise.data.prepared.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         prepare([str(source)], "bytes", out, length=8, seed=1)
     with pytest.raises(DataError, match="no prepared text"):

@@ -5,8 +5,9 @@ import pytest
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import heard
-from tiewise.data import blocks
-from tiewise.data.corpus import load_prepared, prepare
+from tiewise.data.corpus import prepare
+from tiewise.data.prepared import load_prepared
+from tiewise.data.training_rows import Blocks
 
 SPLITS = ("train", "tune", "heldout")
 
@@ -41,7 +42,7 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
     assert "needs at least 5000 there for length 5000; give more text" in message
     assert fits == min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
     for name, least in (("train", 2), ("tune", 1), ("heldout", 1)):
-        assert len(blocks.Blocks(prepared.split(name), fits)) >= least
+        assert len(Blocks(prepared.split(name), fits)) >= least
     with pytest.raises(DataError, match=f"for length {fits + 1}"):
         prepare([str(source)], "bytes", out, length=fits + 1)
 

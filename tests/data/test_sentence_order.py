@@ -10,9 +10,8 @@ from pair_texts import marks, planted
 
 from tiewise.core.errors import DataError
 from tiewise.data.masking import Masking
-from tiewise.data.pretraining import PairRows
-from tiewise.data.sentence_order import Packing, make_pairs, swapped_labels
-from tiewise.data.sentences import Sentences
+from tiewise.data.sentence_pairs import Packing, Sentences, make_pairs, swapped_labels
+from tiewise.data.training_rows import PairRows
 
 
 def rows(sentences, packing, seed=1, **options):

@@ -5,7 +5,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tiewise.data.sentences import Vocabulary, find_sentences
+from tiewise.data.sentence_pairs import Vocabulary, find_sentences
 from tiewise.data.tokenizer import make_tokenizer
 
 DOCUMENTS = [

@@ -7,7 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from tiewise.core.errors import DataError
-from tiewise.data.hub import parse
+from tiewise.data.row_sources import parse_hub_name
 from tiewise.data.sources import open_sources
 
 ROWS = [{"text": "first row", "other": "1st", "n": 1}, {"text": None, "other": "2nd", "n": 2}]
@@ -140,6 +140,6 @@ def test_names_that_cannot_be(name):
 
 
 def test_names():
-    assert parse("owner/name") == ("owner/name", None, "train", None)
-    assert parse("owner/name/config:validation[:1%]") == ("owner/name", "config", "validation[:1%]", None)
-    assert parse("name:test") == ("name", None, "test", None)
+    assert parse_hub_name("owner/name") == ("owner/name", None, "train", None)
+    assert parse_hub_name("owner/name/config:validation[:1%]") == ("owner/name", "config", "validation[:1%]", None)
+    assert parse_hub_name("name:test") == ("name", None, "test", None)

@@ -3,14 +3,12 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.data import plain_text
 from tiewise.data.plain_text import cut, decode
 from tiewise.data.sources import open_sources
 
@@ -69,19 +67,15 @@ def test_cut_prefers_blank_lines_then_lines_then_spaces():
 )
 @settings(max_examples=200)
 def test_decode_equals_decoding_whole(text, block):
-    with mock.patch.object(plain_text, "_BLOCK", block):
-        pieces = "".join(decode(io.BytesIO(text.encode()), "x"))
+    pieces = "".join(decode(io.BytesIO(text.encode()), "x", block))
     assert pieces == text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 @given(before=st.text(alphabet="aé€𝄞", max_size=30), block=st.integers(1, 9), bad=st.sampled_from([b"\xff", b"\0"]))
 def test_decode_names_the_first_byte_that_is_not_text(before, block, bad):
     data = before.encode() + bad + b"after" * 3
-    with (
-        mock.patch.object(plain_text, "_BLOCK", block),
-        pytest.raises(DataError, match=rf"byte {len(before.encode())} "),
-    ):
-        list(decode(io.BytesIO(data), "x"))
+    with pytest.raises(DataError, match=rf"byte {len(before.encode())} "):
+        list(decode(io.BytesIO(data), "x", block))
 
 
 def test_decode_refuses_a_character_that_breaks_off():

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from tiewise.core.errors import DataError
 from tiewise.core.progress import doing, heard
 from tiewise.data.prepared import token_type
-from tiewise.data.token_file import Encoder, write_tokens
-from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.tokenizer import StreamEncoder, make_tokenizer, write_tokens
 
 TEXTS = ["the cat sat on the mat. " * 30, "the dog ate the cat's hat. " * 30, "naïve café — 日本語 " * 10]
 
@@ -38,7 +37,7 @@ def byte_tokenizer():
 
 @given(st.text(max_size=80))
 def test_byte_tokens_are_the_bytes(byte_tokenizer, text):
-    ids = Encoder(byte_tokenizer, np.dtype("<u2")).encode([(text, True)])
+    ids = StreamEncoder(byte_tokenizer, np.dtype("<u2")).encode([(text, True)])
     assert ids.tolist() == [*text.encode("utf-8"), 256]
     assert byte_tokenizer.decode(ids[:-1].tolist()) == text
 
@@ -50,10 +49,10 @@ def test_byte_vocabulary(byte_tokenizer):
 
 
 def test_end_markers_in_a_text_stay_text(byte_tokenizer):
-    ids = Encoder(byte_tokenizer, np.dtype("<u2")).encode([("a<eos>b", True), ("c", True)])
+    ids = StreamEncoder(byte_tokenizer, np.dtype("<u2")).encode([("a<eos>b", True), ("c", True)])
     assert ids.tolist() == [*b"a<eos>b", 256, *b"c", 256]
     trained = make_tokenizer("bpe:290", train_texts)
-    ids = Encoder(trained, np.dtype("<u2")).encode([("a<eos>b", True)])
+    ids = StreamEncoder(trained, np.dtype("<u2")).encode([("a<eos>b", True)])
     assert (ids == trained.eos_token_id).sum() == 1
 
 
@@ -126,7 +125,11 @@ def test_nothing_is_truncated_padded_or_added(tmp_path):
     engine.enable_padding(length=16)
     engine.save(str(tmp_path / "t.json"))
     tokenizer = make_tokenizer(str(tmp_path / "t.json"), never)
-    assert Encoder(tokenizer, np.dtype("<u2")).encode([("a " * 9, True), ("a", True)]).tolist() == [1] * 9 + [2, 1, 2]
+    assert StreamEncoder(tokenizer, np.dtype("<u2")).encode([("a " * 9, True), ("a", True)]).tolist() == [1] * 9 + [
+        2,
+        1,
+        2,
+    ]
 
 
 def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer):
@@ -135,7 +138,7 @@ def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer)
     done = []
     whole = [(part, True) for part in text]
     with heard(lambda *told: done.append(told[1])), doing("tokens", 1):
-        count = write_tokens(tmp_path / "t.bin", whole, Encoder(byte_tokenizer, np.dtype("<u2")))
+        count = write_tokens(tmp_path / "t.bin", whole, StreamEncoder(byte_tokenizer, np.dtype("<u2")))
     tokens = np.fromfile(tmp_path / "t.bin", "<u2")
     expected = [token for part in text for token in (*part.encode(), 256)]
     assert count == len(tokens)

@@ -6,8 +6,7 @@ from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
 from tiewise.data.prepared import load_prepared
-from tiewise.data.word_files import word_files
-from tiewise.data.words import lines, prepare_words, unknown_share
+from tiewise.data.words import lines, prepare_words, unknown_share, word_files
 
 TRAIN = " the cat sat \n\n the <unk> sat on the mat \n"
 VALID = "the dog sat\n"

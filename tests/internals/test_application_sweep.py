@@ -19,7 +19,8 @@ from tiewise.data.windows import windows
 from tiewise.internals.application_sweep import application_sweep, questions
 from tiewise.internals.loaded import Opened
 from tiewise.internals.text_loss import HIDDEN, NEXT
-from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
+from tiewise.models.albert import OpenAlbertForPreTraining
+from tiewise.models.albert_layers import OpenAlbertConfig
 from tiewise.sharing.share import share_layers
 
 TRAINED = 3

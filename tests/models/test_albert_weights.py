@@ -6,8 +6,7 @@ import transformers
 from albert_tools import TINY, batch
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
-from tiewise.models.albert_weights import from_hugging_face, to_hugging_face
+from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining, from_hugging_face, to_hugging_face
 
 KINDS = (transformers.AlbertForPreTraining, transformers.AlbertModel, transformers.AlbertForSequenceClassification)
 GROUPS = ({}, {"num_hidden_groups": 2}, {"num_hidden_groups": 4}, {"num_hidden_groups": 6}, {"inner_group_num": 2})

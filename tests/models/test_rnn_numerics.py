@@ -5,7 +5,7 @@ import torch
 from rnn_tools import random_state, tiny, torch_modules, words
 from torch import nn
 
-from tiewise.models.cells import CELLS, Weights, fused, stepped
+from tiewise.models.recurrent import CELLS, Weights, run_fused, run_stepped
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 KINDS = [(cell, bias) for cell in CELLS for bias in ("one", "two") if (cell, bias) != ("gru", "one")]
@@ -107,7 +107,7 @@ def drawn(cell, bias="two", inner=True, width_from=3, width=4, rows=2, length=5)
 def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
     x, state, weights, mask = drawn(cell, bias)
     assert 0 < mask.count_nonzero() < mask.numel()
-    found, after = stepped(CELLS[cell], x, state, weights, mask)
+    found, after = run_stepped(CELLS[cell], x, state, weights, mask)
     wanted, behind = by_hand(cell, x, state, weights, mask)
     torch.testing.assert_close(found, wanted, **EXACT)
     torch.testing.assert_close(after, behind, **EXACT)
@@ -127,7 +127,7 @@ def test_in_bfloat16_gradients_are_as_near_as_those_of_the_cell_written_by_hand(
 
     exact = gradients(by_hand("lstm", *given)[0])
     with torch.autocast("cpu", torch.bfloat16):
-        found, plain = stepped(CELLS["lstm"], *given)[0], by_hand("lstm", *given)[0]
+        found, plain = run_stepped(CELLS["lstm"], *given)[0], by_hand("lstm", *given)[0]
     for mine, theirs, wanted in zip(gradients(found), gradients(plain), exact, strict=True):
         assert mine.dtype == torch.float32
         assert (mine - wanted).norm() <= 1.5 * (theirs - wanted).norm()
@@ -138,9 +138,9 @@ def test_without_an_input_matrix_the_word_itself_is_added(cell):
     x, state, weights, mask = drawn(cell, inner=False)
     for kept in (mask, torch.ones_like(mask)):
         wanted, behind = by_hand(cell, x, state, weights, kept)
-        found, after = stepped(CELLS[cell], x, state, weights, kept)
+        found, after = run_stepped(CELLS[cell], x, state, weights, kept)
         torch.testing.assert_close(found, wanted, **EXACT)
-    once, last = fused(CELLS[cell], x, [state], [weights], 0.0)
+    once, last = run_fused(CELLS[cell], x, [state], [weights], 0.0)
     torch.testing.assert_close(once, wanted, **EXACT)
     torch.testing.assert_close(last[0], behind, **EXACT)
     torch.testing.assert_close(after, behind, **EXACT)
@@ -153,7 +153,7 @@ def test_gradients_of_steps_under_a_mask(cell):
 
     def run(x, *others):
         state, matrices = others[: CELLS[cell].states], others[CELLS[cell].states :]
-        hidden, after = stepped(CELLS[cell], x, state, Weights(*matrices), mask)
+        hidden, after = run_stepped(CELLS[cell], x, state, Weights(*matrices), mask)
         return hidden, *after
 
     assert torch.autograd.gradcheck(run, tensors)

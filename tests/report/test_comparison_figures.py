@@ -12,7 +12,7 @@ from tests.report.comparison_sample import ARMS, sample_comparison
 from tiewise.core.numerals import signed
 from tiewise.planning.plan import plan
 from tiewise.report import comparison_figures as figures
-from tiewise.report import plan_figures, theme
+from tiewise.report import plan_page, theme
 from tiewise.report.comparison_figures import AHEAD, COSINE, HELD_OUT, OUTPUT_SHARE, TRAINING, line_panel
 from tiewise.training.results import CurvePoint
 
@@ -175,7 +175,7 @@ def test_a_boundary_has_one_colour_in_every_figure():
         others = [c for name, c in zip(names, found, strict=True) if "tied" not in name]
         assert not {blue, orange} & set(others)
     assert len(set(theme.places(["tied", *(f"tied+share={n}" for n in range(40))]))) == 41
-    of_plan = by_arm(plan_figures.tables_figure(plan("gpt2", ("tied", "untied"))))
+    of_plan = by_arm(next(iter(plan_page._growing(plan("gpt2")))).figure)
     assert {name: of_plan[name].line.color for name in ("tied", "untied")} == {"tied": blue, "untied": orange}
     of_comparison = by_arm(line_panel(sample_comparison(), HELD_OUT).figure)
     assert {name: of_comparison[name].line.color for name in ("tied", "untied")} == {"tied": blue, "untied": orange}

@@ -1,4 +1,4 @@
-"""A plan's rows, figures and page: the numbers are the plan's, every figure is named, nothing comes from outside."""
+"""A plan's figures and page: the numbers are the plan's, every figure is named, nothing comes from outside."""
 
 import json
 import math
@@ -8,13 +8,12 @@ import pytest
 from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError
-from tiewise.planning.memory import Tokens
+from tiewise.planning.architecture import COMPONENTS
+from tiewise.planning.costs import Tokens, World
 from tiewise.planning.plan import Setting, plan
-from tiewise.planning.read_config import Sizes
-from tiewise.planning.world import World
-from tiewise.report import plan_figures as figures
+from tiewise.planning.plan_rows import rows
+from tiewise.report import plan_page
 from tiewise.report.plan_page import render, write_plan
-from tiewise.report.plan_rows import columns, near, operations, remarks, rows, scale, subject, thresholds
 
 COMMAND = "tiewise plan --like gpt2"
 
@@ -29,105 +28,31 @@ def page(made):
     return Page(render(made, COMMAND))
 
 
-def test_every_row_has_a_cell_for_every_choice(made):
-    assert len(columns(made)) == 6
-    assert {len(row.cells) for row in rows(made)} == {0, 6}
-    names = [row.name for row in rows(made) if not row.cells]
-    assert names[0] == "parameters"
-    assert names[-3:] == ["data parallel, 1 of 8", "fsdp, 1 of 8", "vocabulary parallel, tp 4"]
-
-
-def test_components_sum_to_the_total(made):
-    shown = rows(made)
-    first = next(i for i, row in enumerate(shown) if row.name == "total")
-    numbers = [[int(c.replace(",", "").replace("–", "0")) for c in row.cells] for row in shown[1 : first + 1]]
-    assert [sum(column) for column in zip(*numbers[:-1], strict=True)] == numbers[-1]
-    assert numbers[-1] == [choice.budget.total for choice in made.choices]
-
-
-def test_a_single_rank_has_no_picture_of_ranks():
-    assert not any("of 1" in row.name or "parallel" in row.name for row in rows(plan("gpt2")))
-
-
-def test_one_sharing_is_not_repeated_in_every_column():
-    assert columns(plan("gpt2")) == ["tied", "untied"]
-    assert columns(plan("gpt2", share=("none", "all")))[1] == "tied\nshare all"
-
-
-def test_what_is_not_known_is_said():
-    assert subject(plan("opt-350m")) == "opt-350m: V 50,272, D 1,024, tables of width 512, L 24; as it is tied"
-    assert "sharing all" in subject(plan("albert-base-v2"))
-    assert any("matrices alone are counted" in line for line in remarks(plan(Sizes(1000, 64, 2))))
-    assert any("about 31 billion parameters by its name" in line for line in remarks(plan("gemma-4-31b")))
-    assert any("nobody was seen to say whether" in line for line in remarks(plan("starcoder2-15b")))
-    assert not any("catalogue" in line or "nobody" in line for line in remarks(plan("gpt2")))
-    other = replace(plan(Sizes(1000, 64, 2)), name="gpt2")
-    assert any(
-        "gpt2 has 124,439,808 parameters by the catalogue; 162,304 are counted here" in r for r in remarks(other)
-    )
-
-
-def test_a_schedule_is_counted_as_it_starts():
-    (tied,) = plan("gpt2", ["tied+untie_at=400"]).choices
-    assert tied.budget.total == 124_439_808
-    assert any("counted as it starts" in line for line in remarks(plan("gpt2", ["tied+untie_at=400"])))
-    assert not any("as it starts" in line for line in remarks(plan("gpt2")))
-
-
-def test_thresholds_come_with_what_they_stand_on():
-    made = plan(Sizes(32_000, 1024, 12))
-    assert scale(made).startswith("V/d = 31.25, c = B/d² = 144 ")
-    found = {name: value for name, value, _ in thresholds(made)}
-    assert found["V/d above which tying saves more than 30 %"] == "108"
-    assert found["share of the untied model that tying saves"] == "0.1513"
-
-
-def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
-    made = plan({"model_type": "bert", "architectures": ["BertModel"]})
-    assert subject(made).endswith("as it is one table and no head")
-    assert {choice.saved for choice in made.choices} == {0}
-    assert made.record()["model"]["boundary"] is None
-    assert scale(made).startswith("V/d = 39.74, c = B/d² = ")
-    said = [*remarks(made), *(name for name, _, _ in thresholds(made))]
-    assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []
-
-
-def test_neighbours_leave_the_model_out(made):
-    assert "gpt2" not in {model.name for model in near(made)}
-
-
-@pytest.mark.parametrize(("value", "text"), [(15.5e9, "15.5 GFLOP"), (999.6e3, "1 MFLOP"), (3e15, "3 PFLOP")])
-def test_operations_in_words(value, text):
-    assert operations(value) == text
-
-
 def test_shares_are_of_the_whole(made):
-    for parts in figures.shares(made).values():
+    for parts in plan_page.shares(made.record()).values():
         assert sum(parts.values()) == pytest.approx(1)
-    tied = figures.shares(made)["tied, share none"]
+    tied = plan_page.shares(made.record())["tied, share none"]
     assert tied["input table"] == pytest.approx(38_597_376 / 124_439_808)
 
 
 def test_every_component_belongs_to_one_group():
-    from tiewise.planning.parts import COMPONENTS
-
-    held = [part for group in figures.GROUPS.values() for part in group]
+    held = [part for group in plan_page.GROUPS.values() for part in group]
     assert sorted(held) == sorted(COMPONENTS)
 
 
 def test_growth_and_tables_are_the_textbook_formulas(made):
     vocab, layers = 50_257, 12
-    for d, total in figures.growth(made)["tied, share none"].items():
+    for d, total in plan_page.growth(made)["tied, share none"].items():
         assert total == vocab * d + 12 * layers * d * d
-    for d, total in figures.growth(made)["factored:128, share all"].items() if 128 in figures.WIDTHS else ():
+    for d, total in plan_page.growth(made)["factored:128, share all"].items():
         assert total == 128 * vocab + 2 * 128 * d + 12 * d * d
-    tables = figures.tables_by_width(made)
+    tables = plan_page.tables_by_width(made)
     assert tables["untied"][1024] == 2 * tables["tied"][1024] == 2 * vocab * 1024
     assert tables["factored:128"][1024] == 128 * vocab + 2 * 128 * 1024
 
 
 def test_presets_are_the_published_sizes():
-    found = {name: sum(parts.values()) for name, parts in figures.presets().items()}
+    found = {name: sum(parts.values()) for name, parts in plan_page.presets().items()}
     assert found["BERT-base"] == 109_482_240
     assert found["BERT-large"] == 335_141_888
     assert found["ALBERT-base"] == 11_683_584
@@ -137,7 +62,7 @@ def test_presets_are_the_published_sizes():
 
 
 def test_memory_is_that_of_the_rows(made):
-    tied = figures.memory(made)["tied, share none"]
+    tied = plan_page.memory(made.record())["tied, share none"]
     assert tied["weights"] + tied["gradients"] + tied["optimizer state"] == 16 * 124_439_808
     assert tied["activations (estimate)"] == made.activations.kept
 
@@ -145,7 +70,7 @@ def test_memory_is_that_of_the_rows(made):
 def test_a_model_whose_layers_are_not_told_apart_has_no_sharing_figure():
     made = plan("gpt2")
     bare = replace(made, architecture=replace(made.architecture, stacks=()))
-    assert figures.sharing(bare) == {}
+    assert plan_page.sharing(bare) == {}
 
 
 def test_every_figure_is_named_and_has_its_numbers(page):
@@ -160,26 +85,29 @@ def test_every_figure_is_named_and_has_its_numbers(page):
             assert all(math.isfinite(v) for v in trace["x"] if not isinstance(v, str))
 
 
-def test_published_encoders_stand_beside_encoders_only():
-    assert "Quality and parameters in the ALBERT paper" not in render(plan("llama-3-8b"), COMMAND)
+def test_published_encoders_stand_beside_plans_of_them_only():
     assert "Quality and parameters in the ALBERT paper" in render(plan("albert-base-v2"), COMMAND)
+    other_size = {"model_type": "albert", "hidden_size": 128, "num_attention_heads": 2, "intermediate_size": 512}
+    for model in ("llama-3-8b", other_size):
+        assert "Quality and parameters in the ALBERT paper" not in render(plan(model), COMMAND)
 
 
 def test_headings_of_rows_are_no_rows_of_values(page, made):
     heads = [a for a in page.all("th") if a.get("scope") == "colgroup"]
-    assert len(heads) == sum(not row.cells for row in rows(made)) > 3
+    assert len(heads) == sum(len(row) == 1 for row in rows(made.record())) > 3
     assert {int(a["colspan"]) for a in heads} == {1 + len(made.choices)}
 
 
 def test_billions_are_b():
-    figure = figures.sharing_figure(plan("llama-3-8b"))
+    made = plan("llama-3-8b")
+    figure = next(panel for panel in plan_page._own(made, made.record()) if "sharing" in panel.title).figure
     assert (figure.layout.xaxis.exponentformat, figure.layout.xaxis.tickformat) == ("B", None)
 
 
 def test_the_page_says_what_the_terminal_says(page, made):
     for text in ("124,439,808", "38,597,376", "What each choice costs", "Thresholds", "roberta-base", COMMAND):
         assert text in page.words
-    for remark in remarks(made):
+    for remark in made.record()["notes"]:
         assert remark in page.words
 
 

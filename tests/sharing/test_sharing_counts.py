@@ -7,10 +7,10 @@ from tests.boundary.tiny_models import FAMILIES, V
 
 from tiewise.core.errors import SpecError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.planning.budget import budget, native
+from tiewise.planning.budget import budget
 from tiewise.planning.read_config import read
+from tiewise.sharing.layout import find_stacks
 from tiewise.sharing.share import share_layers
-from tiewise.sharing.sublayers import find_stacks
 
 _LLAMA = {
     "vocab_size": V,
@@ -90,7 +90,7 @@ def build(name):
 def predicted(model, text):
     architecture = read(model.config.to_dict() | {"architectures": [type(model).__name__]})
     assert not architecture.estimated
-    return budget(architecture, native(architecture), SharingSpec.parse(text)).total
+    return budget(architecture, architecture.boundary, SharingSpec.parse(text)).total
 
 
 QUICK = {"bert", "falcon_new", "gemma2", "gpt2", "gpt_neox", "modernbert", "phi", "t5"}

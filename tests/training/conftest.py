@@ -3,8 +3,8 @@ import random
 
 import pytest
 
-from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
+from tiewise.data.frequency import token_counts
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Shown
 from tiewise.training.start import start

@@ -13,9 +13,9 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
 from tiewise.core.errors import Interrupted, TiewiseError
-from tiewise.data.blocks import token_counts
 from tiewise.data.corpus import prepare
-from tiewise.data.pretraining import MARKS, mark
+from tiewise.data.frequency import token_counts
+from tiewise.data.training_rows import MARKS, mark
 from tiewise.training import run
 from tiewise.training.albert import assemble, measure
 from tiewise.training.albert import trainer as pretraining

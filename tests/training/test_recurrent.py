@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from tiewise.core.errors import DataError, Interrupted, RunError, TiewiseError
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.blocks import token_counts
+from tiewise.data.frequency import token_counts
 from tiewise.data.words import prepare_words
 from tiewise.training import run
 from tiewise.training.callbacks import Clock

@@ -12,11 +12,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tiewise.boundary.boundary import sound_std
 from tiewise.core.errors import Interrupted
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.blocks import Blocks
+from tiewise.data.training_rows import Blocks
 from tiewise.training import run
 from tiewise.training.evaluate import measure
+from tiewise.training.job import Job
 from tiewise.training.model import build
-from tiewise.training.run import Job, finished, train
+from tiewise.training.run import finished, train
 
 
 def job(settings, folder, arm="tied", **changes):

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from transformers import TrainerCallback, TrainingArguments
 
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.blocks import Blocks
+from tiewise.data.training_rows import Blocks
 from tiewise.training.model import build
 from tiewise.training.trainer import TiewiseTrainer
 

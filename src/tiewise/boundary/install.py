@@ -175,7 +175,7 @@ class Installed:
             journal.set(link, "spec", replace(link.spec, kind=kind))
             journal.set(link.head, "weight", table_out)
             journal.set(link, "plain", declare_tying(model, link.ends, journal) and link.structure.plain)
-            declare_boundary(model, link, journal, asked=True)
+            declare_boundary(model, link, journal)
             install(model)
         except BaseException:
             journal.undo()
@@ -273,7 +273,8 @@ def _install(
         link.spec = spec or link.spec
         if rows is not None:
             check_rows(link.ends.source.weight, rows, link.spec)
-        declare_boundary(model, link, journal, asked=spec is not None)
+        if spec is not None:
+            declare_boundary(model, link, journal)
         return _checked(model, link, batch)
     except BaseException:
         journal.undo()

@@ -97,9 +97,6 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
 
     Nothing is run: a model class that is being loaded (`loading`, from a config that was saved with this spec) attaches
     too, on the meta device. What `install` verifies afterwards.
-
-    Raises:
-        InstallError, SpecError: with the reason; the caller undoes the journal.
     """
     ends = locate(model)
     hidden_width = ends.head.weight.shape[1]

@@ -48,11 +48,7 @@ class ModelEnds:
 
 
 def locate(model: nn.Module) -> ModelEnds:
-    """Find the ends of a Hugging Face model.
-
-    Raises:
-        InstallError: the model has no input table or no token head, or one that cannot be trained as a matrix [V, E].
-    """
+    """Find the ends of a Hugging Face model."""
     kind = type(model).__name__
     table = _ask(model, "get_input_embeddings")
     if table is None:

@@ -19,11 +19,7 @@ from tiewise.core.spec import BoundarySpec
 
 
 def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:
-    """(in_map, out_map) of `spec` in a model of width `d`, initialised; None where the spec has the identity.
-
-    Raises:
-        SpecError: where the widths do not allow the spec (see `BoundarySpec.maps`).
-    """
+    """(in_map, out_map) of `spec` in a model of width `d`, initialised; None where the spec has the identity."""
     if spec.kind == "residual":
         assert spec.rank is not None
         return None, LowRankCorrection(d, spec.rank, spec.strength)

@@ -16,21 +16,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import transformers
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModel,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
-    AutoModelForMaskedLM,
-    AutoModelForMultipleChoice,
-    AutoModelForPreTraining,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -44,17 +32,12 @@ from tiewise.core.spec import MODEL_TYPE, BoundarySpec
 PREFIX = "Tiewise"
 ENTRY = "tiewise_boundary"
 BASE = "base_model_type"
+_TOKENS = ("CausalLM", "MaskedLM", "Seq2SeqLM", "PreTraining", "ImageTextToText")
+_LABELS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+# auto classes that load models of tokens
 AUTO: tuple[Any, ...] = (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    AutoModelForSeq2SeqLM,
-    AutoModelForPreTraining,
-    AutoModelForImageTextToText,
-    AutoModel,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    AutoModelForQuestionAnswering,
-    AutoModelForMultipleChoice,
+    transformers.AutoModel,
+    *(getattr(transformers, f"AutoModelFor{task}") for task in (*_TOKENS, *_LABELS)),
 )
 
 
@@ -65,11 +48,7 @@ class TiewiseConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Build the family's config.
-
-        Raises:
-            InstallError: the checkpoint names no family that transformers knows.
-        """
+        """Build the family's config."""
         base = config_dict.get(BASE)
         if base not in CONFIG_MAPPING:
             fix = f"its config.json should say {BASE}: llama, say; is transformers recent enough?"
@@ -77,7 +56,21 @@ class TiewiseConfig(PreTrainedConfig):
         return register_family(CONFIG_MAPPING[base]).from_dict(config_dict, **kwargs)
 
 
-class FamilyModel(Swapped):
+class DepthTying:
+    """Mixin above a model class whose layers may share parameters."""
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
+        own: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
+        return {**own, **depth_keys(self)}
+
+    def _adjust_bias(self, module: Any, table: Any) -> None:
+        """Fit a head's bias to a tied table, as transformers does for whatever is tied; layers have nothing to fit."""
+        if isinstance(module, nn.Linear):
+            super()._adjust_bias(module, table)  # type: ignore[misc]
+
+
+class FamilyModel(DepthTying, Swapped):
     """Mixin above a family's model class: builds what its config names, a boundary and whatever else."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
@@ -102,11 +95,6 @@ class FamilyModel(Swapped):
         """Return the family's own name: the Trainer's label smoother shifts by it."""
         return self.plain_class.__name__
 
-    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return {target: source} of all tied Parameters; what layers share does not depend on the config's flag."""
-        own: dict[str, str] = super().get_expanded_tied_weights_keys(all_submodels)  # type: ignore[misc]
-        return {**own, **depth_keys(self)}
-
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> Any:
         """Resize the tables as the family does, each still in its own module.
 
@@ -129,11 +117,6 @@ class FamilyModel(Swapped):
         if link is not None:  # BART's tables are one from here on, BERT's biases too, whatever the flag said
             declare_tying(self, link.ends, Journal())
         return resized
-
-    def _adjust_bias(self, module: Any, table: Any) -> None:
-        """Fit a head's bias to a tied table, as transformers does for whatever is tied; layers have nothing to fit."""
-        if isinstance(module, nn.Linear):
-            super()._adjust_bias(module, table)  # type: ignore[misc]
 
     @classmethod
     def is_custom_code(cls) -> bool:
@@ -174,10 +157,8 @@ def register_family(plain: Any) -> Any:
     return made
 
 
-def declare_boundary(model: Any, link: Link, journal: Journal, *, asked: bool) -> None:
+def declare_boundary(model: Any, link: Link, journal: Journal) -> None:
     """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
-    if not asked:
-        return
     config = own_config(model, journal)
     journal.set(config, ENTRY, str(link.spec.plainly()))
     if not link.plain:

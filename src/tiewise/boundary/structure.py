@@ -89,12 +89,7 @@ class Structure:
 
 
 def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
-    """Change tables, maps and options in place, remembering everything in `journal`.
-
-    Raises:
-        SpecError: the spec cannot be had here.
-        InstallError: the two ends do not meet: other vocabularies, or other widths and no map between.
-    """
+    """Change tables, maps and options in place, remembering everything in `journal`."""
     head, d_in, d_out = ends.head, ends.source.weight.shape[1], ends.head.weight.shape[1]
     _check_meeting(ends, spec)
     _set_tables(ends, spec, journal)
@@ -209,9 +204,6 @@ def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: boo
     """Set flag and keys to what the tables are; False where the family's own class would not load them so.
 
     `loading`: the model is being built from a config that already says the flag, and may not have tied yet.
-
-    Raises:
-        InstallError: a part of the model would decide over the head's table by itself.
     """
     key = f"{ends.head_name}.weight"
     allowed, own = allowed_keys(model), allowed_keys(model, parts=False)

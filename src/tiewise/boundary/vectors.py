@@ -17,13 +17,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tiewise.boundary.vector_files.read import read_words
+from tiewise.boundary.vector_formats import NAMED, read_words
 from tiewise.core.errors import DataError, SpecError, printable
 from tiewise.core.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
-
-_NAMED = 5  # missing words that are named
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,11 @@ def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Vectors:
     if not path.is_file():
         raise DataError(f"vectors {path}: no such file", "give a GloVe, word2vec, fastText or safetensors file")
     try:
-        if _is_safetensors(path):
+        with path.open("rb") as file:
+            head = file.read(9)
+        # as safetensors begin: the length of a JSON header, and its brace
+        begins = head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
+        if begins or path.suffix == ".safetensors":
             return _safetensors(path, len(tokens))
         changed = path.stat()
         found = _by_word(path.resolve(), path, (changed.st_mtime_ns, changed.st_size), tuple(tokens))
@@ -64,11 +66,7 @@ def row_tokens(tokenizer: Any, rows: int) -> list[str | None]:
 
 
 def check_rows(table: Tensor, rows: Tensor, spec: BoundarySpec) -> None:
-    """Refuse rows that do not fit `table` [V, E].
-
-    Raises:
-        SpecError: rows of another shape; `spec` names whose.
-    """
+    """Refuse rows that do not fit `table` [V, E]."""
     if rows.shape != table.shape:
         fix = f"use factored:{rows.shape[1]} or, beyond the model's width, projected:{rows.shape[1]}"
         raise SpecError(f"{spec}: vectors {tuple(rows.shape)} do not fit the table {tuple(table.shape)}", fix)
@@ -87,15 +85,6 @@ def start_from_rows(table: Tensor, rows: Tensor, freeze: bool, spec: BoundarySpe
     with torch.no_grad():
         table.copy_(torch.where(keeps, table, rows))
     table.requires_grad_(not freeze)
-
-
-def _is_safetensors(path: Path) -> bool:
-    """Whether a file begins as safetensors do, the length of a JSON header and its brace, or is called one."""
-    with path.open("rb") as file:
-        head = file.read(9)
-    return path.suffix == ".safetensors" or (
-        head[8:] == b"{" and int.from_bytes(head[:8], "little") < path.stat().st_size
-    )
 
 
 def _safetensors(path: Path, vocab: int) -> Vectors:
@@ -120,24 +109,24 @@ def _safetensors(path: Path, vocab: int) -> Vectors:
 @lru_cache(maxsize=2)  # a run reads its vectors when it is checked and when each model begins
 def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str | None, ...]) -> Vectors:
     """Read a file that names its words, and say what it lacks; `real` and `changed` tell it from every other."""
-    read = read_words(path, tokens)
-    rows, broken, said = read.rows, read.rows.broken, f"{path} ({read.form})"
-    skipped = f"{broken.count:,} broken {'lines' if read.form.endswith('text') else 'entries'}"
+    rows = read_words(path, tokens)
+    said = f"{path} ({rows.form})"
+    skipped = f"{rows.broken:,} broken {'lines' if rows.form.endswith('text') else 'entries'}"
     if not rows.found:
-        what = f"none of the vocabulary's tokens in it ({read.form}, {skipped})"
+        what = f"none of the vocabulary's tokens in it ({rows.form}, {skipped})"
         raise DataError(f"vectors {path}: {what}", "check that file and tokenizer write words the same way")
-    if read.odd:
-        log.warning(f"{said}: {read.odd}: is the file whole?")
-    if broken.count:
-        log.warning(f"{said}: {skipped} skipped: {_first(broken.first, broken.count)}")
+    if rows.odd:
+        log.warning(f"{said}: {rows.odd}: is the file whole?")
+    if rows.broken:
+        log.warning(f"{said}: {skipped} skipped: {_first(rows.first_broken, rows.broken)}")
     if rows.twice:
         log.warning(f"{said}: a word stands in it again {rows.twice:,} times; its first vector counts")
     missing = [word.decode(errors="replace") for word, row in rows.index.items() if row not in rows.found]
     if missing:
         what = f"{len(missing):,} of {len(rows.index):,} words have no vector and start at random"
         log.warning(f"{said}: {what}: {_first(missing, len(missing))}")
-    return Vectors(torch.from_numpy(rows.values), len(rows.found), broken.count)
+    return Vectors(torch.from_numpy(rows.values), len(rows.found), rows.broken)
 
 
 def _first(items: Sequence[object], count: int) -> str:
-    return ", ".join(printable(str(item)) for item in items[:_NAMED]) + (", …" if count > _NAMED else "")
+    return ", ".join(printable(str(item)) for item in items[:NAMED]) + (", …" if count > NAMED else "")

@@ -97,11 +97,7 @@ def on_meta(model: nn.Module) -> bool:
 
 
 def random_batch(model: Any, link: Link) -> Batch:
-    """Token ids and labels [2, 8], avoiding the special ids, on the model's device.
-
-    Raises:
-        InstallError: the model's forward takes no labels.
-    """
+    """Token ids and labels [2, 8], avoiding the special ids, on the model's device."""
     if "labels" not in inspect.signature(model.forward).parameters:
         fix = "install works on models that compute their loss from labels"
         raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
@@ -162,11 +158,7 @@ def _fixed_randomness() -> Iterator[None]:
 
 
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
-    """Return the reference loss of the batch.
-
-    Raises:
-        InstallError: the model cannot run on the batch, or one of the three questions has the wrong answer.
-    """
+    """Return the reference loss of the batch."""
     kind, dtype = _family(model), link.head.weight.dtype
     with in_own_classes(link):
         reference, reference_logits = _run(model, batch)

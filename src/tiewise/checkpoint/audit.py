@@ -6,7 +6,7 @@ import math
 import os
 import platform
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,17 @@ from tiewise.checkpoint.gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.loaders import Outcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule
-from tiewise.checkpoint.rules import RULES, matching
+from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule, matching, rules
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, Likeness
 from tiewise.core.errors import CheckpointError
+from tiewise.core.late import Late
 from tiewise.core.version import __version__
 
 SCHEMA = 1
+FILE = "file"  # the kind of one `.safetensors`
+_VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
+MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 @dataclass(frozen=True)
@@ -38,41 +41,23 @@ class Part:
 
 @dataclass(frozen=True)
 class Audit:
-    """What is true of one checkpoint.
+    """What is true of one checkpoint. In a notebook it shows what the command prints."""
 
-    Args:
-        path: what was given.
-        kind: "folder", "file" (one `.safetensors`), "adapter" or "gguf".
-        claims: what the config says of tying, level by level; without levels where there is no config.
-        roles: the parts of the boundary that are stored; None for an adapter or a GGUF file.
-        parts: the stored tensors of the boundary, the two ends first.
-        ends: how alike the two tables are; None where they are not both stored, not comparable, or were not read.
-        spare: bytes that a second, equal copy of the table takes.
-        tensors: number of tensors, and
-        nbytes: their bytes.
-        outcomes: what each loader will make of it; empty for an adapter or a GGUF file.
-        findings: the most severe first, then by id.
-        ran: ids of the rules that ran.
-        skipped: id → why a rule did not run.
-        scan: the tables were read, not only headers.
-        deep: every row was read.
-    """
-
-    path: Path
-    kind: str
-    claims: Claims = field(default_factory=lambda: Claims(()))
-    roles: Roles | None = None
-    parts: tuple[Part, ...] = ()
-    ends: Likeness | None = None
-    spare: int = 0
-    tensors: int = 0
-    nbytes: int = 0
-    outcomes: tuple[Outcome, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    ran: tuple[str, ...] = ()
-    skipped: dict[str, str] = field(default_factory=dict)
-    scan: bool = True
-    deep: bool = False
+    path: Path  # what was given
+    kind: str  # "folder", "file" (one `.safetensors`), "adapter" or "gguf"
+    claims: Claims = field(default_factory=lambda: Claims(()))  # of the config; without levels where there is none
+    roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
+    parts: tuple[Part, ...] = ()  # their tensors, the two ends first
+    ends: Likeness | None = None  # how alike the two tables are; None where not both stored, comparable and read
+    spare: int = 0  # bytes that a second, equal copy of the table takes
+    tensors: int = 0  # number of tensors, and
+    nbytes: int = 0  # their bytes
+    outcomes: tuple[Outcome, ...] = ()  # what each loader will make of it; empty for an adapter or a GGUF file
+    findings: tuple[Finding, ...] = ()  # the most severe first, then by id
+    ran: tuple[str, ...] = ()  # ids of the rules that ran
+    skipped: dict[str, str] = field(default_factory=dict)  # id → why a rule did not run
+    scan: bool = True  # the tables were read, not only headers
+    deep: bool = False  # every row was read
 
     @property
     def worst(self) -> str | None:
@@ -92,7 +77,8 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the fields are described in docs/check-schema.md."""
-        roles = self.roles
+        roles, claims, ends = self.roles, self.claims, self.ends
+        levels = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
         return {
             "schema": SCHEMA,
             "versions": {"tiewise": __version__, "python": platform.python_version()},
@@ -103,54 +89,33 @@ class Audit:
             "tensors": self.tensors,
             "bytes": self.nbytes,
             "spare_bytes": self.spare,
-            "claims": _claims_record(self.claims),
+            "claims": {"tied": claims.tied, "known": claims.known, "t5_like": claims.t5_like}
+            | {"fixed": claims.fixed, "levels": levels},
             "found_by": None if roles is None else roles.source,
             "headless": None if roles is None else roles.headless,
             "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
             "scalars": {} if roles is None else {key: _finite(value) for key, value in roles.scalars.items()},
-            "parts": [_part_record(part) for part in self.parts],
-            "ends": None if self.ends is None else _ends_record(self.ends),
+            "parts": [
+                {"role": part.role, "name": part.tensor.name, "file": part.tensor.path.name}
+                | {"dtype": part.tensor.dtype, "shape": list(part.tensor.shape), "bytes": part.tensor.nbytes}
+                for part in self.parts
+            ],
+            "ends": None
+            if ends is None
+            else asdict(ends)
+            | {"first": list(ends.first), "relative": _finite(ends.relative), "largest": _finite(ends.largest)},
             "loaders": [asdict(outcome) for outcome in self.outcomes],
             "worst": self.worst,
             "findings": [asdict(finding) for finding in self.findings],
             "rules": {"ran": list(self.ran), "skipped": dict(self.skipped)},
         }
 
-
-def _claims_record(claims: Claims) -> dict[str, Any]:
-    levels = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
-    return {
-        "tied": claims.tied,
-        "known": claims.known,
-        "t5_like": claims.t5_like,
-        "fixed": claims.fixed,
-        "levels": levels,
-    }
-
-
-def _part_record(part: Part) -> dict[str, Any]:
-    tensor = part.tensor
-    return {
-        "role": part.role,
-        "name": tensor.name,
-        "file": tensor.path.name,
-        "dtype": tensor.dtype,
-        "shape": list(tensor.shape),
-        "bytes": tensor.nbytes,
-    }
-
-
-def _ends_record(ends: Likeness) -> dict[str, Any]:
-    numbers = {"relative": _finite(ends.relative), "largest": _finite(ends.largest)}
-    return asdict(ends) | {"first": list(ends.first)} | numbers
+    def _repr_html_(self) -> str:
+        return str(_VIEW.audit_html(self))
 
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-FILE = "file"
-MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
 def check(
@@ -177,55 +142,43 @@ def check(
     Raises:
         CheckpointError: nothing at `path` can be read, an id is unknown, or the arguments contradict each other.
     """
-    path = Path(path)
+    path, select = Path(path), tuple(select)
     if deep and not scan:
         raise CheckpointError("a deep check reads every row", "leave out one of the two: headers only, or deep")
-    rules = _Choice(tuple(select), tuple(ignore), scan, deep)
-    if path.suffix == ".gguf":
-        _refuse(base, "base", "an adapter's folder")
-        return _gguf(path, beside, rules)
-    _refuse(beside, "beside", "a GGUF file")
-    folder = open_folder(path)
-    if folder.is_adapter:
-        return _adapter(path, folder, base, rules)
-    _refuse(base, "base", "an adapter's folder")
-    return _checkpoint(path, folder, rules)
+    catalogue = rules()
+    chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
+    folder = None if path.suffix == ".gguf" else open_folder(path)
+    given = {"base": (base, "an adapter's folder", folder is not None and folder.is_adapter)}
+    given["beside"] = (beside, "a GGUF file", folder is None)
+    for name, (value, what, fits) in given.items():
+        if value is not None and not fits:
+            raise CheckpointError(f"{name} is given, and this is not {what}", f"leave {name} out")
+    facts: Facts | AdapterFacts | GgufFacts
+    if folder is None:
+        kind, (facts, audit) = GGUF, _gguf(path, beside, scan)
+    elif folder.is_adapter:
+        kind, (facts, audit) = ADAPTER, _adapter(path, folder, base, scan)
+    else:
+        kind, (facts, audit) = FOLDER, _checkpoint(path, folder, scan)
 
-
-class _Choice:
-    """Which rules run, and why the others do not."""
-
-    def __init__(self, select: Sequence[str], ignore: Sequence[str], scan: bool, deep: bool) -> None:
-        self.selected = matching(select) if select else frozenset(rule.id for rule in RULES)
-        self.ignored = matching(ignore)
-        self.scan = scan
-        self.deep = deep
-
-    def obstacle(self, rule: Rule, kind: str) -> str | None:
-        """Return why a rule does not run on this kind of checkpoint; None where it runs."""
-        if rule.id in self.ignored:
+    def obstacle(rule: Rule) -> str | None:
+        """Why a rule does not run; None where it does."""
+        if rule.id in ignored:
             return "ignored"
-        if rule.id not in self.selected:
+        if rule.id not in chosen:
             return "not selected"
         if rule.kind not in (kind, ANY):
             return {FOLDER: "for whole checkpoints", ADAPTER: "for adapters", GGUF: "for GGUF files"}[rule.kind]
-        if rule.scans and not self.scan:
+        if rule.scans and not scan:
             return "compares the two tables, and only headers were read"
-        return "reads every row, and was not asked to" if rule.deep and not self.deep else None
+        return "reads every row, and was not asked to" if rule.deep and not deep else None
 
-    def run(self, kind: str, facts: Any, audit: Audit) -> Audit:
-        """Return the audit with the findings of the rules for `kind`."""
-        found: list[Finding] = []
-        ran, skipped = [], {}
-        for rule in RULES:
-            why = self.obstacle(rule, kind)
-            if why is None:
-                ran.append(rule.id)
-                found += _counted(rule.check(facts))
-            else:
-                skipped[rule.id] = why
-        found.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), finding.rule))
-        return replace(audit, findings=tuple(found), ran=tuple(ran), skipped=skipped, scan=self.scan, deep=self.deep)
+    obstacles = {name: obstacle(rule) for name, rule in catalogue.items()}
+    ran = tuple(name for name, why in obstacles.items() if why is None)
+    found = [finding for name in ran for finding in _counted(catalogue[name].check(facts))]
+    found.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), finding.rule))
+    skipped = {name: why for name, why in obstacles.items() if why is not None}
+    return replace(audit, findings=tuple(found), ran=ran, skipped=skipped, scan=scan, deep=deep)
 
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
@@ -247,60 +200,42 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
             yield replace(finding, evidence=what, count=left)
 
 
-def _checkpoint(path: Path, folder: Folder, rules: _Choice) -> Audit:
+def _checkpoint(path: Path, folder: Folder, scan: bool) -> tuple[Facts, Audit]:
     if not folder.tensors and not folder.faults and not folder.pickles:
         fix = "give a checkpoint folder, or one .safetensors or .gguf file"
         raise CheckpointError(f"{path}: no file of tensors in it", fix)
-    facts = Facts(folder, rules.scan)
-    head = facts.roles.output
+    facts = Facts(folder, scan)
+    roles, ends = facts.roles, facts.ends
+    outputs = () if roles.output is None else (roles.output,)
+    groups = {"input": roles.inputs, "output": outputs, "bias": roles.biases}
+    groups |= {"position": roles.positions, "map": roles.maps}
     audit = Audit(
         path,
         FILE if folder.single else FOLDER,
         facts.claims,
-        facts.roles,
-        _parts(facts.roles),
-        facts.ends,
-        head.nbytes if head is not None and facts.ends is not None and facts.ends.kind == IDENTICAL else 0,
-        len(folder.tensors),
-        sum(tensor.nbytes for tensor in folder.tensors.values()),
-        predict(facts),
+        roles,
+        tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
+        ends,
+        spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
+        tensors=len(folder.tensors),
+        nbytes=sum(tensor.nbytes for tensor in folder.tensors.values()),
+        outcomes=predict(facts),
     )
-    return rules.run(FOLDER, facts, audit)
+    return facts, audit
 
 
-def _parts(roles: Roles) -> tuple[Part, ...]:
-    groups = {
-        "input": roles.inputs,
-        "output": () if roles.output is None else (roles.output,),
-        "bias": roles.biases,
-        "position": roles.positions,
-        "map": roles.maps,
-    }
-    return tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors)
-
-
-def _adapter(path: Path, folder: Folder, base: str | os.PathLike[str] | None, rules: _Choice) -> Audit:
+def _adapter(path: Path, folder: Folder, base: str | os.PathLike[str] | None, scan: bool) -> tuple[AdapterFacts, Audit]:
     adapter = open_adapter(folder)
-    facts = AdapterFacts(adapter, _facts(base, rules), rules.scan)
+    facts = AdapterFacts(adapter, None if base is None else Facts(open_folder(base), scan), scan)
     nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
-    return rules.run(ADAPTER, facts, Audit(path, ADAPTER, tensors=len(adapter.tensors), nbytes=nbytes))
+    return facts, Audit(path, ADAPTER, tensors=len(adapter.tensors), nbytes=nbytes)
 
 
-def _gguf(path: Path, beside: str | os.PathLike[str] | None, rules: _Choice) -> Audit:
+def _gguf(path: Path, beside: str | os.PathLike[str] | None, scan: bool) -> tuple[GgufFacts, Audit]:
     gguf = open_gguf(path)
-    facts = GgufFacts(gguf, _facts(beside, rules), rules.scan)
+    facts = GgufFacts(gguf, None if beside is None else Facts(open_folder(beside), scan), scan)
     ends = {"input": gguf.table, "output": gguf.head}
     parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
     spare = gguf.head.nbytes if gguf.head is not None and facts.equal else 0
     nbytes = sum(tensor.nbytes for tensor in gguf.tensors.values())
-    audit = Audit(path, GGUF, parts=parts, spare=spare, tensors=len(gguf.tensors), nbytes=nbytes)
-    return rules.run(GGUF, facts, audit)
-
-
-def _facts(path: str | os.PathLike[str] | None, rules: _Choice) -> Facts | None:
-    return None if path is None else Facts(open_folder(path), rules.scan)
-
-
-def _refuse(given: object, name: str, what: str) -> None:
-    if given is not None:
-        raise CheckpointError(f"{name} is given, and this is not {what}", f"leave {name} out")
+    return facts, Audit(path, GGUF, parts=parts, spare=spare, tensors=len(gguf.tensors), nbytes=nbytes)

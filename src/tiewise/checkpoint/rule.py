@@ -1,16 +1,32 @@
-"""A rule: one thing that can be wrong with a checkpoint, what it finds, and the words that findings share."""
+"""A rule: one thing that can be wrong with a checkpoint, what it finds, and the words that findings share.
+
+    @rule("B042", INFO, "the number of rows divides by 64")
+    def not_divisible(facts):
+        '''What goes wrong, and in which tools.
+        What to do: what helps.
+        Sources: where it was seen; and where else
+        '''
+        yield "where", "evidence", "repair"        # and, fourth, whether `tiewise repair` does it
+
+A new rule is one function in a file of the folder `rules`: its docstring is what `--explain` prints, and nothing else
+has to name it.
+"""
 
 from __future__ import annotations
 
 import math
+import pkgutil
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from inspect import cleandoc
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, SAME_VALUES, SIGNS, UNRELATED, Likeness
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import CheckpointError
 
 FATAL, ERROR, WARNING, INFO = "fatal", "error", "warning", "info"
 SEVERITIES = (INFO, WARNING, ERROR, FATAL)  # from the least
@@ -19,53 +35,91 @@ FOLDER, ADAPTER, GGUF, ANY = "folder", "adapter", "gguf", "any"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a rule found.
+    """What a rule found."""
 
-    Args:
-        rule: its id, "B012".
-        severity: "fatal" (no loader can be right), "error" (some loader is silently wrong, or fails), "warning" or
-            "info".
-        where: file, tensor or config key.
-        evidence: what was read, with numbers: one or two sentences.
-        repair: the command that repairs it, or what to do by hand.
-        safe: `tiewise repair` applies it: it changes no logit of any loader that was right.
-        count: how many findings this one stands for: after the tenth of a kind, one stands for all others.
-    """
+    rule: str  # its id, "B012"
+    severity: str  # fatal: no loader can be right; error: some loader is silently wrong, or fails; warning; info
+    where: str  # file, tensor or config key
+    evidence: str  # what was read, with numbers: one or two sentences
+    repair: str  # the command that repairs it, or what to do by hand
+    safe: bool = False  # `tiewise repair` applies it: it changes no logit of any loader that was right
+    count: int = 1  # of findings that this one stands for: after the tenth of a kind, one stands for all others
 
-    rule: str
-    severity: str
+
+class Said(NamedTuple):
+    """What a rule yields; plain tuples of the first three or four will do."""
+
     where: str
     evidence: str
     repair: str
     safe: bool = False
-    count: int = 1
+    severity: str | None = None  # where it is not the rule's own
+
+
+Told = Iterator[tuple[Any, ...]]  # each makes a `Said`
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry of the catalogue.
+    """One entry of the catalogue."""
 
-    Args:
-        id: "B001" to "B090".
-        severity: of its findings, unless a finding says otherwise.
-        title: what must hold, in half a line.
-        explain: for `--explain`: what goes wrong where it does not hold, in which tools, and what to do.
-        sources: public threads or documentation that show it.
-        check: yields findings; what it is given depends on `kind`.
-        scans: it reads the two tables, and does not run where only headers may be read.
-        deep: it reads every row of every large tensor, and runs only when asked.
-        kind: what it looks at: "folder" (`Facts`), "adapter" or "gguf" (the facts of those formats), or "any" of them.
+    id: str  # "B001" to "B090"
+    severity: str  # of its findings, unless a finding says otherwise
+    title: str  # what must hold, in half a line
+    explain: str  # what goes wrong where it does not hold, in which tools, and what to do
+    sources: tuple[str, ...]  # public threads or documentation that show it
+    look: Callable[[Any], Told]  # given `Facts`, or the facts of the adapter or GGUF file
+    scans: bool = False  # it reads the two tables, and does not run where only headers may be read
+    deep: bool = False  # it reads every row of every large tensor, and runs only when asked
+    kind: str = FOLDER  # of checkpoint that it looks at
+
+    def check(self, facts: Any) -> Iterator[Finding]:
+        """Yield what it finds."""
+        for said in (Said(*told) for told in self.look(facts)):
+            yield Finding(self.id, said.severity or self.severity, said.where, said.evidence, said.repair, said.safe)
+
+
+_REGISTERED: dict[str, Rule] = {}
+
+
+def rule(
+    id: str, severity: str, title: str, *, scans: bool = False, deep: bool = False, kind: str = FOLDER
+) -> Callable[[Callable[[Any], Told]], Callable[[Any], Told]]:
+    """Register a function over facts as a rule."""
+
+    def registered(look: Callable[[Any], Told]) -> Callable[[Any], Told]:
+        if id in _REGISTERED:
+            raise ValueError(f"{id} is the id of two rules: {_REGISTERED[id].title}; {title}")
+        explain, _, sources = cleandoc(look.__doc__ or "").partition("\nSources: ")
+        named = tuple(" ".join(source.split()) for source in sources.split(";"))
+        _REGISTERED[id] = Rule(id, severity, title, explain, named, look, scans, deep, kind)
+        return look
+
+    return registered
+
+
+def rules() -> dict[str, Rule]:
+    """Every rule of the folder `rules`, by id and in their order."""
+    folder = "tiewise.checkpoint.rules"
+    for file in pkgutil.iter_modules(import_module(folder).__path__):
+        import_module(f"{folder}.{file.name}")
+    return dict(sorted(_REGISTERED.items()))
+
+
+def matching(wanted: Iterable[str]) -> frozenset[str]:
+    """Return the ids that the given ids and prefixes name: "B01" names B010 to B016.
+
+    Raises:
+        CheckpointError: one of them names no rule.
     """
-
-    id: str
-    severity: str
-    title: str
-    explain: str
-    sources: tuple[str, ...]
-    check: Callable[[Any], Iterator[Finding]]
-    scans: bool = False
-    deep: bool = False
-    kind: str = FOLDER
+    known, found = rules(), set[str]()
+    for text in wanted:
+        ids = {name for name in known if text and name.startswith(text.upper())}
+        if not ids:
+            fix = f"rules are {', '.join(known)}; B01 stands for B010 to B016"
+            raise CheckpointError(f"there is no rule {text!r}", fix)
+        found |= ids
+    return frozenset(found)
 
 
 CONFIG_FIX = "edit config.json by hand"
@@ -110,14 +164,12 @@ def difference(alike: Likeness) -> str:
         how = "but for the signs of zeros" if alike.kind == SIGNS else "once both have the narrower type"
         return f"equal in all {alike.rows:,} rows {how}{nan}"
     share = f"{alike.differing:,} of {alike.rows:,} rows differ (first: {numbers(alike.first, alike.differing)})"
-    return f"{share}, {_by(alike)}; {'two tables of their own' if alike.kind == UNRELATED else 'once one table'}"
-
-
-def _by(alike: Likeness) -> str:
-    relative = alike.relative
-    if not math.isfinite(relative):
-        return "from zeros" if math.isfinite(alike.largest) else "some values are NaN or infinite"
-    return f"by {100 * relative:.2g} % of their length" if relative < 1 else f"by {relative:.2g} times their length"
+    by, origin = alike.relative, "two tables of their own" if alike.kind == UNRELATED else "once one table"
+    if not math.isfinite(by):
+        far = "from zeros" if math.isfinite(alike.largest) else "some values are NaN or infinite"
+    else:
+        far = f"by {100 * by:.2g} % of their length" if by < 1 else f"by {by:.2g} times their length"
+    return f"{share}, {far}; {origin}"
 
 
 def flag_at(level: str) -> str:

@@ -66,7 +66,7 @@ def check(
 def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) -> tuple[list[Audit], bool]:
     """Audit and print one after the other; one that cannot be read does not keep the others back."""
     from tiewise.checkpoint.audit import check as audit
-    from tiewise.report.audit import audit_view, print_view
+    from tiewise.checkpoint.audit_view import audit_view
 
     audits, unread = [], False
     for path in paths:
@@ -84,7 +84,7 @@ def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) 
             continue
         audits.append(found)
         if not json_:
-            print_view(audit_view(found))
+            o.print_view(audit_view(found))
     return audits, unread
 
 
@@ -93,14 +93,14 @@ def _ids(text: str | None) -> tuple[str, ...]:
 
 
 def _explain(wanted: str, json_: bool) -> None:
-    from tiewise.checkpoint.rules import RULES, by_id
-    from tiewise.report.audit import print_view, rule_view
+    from tiewise.checkpoint.audit_view import rule_view
+    from tiewise.checkpoint.rule import rules
 
-    if wanted != "all" and wanted.upper() not in by_id:
-        raise CheckpointError(
-            f"there is no rule {wanted!r}", f"rules are {', '.join(by_id)}; `--explain all` lists them"
-        )
-    chosen = RULES if wanted == "all" else (by_id[wanted.upper()],)
+    known = rules()
+    if wanted != "all" and wanted.upper() not in known:
+        fix = f"rules are {', '.join(known)}; `--explain all` lists them"
+        raise CheckpointError(f"there is no rule {wanted!r}", fix)
+    chosen = tuple(known.values()) if wanted == "all" else (known[wanted.upper()],)
     if json_:
         keys = ("id", "severity", "title", "explain", "sources", "deep")
         o.print_json({"rules": [{key: getattr(rule, key) for key in keys} for rule in chosen]})
@@ -108,4 +108,4 @@ def _explain(wanted: str, json_: bool) -> None:
         for rule in chosen:
             typer.echo(f"{rule.id}  {rule.severity:<8} {rule.title}")
     else:
-        print_view(rule_view(chosen[0]))
+        o.print_view(rule_view(chosen[0]))

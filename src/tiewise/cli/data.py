@@ -11,8 +11,8 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
-    from tiewise.data.pretraining import PairRows
-    from tiewise.data.sentences import Sentences
+    from tiewise.data.sentence_pairs import Sentences
+    from tiewise.data.training_rows import PairRows
 
 
 def data(
@@ -45,8 +45,8 @@ def data(
 
     from tiewise.data.corpus import prepare
     from tiewise.data.masking import Masking
-    from tiewise.data.pretraining import Marks, PairRows, mark, split_sentences
-    from tiewise.data.sentence_order import Packing
+    from tiewise.data.sentence_pairs import Packing
+    from tiewise.data.training_rows import Marks, PairRows, mark, split_sentences
 
     masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
     with TemporaryDirectory() as folder:

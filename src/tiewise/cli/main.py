@@ -25,7 +25,7 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
     "Training": {"compare": "compare", "train": "train", "data": "data"},
-    "Planning": {"plan": "plan", "models": "models"},
+    "Planning": {"plan": "plan", "models": "plan"},
     "Looking inside": {"inspect": "inspect"},
     "Checkpoints": {
         "check": "check",

@@ -16,6 +16,8 @@ import typer
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
+
     from tiewise.training.settings import Settings
     from tiewise.training.shown import Shown
 
@@ -199,6 +201,13 @@ def print_json(record: dict[str, Any]) -> None:
     print(json.dumps(record, allow_nan=False))
 
 
+def print_view(view: RenderableType) -> None:
+    """Print, without colouring what only looks like a number or a path."""
+    from rich.console import Console
+
+    Console(highlight=False).print(view)
+
+
 def hush_libraries() -> None:
     """Keep what libraries print out of the command's output; their errors still show."""
     import logging
@@ -223,7 +232,7 @@ def need_torch() -> None:
     Raises:
         RunError: without the extra.
     """
-    need("torch", "transformers", "datasets", "accelerate", "plotly")
+    need("torch", "transformers", "datasets", "accelerate", "plotly", "jinja2")
 
 
 def need(*names: str, extra: str = "torch") -> None:

@@ -1,4 +1,7 @@
-"""`tiewise plan`: what tying, factoring and sharing cost and save, exactly, before anything is trained."""
+"""`tiewise plan`: what tying, factoring and sharing cost and save, exactly, before anything is trained.
+
+`tiewise models`: who has which vocabulary, width and depth, and who ties.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tiewise.cli import options as o
 from tiewise.core.errors import PlanError
 
 if TYPE_CHECKING:
-    from tiewise.planning.plan import Described, Plan
+    from tiewise.planning.plan import Described
 
 SIZES = "From sizes: "
 
@@ -53,10 +56,9 @@ def plan(
     From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and
     nothing built but with --build.
     """
-    from tiewise.planning.memory import Tokens
+    from tiewise.planning.costs import Tokens, World
     from tiewise.planning.plan import Setting
     from tiewise.planning.plan import plan as make
-    from tiewise.planning.world import World
 
     sizes: dict[str, int | None] = {
         "vocab": vocab,
@@ -77,8 +79,21 @@ def plan(
         Setting(Tokens(batch, length), dtype, World(world, tp), init),
     )
     if plot is not None:
-        _draw(made, plot, quiet)
-    _show(made, json_)
+        o.need("plotly", "jinja2", extra="plots")
+        from tiewise.report.plan_page import write_plan
+
+        page = write_plan(made, plot, o.command_line())
+        if not quiet:
+            o.tell(f"page: {page}")
+    if json_:
+        o.print_json(made.record())
+        return
+    from rich.console import Console
+
+    from tiewise.report.plan_view import plan_view
+
+    console = Console()
+    console.print(plan_view(made.record(), console.width))
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
@@ -118,30 +133,35 @@ def _built(model: Described) -> Described:
         raise PlanError(
             "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"
         )
-    from tiewise.planning.meta import architecture_on_meta
+    from tiewise.planning.read_config import count_on_meta
 
-    return architecture_on_meta(values)
-
-
-def _draw(made: Plan, plot: Path, quiet: bool) -> None:
-    o.need("plotly", extra="plots")
-    from tiewise.report.plan_page import write_plan
-
-    page = write_plan(made, plot, o.command_line())
-    if not quiet:
-        o.tell(f"page: {page}")
+    return count_on_meta(values)
 
 
-def _show(made: Plan, json_: bool) -> None:
+def models(
+    tied: bool = typer.Option(None, "--tied/--untied", help="Only models that tie, or only those that do not."),
+    family: str = typer.Option(None, help="Only names or model types that begin so: qwen, gpt_neox."),
+    min_vocab: int = typer.Option(None, help="Only vocabularies of at least this many tokens."),
+    min_size: float = typer.Option(None, help="Only models of at least this many billion parameters."),
+    max_size: float = typer.Option(None, help="Only models of fewer than this many billion parameters."),
+    sort: str = typer.Option(None, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """List public models: vocabulary V, width D, layers L, what their tables weigh, and whether they tie.
+
+    `tiewise check` on the files themselves is better evidence than this catalogue.
+    """
+    from tiewise.planning.catalogue import BETTER, Filter, select
+
+    sizes = (None if size is None else size * 1e9 for size in (min_size, max_size))
+    found = select(Filter(tied, family, min_vocab, *sizes), sort)
     if json_:
-        from tiewise.report.plan_rows import near, remarks
-
-        neighbours = [model.record() for model in near(made)]
-        o.print_json({**made.record(), "neighbours": neighbours, "notes": remarks(made)})
+        o.print_json({"models": [model.record() for model in found], "note": BETTER})
         return
     from rich.console import Console
 
-    from tiewise.report.plan_table import plan_view
+    from tiewise.report.plan_view import models_table
 
     console = Console()
-    console.print(plan_view(made, console.width))
+    console.print(models_table(found, console.width))

@@ -9,7 +9,7 @@ K[s, t] of two positions (weights are independent and Gaussian, widths large), f
 Mean-field theory of deep networks: arXiv:1611.01232 (Schoenholz et al.). Attention weights are taken from Gaussian
 scores, whose second moment is integrated.
 
-Only families whose measured losses it predicts within 2 % have a `Signal` (`tests/analysis/test_first_loss.py`).
+Only families whose measured losses it predicts within 2 % have a `FreshBody` (`tests/planning/test_first_loss.py`).
 """
 
 from __future__ import annotations
@@ -32,12 +32,8 @@ else:
 
 
 @dataclass(frozen=True)
-class Signal:
-    """Scales of a pre-norm residual stream at initialisation; weights are N(0, std²) and biases zero.
-
-    `arrangement`: sequential (x + f(norm x), one sublayer after the other), parallel (both read the same x), sandwich
-    (each sublayer's output is normalised again before it is added).
-    """
+class FreshBody:
+    """Scales of a pre-norm residual stream at initialisation; weights are N(0, std²) and biases zero."""
 
     std: float
     heads: int
@@ -47,6 +43,8 @@ class Signal:
     layers: int
     activation: str
     gated: bool
+    # sequential (x + f(norm x), one sublayer after the other), parallel (both read the same x), or sandwich (each
+    # sublayer's output is normalised again before it is added)
     arrangement: str = "sequential"
     input_scale: float = 1.0
     output_scale: float = 1.0
@@ -59,38 +57,34 @@ class Signal:
 
 
 @cache
-def own_cosines(signal: Signal, width: int, std: float, row_std: float, positions: int) -> Array:
+def own_cosines(body: FreshBody, width: int, std: float, row_std: float, positions: int) -> Array:
     """Cosine between the state before the head and the token's own row, by position [T]."""
-    k = np.eye(positions) * (row_std**2 + signal.positions_std**2)
+    k = np.eye(positions) * (row_std**2 + body.positions_std**2)
     gain = std**2 * width  # variance of a projected entry of a normalised state
-    out = std**2 / (2 * signal.layers if signal.depth_scaled else 1)
-    activation = _covariance_map(ACTIVATIONS[signal.activation], gain)
+    out = std**2 / (2 * body.layers if body.depth_scaled else 1)
+    activation = _covariance_map(ACTIVATIONS[body.activation], gain)
+    scale = body.attention_scale if body.attention_scale is not None else body.head_dim**-0.5
+    # of a score between independent states; normalised queries and keys have unit entries
+    score_variance = body.head_dim * scale**2 * (1.0 if body.normed_queries else gain**2)
 
     def attention(rho: Array) -> Array:
-        averaged = _averaged(rho, _score_variance(signal, gain))
-        return gain * out * signal.heads * signal.head_dim * averaged
+        return gain * out * body.heads * body.head_dim * _averaged(rho, score_variance)
 
     def ffn(rho: Array) -> Array:
-        inner = activation(rho) * (gain * rho if signal.gated else 1.0)
-        return out * signal.ffn * inner
+        inner = activation(rho) * (gain * rho if body.gated else 1.0)
+        return out * body.ffn * inner
 
     def added(branch: Array) -> Array:
-        return signal.residual_scale**2 * (_normalised(branch) if signal.arrangement == "sandwich" else branch)
+        return body.residual_scale**2 * (_normalised(branch) if body.arrangement == "sandwich" else branch)
 
-    for _ in range(signal.layers):
-        if signal.arrangement == "parallel":
+    for _ in range(body.layers):
+        if body.arrangement == "parallel":
             rho = _normalised(k)
             k = k + added(attention(rho)) + added(ffn(rho))
         else:
             k = k + added(attention(_normalised(k)))
             k = k + added(ffn(_normalised(k)))
     return row_std / np.sqrt(np.diagonal(k))
-
-
-def _score_variance(signal: Signal, gain: float) -> float:
-    """Variance of an attention score between independent states; normalised queries and keys have unit entries."""
-    scale = signal.attention_scale if signal.attention_scale is not None else signal.head_dim**-0.5
-    return signal.head_dim * scale**2 * (1.0 if signal.normed_queries else gain**2)
 
 
 def _normalised(k: Array) -> Array:

@@ -19,7 +19,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from tiewise.core.late import Late
-from tiewise.core.mean_field import Signal, own_cosines
+from tiewise.core.mean_field import FreshBody, own_cosines
 from tiewise.core.spec import BoundarySpec
 from tiewise.core.vocabulary import Vocabularies
 
@@ -41,10 +41,9 @@ Computed = tuple[float, float | None]  # nll in nats, and the mean of `own_cosin
 
 @dataclass(frozen=True)
 class OwnRow:
-    """What decides how much of its own row a token meets at the head: arguments of `own_cosines`, and E."""
+    """What decides how much of its own row a token meets at the head: the arguments of `own_cosines`."""
 
-    table_width: int
-    signal: Signal
+    body: FreshBody
     width: int
     std: float
     row_std: float
@@ -52,7 +51,7 @@ class OwnRow:
 
 
 @dataclass(frozen=True)
-class Start:
+class FirstStep:
     """All that a first loss depends on; `own` where a token meets its own row."""
 
     vocab: int
@@ -65,21 +64,29 @@ class Start:
         row, tau, cap = self.own, self.logit_std, self.softcap
         if row is None:
             return predicted_nll(self.vocab, tau, softcap=cap), None
-        own = own_cosines(row.signal, row.width, row.std, row.row_std, row.positions)
-        return _meeting_itself(self.vocab, tau, own * tau * math.sqrt(row.table_width), cap), float(own.mean())
+        cosines = own_cosines(row.body, row.width, row.std, row.row_std, row.positions)
+        own = cosines * tau * math.sqrt(row.width)  # logit of the token's own row, by position
+        if cap is not None:
+            own = cap * np.tanh(own / cap)
+        if own.max() < math.log(self.vocab) - 8:  # a thousandth of the sum
+            return predicted_nll(self.vocab, tau, softcap=cap), float(cosines.mean())
+        # positions are averaged in a few groups of equal size
+        groups = [float(group.mean()) for group in np.array_split(np.sort(own), min(4, len(own)))]
+        nlls = [predicted_nll(self.vocab, tau, self_logit=z, softcap=cap) - z / self.vocab for z in groups]
+        return sum(nlls) / len(nlls), float(cosines.mean())
 
 
-def start(
+def first_step(
     spec: BoundarySpec,
     vocab: int,
     d: int,
     std: float,
-    signal: Signal | None = None,
+    body: FreshBody | None = None,
     *,
     body_std: float | None = None,
     scale: float = 1.0,
     positions: int = POSITIONS,
-) -> Start:
+) -> FirstStep:
     """Return what the first loss of `spec` in a model of width `d` depends on, its tables drawn N(0, std²).
 
     Args:
@@ -87,29 +94,29 @@ def start(
         vocab: V.
         d: model width.
         std: of the tables' entries.
-        signal: of the body; None takes hidden states of norm √d that are independent of their tokens.
-        body_std: of the body's matrices; None takes the signal's.
-        scale: at the head, of a body without a signal.
+        body: its scales; None takes hidden states of norm √d that are independent of their tokens.
+        body_std: of the body's matrices; None takes its own.
+        scale: at the head, of a body whose scales are not known.
         positions: T; early positions average fewer others.
     """
-    tau = (signal.output_scale if signal else scale) * logit_std(spec, d, std)
-    cap = spec.softcap or (signal.softcap if signal else None)
-    if signal is None or spec.tables == 2 or any(spec.maps(d)):
-        return Start(vocab, tau, cap)  # behind random maps or in another table no row meets itself
-    row_std = std * spec.scales(d)[0] * signal.input_scale
-    return Start(vocab, tau, cap, OwnRow(d, signal, d, body_std or signal.std, row_std, min(positions, POSITIONS)))
+    tau = (body.output_scale if body else scale) * logit_std(spec, d, std)
+    cap = spec.softcap or (body.softcap if body else None)
+    if body is None or spec.tables == 2 or any(spec.maps(d)):
+        return FirstStep(vocab, tau, cap)  # behind random maps or in another table no row meets itself
+    row_std = std * spec.scales(d)[0] * body.input_scale
+    return FirstStep(vocab, tau, cap, OwnRow(body, d, body_std or body.std, row_std, min(positions, POSITIONS)))
 
 
 def starting_nll(spec: BoundarySpec, vocab: Vocabularies, d: int, std: float) -> float:
     """Expected nll of the first step of a boundary around `small_decoder`, its tables drawn N(0, std²)."""
-    met = start(spec, vocab.outputs, d, std, small_decoder(d)).computed()[0]
+    met = first_step(spec, vocab.outputs, d, std, small_decoder(d)).computed()[0]
     share = vocab.read_and_predicted / vocab.inputs
-    return met if share == 1 else share * met + (1 - share) * start(spec, vocab.outputs, d, std).computed()[0]
+    return met if share == 1 else share * met + (1 - share) * first_step(spec, vocab.outputs, d, std).computed()[0]
 
 
-def small_decoder(d: int) -> Signal:
+def small_decoder(d: int) -> FreshBody:
     """Return the body that `compare` trains unless told otherwise: two layers of a Llama of width `d`."""
-    return Signal(
+    return FreshBody(
         std=0.5 * d**-0.5,
         heads=1,
         kv_heads=1,
@@ -152,14 +159,3 @@ def logit_std(spec: BoundarySpec, d: int, std: float) -> float:
     _, out_width = spec.table_widths(d)
     _, output_scale = spec.scales(d)
     return std * math.sqrt(out_width) * output_scale
-
-
-def _meeting_itself(vocab: int, tau: float, own: Array, cap: float | None) -> float:
-    """Mean nll over positions whose own logits are `own`; positions are averaged in a few groups of equal size."""
-    if cap is not None:
-        own = cap * np.tanh(own / cap)
-    if own.max() < math.log(vocab) - 8:  # a thousandth of the sum
-        return predicted_nll(vocab, tau, softcap=cap)
-    groups = [float(group.mean()) for group in np.array_split(np.sort(own), min(4, len(own)))]
-    nlls = [predicted_nll(vocab, tau, self_logit=logit, softcap=cap) - logit / vocab for logit in groups]
-    return sum(nlls) / len(nlls)

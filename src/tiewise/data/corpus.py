@@ -1,9 +1,9 @@
-"""`prepare`: any text becomes three files of tokens, once, and facts that say exactly what was measured on.
+"""`prepare`: a text becomes tokens in a folder, once; an equal request finds them there.
 
-    sources → documents → paragraphs once → spool on disk → split by their parts → tokenizer from the training split
-    → train.bin, tune.bin, heldout.bin → data.json
+    read once → every paragraph once → split → tokenizer of the training split → tokens → moved into place
 
-This file decides what is asked for and whether it is there already; `tiewise.data.build` makes it.
+The work is done in a subfolder that is removed whatever happens. `data.json` goes first and comes back last, so at no
+moment does a folder look prepared that is not.
 """
 
 from __future__ import annotations
@@ -12,25 +12,30 @@ import math
 import platform
 import shutil
 import sys
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from transformers import PreTrainedTokenizerFast
+
 from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.core.files import written_whole
-from tiewise.data.build import build, check_length
-from tiewise.data.plain_text import decode
-from tiewise.data.prepared import PreparedText, load_prepared
-from tiewise.data.sources import Source, resolve
-from tiewise.data.split import CONTIGUOUS, RANDOM, SPLITS
-from tiewise.data.tokenizer import bpe_size
+from tiewise.core.progress import advance, doing, progress
+from tiewise.data.plain_text import Document, decode
+from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, put_in_place, token_type
+from tiewise.data.sources import Source, read_sources, resolve
+from tiewise.data.split import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, assign
+from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, pieces, write_tokens
 
 __all__ = ["PreparedText", "load_prepared", "prepare"]
 
 _FORMAT = 2  # of the folder; one of another format is made again
 _STDIN = "stdin.txt"
+_LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the frequent pairs are settled long before
 
 
 def prepare(
@@ -63,32 +68,6 @@ def prepare(
             tokens need: two for training, one each for tune and heldout. Nothing is left behind then.
         RunError: where `folder` cannot be written.
     """
-    _check(texts, length, seed, fractions)
-    if split not in (RANDOM, CONTIGUOUS):
-        raise DataError(f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
-    bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
-    folder = Path(folder)
-    made: list[Path] = [] if folder.exists() else [folder]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        sources = [_kept_stdin(folder, made) if text == "-" else resolve(text) for text in texts]
-        request = _request(sources, tokenizer, seed, fractions) | {"split": split, "apart": apart}
-        prepared = _reusable(folder, request)
-        if prepared is None:
-            build(folder, sources, request, length)
-            return load_prepared(folder)
-        check_length(prepared.facts, length)
-        return prepared
-    except TiewiseError:
-        for path in made:
-            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
-        raise
-    except OSError as error:
-        what = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
-        raise RunError(what, "choose another folder, or make room") from None
-
-
-def _check(texts: Sequence[str], length: int, seed: int, fractions: Sequence[float]) -> None:
     if not texts:
         raise DataError("no text is given", "name a file, a folder, or builtin")
     if texts.count("-") > 1:
@@ -99,6 +78,31 @@ def _check(texts: Sequence[str], length: int, seed: int, fractions: Sequence[flo
         raise DataError(f"seed {seed}", "use zero or a positive number")
     if len(fractions) != len(SPLITS) or min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
         raise DataError(f"fractions {tuple(fractions)}", f"give {len(SPLITS)} positive shares that sum to 1")
+    if split not in (RANDOM, CONTIGUOUS):
+        raise DataError(f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
+    bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
+    folder = Path(folder)
+    made: list[Path] = [] if folder.exists() else [folder]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        sources = [_kept_stdin(folder, made) if text == "-" else resolve(text) for text in texts]
+        request = _request(sources, tokenizer, seed, fractions) | {"split": split, "apart": apart}
+        try:
+            prepared = load_prepared(folder)
+        except DataError:  # nothing there, or damaged: prepare it
+            prepared = None
+        if prepared is None or prepared.facts.get("request") != request:
+            _build(folder, sources, request, length)
+            return load_prepared(folder)
+        _check_length(prepared.facts, length)
+        return prepared
+    except TiewiseError:
+        for path in made:
+            path.unlink() if path.is_file() else shutil.rmtree(path, ignore_errors=True)
+        raise
+    except OSError as error:
+        what = f"cannot prepare the text in {str(folder)!r}: {error.strerror or error} ({error.filename})"
+        raise RunError(what, "choose another folder, or make room") from None
 
 
 def _kept_stdin(folder: Path, made: list[Path]) -> Source:
@@ -140,9 +144,117 @@ def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
     }
 
 
-def _reusable(folder: Path, request: dict[str, Any]) -> PreparedText | None:
+def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
+    """Prepare `sources` in `folder` as `request` says; where that fails, the folder holds what it held before."""
+    work = folder / ".building"
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    work.mkdir()
     try:
-        prepared = load_prepared(folder)
-    except DataError:  # nothing there, or damaged: prepare it
-        return None
-    return prepared if prepared.facts.get("request") == request else None
+        kind = request["tokenizer"]
+        # one that needs no training text is refused, if it must be, before gigabytes are read
+        ready = None if bpe_size(kind) else make_tokenizer(kind, lambda: iter(()))
+        deduplicate = Deduplicator()
+        documents = (replace(d, begins=d.begins or request["apart"]) for d in read_sources(sources))
+        with doing("reading", sum(source.size for source in sources)):
+            spool = _Spool(work / "text", deduplicate(documents))
+        where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
+        progress("tokenizer", 0, 1)
+        tokenizer = _learnt(kind, spool, np.flatnonzero(where == 0)) if ready is None else ready
+        progress("tokenizer", 1, 1)
+        tokenizer.save_pretrained(work / TOKENIZER)
+        facts = _write_splits(work, spool, where, tokenizer)
+        _check_length(facts, length)
+        facts |= {
+            "texts": request["texts"],
+            "dropped_paragraphs": deduplicate.dropped,
+            "demo": all(source.kind == "builtin" for source in sources),
+            "python": request["python"],
+            "request": request,
+        }
+        facts["tokenizer"]["kind"] = kind
+        put_in_place(work, folder, facts)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_length(facts: dict[str, Any], length: int) -> None:
+    """Refuse a text of which training has fewer than two blocks of `length` tokens, or another split none."""
+    tokens = {name: facts["splits"][name]["tokens"] for name in SPLITS}
+    fits = min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
+    if fits >= length:
+        return
+    needed = {name: length * (2 if name == "train" else 1) for name in SPLITS}
+    short = next(name for name in SPLITS if tokens[name] < needed[name])
+    raise DataError(
+        f"the text has {sum(tokens.values())} tokens, {tokens[short]} of them for {short}; "
+        f"needs at least {needed[short]} there for length {length}",
+        f"give more text, or a length of at most {fits}" if fits else "give more text",
+    )
+
+
+def _learnt(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
+    # every k-th part of the training split: a folder's first files may be of one kind
+    step = -(-int(spool.characters[train].sum()) // _LEARNT)
+    return make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(train[::step]))))
+
+
+def _write_splits(work: Path, spool: _Spool, where: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
+    """Write each split's tokens, and return what is to be known of them."""
+    vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
+    facts = spool.facts(np.arange(len(where)))
+    dtype, done, splits = token_type(vocab), 0, {}
+    encoder = StreamEncoder(tokenizer, dtype)
+    for index, name in enumerate(SPLITS):
+        documents = np.flatnonzero(where == index)
+        splits[name] = spool.facts(documents)
+        with doing("tokens", facts["characters"], done):
+            splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(documents), encoder)
+        done += splits[name]["characters"]
+    facts["tokens"] = sum(split["tokens"] for split in splits.values())
+    facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name}
+    return facts | {"splits": splits}
+
+
+class _Spool:
+    """Documents, or their parts, in one UTF-8 file, read back by index; only where each ends is kept in memory.
+
+    Sources are read once (a stream cannot be read twice, and a file may change meanwhile), but the split needs all
+    sizes, `characters` [n], and the tokenizer needs the training split.
+    """
+
+    def __init__(self, path: Path, documents: Iterable[Document]):
+        self._path = path
+        ends, characters, numbers = array("q", [0]), array("q"), array("q")
+        with path.open("wb") as file:
+            for document in documents:
+                ends.append(ends[-1] + file.write(document.text.encode("utf-8", "replace")))
+                characters.append(len(document.text))
+                numbers.append((numbers[-1] if numbers else 0) + document.begins)
+                advance(ends[-1])
+        self.characters = np.array(characters, np.int64)
+        self._ends = np.array(ends, np.int64)
+        self._numbers = np.array(numbers, np.int64)  # each part's document
+
+    def read(self, indices: np.ndarray) -> Iterator[tuple[str, bool]]:
+        """Yield the parts of `indices`, which ascend, and whether each is the last of its document among them."""
+        for data, ends in self._read(indices):
+            yield data.decode("utf-8"), ends
+
+    def facts(self, indices: np.ndarray) -> dict[str, Any]:
+        """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
+        digest = sha256()
+        size = count = 0
+        for data, ends in self._read(indices):
+            size += len(data)
+            count += ends
+            digest.update(data)
+            digest.update(b"\0" * ends)
+        characters = int(self.characters[indices].sum())
+        return {"documents": count, "characters": characters, "bytes": size, "sha256": digest.hexdigest()}
+
+    def _read(self, indices: np.ndarray) -> Iterator[tuple[bytes, bool]]:
+        last = np.diff(self._numbers[indices], append=-1) != 0
+        with self._path.open("rb") as file:
+            for index, ends in zip(indices, last.tolist(), strict=True):
+                file.seek(self._ends[index])
+                yield file.read(self._ends[index + 1] - self._ends[index]), ends

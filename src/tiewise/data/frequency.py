@@ -1,4 +1,7 @@
-"""Bins of tokens by how often they occur: the decades that every measure by frequency is told in."""
+"""What a text's tokens say: how often each occurs, in which decade that lies, and which pairs are one-way.
+
+The counts are of the training split: whether a token is rare is a matter of what the model saw.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tiewise.core.errors import DataError
+
 _EDGES = (1, 10, 100, 1000, 10_000)  # where a bin of training counts begins; the first bin holds 0
+CHUNK = 1 << 22  # tokens counted at once
+
+
+def token_counts(tokens: np.ndarray, vocab: int, chunk: int = CHUNK) -> np.ndarray:
+    """Return how often each token occurs, int64[V], from `tokens` of any size.
+
+    Raises:
+        DataError: where a token is outside the vocabulary.
+    """
+    counts = np.zeros(vocab, np.int64)
+    for start in range(0, len(tokens), chunk):
+        found = np.bincount(tokens[start : start + chunk], minlength=vocab)
+        if len(found) > vocab:
+            raise DataError(f"token {len(found) - 1} in a vocabulary of {vocab}", "prepare the text again")
+        counts += found
+    return counts
 
 
 @dataclass(frozen=True)
@@ -38,3 +59,66 @@ def frequency_bins(counts: np.ndarray) -> list[FrequencyBin]:
 def bin_of(counts: np.ndarray) -> np.ndarray:
     """Return the index in `frequency_bins` of every token, int64[V]."""
     return np.searchsorted(_EDGES, counts, side="right").astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Bigram:
+    """Two tokens that follow each other one way more than the other.
+
+    `forward` counts left-right, `backward` right-left; `p_forward` = p(next is right | left) and
+    `p_backward` = p(next is left | right) are the two cells of the bigram table that a symmetric direct path,
+    W_U after a tied W_E, cannot tell apart.
+    """
+
+    left: int
+    right: int
+    forward: int
+    backward: int
+    p_forward: float
+    p_backward: float
+
+
+def asymmetric_bigrams(
+    tokens: np.ndarray,
+    vocab: int,
+    top: int = 12,
+    minimum: int | None = None,
+    eos_id: int | None = None,
+    paired: int = 2000,
+    chunk: int = CHUNK,
+) -> list[Bigram]:
+    """Return the `top` adjacent pairs with the largest p_forward − p_backward, largest first.
+
+    Only the `paired` most frequent tokens are paired (2,000² counts take 32 MB), and only pairs that occur `minimum`
+    times (once in 5,000 tokens and 5 times, unless given); a token is not paired with itself, nor with `eos_id`, across
+    which nothing follows.
+    """
+    minimum = max(5, len(tokens) // 5000) if minimum is None else minimum
+    counts = token_counts(tokens, vocab, chunk)
+    ranked = np.argsort(-counts, kind="stable")
+    frequent = ranked[(ranked != (-1 if eos_id is None else eos_id)) & (counts[ranked] > 0)][:paired]
+    pairs = _pair_counts(tokens, frequent, vocab, chunk)
+    rates = pairs / counts[frequent][:, None]
+    gain = np.where(pairs >= minimum, rates - rates.T, 0.0)
+    best = np.argsort(-gain, axis=None, kind="stable")[:top]
+    found = []
+    for left, right in zip(*np.unravel_index(best, gain.shape), strict=True):
+        if gain[left, right] > 0:
+            ids = (int(frequent[left]), int(frequent[right]))
+            both = (int(pairs[left, right]), int(pairs[right, left]))
+            found.append(Bigram(*ids, *both, float(rates[left, right]), float(rates[right, left])))
+    return found
+
+
+def _pair_counts(tokens: np.ndarray, frequent: np.ndarray, vocab: int, chunk: int) -> np.ndarray:
+    """Return how often frequent[i] is followed by frequent[j], int64[K, K]."""
+    size = len(frequent)
+    place = np.full(vocab, -1, np.int64)
+    place[frequent] = np.arange(size)
+    pairs = np.zeros(size * size, np.int64)
+    for start in range(0, len(tokens) - 1, chunk):
+        places = place[tokens[start : start + chunk + 1]]
+        left, right = places[:-1], places[1:]
+        known = (left >= 0) & (right >= 0)
+        pairs += np.bincount(left[known] * size + right[known], minlength=size * size)
+    return pairs.reshape(size, size)

@@ -24,22 +24,15 @@ IGNORED = -100
 class Masking:
     """How tokens are masked.
 
-    Args:
-        share: of a sequence's tokens that are predicted.
-        longest: words of the longest run.
-        masked: of the chosen tokens, the share that becomes the mask.
-        random: the share that becomes a token at random; the rest stays.
-        whole_words: False masks tokens, not words.
-
     Raises:
         DataError: a number out of range.
     """
 
-    share: float = 0.15
-    longest: int = 3
-    masked: float = 0.8
-    random: float = 0.1
-    whole_words: bool = True
+    share: float = 0.15  # of a sequence's tokens that are predicted
+    longest: int = 3  # words of the longest run
+    masked: float = 0.8  # of the chosen tokens, the share that becomes the mask
+    random: float = 0.1  # the share that becomes a token at random; the rest stays
+    whole_words: bool = True  # False masks tokens, not words
 
     def __post_init__(self) -> None:
         for name in ("share", "masked", "random"):
@@ -62,17 +55,11 @@ class Masking:
 
 
 def choose(words: Ints, options: Masking, draw: np.random.Generator) -> NDArray[np.bool_]:
-    """Choose the tokens of a sequence that are to be predicted.
+    """Choose the tokens of a sequence that are to be predicted, bool [T].
 
-    Args:
-        words: the number of each token's word [T], not falling; −1 for tokens that are never chosen. A run of words
-            goes on only where their numbers do: leave a number out to end it.
-        options: how many and how long.
-        draw: the source of chance.
-
-    Returns:
-        bool [T]: as many tokens as `options.share` of those that may be chosen, one or more, less what no whole word
-        fits in. Where not one word fits, the beginning of one.
+    `words` are the numbers of each token's word [T], not falling; −1 for tokens that are never chosen. A run of words
+    goes on only where their numbers do: leave a number out to end it. Chosen are as many tokens as `options.share` of
+    those that may be, one or more, less what no whole word fits in; where not one word fits, the beginning of one.
     """
     chosen = np.zeros(len(words), bool)
     numbers, starts = np.unique(words, return_index=True)
@@ -106,18 +93,9 @@ def mask(
     options: Masking,
     draw: np.random.Generator,
 ) -> tuple[Ints, Ints]:
-    """Replace chosen tokens, each by a draw of its own.
+    """Replace the `chosen` of tokens [T], each by a draw of its own; one at random is of `ordinary`, or below it.
 
-    Args:
-        ids: [T].
-        chosen: bool [T].
-        mask_id: the token that masks.
-        ordinary: tokens that one at random is drawn from: these, or all below a number.
-        options: the shares.
-        draw: the source of chance.
-
-    Returns:
-        inputs [T], and labels [T]: the tokens that were there where they were chosen, −100 elsewhere.
+    Return inputs [T], and labels [T]: the tokens that were there where they were chosen, −100 elsewhere.
     """
     inputs, count = ids.copy(), int(chosen.sum())
     fate = draw.random(count)

@@ -7,6 +7,7 @@ A prepared folder holds `train.bin`, `tune.bin`, `heldout.bin` (raw little-endia
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
+from tiewise.core.files import sync, write_whole
 from tiewise.data.split import SPLITS
 
 FACTS = "data.json"
@@ -30,19 +32,12 @@ def token_type(vocab: int) -> np.dtype:
 
 @dataclass(frozen=True)
 class PreparedText:
-    """A text as tokens, in a folder.
-
-    Attributes:
-        folder: where it lies.
-        facts: what `data.json` says: sources, sha256, characters, bytes, documents and tokens in all and per split.
-        vocab: V, the rows that a model's tables need.
-        eos_id: the token after every document.
-    """
+    """A text as tokens, in a folder."""
 
     folder: Path
-    facts: dict[str, Any]
-    vocab: int
-    eos_id: int
+    facts: dict[str, Any]  # of `data.json`: sources, sha256, characters, bytes, documents, tokens in all and per split
+    vocab: int  # V, the rows that a model's tables need
+    eos_id: int  # the token after every document
 
     def split(self, name: str) -> np.ndarray:
         """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N].
@@ -89,3 +84,14 @@ def load_prepared(folder: Path) -> PreparedText:
         if not file.is_file() or file.stat().st_size != count * token_type(prepared.vocab).itemsize:
             raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", _AGAIN)
     return prepared
+
+
+def put_in_place(work: Path, folder: Path, facts: dict[str, Any]) -> None:
+    """Put the token files and the tokenizer of `work` in place in `folder`, and `facts` last."""
+    (folder / FACTS).unlink(missing_ok=True)
+    for name in SPLITS:
+        (work / f"{name}.bin").replace(folder / f"{name}.bin")
+    shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+    (work / TOKENIZER).rename(folder / TOKENIZER)
+    sync(folder)
+    write_whole(folder / FACTS, json.dumps(facts, indent=2))

@@ -10,30 +10,34 @@
 Nothing is ever read whole: a file of any size passes through in parts. A plain file is one document, character for
 character, whose parts are about a hundredth of all plain text given, between 200 and 10,000 characters: small texts
 still split, and a folder of articles keeps each article in one part.
+
+The order never depends on the file system. In a folder and its subfolders: every file that begins as text, and every
+`.jsonl` and `.parquet`; hidden ones (a leading dot) and empty ones are passed over.
 """
 
 from __future__ import annotations
 
+import ast
+import codecs
+import glob
+import importlib
 import os
 import sys
+import sysconfig
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from tiewise.core.errors import DataError
-from tiewise.data.builtin import builtin_documents
-from tiewise.data.document import Document
-from tiewise.data.files import TABLES, find_files
-from tiewise.data.hub import hub_documents, parse
-from tiewise.data.plain_text import cut, decode, opened
-from tiewise.data.tables import jsonl_documents, parquet_documents
-
-__all__ = ["Document", "Source", "open_sources", "read_sources", "resolve"]
+from tiewise.data.plain_text import Document, cut, decode, opened, paragraphs, unreadable
+from tiewise.data.row_sources import hub_documents, jsonl_documents, parquet_documents, parse_hub_name
 
 Text = str | os.PathLike[str]
+TABLES = (".jsonl", ".ndjson", ".parquet")
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
-_EMPTY = "give a text that is not empty"
+_SNIFFED = 8192  # bytes that decide whether a file found in a folder is text
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def resolve(text: str) -> Source:
     if text == "-":
         return Source(text, "stdin")
     if text.startswith("hf:"):
-        folder = parse(text.removeprefix("hf:")).folder
+        folder = parse_hub_name(text.removeprefix("hf:")).folder
         files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else ()
         return Source(text, "hub", tuple(files))
     path, _, field = text.rpartition(":")
@@ -93,7 +97,7 @@ def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
                 found = True
                 yield document
         if not found:
-            raise DataError(f"{source.text!r} holds no text", _EMPTY)
+            raise DataError(f"{source.text!r} holds no text", "give a text that is not empty")
 
 
 def _documents(source: Source, size: int) -> Iterator[Document]:
@@ -125,3 +129,128 @@ def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
         if not begins or not held.isspace():  # blank lines that a file begins with go with what follows
             yield Document(f"{name}, part {number}", held, begins)
             held, begins = "", False
+
+
+def find_files(text: str) -> tuple[Path, ...]:
+    """Return the files that `text` means: the file itself, a folder's, or those that match a pattern.
+
+    Raises:
+        DataError: where that is none, or one that was named itself is empty.
+    """
+    path = Path(text).expanduser()
+    if not os.path.lexists(path) and glob.has_magic(text):
+        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        files = tuple(file for file in matches if file.is_file() and _size(file))
+        if not files:
+            raise DataError(f"no file with text matches {text!r}", "check the pattern; ** goes into subfolders")
+        return files
+    if _is_folder(path):
+        files = tuple(_text_files(path))
+        if not files:
+            raise DataError(f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files")
+        return files
+    if path.is_file() and not _size(path):
+        raise DataError(f"the file {text!r} is empty", "give a file with text in it")
+    return (path,)
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        path.stat()
+    except OSError as error:
+        raise unreadable(path, error) from None
+    return path.is_dir()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def _text_files(folder: Path) -> Iterator[Path]:
+    for where, folders, names in os.walk(folder, onerror=_refuse):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(where, name)
+            if not name.startswith(".") and path.is_file() and _size(path) and _is_text(path):
+                yield path
+
+
+def _refuse(error: OSError) -> None:
+    raise unreadable(error.filename, error) from None
+
+
+def _is_text(path: Path) -> bool:
+    if path.suffix in TABLES:
+        return True
+    with opened(path) as file:
+        start = file.read(_SNIFFED)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(start)
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in start
+
+
+# Packages of others, tests (they hold text written to be odd) and a parser kept for Python 2's grammar.
+_SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}
+_BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def builtin_documents() -> Iterator[Document]:
+    """Yield the prose that every CPython carries: every reference topic, then every library module's docstrings.
+
+    `pydoc_data.topics` holds the reference texts behind `help("if")`; docstrings are read from the source files by
+    `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order.
+
+    Raises:
+        DataError: where this Python carries neither, as stripped and zipped ones do.
+    """
+    found = False
+    for documents in (_topics(), _modules(Path(sysconfig.get_path("stdlib")))):
+        for document in documents:
+            found = True
+            yield replace(document, text="\n\n".join(paragraphs(document.text)))
+    if not found:
+        raise DataError(
+            f"builtin: the Python at {sys.executable} carries no documentation",
+            "name a text of your own with --text FILE, or use a complete CPython",
+        )
+
+
+def _topics() -> Iterator[Document]:
+    try:
+        topics = importlib.import_module("pydoc_data.topics").topics
+    except ImportError:  # some distributions pack it apart; the docstrings alone are still a text
+        return
+    for name in sorted(topics):
+        yield Document(f"topic {name}", topics[name])
+
+
+def _modules(root: Path) -> Iterator[Document]:
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if _SKIPPED.isdisjoint(name.parts) and (text := _docstrings(path)):
+            yield Document(f"module {name.as_posix()}", text)
+
+
+def _docstrings(path: Path) -> str:
+    """All docstrings of one file in reading order; "" where the file is unreadable or not of this Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
+            tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    return "\n\n".join(text for node in _nodes(tree) if (text := ast.get_docstring(node)))
+
+
+def _nodes(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
+    if isinstance(node, _BODIES):
+        yield node
+    for child in ast.iter_child_nodes(node):
+        # definitions stand in statements only, also in those of `if` and `try`; expressions are most of a tree
+        if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
+            yield from _nodes(child)

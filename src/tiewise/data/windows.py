@@ -11,10 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.core.errors import DataError
-from tiewise.data.document import ended
+from tiewise.data.plain_text import ended
 from tiewise.data.sources import Text, open_sources
-from tiewise.data.token_file import Encoder, batches, pieces
-from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.tokenizer import StreamEncoder, batches, make_tokenizer, pieces
 
 Ids = NDArray[np.int64]
 
@@ -45,7 +44,7 @@ def read_tokens(
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
     tokenizer = _tokenizer(folder)
-    encoder = Encoder(tokenizer, np.dtype(np.int64))
+    encoder = StreamEncoder(tokenizer, np.dtype(np.int64))
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
     count = 0

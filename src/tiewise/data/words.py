@@ -9,9 +9,12 @@ What is left is a prepared folder like any other, its splits called train, tune 
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +24,17 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
-from tiewise.data.build import move
 from tiewise.data.plain_text import decode, opened
-from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, token_type
+from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, put_in_place, token_type
 from tiewise.data.split import SPLITS
 from tiewise.data.tokenizer import EOS
-from tiewise.data.word_files import WordFile, word_files
 
+FILES = ("train.txt", "valid.txt", "test.txt")
 UNKNOWN = "<unk>"
 KIND = "words"
 _LINES = 20_000  # turned into tokens at once
+_PART = re.compile(r"(?P<name>.+?)(?:@(?P<low>\d+)-(?P<high>\d+))?")
+_FIX = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
 
 
 def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> PreparedText:
@@ -56,7 +60,9 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
         words = _vocabulary(splits[0])
         facts = _write(work, splits, words)
         _tokenizer(words).save_pretrained(work / TOKENIZER)
-        move(work, folder, facts | {"texts": [corpus], "demo": False, "files": [str(split) for split in splits]})
+        put_in_place(
+            work, folder, facts | {"texts": [corpus], "demo": False, "files": [str(split) for split in splits]}
+        )
     except OSError as error:
         what = f"cannot prepare the words in {str(folder)!r}: {error.strerror or error}"
         raise RunError(what, "choose another folder, or make room") from None
@@ -120,7 +126,8 @@ def _write_split(path: Path, file: WordFile, words: dict[str, int], dtype: np.dt
     found = dict.fromkeys(("tokens", "documents", "characters", "bytes", "unknown"), 0)
     lost: Counter[str] = Counter()
     with path.open("wb") as out:
-        for batch in _batches(lines(file)):
+        rows = lines(file)
+        while batch := list(islice(rows, _LINES)):
             flat = [word for line in batch for word in line]
             ids = np.fromiter((words.get(word, -1) for word in flat), np.int64, len(flat))
             lost.update(flat[i] for i in np.flatnonzero(ids < 0))
@@ -136,17 +143,6 @@ def _write_split(path: Path, file: WordFile, words: dict[str, int], dtype: np.dt
     return {**found, "unknown_words": len(lost)}
 
 
-def _batches(rows: Iterator[list[str]]) -> Iterator[list[list[str]]]:
-    batch: list[list[str]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) == _LINES:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 def _tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
     """Return the tokenizer that gives a text these ids: whitespace cuts, a line end is `<eos>`, the rest `<unk>`."""
     tokenizer = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
@@ -155,3 +151,56 @@ def _tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
     )
+
+
+@dataclass(frozen=True)
+class WordFile:
+    """A file of a corpus, or part of it by lines, so that two files can make three."""
+
+    path: Path
+    first: int  # line, from 0
+    last: int | None  # not included; None: to the end
+    text: str  # how that was written
+
+    def holds(self, line: int) -> bool:
+        """Whether the line of this number, from 0, belongs to it."""
+        return self.first <= line and (self.last is None or line < self.last)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def word_files(corpus: str, files: Sequence[str] = ()) -> tuple[WordFile, WordFile, WordFile]:
+    """Find the training, validation and test file of a corpus; `files` as `prepare_words` takes them.
+
+    Raises:
+        DataError: no folder, a file that is not there, a part that cannot be read, or not three files.
+    """
+    folder = Path(corpus).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"no corpus folder {corpus!r}", f"name a folder with {', '.join(FILES)}")
+    names = tuple(files) or FILES
+    if len(names) != len(FILES):
+        what = f"{len(names)} files ({', '.join(names)}) for training, validation and test"
+        raise DataError(what, "name three; parts of one file are valid.txt@0-90 and valid.txt@90-100")
+    train, valid, test = (_file(folder, name) for name in names)
+    return train, valid, test
+
+
+def _file(folder: Path, text: str) -> WordFile:
+    part = _PART.fullmatch(text)
+    if part is None or "@" in part["name"]:
+        raise DataError(f"{text!r} names no part of a file", _FIX)
+    path = folder / part["name"]
+    if not path.is_file():
+        there = sorted(file.name for file in folder.glob("*.txt"))
+        fix = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
+        raise DataError(f"{str(folder)!r} has no {part['name']} (it has {', '.join(there) or 'no .txt files'})", fix)
+    if part["low"] is None:
+        return WordFile(path, 0, None, text)
+    low, high = int(part["low"]), int(part["high"])
+    if not low < high <= 100:
+        raise DataError(f"{text!r} is an empty part", _FIX)
+    with opened(path) as file:
+        count = sum(1 for _ in file)
+    return WordFile(path, count * low // 100, None if high == 100 else count * high // 100, text)

@@ -40,7 +40,7 @@ from tiewise.analysis.token_table import Table
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
-from tiewise.data.blocks import token_counts
+from tiewise.data.frequency import token_counts
 from tiewise.data.prepared import load_prepared
 from tiewise.inspection.run_alignment import (
     AGAIN,

@@ -12,7 +12,7 @@ A model is asked as its family is pretrained; the draws are those of a seed, ali
 
     next token    windows of the text as it stands; position i predicts token i + 1
     hidden        rows [CLS] A [SEP] B [SEP] of whole sentences in order, their tokens masked as in pretraining
-                  (`tiewise.data.pretraining`): an encoder knows no text that begins anywhere
+                  (`tiewise.data.training_rows`): an encoder knows no text that begins anywhere
 """
 
 from __future__ import annotations
@@ -32,12 +32,11 @@ from torch.utils.data import default_collate
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
-from tiewise.data.blocks import token_counts
+from tiewise.data.frequency import token_counts
 from tiewise.data.masking import IGNORED, Masking
-from tiewise.data.pretraining import MARKS, Marks, PairRows
-from tiewise.data.sentence_order import Packing
-from tiewise.data.sentences import find_sentences
+from tiewise.data.sentence_pairs import Packing, find_sentences
 from tiewise.data.tokenizer import make_tokenizer
+from tiewise.data.training_rows import MARKS, Marks, PairRows
 from tiewise.data.windows import Ids, windows
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import LayerCall, Repeat, applied, one_block, relative

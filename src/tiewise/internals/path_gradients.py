@@ -22,8 +22,7 @@ from tiewise.analysis.estimates import Estimate, mean_interval, ratio
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
 from tiewise.core.progress import progress
-from tiewise.data.blocks import token_counts
-from tiewise.data.frequency import bin_of, frequency_bins
+from tiewise.data.frequency import bin_of, frequency_bins, token_counts
 from tiewise.data.windows import Ids
 from tiewise.internals.loaded import Opened
 from tiewise.internals.text_loss import TextLoss

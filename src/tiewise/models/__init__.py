@@ -5,6 +5,9 @@
     installed = tiewise.install(model, "tied")
 
 Explicit, as `import tiewise.hf` is: importing `tiewise` alone registers nothing.
+
+- `rnn`: the recurrent language model, over `recurrent`, its layers and what they drop.
+- `albert`: ALBERT with every choice open, over `albert_layers`, its sizes and parts; weights from transformers'.
 """
 
 from transformers import (
@@ -21,11 +24,12 @@ from tiewise.models.albert import (
     OpenAlbertForSequenceClassification,
     OpenAlbertModel,
     OpenAlbertOutput,
+    from_hugging_face,
+    to_hugging_face,
 )
-from tiewise.models.albert_config import OpenAlbertConfig, preset
+from tiewise.models.albert_layers import OpenAlbertConfig, preset
 from tiewise.models.recurrent import State, detached
-from tiewise.models.rnn import RNNLM, RNNOutput
-from tiewise.models.rnn_config import RNNConfig
+from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput
 
 AutoConfig.register(RNNConfig.model_type, RNNConfig, exist_ok=True)
 AutoModelForCausalLM.register(RNNConfig, RNNLM, exist_ok=True)
@@ -47,5 +51,7 @@ __all__ = [
     "RNNOutput",
     "State",
     "detached",
+    "from_hugging_face",
     "preset",
+    "to_hugging_face",
 ]

@@ -1,8 +1,9 @@
-"""What a model is made of, as far as a budget needs it: tables, stacks of layers, and what stands around them.
+"""What a model is made of, as far as a plan needs it: every parameter by component, and what a token does with it.
 
-Architecture    ends (tables and their maps) + stacks + what belongs to the whole (pooler, head transform)
-Stack           L layers applied in a row, with what belongs to them as a whole (positions, final norm)
-Layer           attention and ffn, each with its norms, and what belongs to neither alone
+Count           one component: what is stored, what a token is multiplied by, what it reads
+LayerCounts     attention and ffn, each with its norms, and what belongs to neither alone
+AppliedLayers   L layers in a row, with what belongs to them as a whole (positions, final norm)
+Architecture    the tables, layers, and what belongs to the whole (pooler, head transform)
 """
 
 from __future__ import annotations
@@ -10,55 +11,133 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tiewise.core.errors import SpecError
-from tiewise.core.mean_field import Signal
+from tiewise.core.errors import PlanError, SpecError
+from tiewise.core.mean_field import FreshBody
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.planning.parts import Part, Parts, merged, total
+from tiewise.core.spec import BoundarySpec
+
+# Every component that a plan may show, in the order in which it is shown.
+COMPONENTS = (
+    *("input_table", "output_table", "maps", "positions", "token_types", "embedding_norm"),
+    *("attention", "cross_attention", "mixer", "ffn", "experts", "shared_experts", "router", "norms"),
+    *("pooler", "head_transform", "head_bias", "other"),
+)
+Counts = Mapping[str, "Count"]  # by component
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer's parts by sublayer; the attention's dictionary holds its norms too, and cross-attention."""
+class Count:
+    """Parameters of one component; the three differ where a token does not use everything that is stored."""
 
-    attention: Parts
-    ffn: Parts
-    own: Parts = field(default_factory=dict)  # what both sublayers read: the one norm of a parallel block
+    parameters: int = 0  # what is stored
+    multiplied: int = 0  # weights that one token is multiplied by (2 FLOPs each, forward): 0 for norms, biases, lookups
+    read: int = 0  # what one token needs: all, but one row of a lookup and the chosen experts alone
 
-    @property
-    def parts(self) -> dict[str, Part]:
-        """All parts by component."""
-        return merged(self.attention, self.ffn, self.own)
+    def __add__(self, other: Count) -> Count:
+        return Count(self.parameters + other.parameters, self.multiplied + other.multiplied, self.read + other.read)
+
+    def times(self, stored: int, used: int | None = None) -> Count:
+        """Return `stored` copies of this, of which a token uses `used` (all, if not said)."""
+        used = stored if used is None else used
+        return Count(self.parameters * stored, self.multiplied * used, self.read * used)
+
+
+def linear(width_from: int, width_to: int, bias: bool = False) -> Count:
+    """`x @ weightᵀ + bias`, weight [to, from]."""
+    weights = width_from * width_to
+    whole = weights + (width_to if bias else 0)
+    return Count(whole, weights, whole)
+
+
+def elementwise(count: int) -> Count:
+    """Parameters that are added or scaled by, not multiplied as a matrix: a norm, a bias."""
+    return Count(count, 0, count)
+
+
+def lookup(rows: int, width: int) -> Count:
+    """A table [rows, width] of which a token reads one row."""
+    return Count(rows * width, 0, width if rows else 0)
+
+
+def norm(width: int, kind: str = "layer", count: int = 1) -> Count:
+    """`count` norms of `width`: rms, layer (with or without bias), or none, which has no parameters."""
+    return elementwise({"none": 0, "rms": 1, "layer": 2, "layer without bias": 1}[kind] * width * count)
+
+
+def feed_forward(d: int, width: int, gated: bool = True, bias: bool = False) -> Count:
+    """Two maps with an activation between, or three with a gate."""
+    return linear(d, width, bias).times(2 if gated else 1) + linear(width, d, bias)
+
+
+def merged(*several: Counts) -> dict[str, Count]:
+    """Sum by component, in the order of `COMPONENTS`; empty ones are left out."""
+    found: dict[str, Count] = {}
+    for counts in several:
+        for name, count in counts.items():
+            found[name] = found.get(name, Count()) + count
+    return {name: found[name] for name in COMPONENTS if name in found and found[name].parameters}
+
+
+def total(counts: Counts) -> Count:
+    """Sum over all components."""
+    return sum(counts.values(), Count())
+
+
+def even(width: int, heads: int) -> int:
+    """Return the width of one of `heads` heads.
+
+    Raises:
+        PlanError: it is not whole.
+    """
+    if width % heads:
+        raise PlanError(f"hidden_size {width} is not a multiple of {heads} heads", "give sizes that divide")
+    return width // heads
 
 
 @dataclass(frozen=True)
-class Cache:
-    """What attention keeps per token and layer, and how wide its scores are."""
+class Heads:
+    """The shape of attention, or of what stands in its place: what scores cost, and what is kept per token."""
 
-    heads: int = 0
-    head_dim: int = 0
-    kv_heads: int = 0
+    count: int = 0
+    width: int = 0
+    kv: int = 0  # heads of keys and values
     latent: int = 0  # values kept per token in place of keys and values (DeepSeek)
     state: int = 0  # values of a recurrent state per layer, whatever the length (Mamba)
 
     @property
-    def values_per_token(self) -> int:
+    def kept_per_token(self) -> int:
         """Values kept for one token of one layer."""
-        return self.latent or 2 * self.kv_heads * self.head_dim
+        return self.latent or 2 * self.kv * self.width
+
+    def maps(self, d: int, bias: bool = False, out_bias: bool = False, norms: int = 0) -> Count:
+        """Query, key, value and output maps in a model of width `d`; `norms` of queries and keys, or sinks."""
+        queries, keys = self.count * self.width, self.kv * self.width
+        inward = linear(d, queries, bias) + linear(d, keys, bias).times(2)
+        return inward + linear(queries, d, out_bias) + elementwise(norms)
 
 
 @dataclass(frozen=True)
-class Stack:
+class LayerCounts:
+    """One layer's counts by sublayer; the attention's hold its norms too, and cross-attention."""
+
+    attention: Counts
+    ffn: Counts
+    own: Counts = field(default_factory=dict)  # what both sublayers read: the one norm of a parallel block
+
+
+@dataclass(frozen=True)
+class AppliedLayers:
     """Layers in the order in which they are applied; `sharing` says which of them are one in the stored model."""
 
-    name: str
-    layers: tuple[Layer, ...]
-    around: Parts = field(default_factory=dict)
-    sharing: SharingSpec = field(default_factory=SharingSpec)
-    cache: Cache = field(default_factory=Cache)
+    name: str  # encoder or decoder
+    layers: tuple[LayerCounts, ...]
+    around: Counts = field(default_factory=dict)
+    heads: Heads = field(default_factory=Heads)
     saved_per_token: int = 0  # values that one token of one layer leaves for the backward pass (an estimate)
+    sharing: SharingSpec = field(default_factory=SharingSpec)
 
-    def stored(self, sharing: SharingSpec) -> dict[str, Part]:
-        """Unique parts of the stack under `sharing`; layers of different shape share among their own kind.
+    def stored(self, sharing: SharingSpec) -> dict[str, Count]:
+        """Count what is unique under `sharing`; layers of different shape share among their own kind.
 
         Raises:
             SpecError: more groups than layers, or low-rank differences, whose size depends on how matrices are fused.
@@ -66,54 +145,57 @@ class Stack:
         if sharing.rank:
             what = f"{sharing}: low-rank differences are counted on a model, not from its config"
             raise SpecError(what, "plan without the rank; share_layers(model, …).differences counts them")
-        kept: list[Parts] = [self.around]
-        seen: set[tuple[str, int, tuple[tuple[str, Part], ...]]] = set()
+        kept: list[Counts] = [self.around]
+        seen: set[tuple[str, int, tuple[tuple[str, Count], ...]]] = set()
         for index, layer in enumerate(self.layers):
             group = sharing.group_of(index, len(self.layers))
-            for name, parts in (("attention", layer.attention), ("ffn", layer.ffn), ("own", layer.own)):
-                if sharing.kind in ("all", name):
-                    key = (name, group, tuple(parts.items()))
-                    if key in seen:
-                        continue
+            for name, counts in (("attention", layer.attention), ("ffn", layer.ffn), ("own", layer.own)):
+                key = (name, group, tuple(counts.items()))
+                shared = sharing.kind in ("all", name)
+                if not (shared and key in seen):
+                    kept.append(counts)
+                if shared:
                     seen.add(key)
-                kept.append(parts)
         return merged(*kept)
 
-    def applied(self) -> Part:
+    def applied(self) -> Count:
         """Sum over every application of every layer: what a token is multiplied by does not know of sharing."""
-        return total(self.around) + sum((total(layer.parts) for layer in self.layers), Part())
+        sublayers = (counts for layer in self.layers for counts in (layer.attention, layer.ffn, layer.own))
+        return sum(map(total, sublayers), total(self.around))
 
 
 @dataclass(frozen=True)
-class Ends:
+class TokenTables:
     """The tables as the model itself has them: `vocab` rows of `width`, and what the head adds."""
 
     vocab: int
     width: int
     tied: bool
     head: bool = True
-    maps: Part = field(default_factory=Part)
+    maps: Count = field(default_factory=Count)
     head_biases: int = 0  # vectors of V at the head; BERT's untied class stores two and uses one
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model as its config describes it.
-
-    `estimated` marks counts from a generic formula; `notes` say what a reader should know before believing a number.
-    """
+    """A model as its config describes it."""
 
     family: str
     width: int
-    ends: Ends
-    stacks: tuple[Stack, ...]
-    around: Parts = field(default_factory=dict)  # pooler, head transform, heads of other tasks
-    signal: Signal | None = None
+    ends: TokenTables
+    stacks: tuple[AppliedLayers, ...]  # none where layers were not told apart
+    around: Counts = field(default_factory=dict)  # pooler, head transform, heads of other tasks
+    fresh: FreshBody | None = None  # of families whose first loss has been measured
     table_std: float = 0.02  # of a fresh table's entries
     output_scale: float = 1.0  # what the class multiplies hidden states or logits by at its head
     frozen: int = 0  # parameters that are never trained: sinusoidal positions stored as tables
-    estimated: bool = False
-    notes: tuple[str, ...] = ()
+    estimated: bool = False  # counted by a generic formula
+    notes: tuple[str, ...] = ()  # what a reader should know before believing a number
+
+    @property
+    def boundary(self) -> BoundarySpec:
+        """The boundary that the model has as it is."""
+        return BoundarySpec("tied" if self.ends.tied or not self.ends.head else "untied")
 
     @property
     def sharing(self) -> SharingSpec:
@@ -125,19 +207,20 @@ class Architecture:
         """Layers applied, over all stacks."""
         return sum(len(stack.layers) for stack in self.stacks)
 
-    def body(self, sharing: SharingSpec | None = None) -> dict[str, Part]:
-        """Unique parts of everything but tables, their maps and the head's bias, under `sharing` (None: its own)."""
+    def body(self, sharing: SharingSpec | None = None) -> dict[str, Count]:
+        """Count everything but tables, their maps and the head's bias, under `sharing` (None: its own)."""
         return merged(self.around, *(stack.stored(sharing or stack.sharing) for stack in self.stacks))
 
     def parameters(self) -> Mapping[str, int]:
         """Unique parameters by component of the model as it is; a tied table is counted once, at the input."""
         ends = self.ends
-        tables = {"input_table": Part(ends.vocab * ends.width), "maps": ends.maps}
-        if ends.head and not ends.tied:
-            tables["output_table"] = Part(ends.vocab * ends.width)
+        table = Count(ends.vocab * ends.width)
+        tables = {"input_table": table, "maps": ends.maps}
         if ends.head:
-            tables["head_bias"] = Part(ends.vocab * ends.head_biases)
-        return {name: part.parameters for name, part in merged(tables, self.body()).items()}
+            tables["head_bias"] = Count(ends.vocab * ends.head_biases)
+        if ends.head and not ends.tied:
+            tables["output_table"] = table
+        return {name: count.parameters for name, count in merged(tables, self.body()).items()}
 
     @property
     def total(self) -> int:

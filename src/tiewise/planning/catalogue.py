@@ -5,7 +5,7 @@ so that a model can be planned like it; `parameters` is what transformers 5.23 c
 meta device, with the token head and without towers for other senses. `class_default` names the figures that equal the
 default of transformers' config class, where all three sizes do.
 
-A catalogue repeats what others wrote: `tiewise check` on the files themselves is better evidence than any row.
+A catalogue repeats what others wrote, which `BETTER` says wherever rows are shown.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any
 from tiewise.core.errors import PlanError
 from tiewise.core.packaged import packaged_json
 
+BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
 NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")
 
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,42 +19,40 @@ from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning import catalogue, memory, world
+from tiewise.planning import catalogue, costs
 from tiewise.planning.architecture import Architecture
-from tiewise.planning.budget import Budget, budget, native
-from tiewise.planning.first_loss import FirstLoss, first_loss
+from tiewise.planning.budget import Budget, Threshold, budget, thresholds
+from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
-from tiewise.planning.thresholds import Threshold, thresholds
 
 Described = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
-UNTIED = BoundarySpec("untied")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Under what a plan counts. Tokens are one rank's in one step; `std` draws body and tables (None: the config's)."""
+    """Under what a plan counts."""
 
-    tokens: memory.Tokens = memory.Tokens()  # noqa: RUF009 - frozen
+    tokens: costs.Tokens = costs.Tokens()  # noqa: RUF009 - frozen; one rank's in one step
     dtype: str = "float32"
-    world: world.World = world.World()  # noqa: RUF009 - frozen
-    std: float | None = None
+    world: costs.World = costs.World()  # noqa: RUF009 - frozen
+    std: float | None = None  # of body and tables at the start; None: the config's
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One choice's figures. `saved` is against the same model untied and with nothing shared."""
+class ChoiceCosts:
+    """One choice's figures, under the names that they have in JSON."""
 
     budget: Budget
-    saved: int
+    saved: int  # against the same model untied and with nothing shared
     saved_share: float
-    checkpoint: Mapping[str, int]
-    training: Mapping[str, memory.TrainingBytes]
-    logits: memory.LogitsBytes | None
-    flops: memory.Flops
-    decode: memory.DecodeBytes | None
-    first_loss: FirstLoss | None
-    ranks: tuple[world.Rank, ...]
-    pipeline_tie: int
+    checkpoint_bytes: Mapping[str, int]  # by dtype; of the tensors, a tied table written once
+    training_bytes: Mapping[str, costs.TrainingBytes]  # by optimizer
+    logits_bytes: costs.LogitsBytes | None
+    flops_per_token: costs.Flops
+    decode_bytes: costs.DecodeBytes | None
+    first_loss: costs.FirstLoss | None
+    ranks: tuple[costs.Rank, ...]
+    pipeline_tie_bytes: int
 
     @property
     def name(self) -> str:
@@ -63,44 +62,36 @@ class Choice:
     def record(self) -> dict[str, Any]:
         """Everything as JSON takes it."""
         b = self.budget
-        return {
+        counted = {
             "boundary": str(b.boundary),
             "share": str(b.sharing),
             "parameters": {"total": b.total, "trainable": b.trainable, **b.parameters},
-            "saved": self.saved,
-            "saved_share": self.saved_share,
-            "checkpoint_bytes": dict(self.checkpoint),
-            "training_bytes": {name: {**asdict(row), "total": row.total} for name, row in self.training.items()},
-            "logits_bytes": asdict(self.logits) if self.logits else None,
-            "flops_per_token": asdict(self.flops),
-            "decode_bytes": asdict(self.decode) if self.decode else None,
-            "first_loss": asdict(self.first_loss) if self.first_loss else None,
-            "ranks": [asdict(rank) for rank in self.ranks],
-            "pipeline_tie_bytes": self.pipeline_tie,
         }
+        return {**counted, **{name: value for name, value in asdict(self).items() if name != "budget"}}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """All choices of one model. `name` is what the model was asked for by; `as_it_is` its own boundary and sharing."""
+    """All choices of one model, side by side; its `repr` is their table, for a notebook."""
 
-    name: str
+    name: str  # what the model was asked for by
     architecture: Architecture
     setting: Setting
-    as_it_is: tuple[BoundarySpec, SharingSpec]
-    choices: tuple[Choice, ...]
-    activations: memory.ActivationBytes
+    choices: tuple[ChoiceCosts, ...]
+    activations: costs.ActivationBytes
     thresholds: tuple[Threshold, ...]
 
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader should know before believing a number."""
-        return self.architecture.notes
+    def __repr__(self) -> str:
+        return as_text(self.record())
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it; an infinite threshold is null, and the model's boundary where it has no head."""
+        """Everything as JSON takes it; an infinite threshold is null, and the model's boundary where it has no head.
+
+        All that is shown of a plan is made of this: see `plan_rows`.
+        """
         a, s = self.architecture, self.setting
-        return {
+        others = catalogue.neighbours(a.ends.vocab, a.width, a.layers or None, but=(self.name,))
+        found = {
             "model": {
                 "name": self.name,
                 "family": a.family,
@@ -108,8 +99,8 @@ class Plan:
                 "width": a.width,
                 "table_width": a.ends.width,
                 "layers": a.layers,
-                "boundary": str(self.as_it_is[0]) if a.ends.head else None,
-                "share": str(self.as_it_is[1]),
+                "boundary": str(a.boundary) if a.ends.head else None,
+                "share": str(a.sharing),
                 "parameters": {"total": a.total, **a.parameters()},
                 "estimated": a.estimated,
                 "notes": list(a.notes),
@@ -117,8 +108,10 @@ class Plan:
             "setting": {**asdict(s), "tokens": {**asdict(s.tokens), "count": s.tokens.count}},
             "choices": [choice.record() for choice in self.choices],
             "activation_bytes": {**asdict(self.activations), "estimated": True},
-            "thresholds": [_finite(asdict(threshold)) for threshold in self.thresholds],
+            "thresholds": [{**asdict(t), "value": t.value if isfinite(t.value) else None} for t in self.thresholds],
+            "neighbours": [model.record() for model in others],
         }
+        return {**found, "notes": remarks(found)}
 
 
 def plan(
@@ -143,23 +136,39 @@ def plan(
     """
     name, architecture = described(model)
     setting = setting or Setting()
-    memory.dtype_bytes(setting.dtype)
+    tokens, dtype, ends = setting.tokens, setting.dtype, architecture.ends
+    costs.dtype_bytes(dtype)
     if setting.std is not None and not 0 < setting.std < float("inf"):
         raise PlanError(f"std {setting.std}", "give a positive number")
     specs = list(dict.fromkeys(BoundarySpec.parse(text) for text in boundaries))
     sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
-    plainest, ends = budget(architecture, UNTIED, SharingSpec()), architecture.ends
+    plainest = budget(architecture, BoundarySpec("untied"), SharingSpec())
+
+    def choice(spec: BoundarySpec, share: SharingSpec) -> ChoiceCosts:
+        counted = budget(architecture, spec, share)
+        saved, out_width = plainest.total - counted.total, spec.table_widths(ends.width)[1]
+        return ChoiceCosts(
+            counted,
+            saved,
+            saved / plainest.total,
+            {name: counted.total * size for name, size in costs.DTYPES.items()},
+            costs.training_bytes(counted.total, counted.trainable, dtype),
+            costs.logits_bytes(tokens.count, ends.vocab, out_width, dtype) if ends.head else None,
+            costs.flops_per_token(counted, architecture, tokens.length),
+            costs.decode_bytes(counted, architecture, tokens.length, dtype),
+            costs.first_loss(architecture, spec, share, setting.std, tokens.length),
+            costs.ranks(counted, setting.world, tokens, dtype, ends.vocab),
+            costs.pipeline_tie_bytes(counted, dtype),
+        )
+
     return Plan(
         name,
         architecture,
         setting,
-        (native(architecture), architecture.sharing),
-        tuple(
-            _choice(architecture, budget(architecture, *each), plainest, setting) for each in product(specs, sharing)
-        ),
-        memory.activation_bytes(architecture, setting.tokens.count, setting.dtype),
+        tuple(choice(*each) for each in product(specs, sharing)),
+        costs.activation_bytes(architecture, tokens.count, dtype),
         thresholds(ends.vocab, ends.width, plainest.total - plainest.tables, ends.head),
     )
 
@@ -189,7 +198,17 @@ def described(model: Described) -> tuple[str, Architecture]:
             return described(Path(model))
     if not isinstance(row, catalogue.Model):
         raise PlanError(f"a {type(row).__name__} cannot be planned", "give a name, a config or its path, or sizes")
-    return row.name, _of_row(row)
+    if row.config:
+        found = read(row.config)
+        known = row.tied is not None and found.ends.head
+        # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
+        return row.name, replace(found, ends=replace(found.ends, tied=bool(row.tied))) if known else found
+    if row.vocab is None:
+        fix = "plan from sizes, or from its config.json"
+        raise PlanError(f"{row.name}: nobody was seen to say its vocabulary", fix)
+    found = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
+    note = f"{row.name} is known by V, D and L alone: a body of 12·D² per layer is assumed"
+    return row.name, replace(found, notes=(note,))
 
 
 def config_of(path: Path) -> dict[str, Any]:
@@ -204,41 +223,3 @@ def config_of(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise PlanError(f"{file}: not a config", "a config.json is one JSON object")
     return config
-
-
-def _of_row(row: catalogue.Model) -> Architecture:
-    if row.config:
-        found = read(row.config)
-        known = row.tied is not None and found.ends.head
-        # the published files decide: a class may tie what its checkpoints hold apart (T5 v1.1)
-        return replace(found, ends=replace(found.ends, tied=bool(row.tied))) if known else found
-    if row.vocab is None:
-        raise PlanError(
-            f"{row.name}: nobody was seen to say its vocabulary", "plan from sizes, or from its config.json"
-        )
-    found = from_sizes(Sizes(row.vocab, row.width, row.layers), tied=row.tied is not False)
-    return replace(found, notes=(f"{row.name} is known by V, D and L alone: a body of 12·D² per layer is assumed",))
-
-
-def _choice(architecture: Architecture, counted: Budget, plainest: Budget, setting: Setting) -> Choice:
-    spec, tokens, dtype = counted.boundary, setting.tokens, setting.dtype
-    ends = architecture.ends
-    out_width = spec.table_widths(ends.width)[1]
-    saved = plainest.total - counted.total
-    return Choice(
-        counted,
-        saved,
-        saved / plainest.total,
-        memory.checkpoint_bytes(counted.total),
-        memory.training_bytes(counted.total, counted.trainable, dtype),
-        memory.logits_bytes(tokens.count, ends.vocab, out_width, dtype) if ends.head else None,
-        memory.flops_per_token(counted, architecture, tokens.length),
-        memory.decode_bytes(counted, architecture, tokens.length, dtype),
-        first_loss(architecture, spec, counted.sharing, setting.std, tokens.length),
-        world.ranks(counted, setting.world, tokens, dtype, ends.vocab),
-        world.pipeline_tie_bytes(counted, dtype),
-    )
-
-
-def _finite(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: None if value == float("inf") else value for key, value in record.items()}

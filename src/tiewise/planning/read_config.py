@@ -1,31 +1,35 @@
-"""A config to an `Architecture`: exactly for the families that are known, by a generic formula for others.
+"""A config to an `Architecture`: by the family's own reader, by a generic formula, or by building the class.
 
-architecture = read(json.load(open("config.json")))
-architecture.total                       unique parameters
-architecture.parameters()                the same by component
+read(json.load(open("config.json")))      exact for `READERS`, an estimate for others, which it says
+from_sizes(Sizes(50_000, 1024, 12))       the generic decoder
+count_on_meta(config)                     exact for any family of transformers, its layers not told apart
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tiewise.core.errors import PlanError
-from tiewise.planning.architecture import Architecture, Cache, Ends, Layer, Stack
+from tiewise.core.late import Late
+from tiewise.planning.architecture import (
+    AppliedLayers,
+    Architecture,
+    Count,
+    Heads,
+    LayerCounts,
+    TokenTables,
+    even,
+    feed_forward,
+)
 from tiewise.planning.config import MOST, MOST_LAYERS, Config
-from tiewise.planning.families import decoders, encoder_decoders, encoders, mixtures
-from tiewise.planning.families.recurrent import mamba
-from tiewise.planning.families.shape import Attention, FeedForward, even
-from tiewise.planning.parts import Part
+from tiewise.planning.decoders import DECODERS, decoder, mamba
+from tiewise.planning.encoders import ENCODERS
 
-READERS = {
-    **dict.fromkeys(decoders.READERS, decoders.read),
-    **dict.fromkeys(mixtures.READERS, mixtures.read),
-    **encoders.READERS,
-    **encoder_decoders.READERS,
-    "mamba": mamba,
-}
+torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
+READERS = {**dict.fromkeys(DECODERS, decoder), "mamba": mamba, **ENCODERS}
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
 
 
@@ -44,9 +48,9 @@ def read(config: Mapping[str, Any]) -> Architecture:
         return replace(found, notes=(*found.notes, note))
     family = str(config.get("model_type") or "unknown")[:60]
     c = Config(config, family)
-    found = READERS[family](c) if family in READERS else _generic(c)
+    found = READERS[family](c) if family in READERS else _estimated(c)
     std, scale = fresh_table(c)
-    return replace(found, table_std=std, output_scale=found.signal.output_scale if found.signal else scale)
+    return replace(found, table_std=std, output_scale=found.fresh.output_scale if found.fresh else scale)
 
 
 def fresh_table(c: Config) -> tuple[float, float]:
@@ -61,14 +65,13 @@ def fresh_table(c: Config) -> tuple[float, float]:
     return c.number(key, 0.02), 1.0
 
 
-def _generic(c: Config) -> Architecture:
-    d = c.size("hidden_size") if c.get("hidden_size") is not None else c.size("d_model")
-    heads = c.get("num_attention_heads")
+def _estimated(c: Config) -> Architecture:
+    """Read sizes by the names that most families give them."""
     sizes = Sizes(
         vocab=c.size("vocab_size"),
-        width=d,
+        width=c.size("hidden_size" if c.get("hidden_size") is not None else "d_model"),
         layers=c.size("num_hidden_layers"),
-        heads=c.size("num_attention_heads") if heads is not None else 1,
+        heads=c.size("num_attention_heads", 1),
         kv_heads=c.get("num_key_value_heads"),
         head_dim=c.get("head_dim"),
         ffn=c.get("intermediate_size"),
@@ -76,8 +79,7 @@ def _generic(c: Config) -> Architecture:
     )
     note = f"{c.family} is not a family that tiewise counts exactly: attention and ffn matrices alone are estimated"
     tied = c.get("tie_word_embeddings")
-    found = from_sizes(sizes, True if tied is None else bool(tied))
-    return replace(found, family=c.family, notes=(note,))
+    return replace(from_sizes(sizes, tied is None or bool(tied)), family=c.family, notes=(note,))
 
 
 @dataclass(frozen=True)
@@ -108,13 +110,53 @@ def from_sizes(sizes: Sizes, tied: bool = True) -> Architecture:
 
     With full heads and an ffn of 4 D that is 12 D² per layer, the figure of the textbooks.
     """
-    head_dim = sizes.head_dim or even(sizes.width, sizes.heads)
-    attention = Attention(sizes.heads, sizes.kv_heads or sizes.heads, head_dim)
-    ffn = FeedForward(sizes.ffn or 4 * sizes.width, sizes.gated)
-    parts: tuple[dict[str, Part], dict[str, Part]]
-    parts = {"attention": attention.part(sizes.width)}, {"ffn": ffn.part(sizes.width)}
-    saved = 8 * sizes.width + ffn.width * (3 if sizes.gated else 2)
-    cache = Cache(sizes.heads, head_dim, attention.kv_heads)
-    stack = Stack("decoder", (Layer(*parts),) * sizes.layers, cache=cache, saved_per_token=saved)
-    ends = Ends(sizes.vocab, sizes.width, tied)
-    return Architecture("generic decoder", sizes.width, ends, (stack,), estimated=True)
+    d, ffn = sizes.width, sizes.ffn or 4 * sizes.width
+    heads = Heads(sizes.heads, sizes.head_dim or even(d, sizes.heads), sizes.kv_heads or sizes.heads)
+    layer = LayerCounts({"attention": heads.maps(d)}, {"ffn": feed_forward(d, ffn, sizes.gated)})
+    saved = 8 * d + ffn * (3 if sizes.gated else 2)
+    stack = AppliedLayers("decoder", (layer,) * sizes.layers, heads=heads, saved_per_token=saved)
+    return Architecture("generic decoder", d, TokenTables(sizes.vocab, d, tied), (stack,), estimated=True)
+
+
+def count_on_meta(config: Mapping[str, Any]) -> Architecture:
+    """Build `config`'s model on the meta device, which holds no memory: tables, the head's bias, and all else.
+
+    Exact in total and in the tables. Layers are not told apart, so sharing cannot be planned; every matrix counts as
+    used by every token.
+
+    Raises:
+        PlanError: transformers does not know the family, or refuses the config.
+    """
+    values = dict(config)
+    family = str(values.pop("model_type", ""))
+    model = _built(family, values)
+    table, head = model.get_input_embeddings(), model.get_output_embeddings()
+    if table is None or head is None:
+        raise PlanError(f"{family} has no token table and head", "plan works on language models")
+    bias = getattr(head, "bias", None)
+    ours = [id(p) for p in (table.weight, head.weight, bias)]
+    others = [p for p in model.parameters() if id(p) not in ours]
+    whole = sum(p.numel() for p in others)
+    other = Count(whole, sum(p.numel() for p in others if p.dim() > 1), whole)
+    if head.weight.shape != table.weight.shape:
+        raise PlanError(f"{family}: its two tables differ in shape", "such a model cannot be planned")
+    vocab, width = table.weight.shape
+    ends = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
+    note = f"{family} was built on the meta device; its layers are not told apart"
+    return Architecture(family, width, ends, (), {"other": other}, notes=(note,))
+
+
+def _built(family: str, values: Mapping[str, Any]) -> Any:
+    """Build the first class for language that takes the config."""
+    t = transformers
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = t.AutoConfig.for_model(family, **values)
+            for kind in (t.AutoModelForCausalLM, t.AutoModelForSeq2SeqLM, t.AutoModelForMaskedLM):
+                if type(config) in kind._model_mapping:
+                    return kind.from_config(config)
+    except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
+        what = f"transformers cannot build {family or 'a config without model_type'}: {str(error)[:120]}"
+        raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
+    raise PlanError(f"transformers has no language model of type {family}", "leave build out to estimate instead")

@@ -20,7 +20,7 @@ import plotly.graph_objects as go
 
 from tiewise.core.found import Quantity
 from tiewise.core.numerals import NONE, count, plain, signed, size
-from tiewise.planning.memory import training_bytes
+from tiewise.planning.costs import training_bytes
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
 from tiewise.report.comparison_found import NATS, PAIRS, SHARES, difference, found, measured_shares, share

@@ -107,6 +107,16 @@ COMMON = """
     """
 
 
+# a verb's counterpart for a model in memory
+LIVE = {
+    "tie": "tiewise.installed(model).tie()",
+    "untie": "tiewise.installed(model).untie()",
+    "densify": "tiewise.hf.plain_copy(model)",
+    "factor": 'tiewise.install(model, "factored:128")',
+    "resize": "model.resize_token_embeddings",
+}
+
+
 def verb(make: Verb) -> Callable[..., Receipt]:
     """Make of a verb `name(facts, *, options, force)` what users call: `name(source, to, *, options, dry_run, force)`.
 
@@ -114,11 +124,20 @@ def verb(make: Verb) -> Callable[..., Receipt]:
     """
 
     @wraps(make, assigned=("__module__", "__name__", "__qualname__"))
-    def run(source: Place, to: Place, *, dry_run: bool = False, force: bool = False, **options: Any) -> Receipt:
+    def run(
+        source: Place, to: Place | None = None, *, dry_run: bool = False, force: bool = False, **options: Any
+    ) -> Receipt:
+        if hasattr(source, "named_parameters"):
+            what = f"{make.__name__} rewrites a folder, and this is a live {type(source).__name__}"
+            live = LIVE.get(make.__name__)
+            raise CheckpointError(what, (f"use {live}, or " if live else "") + "save it first, with save_pretrained")
+        if to is None:
+            raise TypeError(f"{make.__name__}() needs `to`, the folder to make")
         return rewrite(source, to, make, dry_run=dry_run, force=force, **options)
 
     common = inspect.signature(run, follow_wrapped=False)
     source, to, dry_run, force, _ = common.parameters.values()
+    to = to.replace(default=inspect.Parameter.empty, annotation="Place")
     options = [p for name, p in inspect.signature(make).parameters.items() if name not in ("facts", "force")]
     run.__dict__["__signature__"] = common.replace(parameters=[source, to, *options, dry_run, force])
     said, _, described = (make.__doc__ or "").partition("\n\n    Args:")

@@ -1,4 +1,13 @@
-"""Which parameters of which layers are one: made from a spec, written in a config, read back from one.
+"""Which parameters of which layers are one: found in a model, made from a spec, written in a config and read back.
+
+    for stack in find_stacks(model):
+        stack.name, len(stack.layers)            # "bert.encoder.layer", 12
+        stack.parts[0]["output.LayerNorm.weight"]     # "ffn"
+
+A stack is an outermost list of modules that a forward pass on token ids runs. What mixes tokens is told by name
+(attention, attn, mixer, …), as every family of transformers has it; all other matrices are ffn. Norms are placed by
+watching one forward pass: where layers begin with a norm, it goes with the matrices that read its output (with none of
+the two if both read it), else, and where none reads it, with the matrix that ran before it.
 
     "tiewise_sharing": {"spec": "ffn", "stacks": {"bert.encoder.layer": [
         {"layers": [0, 0, 0, 0], "names": ["intermediate.dense.weight", "intermediate.dense.bias", ...]}]}}
@@ -9,15 +18,163 @@ The layout is written out, not derived again, so that a checkpoint loads as it w
 
 from __future__ import annotations
 
+import re
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.sharing.sublayers import LayerStack
+
+_MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
+_SEED, _ROWS, _LENGTH = 20240229, 2, 5
+_FIX = "sharing works on models that run on token ids"
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """Layers of one list, in order."""
+
+    name: str  # of the list in its model
+    layers: tuple[nn.Module, ...]
+    parts: tuple[dict[str, str], ...]  # of every layer: names of parameters → attention, ffn, or own (neither's)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a module that holds parameters."""
+
+    path: str
+    module: nn.Module
+    read: Tensor | None
+    wrote: Tensor | None
+
+
+def find_stacks(model: Any) -> list[LayerStack]:
+    """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids."""
+    if any(value.is_meta for value in model.parameters()):
+        raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
+    if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
+        raise InstallError(f"{type(model).__name__} is sharded", "share its layers before fully_shard")
+    lists: dict[str, tuple[nn.Module, ...]] = {}
+    inside: set[int] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and id(module) not in inside:
+            inside |= {id(part) for part in module.modules()}
+            if len(module) and all(any(value.ndim > 1 for value in layer.parameters()) for layer in module):
+                lists[name] = tuple(module)
+    calls = _calls(model, [layer for layers in lists.values() for layer in layers])
+    stacks = []
+    for name, layers in lists.items():
+        runs = [calls[id(layer)] for layer in layers]
+        if all(runs):
+            begins = next(call.module for call in runs[-1] if not isinstance(call.module, nn.Embedding))
+            pairs = zip(layers, runs, strict=True)
+            parts = tuple(_parts(name, *pair, norm_first=not _is_matrix(begins)) for pair in pairs)
+            stacks.append(LayerStack(name, layers, parts))
+    if not stacks:
+        raise InstallError(f"{type(model).__name__} has no list of layers that token ids run through", _FIX)
+    return stacks
+
+
+def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
+    """For every layer by its id, the first call of each module in it that holds parameters, in order."""
+    calls: dict[int, list[_Call]] = {id(layer): [] for layer in layers}
+
+    def noted(path: str, into: list[_Call]) -> Any:
+        def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if all(call.module is not module for call in into):
+                into.append(_Call(path, module, _first((*args, *kwargs.values())), _first((output,))))
+
+        return after
+
+    with ExitStack() as held:
+        for layer in {id(layer): layer for layer in layers}.values():
+            for path, module in layer.named_modules():
+                if any(True for _ in module.parameters(recurse=False)):
+                    hook = noted(path, calls[id(layer)])
+                    held.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        _run(model)
+    return calls
+
+
+def _first(values: tuple[Any, ...]) -> Tensor | None:
+    """Return the first tensor of numbers among a call's values."""
+    for value in values:
+        found = _first(tuple(value)) if isinstance(value, tuple | list) else value
+        if isinstance(found, Tensor) and found.is_floating_point():
+            return found.detach()  # the tensor itself, kept alive, so that its address is its own
+    return None
+
+
+def _run(model: Any) -> None:
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    if table is None:
+        raise InstallError(f"{type(model).__name__} has no table of tokens", _FIX)
+    generator = torch.Generator().manual_seed(_SEED)
+    ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator).to(table.device)
+    batch = {"input_ids": ids}
+    if getattr(model.config, "is_encoder_decoder", False):
+        batch["decoder_input_ids"] = ids
+    was = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(**batch)
+    except Exception as error:  # a family that wants more than ids raises anything
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InstallError(f"{type(model).__name__} does not run on token ids alone ({reason})", _FIX) from None
+    finally:
+        for module, mode in was:
+            module.training = mode
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    return any(value.ndim > 1 for value in module.parameters(recurse=False))
+
+
+def _parts(stack: str, layer: nn.Module, calls: list[_Call], norm_first: bool) -> dict[str, str]:
+    place = {call.path: index for index, call in enumerate(calls)}
+    mixes = {call.path: _kind(stack, call.path) for call in calls if _is_matrix(call.module)}
+    parts = {}
+    for name, _ in layer.named_parameters(remove_duplicate=False):
+        path = name.rpartition(".")[0]
+        if not path:
+            parts[name] = "own"
+        elif _is_matrix(layer.get_submodule(path)):
+            parts[name] = _kind(stack, path)
+        elif _MIXES.search(path.rpartition(".")[0]):
+            parts[name] = "attention"
+        else:
+            parts[name] = _norm_part(calls, place[path], mixes, norm_first) if path in place else "own"
+    return parts
+
+
+def _kind(stack: str, path: str) -> str:
+    return "attention" if _MIXES.search(f"{stack.rpartition('.')[2]}.{path}") else "ffn"
+
+
+def _norm_part(calls: list[_Call], place: int, mixes: dict[str, str], norm_first: bool) -> str:
+    """Which of the two a norm belongs to."""
+    norm = calls[place].wrote
+    if norm_first and norm is not None:
+        alike = [(call, call.read) for call in calls if call.path in mixes and call.read is not None]
+        alike = [(call, read) for call, read in alike if read.numel() == norm.numel()]
+        # two norms may give equal values, as new ones do; a cast gives another tensor
+        same = {mixes[call.path] for call, read in alike if read.data_ptr() == norm.data_ptr()}
+        readers = same or {mixes[call.path] for call, read in alike if torch.equal(read.flatten(), norm.flatten())}
+        if readers:
+            return readers.pop() if len(readers) == 1 else "own"
+    before = [mixes[call.path] for call in calls[:place] if call.path in mixes]
+    after = [mixes[call.path] for call in calls[place:] if call.path in mixes]
+    return (before[-1:] or after[:1] or ["own"])[0]
+
+
+# what they share
 
 ENTRY = "tiewise_sharing"
 
@@ -55,11 +212,8 @@ class Layout:
 
     @classmethod
     def read(cls, value: Any) -> Layout:
-        """Read what `record` gave, from a file that anybody may have written.
-
-        Raises:
-            InstallError: it is something else.
-        """
+        """Read what `record` gave, from a file that anybody may have written."""
+        fix = "save the model again with tiewise"
         try:
             stacks = {
                 str(name): tuple(
@@ -70,15 +224,10 @@ class Layout:
             spec = SharingSpec.parse(str(value["spec"]))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             what = f"config.json: {ENTRY} is not a layout of shared layers ({type(error).__name__})"
-            raise InstallError(what, "save the model again with tiewise") from None
-        for found in stacks.values():
-            for same in found:
-                if any(
-                    source > layer or source < 0 or same.layers[source] != source
-                    for layer, source in enumerate(same.layers)
-                ):
-                    what = f"config.json: {ENTRY} names a source that is no layer before"
-                    raise InstallError(what, "save the model again with tiewise")
+            raise InstallError(what, fix) from None
+        for layers in (same.layers for found in stacks.values() for same in found):
+            if any(not 0 <= source <= layer or layers[source] != source for layer, source in enumerate(layers)):
+                raise InstallError(f"config.json: {ENTRY} names a source that is no layer before", fix)
         return cls(spec, stacks)
 
 
@@ -86,9 +235,6 @@ def make_layout(stacks: list[LayerStack], spec: SharingSpec) -> Layout:
     """Decide what `stacks` share under `spec`: like with like, a sublayer of other shapes with its own kind alone.
 
     With a rank, matrices of linear maps are shared and everything else stays each layer's own.
-
-    Raises:
-        SpecError: more groups than layers, or nothing in the model of the kind that is to be shared.
     """
     found = {stack.name: _of_stack(stack, spec) for stack in stacks}
     if spec.kind in ("attention", "ffn") and not any(spec.kind in p.values() for s in stacks for p in s.parts):

@@ -7,6 +7,11 @@
 No module is replaced: every layer keeps its object, index, caches and hooks, and refers to the Parameters of the
 first layer that it shares with. An optimizer over `model.parameters()` sees each once, and gradients of all
 applications add up in it. See docs/sharing.md.
+
+With a rank, layers that share a matrix differ by one of low rank: y = x (W + B_l A_l)ᵀ + b, with W shared and A_l, B_l
+own: the relaxed sharing of Bae et al. 2024 (arXiv:2410.20672, §2.3). A trained model is converted by the truncated SVD
+of what its layers differ by, W_l − W ≈ U_r S_r V_rᵀ: B_l = U_r S_r, A_l = V_rᵀ. At full rank nothing is lost. Where
+W_l = W, B_l is zero and A_l is not, so that gradients flow.
 """
 
 from __future__ import annotations
@@ -14,16 +19,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
+from tiewise.boundary.link import swapped
 from tiewise.boundary.saved import BUILDERS, declare_family, forget
 from tiewise.boundary.structure import Journal, own_config
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.sharing.layout import ENTRY, Layout, Same, make_layout
-from tiewise.sharing.relaxed import is_relaxed, relax, tighten, whole
-from tiewise.sharing.sublayers import find_stacks
+from tiewise.sharing.layout import ENTRY, Layout, Same, find_stacks, make_layout
 
 VALUES = ("first", "mean")
 
@@ -146,31 +152,21 @@ def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> 
 
 
 def _layers(model: nn.Module, stack: str, found: tuple[Same, ...]) -> Any:
-    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it.
-
-    Raises:
-        InstallError: there is none that the layout fits.
-    """
+    """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it."""
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
     name = stack if stack in lists else near[0] if len(near) == 1 else None
+    own = (layer.named_parameters(remove_duplicate=False) for layer in lists.get(name or "", ()))
+    parameters = [{parameter for parameter, _ in named} for named in own]
     fits = name is not None and all(
-        len(same.layers) == len(lists[name])
-        and all(_has(lists[name][i], n) for g in same.groups for i in g for n in same.names)
+        len(same.layers) == len(parameters)
+        and all(set(same.names) <= parameters[i] for group in same.groups for i in group)
         for same in found
     )
     if name is None or not fits:
         what = f"{type(model).__name__}: its layers are not those of {stack!r} that its config says are shared"
         raise InstallError(what, "load it with the class it was saved from")
     return lists[name]
-
-
-def _has(layer: nn.Module, name: str) -> bool:
-    try:
-        layer.get_parameter(name)
-    except AttributeError:
-        return False
-    return True
 
 
 @torch.no_grad()
@@ -201,7 +197,70 @@ def _separate(layers: Any, group: list[int], names: tuple[str, ...]) -> None:
             owner = layers[layer].get_submodule(path)
             relaxed, old = is_relaxed(owner), getattr(owner, leaf)
             if relaxed:
-                setattr(owner, leaf, nn.Parameter(whole(owner), requires_grad=old.requires_grad))
+                setattr(owner, leaf, nn.Parameter(applied_weight(owner), requires_grad=old.requires_grad))
                 tighten(owner)
             elif position:
                 setattr(owner, leaf, nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad))
+
+
+# differences of low rank
+
+
+class _Relaxed:
+    """What a linear map does once it has a difference of its own."""
+
+    delta_in: Tensor
+    delta_out: Tensor
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Rows [..., in] → [..., out], through the shared matrix and the layer's own difference."""
+        shared: Tensor = super().forward(hidden)  # type: ignore[misc]
+        return shared + F.linear(F.linear(hidden, self.delta_in), self.delta_out)
+
+
+class RelaxedLinear(_Relaxed, nn.Linear):
+    """A linear map with weight [out, in]."""
+
+
+class RelaxedConv1D(_Relaxed, Conv1D):
+    """GPT-2's linear map, with weight [in, out]."""
+
+
+def relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) -> None:
+    """Give an nn.Linear or Conv1D its own difference, of rank at most `rank`.
+
+    `difference` is what its own weight was more than the shared one, in the weight's orientation; None while a
+    checkpoint is being loaded, which brings the values.
+    """
+    turned = isinstance(module, Conv1D)
+    weight = module.weight.T if turned else module.weight
+    rank = min(rank, *weight.shape)
+    delta_in, delta_out = weight.new_zeros(rank, weight.shape[1]), weight.new_zeros(weight.shape[0], rank)
+    if difference is not None:
+        wide = difference.to(torch.promote_types(difference.dtype, torch.float32))
+        left, size, right = torch.linalg.svd(wide.T if turned else wide, full_matrices=False)
+        delta_in.copy_(right[:rank])
+        delta_out.copy_(left[:, :rank] * size[:rank])
+    elif not weight.is_meta:
+        nn.init.normal_(delta_in, std=weight.shape[1] ** -0.5)
+    for name, value in (("delta_in", delta_in), ("delta_out", delta_out)):
+        journal.set(module, name, nn.Parameter(value, requires_grad=module.weight.requires_grad))
+    journal.set(module, "__class__", swapped(type(module), RelaxedConv1D if turned else RelaxedLinear))
+
+
+def is_relaxed(module: nn.Module) -> bool:
+    """Whether a module has a difference of its own."""
+    return isinstance(module, _Relaxed)
+
+
+def applied_weight(module: Any) -> Tensor:
+    """Weight that a relaxed map applies, shared part and difference together, in the weight's orientation."""
+    difference = module.delta_out.detach() @ module.delta_in.detach()
+    weight: Tensor = module.weight.detach() + (difference.T if isinstance(module, Conv1D) else difference)
+    return weight
+
+
+def tighten(module: Any) -> None:
+    """Take the difference away and give the module its plain class back."""
+    del module.delta_in, module.delta_out
+    module.__class__ = module.plain_class

@@ -18,15 +18,16 @@ import numpy as np
 
 from tiewise.core.errors import RunError
 from tiewise.core.version import __version__
-from tiewise.data.blocks import Bigram, asymmetric_bigrams, token_counts
+from tiewise.data.frequency import Bigram, asymmetric_bigrams, token_counts
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
 from tiewise.training.environment import environment
 from tiewise.training.folder import ENVIRONMENT, read_json, write_json
+from tiewise.training.job import Job
 from tiewise.training.recurrent.assemble import options, run_plan
 from tiewise.training.recurrent.recipes import changed
 from tiewise.training.results import Comparison, DirectPath
-from tiewise.training.run import Job, Outcome, Train, train, tuned
+from tiewise.training.run import Outcome, Train, train, tuned
 from tiewise.training.settings import ALL, Settings
 from tiewise.training.shown import Shown
 from tiewise.training.start import make_jobs, open_run, open_text, seeded

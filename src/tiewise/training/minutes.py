@@ -18,7 +18,7 @@ import numpy as np
 
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.core.progress import progress
-from tiewise.data.blocks import token_counts
+from tiewise.data.frequency import token_counts
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
 from tiewise.training.evaluate import measure

@@ -18,7 +18,7 @@ from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import PlanError, RunError
-from tiewise.core.random_logits import start
+from tiewise.core.random_logits import first_step
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.prepared import PreparedText
 from tiewise.planning.read_config import read
@@ -168,10 +168,10 @@ def predicted_nll(settings: Settings, spec: BoundarySpec, vocab: int, feed_forwa
     config = make_config(settings, vocab, feed_forward)
     d = int(config.get_text_config().hidden_size)
     try:
-        signal = read(config.to_dict()).signal
+        body = read(config.to_dict()).fresh
     except PlanError:
-        signal = None
-    return start(spec, vocab, d, starting_std(settings, spec, d), signal, positions=settings.length).computed()[0]
+        body = None
+    return first_step(spec, vocab, d, starting_std(settings, spec, d), body, positions=settings.length).computed()[0]
 
 
 def start_tables(installed: Installed, std: float, spec: BoundarySpec) -> None:

@@ -19,8 +19,8 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import is_family
 from tiewise.core.errors import Interrupted, UnsupportedError
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.blocks import Blocks
 from tiewise.data.prepared import PreparedText
+from tiewise.data.training_rows import Blocks
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
 from tiewise.training.albert import assemble as albert

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tiewise.core.errors import RunError
-from tiewise.data.blocks import token_counts
+from tiewise.data.frequency import token_counts
 from tiewise.training.folder import FINAL
 from tiewise.training.results import RunResult
 from tiewise.training.run import train

@@ -19,8 +19,9 @@ import numpy as np
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
+from tiewise.training.job import Job
 from tiewise.training.model import make_config, starting_std
-from tiewise.training.run import Job, Train, train, tuned
+from tiewise.training.run import Train, train, tuned
 from tiewise.training.settings import Settings
 from tiewise.training.shown import Say
 

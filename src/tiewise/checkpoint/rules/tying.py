@@ -1,21 +1,23 @@
-"""B010 to B016: which tables are stored, and whether that agrees with what the config says of tying."""
+"""What both ends store, what the config says of it, and who believes which: B010 to B016, B020 to B022, B080, B090."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.claims import FLAG, OWN_TYPE, Claim
+from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.loaders import LOST, predict
 from tiewise.checkpoint.rule import (
+    CONFIG_FIX,
     ERROR,
     FATAL,
     INFO,
     WARNING,
-    Finding,
-    Rule,
+    Said,
+    Told,
     describe,
     difference,
     flag_at,
     names,
+    rule,
     said,
     size,
 )
@@ -24,7 +26,15 @@ from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_R
 from tiewise.checkpoint.untrusted import short
 
 
-def _no_input(facts: Facts) -> Iterator[Finding]:
+@rule("B010", FATAL, "the input table is stored under a name that a loader knows")
+def no_input(facts: Facts) -> Told:
+    """Without an input table every token is a random vector, or loading stops. It happens where a tool saved only part
+    of a model, or saved it under names of its own: wrappers of DDP, FSDP and torch.compile put prefixes before every
+    name, and rules that match `lm_head.weight` exactly then find nothing (OpenRLHF#1316, tinker-cookbook#593). Names
+    are looked for in the data of transformers' classes, then among the usual ones, then by shape.
+    What to do: store the table under the name that the model's class gives it.
+    Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
+    """
     text, roles = facts.text, facts.roles
     yield from _misnamed(facts)
     if text is None or text.vocab_size is None or not facts.complete or roles.input is not None:
@@ -37,10 +47,10 @@ def _no_input(facts: Facts) -> Iterator[Finding]:
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
     what += f"; one of these may be: {names(like)}" if like else ""
     fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
-    yield Finding("B010", FATAL, roles.input_name or "input table", what, fix)
+    yield roles.input_name or "input table", what, fix
 
 
-def _misnamed(facts: Facts) -> Iterator[Finding]:
+def _misnamed(facts: Facts) -> Told:
     """An input table that is stored where transformers does not look, or that an untied class does not copy."""
     roles = facts.roles
     if roles.input is not None and roles.read_input is None:
@@ -49,16 +59,16 @@ def _misnamed(facts: Facts) -> Iterator[Finding]:
         how = "the table is drawn at random" if lost else "the head takes its place"
         what = f"{short(name)} is not a name that its class is loaded from, which looks for {wanted}: {how}"
         fix = f"store it as {wanted}, and every tensor that is named like it likewise"
-        yield Finding("B010", FATAL if lost else ERROR, wanted, what, fix)
+        yield Said(wanted, what, fix, severity=FATAL if lost else ERROR)
     for table in facts.half_read:
         wanted = roles.unread[table.name]
         what = f"{short(table.name)} is not a name that its class is loaded from, which looks for {wanted}"
-        yield Finding("B010", ERROR, wanted, what, f"store it as {wanted}")
+        yield Said(wanted, what, f"store it as {wanted}", severity=ERROR)
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
-            yield Finding("B010", ERROR, target, what, fix)
+            yield Said(target, what, fix, severity=ERROR)
 
 
 def _is_canonical(facts: Facts, head: Stored) -> bool:
@@ -66,7 +76,16 @@ def _is_canonical(facts: Facts, head: Stored) -> bool:
     return facts.roles.ties.get(facts.roles.input_name or "") == head.name
 
 
-def _no_output(facts: Facts) -> Iterator[Finding]:
+@rule("B011", FATAL, "an untied model stores its output head")
+def no_output(facts: Facts) -> Told:
+    """The config says that the two ends do not share a table, and the head is not there. transformers 4 and 5 draw it
+    at random; 5 names it as missing, 4 says nothing. vLLM left it uninitialised before August 2026 (#51665) and has
+    tied it since; llama.cpp ties it; mlx-lm refuses. A VLM whose nested config says tied while its root says untied is
+    the usual cause (Qwen3-VL-Embedding#89), a save that dropped the head of a diverged pair the dangerous one.
+    What to do: if the model was trained tied, write the flag as true at every level. If not, the head is lost: take the
+    checkpoint from its source again.
+    Sources: Qwen3-VL-Embedding#89; vllm#51063; transformers#43429
+    """
     claims, roles = facts.claims, facts.roles
     if facts.tied is not False or claims.t5_like or roles.headless or not facts.complete:
         return
@@ -83,7 +102,7 @@ def _no_output(facts: Facts) -> Iterator[Finding]:
     if roles.output is not None:
         wanted = roles.unread[roles.output.name]
         what = f"{why}, and the head is stored as {short(roles.output.name)}: transformers looks for {wanted}"
-        yield Finding("B011", FATAL, wanted, what, f"store it as {wanted}")
+        yield wanted, what, f"store it as {wanted}"
         return
     what += f"; one of these may be it: {names(like)}" if like else ""
     below = [claim for claim in claims.levels if claim.written is True]
@@ -93,10 +112,20 @@ def _no_output(facts: Facts) -> Iterator[Finding]:
     else:
         safe = False
         fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
-    yield Finding("B011", FATAL, roles.output_name or "output head", what, fix, safe)
+    yield roles.output_name or "output head", what, fix, safe
 
 
-def _tied_but_different(facts: Facts) -> Iterator[Finding]:
+@rule("B012", ERROR, "a tied model stores no head that differs from its table", scans=True)
+def tied_but_different(facts: Facts) -> Told:
+    """The config says tied, and two different tables are stored. transformers 4 overwrote the head with the input
+    table, and so did vLLM before August 2026 (vllm#51063); mlx-lm still drops it; transformers 5 keeps both, warns, and
+    leaves the config wrong (transformers#42507). So one folder is two models. It comes from merging an adapter trained
+    at both ends (peft#2777, transformers#45127), from FSDP or ZeRO gathering two copies of a tied table (verl#6334),
+    and from training that silently ran untied.
+    What to do: if the head was trained on purpose, write the flag as false at every level. If one side is an accident,
+    keep the other with `tiewise tie --keep input|output`.
+    Sources: vllm#51063; transformers#42507; peft#2777; transformers#45127; verl#6334; llama.cpp#9065
+    """
     alike, head = facts.ends, facts.roles.output
     if facts.tied is not True or alike is None or head is None or not alike.differing:
         return
@@ -107,29 +136,54 @@ def _tied_but_different(facts: Facts) -> Iterator[Finding]:
     one = f"choose one: {facts.command('tie', '--keep input')}"
     fix = f"keep both tables: {facts.command('repair')}; or {one}" if safe else one
     what = f"the config ties, and {short(head.name)} is not {short(_input(facts).name)}: {difference(alike)}"
-    yield Finding("B012", ERROR, short(head.name), what, fix, safe)
+    yield short(head.name), what, fix, safe
 
 
-def _tied_and_stored_twice(facts: Facts) -> Iterator[Finding]:
+@rule("B013", WARNING, "a tied model stores its table once", scans=True)
+def tied_and_stored_twice(facts: Facts) -> Told:
+    """The head is a byte-for-byte copy of the input table. It costs disk, download and, in loaders that take what is
+    stored, memory: a merge of Gemma 2 gained a billion parameters so (mergekit#385), and llama.cpp keeps both
+    (llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted apart; 5.23 ties it. It
+    comes from any save that lost the alias: FSDP, ZeRO consolidation, merges, "clone before saving" recipes.
+    What to do: `tiewise dedupe` drops the head. Nothing else changes.
+    Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824
+    """
     alike, head = facts.ends, facts.roles.output
     if facts.tied is True and alike is not None and head is not None and alike.equal:
         how = "byte for byte" if alike.kind == IDENTICAL else "but for the signs of zeros"
         what = f"{describe(head)} is {short(_input(facts).name)} {how}, {size(head.nbytes)} stored twice"
         what += "; some values are NaN, so that transformers 5 keeps both" if alike.nan else ""
-        yield Finding("B013", WARNING, short(head.name), what, facts.command("dedupe"), safe=True)
+        yield short(head.name), what, facts.command("dedupe"), True
 
 
-def _equal_but_not_tied(facts: Facts) -> Iterator[Finding]:
+@rule("B014", INFO, "an untied model's two tables are not the same", scans=True)
+def equal_but_not_tied(facts: Facts) -> Told:
+    """Two equal tables under a config that says untied: someone untied the model and has not trained it since, or a
+    save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a model clone a
+    tied head on purpose, and write such pairs. Training parts the two ends from here on, and until then one of them is
+    spare bytes.
+    What to do: nothing if that is meant; else `tiewise tie --keep input` stores one table and says so.
+    Sources: torchtitan: the Hugging Face backend clones the head for FSDP
+    """
     alike, head = facts.ends, facts.roles.output
     if facts.tied is not True and alike is not None and head is not None and alike.equal:
         how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
         equal = "byte for byte" if alike.kind == IDENTICAL else "but for the signs of zeros"
         what = f"{describe(head)} is {short(_input(facts).name)} {equal}, and {how}: {size(head.nbytes)} twice"
         fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
-        yield Finding("B014", INFO, short(head.name), what, fix)
+        yield short(head.name), what, fix
 
 
-def _drift(facts: Facts) -> Iterator[Finding]:
+@rule("B015", WARNING, "two stored tables are the same, or two tables of their own", scans=True)
+def drifted(facts: Facts) -> Told:
+    """Tables that were trained apart share nothing: every row differs by about its own length. Tables that are equal
+    after a cast, equal but for some rows, or within a tenth of each other were one table not long ago. Usual causes:
+    one end saved in another precision; new tokens written at one end only (transformers#35141); an alias lost on the
+    meta device or in FSDP, so that each end was trained alone from then on (pytorch#188346, Automodel#2571).
+    What to do: decide whether the parting was meant. If not, `tiewise tie --keep input|output|mean` makes them one
+    again, and says by how much any logit changes.
+    Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
+    """
     alike, head = facts.ends, facts.roles.output
     if alike is None or head is None or alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
         return
@@ -139,10 +193,19 @@ def _drift(facts: Facts) -> Iterator[Finding]:
     types = f" ({table.dtype} and {head.dtype})" if table.dtype != head.dtype else ""
     what = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
     keep = "--keep input" if alike.kind == SAME_VALUES else "--keep input (or output, or mean)"
-    yield Finding("B015", WARNING, short(head.name), what, f"nothing if meant; else {facts.command('tie', keep)}")
+    yield short(head.name), what, f"nothing if meant; else {facts.command('tie', keep)}"
 
 
-def _inverted(facts: Facts) -> Iterator[Finding]:
+@rule("B016", ERROR, "a single shared table is stored under the input table's name")
+def only_head_stored(facts: Facts) -> Told:
+    """Only the head's name is stored. transformers 5 ties in both directions; other loaders look for the input table
+    and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It comes
+    from saves that drop shared names in alphabetical order or by pointer, without asking which one is canonical
+    (safetensors#98).
+    What to do: `tiewise tie` stores the tensor under the input table's name, with the flag true; `tiewise repair` does
+    it where the config says tied.
+    Sources: llama.cpp#12456; safetensors#98
+    """
     roles = facts.roles
     if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced:
         return
@@ -155,7 +218,7 @@ def _inverted(facts: Facts) -> Iterator[Finding]:
     fix = facts.command("repair" if safe else "tie")
     if not safe:
         fix = f"if it was trained tied: {fix}; else take the input table from its source"
-    yield Finding("B016", ERROR, short(roles.output.name), what, fix, safe)
+    yield short(roles.output.name), what, fix, safe
 
 
 def _input(facts: Facts) -> Stored:
@@ -163,98 +226,140 @@ def _input(facts: Facts) -> Stored:
     return facts.roles.input
 
 
-RULES = (
-    Rule(
-        "B010",
-        FATAL,
-        "the input table is stored under a name that a loader knows",
-        """Without an input table every token is a random vector, or loading stops. It happens where a tool saved only
-part of a model, or saved it under names of its own: wrappers of DDP, FSDP and torch.compile put prefixes before every
-name, and rules that match `lm_head.weight` exactly then find nothing (OpenRLHF#1316, tinker-cookbook#593). Names are
-looked for in the data of transformers' classes, then among the usual ones, then by shape.
-What to do: store the table under the name that the model's class gives it.""",
-        ("OpenRLHF#1316", "tinker-cookbook#593", "sglang#16215"),
-        _no_input,
-    ),
-    Rule(
-        "B011",
-        FATAL,
-        "an untied model stores its output head",
-        """The config says that the two ends do not share a table, and the head is not there. transformers 4 and 5
-draw it at random; 5 names it as missing, 4 says nothing. vLLM left it uninitialised before August 2026 (#51665) and
-has tied it since; llama.cpp ties it; mlx-lm refuses. A VLM whose nested config says tied while its root says untied
-is the usual cause (Qwen3-VL-Embedding#89), a save that dropped the head of a diverged pair the dangerous one.
-What to do: if the model was trained tied, write the flag as true at every level. If not, the head is lost: take the
-checkpoint from its source again.""",
-        ("Qwen3-VL-Embedding#89", "vllm#51063", "transformers#43429"),
-        _no_output,
-    ),
-    Rule(
-        "B012",
-        ERROR,
-        "a tied model stores no head that differs from its table",
-        """The config says tied, and two different tables are stored. transformers 4 overwrote the head with the input
-table, and so did vLLM before August 2026 (vllm#51063); mlx-lm still drops it; transformers 5 keeps both, warns, and
-leaves the config wrong (transformers#42507). So one folder is two models. It comes from merging an adapter trained at
-both ends (peft#2777, transformers#45127), from FSDP or ZeRO gathering two copies of a tied table (verl#6334), and
-from training that silently ran untied.
-What to do: if the head was trained on purpose, write the flag as false at every level. If one side is an accident,
-keep the other with `tiewise tie --keep input|output`.""",
-        ("vllm#51063", "transformers#42507", "peft#2777", "transformers#45127", "verl#6334", "llama.cpp#9065"),
-        _tied_but_different,
-        scans=True,
-    ),
-    Rule(
-        "B013",
-        WARNING,
-        "a tied model stores its table once",
-        """The head is a byte-for-byte copy of the input table. It costs disk, download and, in loaders that take what
-is stored, memory: a merge of Gemma 2 gained a billion parameters so (mergekit#385), and llama.cpp keeps both
-(llama.cpp#13328). transformers 5.0 left such a pair untied, so that later training drifted apart; 5.23 ties it. It
-comes from any save that lost the alias: FSDP, ZeRO consolidation, merges, "clone before saving" recipes.
-What to do: `tiewise dedupe` drops the head. Nothing else changes.""",
-        ("mergekit#385", "llama.cpp#13328", "transformers#42507", "DeepSpeed#3824"),
-        _tied_and_stored_twice,
-        scans=True,
-    ),
-    Rule(
-        "B014",
-        INFO,
-        "an untied model's two tables are not the same",
-        """Two equal tables under a config that says untied: someone untied the model and has not trained it since, or
-a save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a model clone a
-tied head on purpose, and write such pairs. Training parts the two ends from here on, and until then one of them is
-spare bytes.
-What to do: nothing if that is meant; else `tiewise tie --keep input` stores one table and says so.""",
-        ("torchtitan: the Hugging Face backend clones the head for FSDP",),
-        _equal_but_not_tied,
-        scans=True,
-    ),
-    Rule(
-        "B015",
-        WARNING,
-        "two stored tables are the same, or two tables of their own",
-        """Tables that were trained apart share nothing: every row differs by about its own length. Tables that are
-equal after a cast, equal but for some rows, or within a tenth of each other were one table not long ago. Usual
-causes: one end saved in another precision; new tokens written at one end only (transformers#35141); an alias lost on
-the meta device or in FSDP, so that each end was trained alone from then on (pytorch#188346, Automodel#2571).
-What to do: decide whether the parting was meant. If not, `tiewise tie --keep input|output|mean` makes them one
-again, and says by how much any logit changes.""",
-        ("transformers#35141", "pytorch#188346", "Automodel#2571", "lmms-engine#157"),
-        _drift,
-        scans=True,
-    ),
-    Rule(
-        "B016",
-        ERROR,
-        "a single shared table is stored under the input table's name",
-        """Only the head's name is stored. transformers 5 ties in both directions; other loaders look for the input
-table and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It
-comes from saves that drop shared names in alphabetical order or by pointer, without asking which one is canonical
-(safetensors#98).
-What to do: `tiewise tie` stores the tensor under the input table's name, with the flag true; `tiewise repair` does it
-where the config says tied.""",
-        ("llama.cpp#12456", "safetensors#98"),
-        _inverted,
-    ),
-)
+def _speaking(facts: Facts) -> list[Claim]:
+    """Levels that some loader asks for the flag: the deciding one and the parts that hold a text model."""
+    return [claim for claim in facts.claims.levels if claim.decides or claim.level.rpartition(".")[2] in TEXT_PARTS]
+
+
+def _mend(facts: Facts) -> tuple[str, bool]:
+    """The repair of a flag, and whether it is safe: only where the tensors decide and the flag means nothing else."""
+    if facts.truth is None or facts.claims.t5_like:
+        return f"{CONFIG_FIX}: write the flag that training used at every level", False
+    return facts.command("repair"), True
+
+
+@rule("B020", WARNING, "the flag is written, as true or false")
+def flag_absent(facts: Facts) -> Told:
+    """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every model,
+    transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is stored may
+    so be dropped, and one that is not stored may be drawn at random (transformers#6692). Only noted where the class
+    does not ask for it, or where the class's default is true and no head is stored, since all agree then.
+    What to do: `tiewise repair` writes what the tensors say at every level that a loader reads.
+    Sources: transformers#6692; transformers#42815; mlx-lm models/llama.py
+    """
+    roles = facts.roles
+    for claim in facts.claims.levels:
+        if claim.malformed is not None:
+            what = f"{flag_at(claim.level)} is {claim.malformed}, which is neither true nor false"
+            yield flag_at(claim.level), what, *_mend(facts)
+    speaking = _speaking(facts)
+    if not speaking or roles.headless or (roles.input is None and roles.output is None):
+        return
+    if any(claim.written is not None or claim.malformed is not None for claim in speaking):
+        return
+    stored = "no head of its own is stored" if roles.output is None else "a head is stored"
+    default = facts.claims.tied
+    meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
+    harmless = (default is True and roles.output is None) or facts.claims.fixed is not None
+    what = f"{FLAG} is absent in a config of {_family(facts)}, {meant}, and {stored}; loaders' defaults differ"
+    yield Said(FLAG, what, *_mend(facts), severity=INFO if harmless else WARNING)
+
+
+def _family(facts: Facts) -> str:
+    kind = facts.config.get("model_type")
+    return short(kind) if isinstance(kind, str) else "an unknown family"
+
+
+@rule("B021", ERROR, "all levels of a nested config say the same")
+def levels_disagree(facts: Facts) -> Told:
+    """A multimodal config says it twice: at its root and in text_config (or decoder, generator). transformers reads the
+    level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
+    spoke gibberish where the nested true was not lifted to the root (transformers#43429, #43455, #45857), and vLLM
+    dropped a real head where the root said true and the text level false (vllm#51063).
+    What to do: `tiewise repair` writes what the tensors say at every level.
+    Sources: transformers#43429; transformers#43455; transformers#45857; vllm#51063; vllm#33359
+    """
+    written = [claim for claim in _speaking(facts) if claim.written is not None]
+    if len({claim.written for claim in written}) < 2:
+        return
+    listed = ", ".join(f"{flag_at(claim.level)} = {said(claim.written)}" for claim in written)
+    tensors = {
+        True: "the tensors say tied",
+        False: "the tensors say untied",
+        None: "the tensors were not compared or do not tell",
+    }[facts.truth]
+    wrong = next((claim for claim in written if claim.written is not facts.truth), written[-1])
+    yield flag_at(wrong.level), f"{listed}; {tensors}", *_mend(facts)
+
+
+@rule("B022", ERROR, "a T5-like model has one input table, and its flag is not taken for a switch")
+def t5_ends(facts: Facts) -> Told:
+    """T5 and its descendants always share one input table between encoder and decoder, and read tie_word_embeddings =
+    false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the
+    head at random and early versions of 5 the input tables too (transformers#47620, #43880, #42815). Files that store
+    several input tables of different content load differently by version: MADLAD's encoder was read from its head
+    (transformers#48154).
+    What to do: never flip the flag blindly, as it also changes the scale. Find out how the model was trained and store
+    the table that was.
+    Sources: transformers#47620; transformers#43880; transformers#42815; transformers#48154
+    """
+    if not facts.claims.t5_like or not facts.complete:
+        return
+    roles, claim = facts.roles, facts.claims.deciding
+    if claim is not None and claim.written is False and roles.output is None and roles.input is not None:
+        what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
+        fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
+        yield FLAG, what, fix
+    for other in roles.inputs[1:] if facts.claims.tied is not False else ():
+        if roles.input is not None and (alike := facts.compare(roles.input, other)) is not None and alike.differing:
+            what = (
+                f"{short(roles.input.name)} and {short(other.name)} are one table in this family: {difference(alike)}"
+            )
+            fix = "find out which one was trained, and store that one alone"
+            yield short(other.name), what, fix
+
+
+@rule("B090", INFO, "numbers that act at the boundary are known")
+def boundary_numbers(facts: Facts) -> Told:
+    """Some families multiply or cap at the vocabulary's ends: Granite embedding_multiplier and logits_scaling, Cohere
+    logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a projection, T5 the scale before the
+    head. A tied table then serves two scales at once, and a tool that unties, merges or factors without them changes
+    every logit.
+    What to do: nothing here; tiewise's verbs keep these numbers, and refuse what would change the function.
+    Sources: transformers: configs of Granite, Cohere, Gemma, OPT, ALBERT, T5
+    """
+    scalars = facts.roles.scalars
+    if scalars:
+        listed = names([f"{short(key)} = {value:g}" for key, value in scalars.items()])
+        what = f"the model scales or caps at the boundary: {listed}"
+        fix = "none needed; tie, untie and factor keep them, and other tools should"
+        yield short(next(iter(scalars))), what, fix
+
+
+@rule("B080", WARNING, "every loader makes the same model of it")
+def loaders_disagree(facts: Facts) -> Told:
+    """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
+    llama.cpp mostly by which tensors are stored, mlx-lm by the flag with a default of its own. One folder can so be two
+    models, or a random one. The table of loaders in the report says for each what it will do, for which versions, and
+    whether this package's tests load the very case or it is predicted from source and threads. A warning where a loader
+    makes another model; an error where one fails or draws something at random. Where another rule names the cause,
+    repairing that settles this too. Some cases are the loader's own: llama.cpp passes over a separate head of Gemma 2
+    (llama.cpp#9065), and only transformers knows tiewise's factored tables.
+    What to do: repair the causes; where only the loader is to blame, use another, or make one table (`tiewise tie`).
+    Sources: vllm#51063; vllm#51665; transformers#42507; llama.cpp#9065; llama.cpp#13328
+    """
+    outcomes = predict(facts)
+    wrong = [outcome for outcome in outcomes if outcome.right is False]
+    if not wrong:
+        return
+    own = facts.config.get("model_type") == OWN_TYPE
+    mended = {outcome.loader for outcome in outcomes if outcome.right}
+    lost = any(outcome.outcome in LOST for outcome in wrong) and not own
+    note = own or all(outcome.loader in mended for outcome in wrong)  # another version of each makes the right model
+    listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
+    what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
+    fix = "repair the other findings, or load it with the rest"
+    if len(wrong) == len(outcomes):
+        fix = f"repair the other findings; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}"
+    fix = f"export it dense: {facts.command('densify')}" if own else fix
+    yield Said(facts.path.name, what, fix, severity=ERROR if lost else INFO if note else WARNING)

@@ -8,9 +8,9 @@ import numpy as np
 
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError
-from tiewise.core.random_logits import start
+from tiewise.core.random_logits import first_step
 from tiewise.data.prepared import PreparedText
-from tiewise.data.pretraining import PairRows, mark
+from tiewise.data.training_rows import PairRows, mark
 from tiewise.training.albert.measure import Pretrained, measure_pretrained, measured_rows, rows_of
 from tiewise.training.albert.model import arm_config, options
 from tiewise.training.albert.trainer import LOGGED, PretrainingTrainer
@@ -103,7 +103,7 @@ def starting_facts(job: Job, installed: Installed, text: PreparedText, counts: n
     config, spec = installed.model.config, installed.spec
     std = spec.init or float(config.initializer_range)
     # behind the head's random dense layer no row meets itself
-    predicted = start(spec, text.vocab, config.embedding_size, std).computed()[0]
+    predicted = first_step(spec, text.vocab, config.embedding_size, std).computed()[0]
     return {"init_std": std, "predicted_initial_nll": predicted, "initial_nll": first.tokens.nll}
 
 

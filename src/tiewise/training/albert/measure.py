@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from tiewise.boundary.install import Installed
 from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.data.prepared import PreparedText
-from tiewise.data.pretraining import Marks, PairRows, split_sentences
+from tiewise.data.training_rows import Marks, PairRows, split_sentences
 from tiewise.training.albert.model import options
 from tiewise.training.evaluate import Measured
 from tiewise.training.results import MASKED, BinNll, Share

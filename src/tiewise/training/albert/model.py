@@ -15,7 +15,8 @@ from tiewise.boundary.install import Installed, install
 from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.prepared import PreparedText
-from tiewise.models import OpenAlbertConfig, OpenAlbertForPreTraining
+from tiewise.models.albert import OpenAlbertForPreTraining
+from tiewise.models.albert_layers import OpenAlbertConfig
 from tiewise.training.albert.options import Albert, read_arm
 from tiewise.training.model import parameters
 from tiewise.training.settings import Settings

@@ -14,7 +14,7 @@ from tiewise.core.errors import RunError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.masking import Masking
-from tiewise.data.sentence_order import OBJECTIVES, Packing
+from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 
 MODEL = "albert"
 ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows

@@ -27,7 +27,7 @@ LOGGED = (
 
 
 class PretrainingTrainer(TiewiseTrainer):
-    """Trains on `tiewise.data.pretraining.PairRows`, in their order; its logged loss is the masked tokens' nll.
+    """Trains on `tiewise.data.training_rows.PairRows`, in their order; its logged loss is the masked tokens' nll.
 
     Args:
         installed: the boundary of an `OpenAlbertForPreTraining`.

@@ -1,1 +1,0 @@
-"""Files of pretrained word vectors, one module per format; `read.py` tells them apart by their bytes."""

@@ -1,0 +1,136 @@
+"""An audit as it is shown: what config and tensors say, what loaders make of it, then the findings."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tiewise.checkpoint.audit import Audit, Part
+from tiewise.checkpoint.claims import FLAG, Claim
+from tiewise.checkpoint.loaders import Outcome
+from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, size
+from tiewise.checkpoint.untrusted import short
+
+STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
+ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}
+
+
+def audit_view(audit: Audit) -> RenderableType:
+    """Return an audit as it is printed. Everything that comes from the checkpoint is `Text`, never markup."""
+    parts: list[RenderableType] = [_title(audit), _facts(audit)]
+    if audit.outcomes:
+        parts.append(_loaders(audit.outcomes))
+    parts += [_finding(finding) for finding in audit.findings]
+    parts.append(_verdict(audit))
+    return Group(*parts)
+
+
+def audit_html(audit: Audit) -> str:
+    """Return the same as HTML, for a notebook."""
+    console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
+    console.print(audit_view(audit))
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def rule_view(rule: Rule) -> RenderableType:
+    """Return what `--explain` prints of one rule."""
+    head = Text.assemble((rule.id, "bold"), "  ", (rule.severity, STYLE[rule.severity]), "  ", rule.title)
+    when = "Runs only with --deep." if rule.deep else ""
+    sources = f"Sources: {', '.join(rule.sources)}" if rule.sources else ""
+    about = [Text(part.replace("\n", " ").strip()) for part in rule.explain.split("What to do: ")]
+    if len(about) == 2:
+        about[1] = Text.assemble(("What to do: ", "bold"), about[1])
+    return Group(head, Text(), *about, Text(), *(Text(line, "dim") for line in (when, sources) if line))
+
+
+def _title(audit: Audit) -> Text:
+    what = f"{audit.tensors:,} tensors, {size(audit.nbytes)}"
+    return Text.assemble((str(audit.path), "bold"), f"  {audit.kind}, {what}", overflow="fold")
+
+
+def _facts(audit: Audit) -> Table:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_claims(audit), *_stored(audit)):
+        table.add_row(name, Text(value))
+    return table
+
+
+def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
+    for claim in audit.claims.levels:
+        family = f" ({claim.model_type})" if claim.model_type else ""
+        decides = ", decides" if claim is audit.claims.deciding and len(audit.claims.levels) > 1 else ""
+        yield f"config {short(claim.level) or 'root'}", f"{_said(claim)}{short(family)}{decides}"
+    if not audit.claims.levels and audit.roles is not None:
+        yield "config", "none: tying is known from the tensors alone"
+
+
+def _said(claim: Claim) -> str:
+    if claim.written is not None:
+        return f"{FLAG}: {str(claim.written).lower()}"
+    if claim.default is None:
+        return f"{FLAG} absent, and its class is not known"
+    return f"{FLAG} absent; its class takes {str(claim.default).lower()}"
+
+
+def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
+    roles = audit.roles
+    for part in audit.parts:
+        if part.role == "input":
+            yield ROLES["input"], _tensor(part)
+    if roles is not None and roles.output is None and roles.input is not None:
+        yield ROLES["output"], _absent_head(audit)
+    for part in audit.parts:
+        if part.role != "input":
+            yield ROLES.get(part.role, part.role), _tensor(part)
+    if audit.ends is not None:
+        spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
+        yield "the two are", difference(audit.ends) + spare
+    elif roles is not None and roles.input is not None and roles.output is not None:
+        yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
+
+
+def _absent_head(audit: Audit) -> str:
+    if audit.roles is not None and audit.roles.headless:
+        return "none: this class has no token head"
+    return "not stored: the input table is used" if audit.claims.tied else "not stored"
+
+
+def _tensor(part: Part) -> str:
+    tensor = part.tensor
+    return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
+
+
+def _loaders(outcomes: tuple[Outcome, ...]) -> Padding:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for name in ("loader", "makes of it", "that is"):
+        table.add_column(name, overflow="fold")
+    for outcome in outcomes:
+        basis = f"predicted, {outcome.source}" if outcome.predicted else "verified by our tests"
+        loader = Text.assemble(f"{outcome.loader} {outcome.versions}\n", (basis, "dim"))
+        word = Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
+        table.add_row(loader, word, Text(outcome.sentence))
+    return Padding(table, (0, 0, 0, 2))
+
+
+def _finding(finding: Finding) -> Padding:
+    head = Text.assemble(
+        (finding.rule, "bold"), " ", (finding.severity, STYLE[finding.severity]), "  ", finding.evidence
+    )
+    safe = "  (safe: tiewise repair does it)" if finding.safe else ""
+    return Padding(Group(head, Text.assemble(("  → ", "green"), finding.repair, (safe, "dim"))), (0, 0, 0, 2))
+
+
+def _verdict(audit: Audit) -> Text:
+    if not audit.findings:
+        return Text(f"  nothing found by {len(audit.ran)} rules", "green")
+    counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
+    said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    return Text(f"  {said}; tiewise check --explain {audit.findings[0].rule} says more", "dim")

@@ -1,0 +1,293 @@
+"""Sentences and words within a stream of tokens, found from what the tokens read as.
+
+    text ──► pieces: what each token adds to a text, as bytes
+    "… he said. ”Come!” She …"
+               └ a sentence ends behind . ! ? … (closing quotes belong to it) before white space and no small letter,
+                 and at every blank line; not behind a title (Mr.) or a single letter (J. Smith)
+
+A sentence begins with the first token that begins where it does or later; white space around it is left out. The rules
+are those of English prose.
+
+Pairs of segments for pretraining: does the second follow the first?
+
+    sop    label 1: as in the document        0: the same two, swapped              ALBERT, arXiv:1909.11942 §3.1
+    nsp    label 1: as in the document        0: the second from another document   BERT, arXiv:1810.04805 §3.1
+    none   always as in the document, no label
+
+A document's sentences are packed in order into rows of up to `length` tokens, `[CLS] A [SEP] B [SEP]`; A and B are one
+sentence or more, cut at random. Where two sentences alone are too long, each loses its beginning or its end, by chance:
+no label can be read off from where a segment is torn. transformers counts the labels of sentence order the other way:
+`swapped_labels`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.core.errors import DataError
+from tiewise.data.plain_text import byte_letters
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Ints = NDArray[np.int64]
+OBJECTIVES = ("sop", "nsp", "none")
+MARKS = 3  # [CLS], [SEP], [SEP]
+
+_END = re.compile(
+    rb"(?P<mark>[.!?]+|\xe2\x80\xa6)(?:[\"')\]*_]|\xe2\x80[\x99\x9d])*(?=\s+[^\sa-z])"  # a mark, then closing quotes
+    rb"|(?<=\S)(?=[^\S\n]*\n[^\S\n]*\n)"  # a blank line
+)
+_WORD = re.compile(rb"[A-Za-z.]*$")
+_TITLES = frozenset(b"mr mrs ms dr st prof rev gen col capt lieut messrs vs no e.g i.e cf viz".split())
+_LETTERS = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") | frozenset(range(128, 256))
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What the tokens of a vocabulary read as, all [V]."""
+
+    pieces: tuple[bytes, ...]  # bytes that each token adds to a text
+    begins: NDArray[np.bool_]  # whether a token begins inside a word, with a letter or digit
+    finishes: NDArray[np.bool_]  # whether it ends with one
+    blank: NDArray[np.bool_]  # whether it is white space alone, or nothing
+    spaced: Ints  # the token that reads as a space and then this one, where there is one; else this one
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerFast, vocab: int) -> Vocabulary:
+        """Read a tokenizer's vocabulary; special tokens and rows without one read as nothing."""
+        names = tokenizer.convert_ids_to_tokens(list(range(vocab)))
+        special = set(tokenizer.all_special_ids)
+        known = [n for i, n in enumerate(names) if n is not None and i not in special]
+        read = _reader(known)
+        pieces = tuple(b"" if n is None or i in special else read(n) for i, n in enumerate(names))
+        begins = np.array([p[:1] != b"" and p[0] in _LETTERS for p in pieces])
+        finishes = np.array([p[-1:] != b"" and p[-1] in _LETTERS for p in pieces])
+        blank = np.array([not p.strip() for p in pieces])
+        known_as = {p: i for i, p in reversed(list(enumerate(pieces))) if p}
+        spaced = np.array([known_as.get(b" " + p, i) if p else i for i, p in enumerate(pieces)], np.int64)
+        return cls(pieces, begins, finishes, blank, spaced)
+
+    def word_starts(self, ids: Ints) -> NDArray[np.bool_]:
+        """Whether each of `ids` [N] begins a word; the rest go on with the word before them."""
+        starts = np.ones(len(ids), bool)
+        starts[1:] = ~(self.begins[ids[1:]] & self.finishes[ids[:-1]])
+        return starts
+
+
+def _reader(names: Sequence[str]) -> Callable[[str], bytes]:
+    """Return what turns a token's name into its bytes: byte-level, SentencePiece or WordPiece, as the names say."""
+    if any(name.startswith("▁") for name in names):
+        return lambda name: name.replace("▁", " ").encode()
+    if any(name.startswith("##") for name in names):
+        return lambda name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
+    bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+
+    def read(name: str) -> bytes:
+        if all(letter in bytes_of for letter in name):
+            return bytes(bytes_of[letter] for letter in name)
+        return name.encode()
+
+    return read
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Where the sentences of a stream are."""
+
+    tokens: np.ndarray  # the stream [N], also memory-mapped
+    starts: Ints  # first token of each sentence [S]
+    ends: Ints  # the token behind its last [S]
+    documents: Ints  # first sentence of each document, and S at the end [D + 1]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def between(self, first: int, last: int) -> Ints:
+        """Tokens of the sentences `first` … `last` − 1, of one document."""
+        return self.tokens[self.starts[first] : self.ends[last - 1]].astype(np.int64)
+
+
+def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sentences:
+    """Find the sentences of a stream [N] whose documents end with `eos`; `eos` itself is in none."""
+    starts: list[Ints] = []
+    ends: list[Ints] = []
+    counts: list[int] = []
+    begin = 0
+    for stop in [*np.flatnonzero(tokens == eos).tolist(), len(tokens)]:
+        if stop > begin:
+            pieces = [vocabulary.pieces[i] for i in tokens[begin:stop].tolist()]
+            # (first, behind the last) token that is not blank of every piece that begins at a cut and has one
+            cuts, blank = _sentence_cuts(pieces), vocabulary.blank[tokens[begin:stop]]
+            solid = np.flatnonzero(~blank)
+            low, high = np.searchsorted(solid, cuts), np.searchsorted(solid, np.append(cuts[1:], len(blank)))
+            some = high > low
+            first, behind = solid[low[some]], solid[high[some] - 1] + 1
+            starts.append(begin + first)
+            ends.append(begin + behind)
+            counts.append(len(first))
+        begin = stop + 1
+    empty = np.zeros(0, np.int64)
+    return Sentences(
+        tokens,
+        np.concatenate([empty, *starts]),
+        np.concatenate([empty, *ends]),
+        np.concatenate([[0], np.cumsum([n for n in counts if n])]).astype(np.int64),
+    )
+
+
+def _sentence_cuts(pieces: list[bytes]) -> Ints:
+    """First tokens of a document's sentences."""
+    text = b"".join(pieces)
+    begins = np.cumsum([0, *map(len, pieces)][:-1])
+    found = [m.end() for m in _END.finditer(text) if not _abbreviates(text, m)]
+    cuts = np.unique(np.append(0, np.searchsorted(begins, found)))
+    return cuts[cuts < len(pieces)].astype(np.int64)
+
+
+def _abbreviates(text: bytes, match: re.Match[bytes]) -> bool:
+    if match["mark"] != b".":
+        return False
+    word = _WORD.search(text, max(0, match.start() - 12), match.start())
+    before = b"" if word is None else word[0]
+    return before.lower() in _TITLES or (len(before) == 1 and before != b"I")
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How pairs are made.
+
+    Raises:
+        DataError: a value out of range.
+    """
+
+    length: int = 128  # T, tokens of a row, marks included
+    objective: str = "sop"
+    in_order: float = 0.5  # share of pairs that are as in the document
+    short: float = 0.1  # share of rows that are packed to a random shorter length, as BERT's and ALBERT's are
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise DataError(f"unknown objective {self.objective[:40]!r}", f"choose one of {', '.join(OBJECTIVES)}")
+        if self.length < MARKS + 2:
+            raise DataError(f"rows of {self.length} tokens", f"a pair and its marks need {MARKS + 2} or more")
+        for name in ("in_order", "short"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise DataError(f"{name} = {getattr(self, name)}", "use a share from 0 to 1")
+
+    @property
+    def room(self) -> int:
+        """Tokens of A and B together."""
+        return self.length - MARKS
+
+
+@dataclass(frozen=True)
+class SentencePairs:
+    """Pairs by their sentences: A is first … middle − 1, B middle … last − 1, all [P].
+
+    `label` is 1 where they are as in the document. Where it is 0 under nsp, B is other … other_last − 1 instead.
+    """
+
+    first: Ints
+    middle: Ints
+    last: Ints
+    label: Ints
+    other: Ints
+    other_last: Ints
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> SentencePairs:
+    """Pack a split once, in an order and with labels of its own draw.
+
+    Raises:
+        DataError: no document has two sentences, or nsp in fewer than two documents.
+    """
+    spans = _packed(sentences, packing, draw)
+    if not len(spans):
+        what = f"no document has two sentences ({len(sentences.documents) - 1} documents, {len(sentences)} sentences)"
+        raise DataError(what, "give text of several sentences per document; a sentence ends with . ! or ?")
+    spans = spans[draw.permutation(len(spans))]
+    first, last = spans[:, 0], spans[:, 1]
+    middle = draw.integers(first + 1, last)
+    order = packing.in_order if packing.objective != "none" else 1.0
+    label = (draw.random(len(spans)) < order).astype(np.int64)
+    other = other_last = np.zeros(len(spans), np.int64)
+    if packing.objective == "nsp":
+        other, other_last = _strangers(sentences, middle, last, draw)
+    return SentencePairs(first, middle, last, label, other, other_last)
+
+
+def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
+    """(first, last) sentence of every row [P, 2]: as many as fit, two or more; one left over is left out.
+
+    A document is packed from its beginning or from its end, by chance: the sentence that a row is filled up with is
+    one that still fitted, and were it always in B, the shorter segment would tell the order.
+    """
+    found = []
+    starts, ends = sentences.starts, sentences.ends
+    for begin, stop in zip(sentences.documents[:-1].tolist(), sentences.documents[1:].tolist(), strict=True):
+        backwards = draw.random() < 0.5
+        at = stop if backwards else begin
+        while (at - 2 >= begin) if backwards else (at + 2 <= stop):
+            room = packing.room
+            if packing.short and draw.random() < packing.short:
+                room = int(draw.integers(2, room + 1))
+            if backwards:
+                first = begin + int(np.searchsorted(starts[begin:stop], ends[at - 1] - room))
+                span = (max(min(first, at - 2), begin), at)
+            else:
+                last = begin + int(np.searchsorted(ends[begin:stop], starts[at] + room, side="right"))
+                span = (at, min(max(last, at + 2), stop))
+            found.append(span)
+            at = span[0] if backwards else span[1]
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.Generator) -> tuple[Ints, Ints]:
+    """Sentences (first, last) of another document for every pair, about as many tokens as its B has."""
+    documents = sentences.documents
+    count = len(documents) - 1
+    if count < 2:
+        raise DataError("nsp in one document: no other has a segment to lend", "give more documents, or use sop")
+    own = np.searchsorted(documents, middle, side="right") - 1
+    before, after = documents[own], documents[own + 1]
+    drawn = draw.integers(0, len(sentences) - (after - before))  # of all sentences but the document's own
+    other = np.where(drawn < before, drawn, drawn + after - before)
+    size = sentences.ends[last - 1] - sentences.starts[middle]
+    until = np.searchsorted(sentences.ends, sentences.starts[other] + size, side="right")
+    theirs = documents[np.searchsorted(documents, other, side="right")]
+    return other, np.clip(until, other + 1, theirs)
+
+
+def segments(
+    sentences: Sentences, pairs: SentencePairs, index: int, packing: Packing, draw: np.random.Generator
+) -> tuple[Ints, Ints]:
+    """(A, B) of a pair as tokens, in the order that the model reads, within the room of a row."""
+    first, middle, last = int(pairs.first[index]), int(pairs.middle[index]), int(pairs.last[index])
+    a, b = sentences.between(first, middle), sentences.between(middle, last)
+    if packing.objective == "nsp" and not pairs.label[index]:
+        b = sentences.between(int(pairs.other[index]), int(pairs.other_last[index]))
+    if len(a) + len(b) > packing.room:
+        half = (packing.room + int(draw.integers(2))) // 2
+        keep_a = min(len(a), max(packing.room - len(b), half))
+        a, b = _torn(a, keep_a, draw), _torn(b, packing.room - keep_a, draw)
+    return (b, a) if packing.objective == "sop" and not pairs.label[index] else (a, b)
+
+
+def _torn(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:
+    """Leave out the beginning or the end."""
+    return segment[:keep] if draw.random() < 0.5 else segment[len(segment) - keep :]
+
+
+def swapped_labels(labels: Any) -> Any:
+    """Turn labels of order (1 = in order) into transformers' `sentence_order_label` (1 = swapped), and back."""
+    return 1 - labels

@@ -1,0 +1,207 @@
+"""A plan in words and rows: what the terminal, the page and a notebook show, all of it made of the plan's record.
+
+Counts are exact to the parameter; bytes are of counts, but for activations, which are an estimate and say so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from tiewise.core.errors import PlanError
+from tiewise.core.numerals import NONE, count, plain, signed, size
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.architecture import COMPONENTS
+from tiewise.planning.catalogue import find
+
+Record = Mapping[str, Any]
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "momentum": "SGD with momentum",
+    "adamw": "AdamW",
+    "adamw-bf16-master": "AdamW, bf16, fp32 master",
+}
+NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
+
+
+class Figure(NamedTuple):
+    """A row of figures; without a path, a heading."""
+
+    name: str
+    path: tuple[str | int, ...] = ()  # where a choice's record has the value
+    show: Callable[[Any], str] = str
+
+
+def columns(record: Record) -> list[str]:
+    """Name every choice, in two lines; the sharing is left out where all share alike."""
+    choices = record["choices"]
+    alike = len({choice["share"] for choice in choices}) == 1
+    return [c["boundary"] if alike else f"{c['boundary']}\nshare {c['share']}" for c in choices]
+
+
+def rows(record: Record) -> list[list[str]]:
+    """Every figure's name and its values choice by choice; a row of one cell heads those that follow."""
+    choices = [{**choice, "activation_bytes": record["activation_bytes"]} for choice in record["choices"]]
+
+    def cell(value: Any, figure: Figure) -> str:
+        for key in figure.path:
+            value = value.get(key) if isinstance(value, dict) else value and value[key]
+        return NONE if value is None else figure.show(value)
+
+    return [[figure.name, *(cell(c, figure) for c in choices if figure.path)] for figure in figures(record)]
+
+
+def figures(record: Record) -> Iterator[Figure]:
+    """Every figure that is shown, under headings."""
+    choices, setting = record["choices"], record["setting"]
+    yield Figure("parameters")
+    for name in COMPONENTS:
+        if any(name in choice["parameters"] for choice in choices):
+            yield Figure("maps at the ends" if name == "maps" else name.replace("_", " "), ("parameters", name), count)
+    yield Figure("total", ("parameters", "total"), count)
+    if any(choice["parameters"]["trainable"] < choice["parameters"]["total"] for choice in choices):
+        yield Figure("of it trained", ("parameters", "trainable"), count)
+    yield Figure("saved", ("saved",), lambda saved: signed(saved, 0).removeprefix("+"))
+    yield Figure("saved, share", ("saved_share",), lambda share: f"{plain(100 * share, 1)} %")
+    yield Figure("checkpoint")
+    for dtype in ("float32", "bfloat16", "float8_e4m3fn"):
+        yield Figure(dtype, ("checkpoint_bytes", dtype), size)
+    yield Figure(f"training, {setting['dtype']}")
+    for optimizer, label in OPTIMIZERS.items():
+        yield Figure(label, ("training_bytes", optimizer, "total"), size)
+    yield Figure("beside them")
+    yield Figure("logits, plain loss", ("logits_bytes", "plain"), size)
+    yield Figure("logits, fused loss (GPU)", ("logits_bytes", "fused_cuda"), size)
+    if record["model"]["layers"]:  # built without telling them apart: nothing to estimate activations from
+        yield Figure("activations, an estimate", ("activation_bytes", "kept"), _about)
+        yield Figure("with checkpointing", ("activation_bytes", "checkpointed"), _about)
+    yield Figure("work and loss")
+    yield Figure("forward, per token", ("flops_per_token", "forward"), operations)
+    yield Figure("backward, per token", ("flops_per_token", "backward"), operations)
+    if any(choice["decode_bytes"] for choice in choices):
+        yield Figure("read per decoded token", ("decode_bytes", "weights"), size)
+        yield Figure("cache added per token", ("decode_bytes", "cache_per_token"), size)
+    log = math.log(record["model"]["vocab"])
+    yield Figure(f"first loss (ln V = {log:.2f})", ("first_loss", "nll"), lambda nll: plain(nll, 2))
+    world = setting["world"]
+    for place, rank in enumerate(choices[0]["ranks"] if choices and world["size"] > 1 else ()):
+        split = rank["layout"].startswith("vocabulary")
+        yield Figure(f"{rank['layout']}, " + (f"tp {world['tp']}" if split else f"1 of {world['size']}"))
+        yield Figure("weights, gradients, AdamW", ("ranks", place, "memory"), size)
+        yield Figure("sent per step", ("ranks", place, "sent"), size)
+        yield Figure("of it for tables", ("ranks", place, "sent_for_tables"), size)
+
+
+def operations(value: float) -> str:
+    """15.5 GFLOP."""
+    for unit in ("", "k", "M", "G", "T"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}FLOP"
+        value /= 1000
+    return f"{value:,.3g} PFLOP"
+
+
+def _about(bytes_: float) -> str:
+    return f"≈ {size(bytes_)}"
+
+
+def subject(record: Record) -> str:
+    """Say in one line what is planned."""
+    m = record["model"]
+    name = m["name"] if m["family"] in m["name"] else f"{m['name']} ({m['family']})"
+    narrow = f", tables of width {m['table_width']:,}" if m["table_width"] != m["width"] else ""
+    shares = "" if m["share"] == "none" else f", sharing {m['share']}"
+    own = m["boundary"] or "one table and no head"
+    return f"{name}: V {m['vocab']:,}, D {m['width']:,}{narrow}, L {m['layers'] or NONE}; as it is {own}{shares}"
+
+
+def thresholds(record: Record) -> list[list[str]]:
+    """(what, its value, its formula) of every threshold; `scale` says what the formulas stand on."""
+
+    def value(found: float | None) -> str:
+        if found is None:
+            return "never"
+        return f"{found:,.0f}" if found == int(found) else f"{found:,.4g}"
+
+    return [
+        [t["name"].replace("%", " %").replace("still ", ""), value(t["value"]), t["formula"].partition(", ")[0]]
+        for t in record["thresholds"]
+    ]
+
+
+def scale(record: Record) -> str:
+    """Return V/d and the body's parameters per d²."""
+    m, body = record["model"], record["thresholds"][0]["formula"].rpartition(", ")[2]
+    return f"V/d = {m['vocab'] / m['table_width']:,.4g}, {body} with B the parameters beside the tables"
+
+
+def nearest(record: Record) -> str:
+    """Say how many of the nearest models of the catalogue tie."""
+    tied = sum(bool(model["tied"]) for model in record["neighbours"])
+    return f"Of the {len(record['neighbours'])} models of the catalogue nearest in size, {tied} tie."
+
+
+def neighbours(record: Record) -> list[list[str]]:
+    """Rows under `NEIGHBOUR_HEADER`: the models of the catalogue nearest in V, D and L."""
+    tied = {True: "tied", False: "untied", None: "not known"}
+    return [
+        [
+            model["name"],
+            f"{model['vocab'] or 0:,}",
+            f"{model['width']:,}",
+            str(model["layers"]),
+            plain(model["ratio"], 1),
+            tied[model["tied"]],
+            model["checked"],
+        ]
+        for model in record["neighbours"]
+    ]
+
+
+def remarks(record: Record) -> list[str]:
+    """What a reader should know before believing a number."""
+    model, choices, tokens = record["model"], record["choices"], record["setting"]["tokens"]
+    found = [*model["notes"]]
+    if model["estimated"] and not found:
+        found.append("planned from sizes: matrices alone are counted, 12·D² per layer where no size says otherwise")
+    found += _beside_the_catalogue(model["name"], model["parameters"]["total"], model["estimated"])
+    found += [
+        "saved: against the same model untied, nothing shared",
+        f"a step: {tokens['batch']} × {tokens['length']:,} tokens of one rank; "
+        "training: weights, gradients, optimizer state",
+        "tying changes no FLOPs: the head multiplies by its table, whoever else reads it"
+        if model["boundary"]
+        else "this class has no token head: with one table there is nothing to tie, and tying saves nothing",
+    ]
+    specs = [BoundarySpec.parse(choice["boundary"]) for choice in choices]
+    if any(spec.plainly() != spec for spec in specs):
+        found.append("a boundary that changes at a step is counted as it starts")
+    assumed = sorted({choice["first_loss"]["assumed"] for choice in choices if choice["first_loss"]} - {""})
+    return [*found, f"first loss assumes {'; '.join(assumed)}"] if assumed else found
+
+
+def _beside_the_catalogue(name: str, total: int, estimated: bool) -> Iterator[str]:
+    """Say where the catalogue's row of the same name knows less or has another count."""
+    try:
+        row = find(name)
+    except PlanError:
+        return
+    if row.tied is None:
+        yield f"nobody was seen to say whether {row.name} ties: its class's default is taken"
+    if row.parameters is not None and row.parameters != total:
+        yield f"{row.name} has {row.parameters:,} parameters by the catalogue; {total:,} are counted here"
+    elif row.parameters is None and row.size is not None and estimated:
+        about = f"about {row.size / 1e9:g} billion parameters by its name"
+        yield f"{row.name} has {about}; {total:,} are counted here"
+
+
+def as_text(record: Record) -> str:
+    """Return what is planned and every figure as lines of plain text."""
+    table = [["", *(name.replace("\n", ", ") for name in columns(record))], *rows(record)]
+    widths = [max(len(row[i]) for row in table if i < len(row)) for i in range(len(table[0]))]
+    lines = [subject(record)]
+    for name, *cells in table:
+        padded = (f"{cell:>{width}}" for cell, width in zip(cells, widths[1:], strict=True))
+        lines.append("  ".join([f"  {name:<{widths[0]}}", *padded]) if cells else name)
+    return "\n".join([*lines, ".record() gives everything as JSON takes it"])

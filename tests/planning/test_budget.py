@@ -1,0 +1,236 @@
+"""A choice counts what the model holds once it is really made; from where on it pays, by brute force."""
+
+import math
+
+import pytest
+import torch
+import transformers as tr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import tiewise
+from tiewise.core.errors import PlanError, SpecError
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.core.spec import BoundarySpec
+from tiewise.planning.budget import budget, largest_rank, thresholds, tied_share, tying_saves, tying_threshold
+from tiewise.planning.costs import decode_bytes, flops_per_token
+from tiewise.planning.read_config import Sizes, from_sizes, read
+
+NONE = SharingSpec()
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+OPT = {
+    "model_type": "opt",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "ffn_dim": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "word_embed_proj_dim": 24,
+    "do_layer_norm_before": False,
+}
+BERT = {"model_type": "bert", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+BERT["num_attention_heads"] = 4
+T5 = {"model_type": "t5", "vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5["decoder_start_token_id"] = 0
+GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
+KINDS = {"llama": (LLAMA, tr.AutoModelForCausalLM), "opt": (OPT, tr.AutoModelForCausalLM)}
+KINDS |= {"bert": (BERT, tr.AutoModelForMaskedLM), "t5": (T5, tr.AutoModelForSeq2SeqLM)}
+KINDS |= {"gemma2": (GEMMA, tr.AutoModelForCausalLM)}
+SPECS = [
+    "tied",
+    "untied",
+    "factored:8",
+    "factored-untied:in=8,out=12",
+    "residual:4",
+    "spd",
+    "projected:24",
+    "projected",
+]
+SPECS += ["tied+bias", "untied+bias", "projected:16,untied", "factored:8+bias"]
+
+
+def make(name):
+    values, auto = KINDS[name]
+    sizes = dict(values)
+    config = tr.AutoConfig.for_model(sizes.pop("model_type"), **sizes, attn_implementation="eager")
+    torch.manual_seed(0)
+    return auto.from_config(config)
+
+
+@pytest.mark.parametrize("text", SPECS)
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_a_choice_costs_what_the_installed_model_holds(name, text):
+    model = make(name)
+    tiewise.install(model, text)
+    held = sum(p.numel() for p in model.parameters())
+    assert budget(read(KINDS[name][0]), BoundarySpec.parse(text), NONE).total == held
+
+
+@pytest.mark.parametrize("name", sorted(KINDS))
+def test_flops_are_what_torch_counts(name):
+    model = make(name)
+    rows, length = 2, 16
+    ids = torch.randint(5, 90, (rows, length))
+    more = {"decoder_input_ids": ids} if name == "t5" else {}
+    counter = FlopCounterMode(display=False)
+    with torch.no_grad(), counter:
+        model(input_ids=ids, **more)
+    architecture = read(KINDS[name][0])
+    counted = flops_per_token(budget(architecture, architecture.boundary, NONE), architecture, length)
+    expected = counted.forward * rows * length
+    if name == "t5":  # torch sees the cross-attention's scores as well
+        expected += 4 * length * 2 * 4 * 8 * rows * length
+    assert counter.get_total_flops() == expected
+
+
+def test_tying_changes_no_flops_and_no_bytes_read():
+    architecture = read(LLAMA)
+    tied, untied = (budget(architecture, BoundarySpec(kind), NONE) for kind in ("tied", "untied"))
+    assert tied.multiplied == untied.multiplied
+    assert tied.read == untied.read == untied.total - 96 * 32 + 32
+
+
+def test_experts_are_stored_all_and_read_in_part():
+    sizes = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+    counted = budget(read(sizes), BoundarySpec("untied"), NONE)
+    expert = 3 * 32 * 48
+    assert counted.parameters["experts"] == 3 * 8 * expert
+    assert counted.read == counted.total - 96 * 32 + 32 - 3 * 6 * expert
+
+
+@pytest.mark.parametrize(
+    ("kind", "total"), [("none", 85_054_464), ("attention", 59_051_520), ("ffn", 33_090_816), ("all", 7_087_872)]
+)
+def test_bert_base_layers_under_each_sharing(kind, total):
+    architecture = read({"model_type": "bert"})
+    (stack,) = architecture.stacks
+    counted = stack.stored(SharingSpec(kind))
+    around = sum(part.parameters for part in stack.around.values())
+    assert sum(part.parameters for part in counted.values()) - around == total
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [("attention", ["attention"]), ("ffn", ["intermediate", "output"]), ("all", [""]), ("all:groups=2", [""])],
+)
+def test_sharing_equals_a_bert_whose_layers_really_are_one(text, names):
+    config = tr.BertConfig(**{k: v for k, v in BERT.items() if k != "model_type"} | {"num_hidden_layers": 5})
+    model = tr.BertForMaskedLM(config)
+    layers, spec = model.bert.encoder.layer, SharingSpec.parse(text)
+    first: dict[int, nn.Module] = {}
+    for index in range(5):
+        owner = first.setdefault(index * spec.groups // 5, layers[index])
+        if names == [""]:
+            layers[index] = owner
+        else:
+            for name in names:
+                setattr(layers[index], name, getattr(owner, name))
+    held = sum(p.numel() for p in model.parameters())
+    assert budget(read({**BERT, "num_hidden_layers": 5}), BoundarySpec("tied"), spec).total == held
+
+
+def test_albert_keeps_its_own_sharing_and_can_be_counted_without():
+    sizes = {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, "num_hidden_groups": 3}
+    architecture = read({"model_type": "albert", **sizes})
+    assert str(architecture.sharing) == "all:groups=3"
+    own = budget(architecture, BoundarySpec("tied"), architecture.sharing)
+    apart = budget(architecture, BoundarySpec("tied"), NONE)
+    assert own.total == architecture.total
+    assert apart.total - own.total == 9 * 7_087_872
+    assert apart.multiplied == own.multiplied
+
+
+@given(
+    st.integers(1, 3000),
+    st.integers(1, 6).map(lambda n: 8 * n),
+    st.integers(1, 9),
+    st.sampled_from(["tied", "untied", "factored:4", "residual:2"]),
+    st.sampled_from(["none", "attention", "ffn", "all", "all:groups=2"]),
+)
+@settings(max_examples=60)
+def test_components_sum_to_the_textbook_total(vocab, d, layers, text, sharing):
+    spec, share = BoundarySpec.parse(text), SharingSpec.parse(sharing)
+    if share.groups > layers:
+        return
+    counted = budget(from_sizes(Sizes(vocab, d, layers)), spec, share)
+    kept = {"attention": layers, "ffn": layers}
+    for name in kept:
+        if share.kind in ("all", name):
+            kept[name] = share.groups
+    ends = {
+        "tied": vocab * d,
+        "untied": 2 * vocab * d,
+        "factored:4": 4 * vocab + 8 * d,
+        "residual:2": vocab * d + 4 * d,
+    }
+    assert counted.total == ends[text] + (4 * kept["attention"] + 8 * kept["ffn"]) * d**2
+    assert counted.multiplied == (4 + 8) * layers * d**2 + vocab * (4 if "fact" in text else d) + (
+        8 * d if "fact" in text else 4 * d if "resid" in text else 0
+    )
+
+
+@pytest.mark.parametrize("text", ["factored:64", "residual:33", "factored-untied:in=8,out=64"])
+def test_wider_than_the_model_is_refused(text):
+    with pytest.raises(SpecError, match="exceeds"):
+        budget(read(LLAMA), BoundarySpec.parse(text), NONE)
+
+
+def test_more_groups_than_layers_are_refused():
+    with pytest.raises(SpecError, match="4 groups of 3 layers"):
+        budget(read(LLAMA), BoundarySpec("tied"), SharingSpec("all", 4))
+
+
+def test_decoding_reads_the_cache_and_an_encoder_decodes_nothing():
+    architecture = read(LLAMA)
+    counted = budget(architecture, BoundarySpec("tied"), NONE)
+    found = decode_bytes(counted, architecture, length=100, dtype="bfloat16")
+    assert found.cache_per_token == 2 * 3 * 2 * (2 * 8)  # bytes, layers, keys and values of two heads of eight
+    assert found.cache == 100 * found.cache_per_token
+    assert found.weights == 2 * (counted.total - 96 * 32 + 32 + 96 * 32)
+    assert decode_bytes(budget(read(BERT), BoundarySpec("tied"), NONE), read(BERT), 100, "bfloat16") is None
+
+
+def test_low_rank_differences_are_not_counted_from_a_config():
+    with pytest.raises(SpecError, match="counted on a model"):
+        budget(read(LLAMA), BoundarySpec("tied"), SharingSpec.parse("all+rank=2"))
+
+
+@given(st.floats(0.01, 0.49), st.floats(1, 2000))
+def test_at_the_threshold_tying_saves_exactly_the_share(share, c):
+    ratio, d = tying_threshold(share, c), 10_000
+    assert ratio * d * d / (2 * ratio * d * d + c * d * d) == pytest.approx(share)
+
+
+def test_textbook_figures():
+    assert tying_threshold(0.3, 12 * 12) == pytest.approx(108)
+    assert tying_saves(32_000, 1024, 12 * 12 * 1024**2) == pytest.approx(0.1513317191283293)
+    assert tied_share(32_000, 1024, 12 * 12 * 1024**2) == pytest.approx(0.1783166904422254)
+    assert largest_rank(30_000, 1024, 1) == 990
+    assert tying_threshold(0.5, 144) == math.inf
+
+
+@given(st.integers(1, 400), st.integers(1, 80), st.integers(1, 2))
+def test_largest_rank_is_the_last_that_saves(vocab, d, maps):
+    saving = [k for k in range(1, d + 1) if k * (vocab + maps * d) < vocab * d]
+    assert largest_rank(vocab, d, maps) == max(saving, default=0)
+
+
+def test_every_formula_has_its_value():
+    found = thresholds(50_257, 768, 85_056_000)
+    assert found[0].name.endswith("5%")
+    assert all(t.formula and t.value > 0 for t in found)
+
+
+def test_a_share_outside_zero_to_one_is_refused():
+    with pytest.raises(PlanError):
+        tying_threshold(1.5, 144)
