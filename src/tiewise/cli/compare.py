@@ -79,10 +79,10 @@ def compare(
         o.hush_libraries()
         from rich.console import Console
 
+        from tiewise.report.albert_paper import orders
         from tiewise.report.comparison_page import write_report
         from tiewise.report.comparison_view import comparison_view, published_table, sharing_table
         from tiewise.report.published import of_comparison
-        from tiewise.report.sharing_order import orders
         from tiewise.training.compare import compare as finish
         from tiewise.training.folder import FINAL, folder_name, how_it_loads
         from tiewise.training.lock import locked

@@ -23,7 +23,7 @@ from tiewise.core.numerals import NONE, count, plain, signed, size
 from tiewise.planning.costs import training_bytes
 from tiewise.report import theme
 from tiewise.report.bars import finish, stacked
-from tiewise.report.comparison_found import NATS, PAIRS, SHARES, difference, found, measured_shares, share
+from tiewise.report.comparison_found import CHANCE, NATS, PAIRS, SHARES, difference, found, measured_shares, share
 from tiewise.report.grid import Table
 from tiewise.report.sheet import Panel
 from tiewise.training.results import MASKED, Comparison, CurvePoint
@@ -32,7 +32,6 @@ from tiewise.training.statistics import gaps
 THIN = "Thick lines are means over seeds, thin lines single seeds."
 EACH = "Each interval is 95 % on its own: of twenty that hold zero in truth, about one excludes it by chance."
 LEVEL = {"width": 1, "color": "#8a8f99"}
-CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 JUDGED = {
     MASKED: "Of held-out tokens that were masked, those whose right token had the largest logit.",
     "sop": "Pairs of held-out segments that follow each other, half of them swapped; the line is chance.",

@@ -13,11 +13,12 @@ from tiewise.core.found import Found, Quantity
 from tiewise.core.numerals import plain
 from tiewise.report import faces
 from tiewise.report.grid import Table
-from tiewise.training.results import MASKED, Comparison, Difference, RunResult
+from tiewise.training.results import MASKED, Comparison, Difference, RunResult, Share
 
 DEMO = "demo corpus, not evidence for your model"
 NATS = "nats per token"
 SHORT = 16  # characters of a name within a heading
+CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 PAIRS = {"sop": "sentence order", "nsp": "next sentence"}
 SHARES_NOTE = (
     "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All arms and "
@@ -73,6 +74,15 @@ def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
         return Quantity(SHARES[name], each[0].share, each[0].low, each[0].high, 1, unit="%")
     e = mean_interval([one.share for one in each])
     return Quantity(SHARES[name], e.value, e.low, e.high, e.rows, unit="%")
+
+
+def share_over_rows(runs: Sequence[RunResult], name: str) -> Share | None:
+    """Mean share with Wilson's interval over the rows that all seeds are asked alike; None where none has it."""
+    each = [run.shares[name] for run in runs if name in run.shares]
+    if not each:
+        return None
+    count = each[0].count
+    return Share.of(round(statistics.fmean(one.share for one in each) * count), count, math.nan)
 
 
 def measured_shares(comparison: Comparison) -> list[str]:

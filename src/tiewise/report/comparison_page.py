@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.numerals import plain
+from tiewise.report import albert_paper, heat_map, published, sheet
 from tiewise.report import comparison_figures as figures
-from tiewise.report import heat_map, published, sharing_order, sheet
 from tiewise.report.comparison_found import DEMO, SHARES_NOTE, results, verdict
 from tiewise.report.grid import Table
 from tiewise.report.sheet import Panel, Section, Sheet
@@ -71,9 +71,9 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
         made = published.table(beside)
         tables = [("Beside this run", made)] if made else []
         yield Section("Published figures", said=published.lines(beside), tables=tables)
-    orders = sharing_order.orders(comparison)
-    tables = [("What layers share, here and in the paper", sharing_order.table(orders))] if orders else []
-    yield Section("What layers share", said=sharing_order.lines(orders), tables=tables)
+    orders = albert_paper.orders(comparison)
+    tables = [("What layers share, here and in the paper", albert_paper.order_table(orders))] if orders else []
+    yield Section("What layers share", said=albert_paper.order_lines(orders), tables=tables)
     by_frequency = _there(figures.frequency_panel(comparison))
     yield Section("Loss", [*by_frequency, *lines(figures.AHEAD, figures.HELD_OUT, figures.TRAINING)])
     if shares := list(figures.share_panels(comparison)):

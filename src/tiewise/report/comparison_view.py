@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from tiewise.report import published, sharing_order
+from tiewise.report import albert_paper, published
+from tiewise.report.albert_paper import SharingOrder
 from tiewise.report.comparison_found import DEMO, results, verdict
 from tiewise.report.grid import Table
 from tiewise.report.published import Beside
-from tiewise.report.sharing_order import Order
 from tiewise.training.results import Comparison
 
 ABREAST = 3  # arms in one table, which fit 80 columns
@@ -36,9 +36,9 @@ def published_table(beside: Beside) -> Group:
     return _under(published.lines(beside), published.table(beside))
 
 
-def sharing_table(orders: Sequence[Order]) -> Group:
-    """Return what layers share in the comparison's order and in the paper's (`tiewise.report.sharing_order`)."""
-    return _under(sharing_order.lines(orders), sharing_order.table(orders))
+def sharing_table(orders: Sequence[SharingOrder]) -> Group:
+    """Return what layers share in the comparison's order and in the paper's (`tiewise.report.albert_paper`)."""
+    return _under(albert_paper.order_lines(orders), albert_paper.order_table(orders))
 
 
 def _under(lines: Sequence[str], found: Table | None) -> Group:
