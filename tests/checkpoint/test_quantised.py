@@ -65,17 +65,19 @@ def findings(facts):
 def test_which_end_is_quantised(tmp_path, method, end):
     plain = {f"{E}.weight": None if end == E else table(), f"{H}.weight": None if end == H else table(seed=2)}
     folder = open_folder(llama(tmp_path / "m", False, tensors=plain | method(end)))
-    found = quantised_ends(folder.tensors, folder.config)
+    found = quantised_ends(Facts(folder))
     assert (found.input.quantised, found.output.quantised) == (end == E, end == H)
     stored = (found.input if end == E else found.output).parts
     assert stored == tuple(sorted(name.removeprefix(f"{end}.") for name in method(end)))
-    assert (found.method, found.any) == (None, True)
+    assert found.method is None
 
 
 def test_a_plain_checkpoint_is_not_quantised(tmp_path):
     folder = open_folder(llama(tmp_path / "m"))
-    found = quantised_ends(folder.tensors, folder.config)
-    assert not found.any
+    found = quantised_ends(Facts(folder))
+    assert not found.input.quantised
+    assert not found.output.quantised
+    assert found.method is None
     assert (found.input.parts, found.output.parts, found.output.module) == (("weight",), (), H)
 
 
@@ -99,7 +101,7 @@ def test_a_plain_checkpoint_is_not_quantised(tmp_path):
 )
 def test_what_the_config_says(tmp_path, section, method, lists):
     for config in ({"quantization_config": section}, {"text_config": {"quantization_config": section}}):
-        found = quantised_ends({}, config)
+        found = quantised_ends(Facts(open_folder(llama(tmp_path, config=config))))
         assert (found.method, found.lists) == (method, lists)
 
 

@@ -7,7 +7,6 @@ A factored table is looked at twice: its stored rows [V, k], and what its maps m
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +24,7 @@ from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 
 class MappedTable(Behind):
@@ -86,7 +85,8 @@ class Ends:
         """Mark rows that say nothing of their token [V]: zero, repeated or not finite, in either table. Reads both."""
         mask = np.zeros(max(self.input.rows, self.output.rows), bool)
         for tensor in self.stored:
-            found = scan_rows(tensor, _tick(tensor))
+            with doing(f"rows of {short(tensor.name)}", tensor.nbytes):
+                found = scan_rows(tensor)
             for rows in (found.not_finite, found.zero, *found.repeated):
                 mask[list(rows)] = True
         return mask
@@ -151,10 +151,6 @@ def _own_ends(facts: Facts) -> Ends:
     shared = StoredTable(lookup.table) if one else None
     stored = (lookup.table,) if one else (lookup.table, head.table)
     return Ends(facts.folder, source, target, source if source is target else shared, stored, tuple(notes))
-
-
-def _tick(tensor: Stored) -> Callable[[int], None]:
-    return lambda done: progress(f"rows of {short(tensor.name)}", done, tensor.nbytes)
 
 
 def dense_table(dense: Dense) -> Table:

@@ -23,7 +23,7 @@ from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 FEWEST = 4  # rows of which Fisher's interval can be taken
 
@@ -174,8 +174,8 @@ def row_state(
         unused: rows that no text can produce, ascending.
         counts: of a text, [V].
     """
-    what = f"rows of {short(stored.name)}"
-    scan = scan_rows(stored, lambda done: progress(what, done, stored.nbytes))
+    with doing(f"rows of {short(stored.name)}", stored.nbytes):
+        scan = scan_rows(stored)
     repeated = sorted(scan.repeated, key=len, reverse=True)
     return RowState(
         zero=scan.zero,

@@ -19,7 +19,7 @@ from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts
@@ -36,49 +36,31 @@ _PARTS = re.compile(
 
 @dataclass(frozen=True)
 class EndUpdate:
-    """What the adapter does to one module.
+    """What the adapter does to one module."""
 
-    Args:
-        module: its name in the base, "model.embed_tokens".
-        kind: "low-rank update", "full copy" or "trained rows".
-        shape: [V, E] that the base's table must have, -1 where the adapter's tensors do not say; None where they
-            say nothing.
-        copy: the stored full copy; None otherwise.
-    """
-
-    module: str
-    kind: str
+    module: str  # its name in the base, "model.embed_tokens"
+    kind: str  # "low-rank update", "full copy" or "trained rows"
+    # [V, E] that the base's table must have, -1 where the adapter's tensors do not say; None where they say nothing
     shape: tuple[int, int] | None = None
-    copy: Stored | None = None
+    copy: Stored | None = None  # the stored full copy; None otherwise
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter as it lies on disk.
+    """An adapter as it lies on disk."""
 
-    Args:
-        path: the folder.
-        method: `peft_type`, "LORA" where it is absent.
-        base_name: `base_model_name_or_path`; None where absent.
-        targets: `target_modules` where it is a list of names; empty for a pattern or "all-linear".
-        pattern: `target_modules` where it is one text.
-        saved: `modules_to_save`.
-        token_rows: `trainable_token_indices` by the name of the module ("" where the config does not name it).
-        ties: `ensure_weight_tying`.
-        tensors: stored tensors by name; empty where they could not be read, or are pickled.
-        faults: what could not be read.
-    """
-
-    path: Path
-    method: str
-    base_name: str | None = None
-    targets: tuple[str, ...] = ()
-    pattern: str | None = None
-    saved: tuple[str, ...] = ()
+    path: Path  # the folder
+    method: str  # `peft_type`, "LORA" where it is absent
+    base_name: str | None = None  # `base_model_name_or_path`; None where absent
+    targets: tuple[str, ...] = ()  # `target_modules` where it is a list of names; empty for a pattern or "all-linear"
+    pattern: str | None = None  # `target_modules` where it is one text
+    saved: tuple[str, ...] = ()  # `modules_to_save`
+    # `trainable_token_indices` by the name of the module ("" where the config does not name it)
     token_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    ties: bool = False
+    ties: bool = False  # `ensure_weight_tying`
+    # stored tensors by name; empty where they could not be read, or are pickled
     tensors: dict[str, Stored] = field(default_factory=dict)
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[Fault, ...] = ()  # what could not be read
 
     def update(self, names: Iterable[str]) -> EndUpdate | None:
         """Return what is done to the module that has one of these names (or ends in it after a dot); None for nothing.
@@ -106,11 +88,7 @@ class Adapter:
 
 
 def open_adapter(folder: Folder) -> Adapter:
-    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened.
-
-    Raises:
-        CheckpointError: adapter_config.json cannot be read or is no JSON object.
-    """
+    """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened."""
     config = folder.json(ADAPTER_CONFIG)
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{folder.path / ADAPTER_CONFIG}: no JSON object", "take it from its source again")
@@ -193,17 +171,11 @@ def _indices(values: list[Any]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class AdapterFacts:
-    """One PEFT adapter.
+    """One PEFT adapter."""
 
-    Args:
-        adapter: its config and its tensors.
-        base: the checkpoint that it changes; None where none was given.
-        scan: tables may be read (False: headers only).
-    """
-
-    adapter: Adapter
-    base: Facts | None = None
-    scan: bool = True
+    adapter: Adapter  # its config and its tensors
+    base: Facts | None = None  # the checkpoint that it changes; None where none was given
+    scan: bool = True  # tables may be read (False: headers only)
 
     @cached_property
     def input(self) -> EndUpdate | None:
@@ -231,10 +203,10 @@ class AdapterFacts:
         if self.input is None or self.output is None or not self.scan:
             return None
         a, b = self.input.copy, self.output.copy
-        return None if a is None or b is None else self._same(a, b)
-
-    def _same(self, a: Stored, b: Stored) -> bool:
-        return same_bytes(a, b, lambda done: progress("comparing the adapter's two copies", done, a.nbytes))
+        if a is None or b is None:
+            return None
+        with doing("comparing the adapter's two copies", a.nbytes):
+            return same_bytes(a, b)
 
 
 def _names(stored: str | None, usually: Iterable[str]) -> tuple[str, ...]:

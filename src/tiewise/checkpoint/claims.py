@@ -27,26 +27,17 @@ _T5_LIKE = ("mt5", "switch_transformers")  # beside those whose classes tie what
 
 @dataclass(frozen=True)
 class Claim:
-    """One level of a config: the root, `text_config`, `decoder`, …
+    """One level of a config: the root, `text_config`, `decoder`, …"""
 
-    Args:
-        level: dotted path below the root; "" is the root.
-        model_type: of this level; None where absent.
-        written: the flag as written; None where absent or malformed.
-        default: what this level's class takes where the flag is absent or null; None where the class is unknown.
-        decides: the class that owns the head reads this level.
-        vocab_size: of this level; None where absent.
-        hidden_size: width D of this level, under whatever key the family has; None where absent.
-        malformed: what stands where the flag should be and is neither true nor false, as text; None elsewhere.
-    """
-
-    level: str
-    model_type: str | None = None
-    written: bool | None = None
+    level: str  # dotted path below the root; "" is the root
+    model_type: str | None = None  # of this level; None where absent
+    written: bool | None = None  # the flag as written; None where absent or malformed
+    # what this level's class takes where the flag is absent or null; None where the class is unknown
     default: bool | None = None
-    decides: bool = False
-    vocab_size: int | None = None
-    hidden_size: int | None = None
+    decides: bool = False  # the class that owns the head reads this level
+    vocab_size: int | None = None  # of this level; None where absent
+    hidden_size: int | None = None  # width D of this level, under whatever key the family has; None where absent
+    # what stands where the flag should be and is neither true nor false, as text; None elsewhere
     malformed: str | None = None
 
     @property
@@ -57,18 +48,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Claims:
-    """All levels, the root first.
+    """All levels, the root first."""
 
-    Args:
-        levels: every level that is a model's config.
-        t5_like: the family ties its input tables whatever the flag says, and reads the flag for something else too.
-        known: the family is in the architecture data.
-        fixed: the class ties (True) or never ties (False) whatever the flag says; None where the flag rules.
-    """
-
-    levels: tuple[Claim, ...]
+    levels: tuple[Claim, ...]  # every level that is a model's config
+    # the family ties its input tables whatever the flag says, and reads the flag for something else too
     t5_like: bool = False
-    known: bool = False
+    known: bool = False  # the family is in the architecture data
+    # the class ties (True) or never ties (False) whatever the flag says; None where the flag rules
     fixed: bool | None = None
 
     @property

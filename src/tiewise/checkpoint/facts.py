@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,19 +18,14 @@ from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, Likeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 from tiewise.core.spec import BoundarySpec
 
-Progress = Callable[[str, int, int], None]  # (what is read, bytes done, bytes in all)
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
-
-
-def silent(what: str, done: int, total: int) -> None:
-    """Hear of progress and do nothing."""
 
 
 def _sizes(level: Mapping[str, Any]) -> Iterator[int]:
@@ -47,15 +42,10 @@ def _sizes(level: Mapping[str, Any]) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Facts:
-    """One checkpoint. Everything beyond the headers is read by the first rule that asks.
+    """One checkpoint. Everything beyond the headers is read by the first rule that asks."""
 
-    Args:
-        folder: files, headers, config.
-        scan: tables may be read (False: headers only).
-    """
-
-    folder: Folder
-    scan: bool = True
+    folder: Folder  # files, headers, config
+    scan: bool = True  # tables may be read (False: headers only)
 
     @property
     def path(self) -> Path:
@@ -219,13 +209,13 @@ class Facts:
 
     def compare(self, a: Stored, b: Stored) -> Likeness | None:
         """How alike two tables are; None unless they are comparable and may be read."""
-        return (
-            likeness(a, b, lambda done: progress(f"comparing {short(a.name)}", done, a.nbytes)) if self.scan else None
-        )
+        with doing(f"comparing {short(a.name)}", a.nbytes):
+            return likeness(a, b) if self.scan else None
 
     def same(self, a: Stored, b: Stored) -> bool:
         """Whether one tensor can stand for the other: same bytes, or same numbers. Reads them."""
-        return same_numbers(a, b, lambda done: progress(f"comparing {short(a.name)}", done, a.nbytes))
+        with doing(f"comparing {short(a.name)}", a.nbytes):
+            return same_numbers(a, b)
 
     def command(self, verb: str, *options: str) -> str:
         """Return the command line of a rewriting verb for this checkpoint."""

@@ -96,40 +96,25 @@ _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedL
 
 @dataclass(frozen=True)
 class Ends:
-    """What one model class does at its two ends; names of modules, whose tensor is `<name>.weight`.
+    """What one model class does at its two ends; names of modules, whose tensor is `<name>.weight`."""
 
-    Args:
-        name: of the class.
-        inputs: input tables, the one that ids are looked up in first.
-        output: the head; None for a class without one.
-        biases: tensors of the head's bias.
-        positions: position tables.
-        maps: linear modules between table and hidden width.
-        tied: tensors that the class may tie, {target: source}.
-        disk: {module or bias: its name in a saved file} where that differs.
-        prefix: of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
-        loads: {module or bias: every other name in a file that transformers loads into it}; None where the prefix,
-            put before a name or taken away, is all that it forgives.
-        decides: levels of the config whose flags decide.
-        joined: "any" where one of several deciding levels that says true is enough; else "".
-        always: tied whatever the flag says.
-        never: never tied whatever the flag says.
-    """
-
-    name: str
-    inputs: tuple[str, ...] = ()
-    output: str | None = None
-    biases: tuple[str, ...] = ()
-    positions: tuple[str, ...] = ()
-    maps: tuple[str, ...] = ()
-    tied: Mapping[str, str] = field(default_factory=dict)
+    name: str  # of the class
+    inputs: tuple[str, ...] = ()  # input tables, the one that ids are looked up in first
+    output: str | None = None  # the head; None for a class without one
+    biases: tuple[str, ...] = ()  # tensors of the head's bias
+    positions: tuple[str, ...] = ()  # position tables
+    maps: tuple[str, ...] = ()  # linear modules between table and hidden width
+    tied: Mapping[str, str] = field(default_factory=dict)  # tensors that the class may tie, {target: source}
+    # {module or bias: its name in a saved file} where that differs
     disk: Mapping[str, str] = field(default_factory=dict)
-    prefix: str = ""
+    prefix: str = ""  # of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
+    # {module or bias: every other name in a file that transformers loads into it}; None where the prefix, put before a
+    # name or taken away, is all that it forgives
     loads: Mapping[str, Sequence[str]] | None = None
-    decides: tuple[str, ...] = ("",)
-    joined: str = ""
-    always: bool = False
-    never: bool = False
+    decides: tuple[str, ...] = ("",)  # levels of the config whose flags decide
+    joined: str = ""  # "any" where one of several deciding levels that says true is enough; else ""
+    always: bool = False  # tied whatever the flag says
+    never: bool = False  # never tied whatever the flag says
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -171,23 +156,16 @@ class Ends:
 
 @dataclass(frozen=True)
 class Family:
-    """What a `model_type` says by default.
+    """What a `model_type` says by default."""
 
-    Args:
-        tie: the flag where it is absent.
-        loose: flags that are no boolean and that the config class takes nevertheless: "" none, "null", "any".
-        levels: family of each nested level where its `model_type` is absent.
-        sizes: its own keys for `vocab_size` and `hidden_size`, where it has such.
-        scalars: numbers at the boundary where they are absent.
-        classes: its model classes with tables of tokens, by name.
-    """
-
-    tie: bool | None = None
-    loose: str = ""
+    tie: bool | None = None  # the flag where it is absent
+    loose: str = ""  # flags that are no boolean and that the config class takes nevertheless: "" none, "null", "any"
+    # family of each nested level where its `model_type` is absent
     levels: Mapping[str, str] = field(default_factory=dict)
+    # its own keys for `vocab_size` and `hidden_size`, where it has such
     sizes: Mapping[str, str] = field(default_factory=dict)
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    classes: Mapping[str, Ends] = field(default_factory=dict)
+    scalars: Mapping[str, float] = field(default_factory=dict)  # numbers at the boundary where they are absent
+    classes: Mapping[str, Ends] = field(default_factory=dict)  # its model classes with tables of tokens, by name
 
 
 @lru_cache(maxsize=1)

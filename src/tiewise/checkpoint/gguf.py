@@ -22,7 +22,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts
@@ -37,9 +37,6 @@ class Window:
     Args:
         path: named in errors.
         descriptor: the open file; the caller closes it.
-
-    Raises:
-        CheckpointError: from every method, where the file ends before what was asked for.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -169,25 +166,17 @@ Value = int | float | bool | str
 
 @dataclass(frozen=True)
 class Gguf:
-    """One GGUF file, or all parts of a split one.
+    """One GGUF file, or all parts of a split one."""
 
-    Args:
-        path: the file (of a split: the one that was given).
-        version: 2 or 3.
-        metadata: values by key; text is cut after 4096 bytes, arrays are left out.
-        arrays: length of each array by key.
-        tensors: by name; `dtype` is ggml's name for the type, `shape` is in numpy's order, [rows, width] for a table.
-        size: bytes of the file (of a split: of all parts).
-        parts: number of files that the model is split over, by `split.count`.
-    """
-
-    path: Path
-    version: int
+    path: Path  # the file (of a split: the one that was given)
+    version: int  # 2 or 3
+    # values by key; text is cut after 4096 bytes, arrays are left out
     metadata: dict[str, Value] = field(default_factory=dict)
-    arrays: dict[str, int] = field(default_factory=dict)
+    arrays: dict[str, int] = field(default_factory=dict)  # length of each array by key
+    # by name; `dtype` is ggml's name for the type, `shape` is in numpy's order, [rows, width] for a table
     tensors: dict[str, Stored] = field(default_factory=dict)
-    size: int = 0
-    parts: int = 1
+    size: int = 0  # bytes of the file (of a split: of all parts)
+    parts: int = 1  # number of files that the model is split over, by `split.count`
 
     @property
     def architecture(self) -> str:
@@ -211,11 +200,7 @@ class Gguf:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> Gguf:
-    """Read a GGUF file; of one that is split, all parts beside it (`…-00001-of-00003.gguf`).
-
-    Raises:
-        CheckpointError: as `read_gguf`, a part is missing, or a tensor lies in two parts.
-    """
+    """Read a GGUF file; of one that is split, all parts beside it (`…-00001-of-00003.gguf`)."""
     first = read_gguf(path)
     if first.parts == 1:
         return first
@@ -239,11 +224,7 @@ def _part_names(first: Gguf) -> list[str]:
 
 
 def read_gguf(path: str | os.PathLike[str]) -> Gguf:
-    """Read and check the header of one GGUF file.
-
-    Raises:
-        CheckpointError: the file cannot be read, is of another version or byte order, or breaks a rule of the format.
-    """
+    """Read and check the header of one GGUF file."""
     path = Path(path)
     descriptor = open_regular(path)
     try:
@@ -254,17 +235,11 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
 
 @dataclass(frozen=True)
 class GgufFacts:
-    """One GGUF file.
+    """One GGUF file."""
 
-    Args:
-        gguf: what it says of itself.
-        source: the Hugging Face checkpoint that it was made from; None where none was given.
-        scan: tables may be read (False: headers only).
-    """
-
-    gguf: Gguf
-    source: Facts | None = None
-    scan: bool = True
+    gguf: Gguf  # what it says of itself
+    source: Facts | None = None  # the Hugging Face checkpoint that it was made from; None where none was given
+    scan: bool = True  # tables may be read (False: headers only)
 
     @cached_property
     def equal(self) -> bool | None:
@@ -272,7 +247,8 @@ class GgufFacts:
         table, head = self.gguf.table, self.gguf.head
         if table is None or head is None or not self.scan:
             return None
-        return same_bytes(table, head, lambda done: progress("comparing the two tables", done, table.nbytes))
+        with doing("comparing the two tables", table.nbytes):
+            return same_bytes(table, head)
 
 
 class _Parser:

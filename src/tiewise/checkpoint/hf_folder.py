@@ -50,31 +50,20 @@ class Index:
 
 @dataclass(frozen=True)
 class Folder:
-    """A checkpoint as it lies on disk.
+    """A checkpoint as it lies on disk."""
 
-    Args:
-        path: the folder, or the folder of the single file that was given.
-        files: names of all entries directly inside, sorted (of a single file: that one).
-        config: config.json; None where there is none or it cannot be read.
-        index: of the shards; None for a single file.
-        headers: of the files of tensors, by file name. With an index the files it names, else every `.safetensors`.
-        tensors: every tensor by name, from the file that the index maps it to (else the first that holds it).
-        copies: tensors of a name that another file already gave.
-        extra: names of `.safetensors` files in the folder that the index does not name.
-        faults: what could not be read or cannot be true.
-        single: one `.safetensors` was given rather than a folder.
-    """
-
-    path: Path
-    files: tuple[str, ...]
-    config: dict[str, Any] | None
-    index: Index | None
+    path: Path  # the folder, or the folder of the single file that was given
+    files: tuple[str, ...]  # names of all entries directly inside, sorted (of a single file: that one)
+    config: dict[str, Any] | None  # config.json; None where there is none or it cannot be read
+    index: Index | None  # of the shards; None for a single file
+    # of the files of tensors, by file name. With an index the files it names, else every `.safetensors`.
     headers: dict[str, Header]
+    # every tensor by name, from the file that the index maps it to (else the first that holds it)
     tensors: dict[str, Stored]
-    copies: tuple[Stored, ...] = ()
-    extra: tuple[str, ...] = ()
-    faults: tuple[Fault, ...] = ()
-    single: bool = False
+    copies: tuple[Stored, ...] = ()  # tensors of a name that another file already gave
+    extra: tuple[str, ...] = ()  # names of `.safetensors` files in the folder that the index does not name
+    faults: tuple[Fault, ...] = ()  # what could not be read or cannot be true
+    single: bool = False  # one `.safetensors` was given rather than a folder
 
     @property
     def pickles(self) -> tuple[str, ...]:
@@ -102,11 +91,7 @@ class Folder:
         return frozenset(self.files)
 
     def json(self, name: str) -> Any:
-        """Return what the JSON file `name` of the folder holds.
-
-        Raises:
-            CheckpointError: it leads outside, cannot be read, or is no JSON.
-        """
+        """Return what the JSON file `name` of the folder holds."""
         return read_json(os.fspath(inside(self.path, name)))
 
 
@@ -255,19 +240,13 @@ _RESERVED = re.compile(rf"\[{_NAME}\]|<[|｜]?{_NAME}[|｜]?>|madeupword\d+", re
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Ids of one tokenizer.
+    """Ids of one tokenizer."""
 
-    Args:
-        files: those that were read.
-        base: {text: id} of the vocabulary proper. A SentencePiece model gives positions in place of texts.
-        added: {id: text} of tokens added to it.
-        faults: files that could not be read.
-    """
-
-    files: tuple[str, ...]
+    files: tuple[str, ...]  # those that were read
+    # {text: id} of the vocabulary proper. A SentencePiece model gives positions in place of texts.
     base: Mapping[str, int]
-    added: Mapping[int, str]
-    faults: tuple[Fault, ...] = ()
+    added: Mapping[int, str]  # {id: text} of tokens added to it
+    faults: tuple[Fault, ...] = ()  # files that could not be read
 
     @cached_property
     def base_max(self) -> int:
@@ -376,11 +355,7 @@ def is_id(value: Any) -> bool:
 
 
 def count_pieces(data: bytes, where: str) -> int:
-    """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each.
-
-    Raises:
-        CheckpointError: the bytes are no such message, or one of too many fields; naming `where`.
-    """
+    """Count the pieces of a SentencePiece model: its protocol buffer repeats field 1 once for each."""
     pieces = fields = at = 0
     while at < len(data):
         fields += 1

@@ -125,24 +125,15 @@ _OURS = "loaded by this package's tests"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one loader makes of a checkpoint.
+    """What one loader makes of a checkpoint."""
 
-    Args:
-        loader: its name.
-        versions: for which of its versions this holds.
-        outcome: one of the short words above.
-        sentence: what happens, and why.
-        right: the model computes what the tensors say; None where that cannot be known from here.
-        source: the public thread, or the test, that shows it.
-        predicted: from the loader's source or its threads; False where this package's tests load this very case.
-    """
-
-    loader: str
-    versions: str
-    outcome: str
-    sentence: str
-    right: bool | None
-    source: str
+    loader: str  # its name
+    versions: str  # for which of its versions this holds
+    outcome: str  # one of the short words above
+    sentence: str  # what happens, and why
+    right: bool | None  # the model computes what the tensors say; None where that cannot be known from here
+    source: str  # the public thread, or the test, that shows it
+    # from the loader's source or its threads; False where this package's tests load this very case
     predicted: bool = True
 
 

@@ -75,46 +75,33 @@ _HEADED = re.compile(r"LMHead|LMModel|DoubleHeads|EncoderDecoderModel|MTModel")
 
 @dataclass(frozen=True)
 class Roles:
-    """The parts of the boundary that a checkpoint stores, and the names they should have.
+    """The parts of the boundary that a checkpoint stores, and the names they should have."""
 
-    Args:
-        source: how they were found: "architecture data", "usual names" or "shapes".
-        input: the input table [V, E]; None where none is stored.
-        input_name: the name under which the class looks for it, stored or not; None where unknown.
-        inputs: every stored input table, `input` first (T5 and BART may store `shared` and one for each stack).
-        output: the output table [V, E]; None where none is stored.
-        output_name: as `input_name`.
-        biases: stored biases of the head, [V] or [1, V].
-        positions: stored position tables; they are long and wide like a vocabulary, and are none.
-        maps: stored matrices between table and hidden width: projections, or the maps of a factored table.
-        headless: the class has no token head (an encoder, a classifier, a reward model).
-        scalars: numbers in the config that act at the boundary, by dotted key (`text_config.logits_scaling`).
-        quantised_input: every tensor of a quantised input table, its packed numbers first; empty where it is plain.
-            `input` is then the packed tensor, whose shape is that of the packing.
-        quantised_output: as `quantised_input`.
-        ties: tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where
-            the class is not in the architecture data.
-        known: the class as the architecture data has it; None where it is not there.
-        unread: {name of an end as stored: name that the class looks for}, where transformers does not load the one.
-        opaque: tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes.
-    """
-
-    source: str
-    input: Stored | None = None
-    input_name: str | None = None
+    source: str  # how they were found: "architecture data", "usual names" or "shapes"
+    input: Stored | None = None  # the input table [V, E]; None where none is stored
+    input_name: str | None = None  # the name under which the class looks for it, stored or not; None where unknown
+    # every stored input table, `input` first (T5 and BART may store `shared` and one for each stack)
     inputs: tuple[Stored, ...] = ()
-    output: Stored | None = None
-    output_name: str | None = None
-    biases: tuple[Stored, ...] = ()
-    positions: tuple[Stored, ...] = ()
+    output: Stored | None = None  # the output table [V, E]; None where none is stored
+    output_name: str | None = None  # as `input_name`
+    biases: tuple[Stored, ...] = ()  # stored biases of the head, [V] or [1, V]
+    positions: tuple[Stored, ...] = ()  # stored position tables; they are long and wide like a vocabulary, and are none
+    # stored matrices between table and hidden width: projections, or the maps of a factored table
     maps: tuple[Stored, ...] = ()
-    headless: bool = False
+    headless: bool = False  # the class has no token head (an encoder, a classifier, a reward model)
+    # numbers in the config that act at the boundary, by dotted key (`text_config.logits_scaling`)
     scalars: dict[str, float] = field(default_factory=dict)
+    # every tensor of a quantised input table, its packed numbers first; empty where it is plain. `input` is then the
+    # packed tensor, whose shape is that of the packing.
     quantised_input: tuple[Stored, ...] = ()
-    quantised_output: tuple[Stored, ...] = ()
+    quantised_output: tuple[Stored, ...] = ()  # as `quantised_input`
+    # tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where the class
+    # is not in the architecture data
     ties: Mapping[str, str] = field(default_factory=dict)
-    known: Ends | None = None
+    known: Ends | None = None  # the class as the architecture data has it; None where it is not there
+    # {name of an end as stored: name that the class looks for}, where transformers does not load the one
     unread: Mapping[str, str] = field(default_factory=dict)
+    # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
     opaque: tuple[Stored, ...] = ()
 
     @property

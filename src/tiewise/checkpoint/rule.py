@@ -107,11 +107,7 @@ def rules() -> dict[str, Rule]:
 
 
 def matching(wanted: Iterable[str]) -> frozenset[str]:
-    """Return the ids that the given ids and prefixes name: "B01" names B010 to B016.
-
-    Raises:
-        CheckpointError: one of them names no rule.
-    """
+    """Return the ids that the given ids and prefixes name: "B01" names B010 to B016."""
     known, found = rules(), set[str]()
     for text in wanted:
         ids = {name for name in known if text and name.startswith(text.upper())}

@@ -27,51 +27,32 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.untrusted import open_regular, parse_json, short
 from tiewise.core.errors import CheckpointError
 
-BITS = {
-    "BOOL": 8,
-    "F4": 4,
-    "F6_E2M3": 6,
-    "F6_E3M2": 6,
-    "U8": 8,
-    "I8": 8,
-    "F8_E5M2": 8,
-    "F8_E4M3": 8,
-    "F8_E5M2FNUZ": 8,
-    "F8_E4M3FNUZ": 8,
-    "F8_E8M0": 8,
-    "I16": 16,
-    "U16": 16,
-    "F16": 16,
-    "BF16": 16,
-    "I32": 32,
-    "U32": 32,
-    "F32": 32,
-    "C64": 64,
-    "F64": 64,
-    "I64": 64,
-    "U64": 64,
-}
-NUMPY = {
-    "BOOL": np.dtype(np.bool_),
-    "U8": np.dtype(np.uint8),
-    "I8": np.dtype(np.int8),
-    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
-    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
-    "F8_E5M2FNUZ": np.dtype(ml_dtypes.float8_e5m2fnuz),
-    "F8_E4M3FNUZ": np.dtype(ml_dtypes.float8_e4m3fnuz),
-    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
-    "I16": np.dtype("<i2"),
-    "U16": np.dtype("<u2"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "I32": np.dtype("<i4"),
-    "U32": np.dtype("<u4"),
-    "F32": np.dtype("<f4"),
-    "C64": np.dtype("<c8"),
-    "F64": np.dtype("<f8"),
-    "I64": np.dtype("<i8"),
-    "U64": np.dtype("<u8"),
-}
+_TYPES = (  # of the format: bits, and the numpy type that holds one element where there is one
+    ("BOOL", 8, np.bool_),
+    ("F4", 4, None),
+    ("F6_E2M3", 6, None),
+    ("F6_E3M2", 6, None),
+    ("U8", 8, np.uint8),
+    ("I8", 8, np.int8),
+    ("F8_E5M2", 8, ml_dtypes.float8_e5m2),
+    ("F8_E4M3", 8, ml_dtypes.float8_e4m3fn),
+    ("F8_E5M2FNUZ", 8, ml_dtypes.float8_e5m2fnuz),
+    ("F8_E4M3FNUZ", 8, ml_dtypes.float8_e4m3fnuz),
+    ("F8_E8M0", 8, ml_dtypes.float8_e8m0fnu),
+    ("I16", 16, "<i2"),
+    ("U16", 16, "<u2"),
+    ("F16", 16, "<f2"),
+    ("BF16", 16, ml_dtypes.bfloat16),
+    ("I32", 32, "<i4"),
+    ("U32", 32, "<u4"),
+    ("F32", 32, "<f4"),
+    ("C64", 64, "<c8"),
+    ("F64", 64, "<f8"),
+    ("I64", 64, "<i8"),
+    ("U64", 64, "<u8"),
+)
+BITS = {name: bits for name, bits, _ in _TYPES}
+NUMPY: dict[str, np.dtype] = {name: np.dtype(kind) for name, _, kind in _TYPES if kind is not None}
 FLOATING = ("F64", "F32", "F16", "BF16")  # what a table is stored in, unless it is quantised
 
 
@@ -140,11 +121,7 @@ class Header:
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """Read and check the header of a safetensors file.
-
-    Raises:
-        CheckpointError: the file cannot be read, or its header breaks a rule of the format.
-    """
+    """Read and check the header of a safetensors file."""
     path = Path(path)
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -160,32 +137,28 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     record = parse_json(text, f"{path}: header", unique=True)
     if not isinstance(record, dict):
         raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
-    metadata = _metadata(record.pop("__metadata__", None), path)
-    start = 8 + length
-    tensors = sorted((_stored(name, entry, path, start) for name, entry in record.items()), key=_place)
-    _check_contiguous(tensors, path, start, size)
-    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, start, size)
-
-
-def _place(tensor: Stored) -> tuple[int, int]:
-    return tensor.start, tensor.end
-
-
-def _metadata(record: Any, path: Path) -> dict[str, str]:
-    if record is None:
-        return {}
-    if not isinstance(record, dict) or not all(isinstance(value, str) for value in record.values()):
+    metadata = record.pop("__metadata__", None)
+    metadata = {} if metadata is None else metadata
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is no map from text to text", _AGAIN)
-    return record
-
-
-def _stored(name: str, entry: Any, path: Path, data_start: int) -> Stored:
-    wrong = _wrong(entry)
-    if wrong is not None:
-        what, fix = wrong
-        raise CheckpointError(f"{path}: tensor {short(name)}: {what}", fix)
-    start, end = entry["data_offsets"]
-    return Stored(name, path, entry["dtype"], tuple(entry["shape"]), data_start + start, data_start + end)
+    data = 8 + length
+    tensors = []
+    for name, entry in record.items():
+        if (wrong := _wrong(entry)) is not None:
+            raise CheckpointError(f"{path}: tensor {short(name)}: {wrong[0]}", wrong[1])
+        start, end = (data + offset for offset in entry["data_offsets"])
+        tensors.append(Stored(name, path, entry["dtype"], tuple(entry["shape"]), start, end))
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
+    end = data
+    for tensor in tensors:
+        if tensor.start != end:
+            how = "overlaps the tensor before it" if tensor.start < end else f"leaves {tensor.start - end:,} bytes free"
+            raise CheckpointError(f"{path}: tensor {short(tensor.name)} {how}", _AGAIN)
+        end = tensor.end
+    if end != size:
+        how = f"ends {end - size:,} bytes before its tensors do" if end > size else f"goes on {size - end:,} bytes"
+        raise CheckpointError(f"{path}: the file {how}", _AGAIN)
+    return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data, size)
 
 
 def _wrong(entry: Any) -> tuple[str, str] | None:
@@ -207,18 +180,6 @@ def _wrong(entry: Any) -> tuple[str, str] | None:
 
 def _sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 2**63 for value in values)
-
-
-def _check_contiguous(tensors: list[Stored], path: Path, start: int, size: int) -> None:
-    end = start
-    for tensor in tensors:
-        if tensor.start != end:
-            how = "overlaps the tensor before it" if tensor.start < end else f"leaves {tensor.start - end:,} bytes free"
-            raise CheckpointError(f"{path}: tensor {short(tensor.name)} {how}", _AGAIN)
-        end = tensor.end
-    if end != size:
-        how = f"ends {end - size:,} bytes before its tensors do" if end > size else f"goes on {size - end:,} bytes"
-        raise CheckpointError(f"{path}: the file {how}", _AGAIN)
 
 
 CHUNK_BYTES = 4 * 2**20
@@ -243,11 +204,7 @@ class Reader:
         return self.tensor.nbytes // max(1, self.tensor.rows)
 
     def into(self, buffer: memoryview, offset: int = 0) -> None:
-        """Fill `buffer` with the tensor's bytes from `offset` on.
-
-        Raises:
-            CheckpointError: the file has become shorter than its header says.
-        """
+        """Fill `buffer` with the tensor's bytes from `offset` on."""
         at = self.tensor.start + offset
         while buffer:
             try:
@@ -262,11 +219,7 @@ class Reader:
             buffer, at = buffer[count:], at + count
 
     def rows(self, start: int = 0, stop: int | None = None) -> NDArray:
-        """Return rows [start, stop) in the tensor's own type; a fresh array.
-
-        Raises:
-            CheckpointError: the type is packed below a byte, or the file has become shorter.
-        """
+        """Return rows [start, stop) in the tensor's own type; a fresh array."""
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
             raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")

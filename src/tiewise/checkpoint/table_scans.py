@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.checkpoint.stored import BITS, FLOATING, NUMPY, Reader, Stored
+from tiewise.core.progress import advance
 
 IDENTICAL, SIGNS, SAME_VALUES = "identical", "zeros' signs", "same values"
 SOME_ROWS, CLOSE, UNRELATED = "some rows", "close", "unrelated"
@@ -30,30 +31,19 @@ FEW = 0.5  # a pair is "some rows" while no more than this share of its rows dif
 NEAR = 0.1  # and "close" while ‖a − b‖ is at most this share of ‖a‖
 SAMPLED_ROWS = 4096
 
-Progress = Callable[[int], None]
-
 
 @dataclass(frozen=True)
 class Likeness:
-    """Two tables [V, E] held side by side.
+    """Two tables [V, E] held side by side."""
 
-    Args:
-        kind: one of the words above.
-        rows: rows compared.
-        differing: rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`).
-        first: the first of them, at most eight.
-        relative: ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs.
-        largest: largest absolute difference of an element over those rows.
-        nan: some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two
-            differ even where every byte is equal.
-    """
-
-    kind: str
-    rows: int
-    differing: int = 0
-    first: tuple[int, ...] = ()
-    relative: float = 0.0
-    largest: float = 0.0
+    kind: str  # one of the words above
+    rows: int  # rows compared
+    differing: int = 0  # rows that differ after the cast (0 for `identical`, `zeros' signs` and `same values`)
+    first: tuple[int, ...] = ()  # the first of them, at most eight
+    relative: float = 0.0  # ‖a − b‖ / ‖a‖ over the differing rows (the first 4096 of them); 0 where none differs
+    largest: float = 0.0  # largest absolute difference of an element over those rows
+    # some value is NaN, which equals nothing, not itself either: to a loader that compares numbers the two differ even
+    # where every byte is equal
     nan: bool = False
 
     @property
@@ -62,12 +52,9 @@ class Likeness:
         return self.kind in (IDENTICAL, SIGNS)
 
 
-def same_numbers(a: Stored, b: Stored, tick: Progress = lambda done: None) -> bool:
-    """Whether one tensor can stand for another of its type: the same bytes, but for the signs of zeros.
-
-    `tick` hears the bytes compared so far (of one of them).
-    """
-    if same_bytes(a, b, tick):
+def same_numbers(a: Stored, b: Stored) -> bool:
+    """Whether one tensor can stand for another of its type: the same bytes, but for the signs of zeros."""
+    if same_bytes(a, b):
         return True
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
         return False
@@ -75,13 +62,8 @@ def same_numbers(a: Stored, b: Stored, tick: Progress = lambda done: None) -> bo
         return not any(len(_differing(one.rows(*span), other.rows(*span))) for span in one.spans())
 
 
-def same_bytes(
-    a: Stored, b: Stored, tick: Progress = lambda done: None, look: Callable[[NDArray], None] = lambda block: None
-) -> bool:
-    """Whether two tensors hold the same bytes; `tick` hears the bytes compared so far (of one of them).
-
-    `look` is shown every block of equal bytes.
-    """
+def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda block: None) -> bool:
+    """Whether two tensors hold the same bytes; `look` is shown every block of equal ones. Advances by those of one."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return False
     left, right = np.empty(SCAN_BYTES, np.uint8), np.empty(SCAN_BYTES, np.uint8)
@@ -90,29 +72,29 @@ def same_bytes(
             count = min(SCAN_BYTES, a.nbytes - start)
             one.into(left.data[:count], start)
             other.into(right.data[:count], start)
-            if not np.array_equal(_words(left[:count]), _words(right[:count])):
+            words = np.uint64 if count % 8 == 0 else np.uint8  # eight times fewer elements, where that goes up
+            if not np.array_equal(left[:count].view(words), right[:count].view(words)):
                 return False
             look(left[:count])
-            tick(start + count)
+            advance(start + count)
     return True
 
 
-def likeness(a: Stored, b: Stored, tick: Progress = lambda done: None) -> Likeness | None:
+def likeness(a: Stored, b: Stored) -> Likeness | None:
     """Compare two tables of one shape row by row; None where their shapes or types allow no comparison.
 
-    `tick` hears the bytes of `a` read so far.
+    Advances by the bytes of `a`.
     """
     if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
         return None
     tally = _Tally()
     if same_bytes(a, b, look=lambda block: tally.look(block.view(NUMPY[a.dtype]))):
-        tick(a.nbytes)
         return Likeness(IDENTICAL, a.rows, nan=tally.nan)
     narrow = min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
             tally.add(start, one.rows(start, stop), other.rows(start, stop), NUMPY[narrow])
-            tick(stop * one.row_bytes)
+            advance(stop * one.row_bytes)
     return tally.verdict(a.rows, SIGNS if a.dtype == b.dtype else SAME_VALUES)
 
 
@@ -156,19 +138,11 @@ class _Tally:
 
 def _differing(a: NDArray, b: NDArray) -> NDArray:
     """Rows of two arrays of one type that differ: in bytes, and then, as zero and NaN have several, in numbers."""
-    rows = np.nonzero((_row_words(a) != _row_words(b)).any(axis=1))[0]
+    bytes_ = [table.view(np.uint8).reshape(len(table), -1) for table in (a, b)]
+    left, right = (data.view(np.uint64) if data.shape[1] % 8 == 0 else data for data in bytes_)
+    rows = np.nonzero((left != right).any(axis=1))[0]
     x, y = (table.reshape(len(table), table.size // max(1, len(table)))[rows] for table in (a, b))
     return rows[~((x == y) | (np.isnan(x) & np.isnan(y))).all(axis=1)]
-
-
-def _words(data: NDArray) -> NDArray:
-    """View bytes as 8-byte words where their number allows: comparing is then eight times fewer elements."""
-    return data.view(np.uint64) if data.nbytes % 8 == 0 else data
-
-
-def _row_words(table: NDArray) -> NDArray:
-    data = table.view(np.uint8).reshape(len(table), -1)
-    return data.view(np.uint64) if data.shape[1] % 8 == 0 else data
 
 
 LARGE = 2**20  # smaller tensors are not looked at for duplicates: norms and biases are often equal
@@ -177,23 +151,17 @@ _SAMPLE = 2**16
 
 @dataclass(frozen=True)
 class RowScan:
-    """What was found in a table [V, E].
+    """What was found in a table [V, E]."""
 
-    Args:
-        not_finite: rows that hold NaN or an infinity.
-        zero: rows of zeros.
-        repeated: groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order.
-        lengths: Euclidean length of each row [V]; NaN or infinite where the row is.
-    """
-
-    not_finite: tuple[int, ...]
-    zero: tuple[int, ...]
+    not_finite: tuple[int, ...]  # rows that hold NaN or an infinity
+    zero: tuple[int, ...]  # rows of zeros
+    # groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order
     repeated: tuple[tuple[int, ...], ...]
-    lengths: NDArray[np.float32]
+    lengths: NDArray[np.float32]  # Euclidean length of each row [V]; NaN or infinite where the row is
 
 
-def scan_rows(table: Stored, tick: Callable[[int], None] = lambda done: None) -> RowScan:
-    """Read every row of a floating table; `tick` hears the bytes read so far."""
+def scan_rows(table: Stored) -> RowScan:
+    """Read every row of a floating table. Advances by its bytes."""
     lengths = np.zeros(table.rows, np.float32)
     finite = np.ones(table.rows, bool)
     zero = np.zeros(table.rows, bool)
@@ -204,23 +172,19 @@ def scan_rows(table: Stored, tick: Callable[[int], None] = lambda done: None) ->
             rows = reader.rows(start, stop)
             wide = rows.astype(np.float64 if rows.dtype == np.float64 else np.float32)
             with np.errstate(all="ignore"):
-                lengths[start:stop] = _lengths(wide)
+                # each row is scaled by its largest element, so that no square over- or underflows
+                largest = np.abs(wide).max(axis=1, initial=0.0)
+                scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
+                lengths[start:stop] = scale * np.sqrt(np.square(wide / scale[:, None]).sum(axis=1))
                 finite[start:stop] = np.isfinite(wide).all(axis=1)
             zero[start:stop] = (wide == 0).all(axis=1)
             for number, row in enumerate(np.ascontiguousarray(rows).view(np.uint8).reshape(len(rows), -1), start):
                 home = first.setdefault(hashlib.blake2b(row.data, digest_size=16).digest(), number)
                 if home != number:
                     groups.setdefault(home, [home]).append(number)
-            tick(stop * reader.row_bytes)
+            advance(stop * reader.row_bytes)
     repeated = [tuple(group) for home, group in groups.items() if finite[home] and not zero[home]]
     return RowScan(_numbers(~finite), _numbers(zero), tuple(repeated), lengths)
-
-
-def _lengths(rows: NDArray) -> NDArray:
-    """Lengths without overflow or underflow: each row is scaled by its largest element."""
-    largest = np.abs(rows).max(axis=1, initial=0.0)
-    scale = np.where((largest > 0) & np.isfinite(largest), largest, 1.0)
-    return scale * np.sqrt(np.square(rows / scale[:, None]).sum(axis=1))
 
 
 def _numbers(mask: NDArray[np.bool_]) -> tuple[int, ...]:

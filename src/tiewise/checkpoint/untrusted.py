@@ -13,11 +13,7 @@ from tiewise.core.errors import CheckpointError, printable
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
-    """Return a descriptor for reading; the caller closes it.
-
-    Raises:
-        CheckpointError: missing, not permitted, or no regular file.
-    """
+    """Return a descriptor for reading; the caller closes it."""
     name = os.fspath(path)
     try:
         descriptor = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -34,11 +30,7 @@ def open_regular(path: str | os.PathLike[str]) -> int:
 
 
 def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
-    """Return all bytes of a file of at most `most` bytes.
-
-    Raises:
-        CheckpointError: as `open_regular`, or the file is larger.
-    """
+    """Return all bytes of a file of at most `most` bytes."""
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
@@ -55,9 +47,6 @@ def inside(folder: Path, name: str) -> Path:
     """Return the file `name` of a checkpoint folder, after checking that it lies there.
 
     Links are followed within the folder, and into the `blobs` beside the `snapshots` of a Hugging Face cache.
-
-    Raises:
-        CheckpointError: an absolute name, one with `..`, or a link that leads out.
     """
     fix = "nothing outside a checkpoint is read: put the file itself there"
     if not name or "\0" in name or os.path.isabs(name) or ".." in Path(name).parts:
@@ -96,9 +85,6 @@ def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any
         path: the file.
         most: refuse more bytes than this.
         unique: refuse an object that names a key twice (elsewhere the last wins, as in every other reader).
-
-    Raises:
-        CheckpointError: not a readable file, not JSON, or beyond the bounds.
     """
     return parse_json(read_whole(path, most), path, unique=unique)
 
@@ -107,10 +93,6 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     """Return what JSON text in UTF-8 holds; `where` is named in errors.
 
     `NaN` and `Infinity` are taken as transformers writes them (Mamba's configs do).
-
-    Raises:
-        CheckpointError: not JSON, of too many values, nested beyond the parser's stack, or a key named twice where
-            `unique`.
     """
     values = sum(map(data.count, (b",", b":", b"[", b"{"))) if len(data) > 2**20 else 0
     if values > MOST_VALUES:
@@ -129,11 +111,7 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
 
 
 def require_bounded(data: bytes, values: int, where: str) -> None:
-    """Raise where text in UTF-8 and the `values` in it would take more memory than any file of its kind.
-
-    Raises:
-        CheckpointError: naming `where`.
-    """
+    """Raise where text in UTF-8 and the `values` in it would take more memory than any file of its kind."""
     if len(data) < 2**20:
         return
     width = 1 if data.isascii() else 4 if re.search(rb"[\xf0-\xff]", data) else 2  # bytes of a character in Python

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import typer
 from tiewise.cli import options as o
 from tiewise.cli.reading import long_reads
 from tiewise.core.ctrl_c import ending
+from tiewise.core.errors import CheckpointError
 
 SOURCE = typer.Argument(metavar="PATH", help="Checkpoint folder, or one .safetensors file. It is only read.")
 TO = typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")
@@ -78,9 +81,7 @@ def factor(
     if text is not None:
         if counts is not None:
             raise typer.BadParameter("give --counts or --text, not both")
-        from tiewise.cli.counting import count_tokens
-
-        found = count_tokens(source, text)
+        found = _token_counts(source, text)
     _carry_out("factor", source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force, rank=rank, counts=found)
 
 
@@ -100,6 +101,42 @@ def resize(
     """Give both ends, and the head's bias, another number of rows; new ones are drawn like the existing ones."""
     options = {"vocab": vocab, "multiple_of": multiple_of, "tokenizer": tokenizer, "shrink": shrink, "seed": seed}
     _carry_out("resize", source, to, json_=json_, quiet=quiet, dry_run=dry_run, force=force, **options)
+
+
+def _token_counts(folder: Path, text: Path) -> list[int]:
+    """Count every token id from 0 up to the largest that occurs, by the checkpoint's own tokenizer; text is streamed.
+
+    Raises:
+        CheckpointError: no tokenizers library, no usable tokenizer.json, or a text that cannot be read.
+    """
+    from importlib.util import find_spec
+
+    from tiewise.checkpoint.untrusted import inside
+
+    if find_spec("tokenizers") is None:
+        raise CheckpointError("--text needs the tokenizers library", "pip install 'tiewise[torch]', or give --counts")
+    from tokenizers import Tokenizer
+
+    file = inside(folder, "tokenizer.json")
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for every damaged file
+        raise CheckpointError(f"{file}: no tokenizer ({error})", "take it from its source again") from None
+    counts: Counter[int] = Counter()
+    try:
+        with text.open(encoding="utf-8") as lines:
+            while batch := list(islice(lines, 2048)):
+                for encoded in tokenizer.encode_batch(batch, add_special_tokens=False):
+                    counts.update(encoded.ids)
+    except OSError as error:
+        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
+    if not counts:
+        raise CheckpointError(f"{text}: no token in it", "give a text")
+    return [counts[token] for token in range(max(counts) + 1)]
 
 
 untie, dedupe, repair, densify = (_plain(name) for name in PLAIN)

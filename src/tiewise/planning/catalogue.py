@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from difflib import get_close_matches
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 from tiewise.core.errors import PlanError
@@ -83,15 +84,8 @@ class Model:
         return {**asdict(self), "class_default": list(self.class_default), **found}
 
 
-SORTS: dict[str, Callable[[Model], Any]] = {
-    "name": lambda model: model.name,
-    "size": lambda model: model.size,
-    "vocab": lambda model: model.vocab,
-    "width": lambda model: model.width,
-    "layers": lambda model: model.layers,
-    "ratio": lambda model: model.ratio,
-    "share": lambda model: model.table_share,
-}
+# what rows can be sorted by → a model's attribute
+SORTS = {**{name: name for name in ("name", "size", "vocab", "width", "layers", "ratio")}, "share": "table_share"}
 
 
 @cache
@@ -118,11 +112,13 @@ class Filter:
         begins = (self.family or "").lower()
         if not model.name.startswith(begins) and not model.family.startswith(begins):
             return False
-        return (
-            _within(model.vocab, self.min_vocab, None)
-            and _within(model.size, self.min_size, None)
-            and _within(model.size, None, self.max_size)
-        )
+        vocab, size = model.vocab or -math.inf, model.size
+        if self.min_vocab is not None and vocab < self.min_vocab:
+            return False
+        if size is None:
+            return self.min_size is None and self.max_size is None
+        least, most = self.min_size or 0.0, math.inf if self.max_size is None else self.max_size
+        return least <= size < most
 
 
 def select(wanted: Filter, sort: str | None = None) -> list[Model]:
@@ -136,7 +132,7 @@ def select(wanted: Filter, sort: str | None = None) -> list[Model]:
         return found
     if sort not in SORTS:
         raise PlanError(f"cannot sort by {sort!r}", f"choose one of {', '.join(SORTS)}")
-    key = SORTS[sort]
+    key = attrgetter(SORTS[sort])
     known = [model for model in found if key(model) is not None]
     return sorted(known, key=key) + [model for model in found if key(model) is None]
 
@@ -202,9 +198,3 @@ def tying_by_size(threshold: float) -> TyingBySize:
 
 def _plain(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
-
-
-def _within(value: float | None, low: float | None, high: float | None) -> bool:
-    if low is None and high is None:
-        return True
-    return value is not None and (low is None or value >= low) and (high is None or value < high)

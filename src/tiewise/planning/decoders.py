@@ -30,6 +30,7 @@ from tiewise.planning.architecture import (
 from tiewise.planning.config import Config
 
 Switch = bool | str  # whether, or the key of the config that says so
+Row = Callable[[Config], "DecoderFamily"]
 
 
 @dataclass(frozen=True)
@@ -104,19 +105,50 @@ NEO = replace(GPT2, bias=False)
 LLAMA = DecoderFamily("attention_bias", ffn_bias="mlp_bias")
 QWEN3 = DecoderFamily("attention_bias", query_norms="one head")
 OLMO2 = DecoderFamily("attention_bias", query_norms="all heads", fresh=None)
+DECODERS: dict[str, DecoderFamily | Row] = {
+    "gptj": replace(NEO, norms="one", parallel=True, head_bias=True),
+    "gpt_neox": replace(GPT2, bias="attention_bias", parallel="use_parallel_residual"),
+    "bloom": replace(GPT2, embedding_norm=True, fresh=None),
+    "mpt": replace(NEO, ffn_bias=False, norm="layer without bias", fresh=None),
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": DecoderFamily(bias=True, out_bias=False),
+    "qwen3": QWEN3,
+    "phi3": LLAMA,
+    "olmo": DecoderFamily("attention_bias", norm="none"),
+    "olmo2": OLMO2,
+    "olmo3": OLMO2,
+    "glm": DecoderFamily("attention_bias", out_bias=False),
+    "ernie4_5": DecoderFamily("use_bias", ffn_bias="use_bias"),
+    "starcoder2": DecoderFamily("use_bias", ffn_bias="use_bias", gated=False, norm="layer"),
+    "smollm3": LLAMA,
+}
 
 
+def family(*types: str) -> Callable[[Row], Row]:
+    """Register what makes the row of these model types from their config."""
+
+    def register(row: Row) -> Row:
+        DECODERS.update(dict.fromkeys(types, row))
+        return row
+
+    return register
+
+
+@family("gpt2", "gpt_bigcode")
 def _gpt2(c: Config) -> DecoderFamily:
     heads = replace(heads_of(c, grouped=False), kv=1) if c.flag("multi_query") else None  # GPT-BigCode
     fresh = {"positions_std": c.number("initializer_range", 0.02), "depth_scaled": True}
     return replace(GPT2, heads=heads, positions="n_positions", fresh=fresh)
 
 
+@family("gpt_neo")
 def _gpt_neo(c: Config) -> DecoderFamily:
     fresh = {"positions_std": c.number("initializer_range", 0.02), "attention_scale": 1.0}
     return replace(NEO, out_bias=True, positions="max_position_embeddings", fresh=fresh)
 
 
+@family("opt")
 def _opt(c: Config) -> DecoderFamily:
     width, before, std = c.size("hidden_size"), c.flag("do_layer_norm_before"), c.number("init_std", 0.02)
     table_width = c.size("word_embed_proj_dim", width)
@@ -132,6 +164,7 @@ def _opt(c: Config) -> DecoderFamily:
     )
 
 
+@family("granite")
 def _granite(c: Config) -> DecoderFamily:
     scales = {
         "input_scale": c.number("embedding_multiplier", 1.0),
@@ -142,6 +175,7 @@ def _granite(c: Config) -> DecoderFamily:
     return replace(LLAMA, fresh=scales)
 
 
+@family("gemma", "gemma2", "gemma3_text")
 def _gemma(c: Config) -> DecoderFamily:
     fresh = {"input_scale": math.sqrt(c.size("hidden_size"))}
     if c.family == "gemma":
@@ -153,12 +187,14 @@ def _gemma(c: Config) -> DecoderFamily:
     return DecoderFamily("attention_bias", query_norms=query_norms, norms="four", fresh=fresh)
 
 
+@family("phi")
 def _phi(c: Config) -> DecoderFamily:
     query_norms = 4 * heads_of(c).width if c.flag("qk_layernorm") else 0
     biased = DecoderFamily(True, ffn_bias=True, gated=False, norm="layer", head_bias=True)
     return replace(biased, query_norms=query_norms, norms="one", parallel=True)
 
 
+@family("falcon")
 def _falcon(c: Config) -> DecoderFamily:
     heads, new = heads_of(c, grouped=False), c.flag("new_decoder_architecture")
     kv_heads = c.size("num_kv_heads", heads.count) if new else 1 if c.flag("multi_query") else heads.count
@@ -175,12 +211,14 @@ def _falcon(c: Config) -> DecoderFamily:
     )
 
 
+@family("cohere", "cohere2")
 def _cohere(c: Config) -> DecoderFamily:
     query_norms = "all heads" if c.flag("use_qk_norm") else 0
     one = DecoderFamily("attention_bias", norm="layer without bias", norms="one", parallel=True)
     return replace(one, query_norms=query_norms, fresh={"output_scale": c.number("logit_scale")})
 
 
+@family("stablelm")
 def _stablelm(c: Config) -> DecoderFamily:
     query_norms = "all heads" if c.flag("qk_layernorm") else 0
     norms = "one" if c.flag("use_parallel_residual") else "two"
@@ -192,6 +230,7 @@ def _experts(c: Config, count: str, width: str, **more: Any) -> Experts:
     return Experts(c.size(count), c.size("num_experts_per_tok"), c.size(width), **more)
 
 
+@family("qwen2_moe", "qwen3_moe")
 def _qwen_moe(c: Config) -> DecoderFamily:
     """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
@@ -203,16 +242,19 @@ def _qwen_moe(c: Config) -> DecoderFamily:
     return DecoderFamily("qkv_bias", out_bias=False, experts=experts, fresh=None)
 
 
+@family("mixtral")
 def _mixtral(c: Config) -> DecoderFamily:
     return DecoderFamily(experts=_experts(c, "num_local_experts", "intermediate_size"), fresh=None)
 
 
+@family("gpt_oss")
 def _gpt_oss(c: Config) -> DecoderFamily:
     experts = _experts(c, "num_local_experts", "intermediate_size", bias=True)
     sinks = c.size("num_attention_heads")  # one a head
     return DecoderFamily("attention_bias", query_norms=sinks, experts=experts, fresh=None)
 
 
+@family("llama4_text")
 def _llama4(c: Config) -> DecoderFamily:
     layers, step, width = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step"), c.size("intermediate_size")
     sparse = range(step - 1, layers, step) if c.get("moe_layers") is None else c.indices("moe_layers")
@@ -221,6 +263,7 @@ def _llama4(c: Config) -> DecoderFamily:
     return DecoderFamily("attention_bias", ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
 
 
+@family("deepseek_v2", "deepseek_v3")
 def _deepseek(c: Config) -> DecoderFamily:
     """Read keys and values through a narrow latent state; queries too, where `q_lora_rank` is not 0."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
@@ -243,46 +286,6 @@ def _deepseek(c: Config) -> DecoderFamily:
     )
     heads = Heads(count, (nope + rope + value) // 2, count, latent=kv_rank + rope)  # the mean of keys and values
     return DecoderFamily(heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
-
-
-DECODERS: dict[str, DecoderFamily | Callable[[Config], DecoderFamily]] = {
-    "gpt2": _gpt2,
-    "gpt_bigcode": _gpt2,
-    "gpt_neo": _gpt_neo,
-    "gptj": replace(NEO, norms="one", parallel=True, head_bias=True),
-    "gpt_neox": replace(GPT2, bias="attention_bias", parallel="use_parallel_residual"),
-    "opt": _opt,
-    "bloom": replace(GPT2, embedding_norm=True, fresh=None),
-    "mpt": replace(NEO, ffn_bias=False, norm="layer without bias", fresh=None),
-    "llama": LLAMA,
-    "mistral": LLAMA,
-    "qwen2": DecoderFamily(bias=True, out_bias=False),
-    "qwen3": QWEN3,
-    "gemma": _gemma,
-    "gemma2": _gemma,
-    "gemma3_text": _gemma,
-    "phi": _phi,
-    "phi3": LLAMA,
-    "falcon": _falcon,
-    "cohere": _cohere,
-    "cohere2": _cohere,
-    "granite": _granite,
-    "olmo": DecoderFamily("attention_bias", norm="none"),
-    "olmo2": OLMO2,
-    "olmo3": OLMO2,
-    "glm": DecoderFamily("attention_bias", out_bias=False),
-    "ernie4_5": DecoderFamily("use_bias", ffn_bias="use_bias"),
-    "stablelm": _stablelm,
-    "starcoder2": DecoderFamily("use_bias", ffn_bias="use_bias", gated=False, norm="layer"),
-    "smollm3": LLAMA,
-    "mixtral": _mixtral,
-    "qwen2_moe": _qwen_moe,
-    "qwen3_moe": _qwen_moe,
-    "gpt_oss": _gpt_oss,
-    "llama4_text": _llama4,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-}
 
 
 def decoder(c: Config) -> Architecture:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.numerals import plain
-from tiewise.report import panels, pretraining, published, sharing_order, sheet
+from tiewise.report import albert_paper, panels, pretraining, published, sheet
+from tiewise.report.albert_paper import SharingOrder
 from tiewise.report.grid import Table
 from tiewise.report.published import Beside
 from tiewise.report.rows import header, rows
-from tiewise.report.sharing_order import Order
 from tiewise.report.sheet import Section, Sheet
 from tiewise.report.table import DEMO
 from tiewise.training.results import Comparison
@@ -73,7 +73,7 @@ def _sections(comparison: Comparison) -> list[Section]:
     judged, bytes_ = list(pretraining.share_panels(comparison)), pretraining.memory_panel(comparison)
     return [
         *([_published(beside)] if beside is not None else []),
-        _sharing(sharing_order.orders(comparison)),
+        _sharing(albert_paper.orders(comparison)),
         Section("Loss", list(panels.loss_panels(comparison))),
         Section("Masked tokens and pairs", judged, lead=pretraining.share_lead(comparison) if judged else ""),
         Section("Gradient paths", list(panels.path_panels(comparison))),
@@ -88,9 +88,9 @@ def _published(beside: Beside) -> Section:
     return Section("Published figures", [], "" if found is None else sheet.table(found, "Beside this run"), lead=said)
 
 
-def _sharing(found: Sequence[Order]) -> Section:
-    said = "".join(f"<p>{html.escape(line)}</p>" for line in sharing_order.lines(found))
-    rows = sheet.table(sharing_order.table(found), "What layers share, here and in the paper") if found else ""
+def _sharing(found: Sequence[SharingOrder]) -> Section:
+    said = "".join(f"<p>{html.escape(line)}</p>" for line in albert_paper.order_lines(found))
+    rows = sheet.table(albert_paper.order_table(found), "What layers share, here and in the paper") if found else ""
     return Section("What layers share", [], rows, lead=said)
 
 

@@ -15,7 +15,6 @@ from tiewise.report.grid import Table
 from tiewise.report.sheet import Panel
 from tiewise.training.results import MASKED, Comparison
 
-CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 _CAPTIONS = {
     MASKED: "Of held-out tokens that were masked, those whose right token had the largest logit.",
     "sop": "Pairs of held-out segments that follow each other, half of them swapped; the line is chance.",
@@ -55,7 +54,7 @@ def share_figure(comparison: Comparison, name: str) -> go.Figure:
             showlegend=False,
         )
     if name != MASKED:
-        figure.add_vline(x=CHANCE, line={"width": 1, "color": "#8a8f99"})
+        figure.add_vline(x=shares.CHANCE, line={"width": 1, "color": "#8a8f99"})
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
     heading = shares.NAMES[name] if name == MASKED else f"{shares.NAMES[name]}: {shares.PAIRS[name]}"
     figure = finish(figure, heading.capitalize(), None)

@@ -13,6 +13,7 @@ from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.numerals import NONE, plain, signed
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult, Share
 
+CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 PAIRS = {"sop": "sentence order", "nsp": "next sentence"}
 NAMES = {MASKED: "masked tokens right", **{name: f"pairs right ({name})" for name in PAIRS}}
 NOTE = (

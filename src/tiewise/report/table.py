@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.report import published, sharing_order
+from tiewise.report import albert_paper, published
+from tiewise.report.albert_paper import SharingOrder
 from tiewise.report.grid import Table as Grid
 from tiewise.report.published import Beside
 from tiewise.report.rows import header, rows
-from tiewise.report.sharing_order import Order
 from tiewise.training.results import Comparison
 
 DEMO = "demo corpus, not evidence for your model"
@@ -25,9 +25,9 @@ def published_table(beside: Beside) -> Group:
     return _said(published.lines(beside), published.table(beside))
 
 
-def sharing_table(orders: Sequence[Order]) -> Group:
-    """Return what layers share in the comparison's order and in the paper's (`tiewise.report.sharing_order`)."""
-    return _said(sharing_order.lines(orders), sharing_order.table(orders))
+def sharing_table(orders: Sequence[SharingOrder]) -> Group:
+    """Return what layers share in the comparison's order and in the paper's (`tiewise.report.albert_paper`)."""
+    return _said(albert_paper.order_lines(orders), albert_paper.order_table(orders))
 
 
 def _said(lines: Sequence[str], found: Grid | None) -> Group:

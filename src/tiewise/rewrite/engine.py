@@ -30,7 +30,7 @@ from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
-from tiewise.core.progress import advance, doing
+from tiewise.core.progress import doing
 from tiewise.core.version import __version__
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_tensors
@@ -299,13 +299,13 @@ def verify(source: Folder, change: Change, plan: FilePlan, made: Path) -> None:
             raise _not_kept(f"config.json does not say {short(path)} as planned")
     put, done = {tensor.name for tensor in change.put}, 0
     kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
-    with doing("checking the result", sum(tensor.nbytes for tensor in kept)):
-        for tensor in kept:
-            old = source.headers[tensor.file].tensors[tensor.name]
+    total = sum(tensor.nbytes for tensor in kept)
+    for tensor in kept:
+        old = source.headers[tensor.file].tensors[tensor.name]
+        with doing("checking the result", total, begun=done):
             if old.nbytes and not same_bytes(old, result.tensors[tensor.name]):
                 raise _not_kept(f"{short(tensor.name)} differs from the source")
-            done += tensor.nbytes
-            advance(done)
+        done += tensor.nbytes
 
 
 def _not_kept(what: str) -> CheckpointError:

@@ -20,51 +20,37 @@ MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file
 MOST_CLASSES, MOST_ANCESTORS = 2000, 100
 KEYS, FLAG = "_tied_weights_keys", "tie_word_embeddings"
 _MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
+_MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
+_PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys
+_BASE_CONFIG = re.compile(r"Pre[tT]rainedConfig")
+_ARGUMENTS = ("missing_keys", "recompute_mapping")  # with which transformers 5 calls `tie_weights`
+_SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
 _WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of these says nothing of tying
 
 
 @dataclass(frozen=True)
 class Tied:
-    """An assignment of `_tied_weights_keys`, or of a name that was meant to be it.
+    """An assignment of `_tied_weights_keys`, or of a name that was meant to be it."""
 
-    Args:
-        name: as written.
-        line: in its file.
-        kind: "dict", "list" (or tuple, or set), "none" or "other".
-        entries: the texts of a list.
-    """
-
-    name: str
-    line: int
-    kind: str
-    entries: tuple[str, ...] = ()
+    name: str  # as written
+    line: int  # in its file
+    kind: str  # "dict", "list" (or tuple, or set), "none" or "other"
+    entries: tuple[str, ...] = ()  # the texts of a list
 
 
 @dataclass(frozen=True)
 class Class:
-    """One class of a file.
+    """One class of a file."""
 
-    Args:
-        file: name of the file in the folder.
-        line: of the class.
-        name: of the class.
-        bases: last parts of the names of its bases.
-        tied: what it assigns in its body or on `self`.
-        tie_weights: line of its own `tie_weights`; None without one.
-        takes_arguments: that method can be called with `missing_keys` and `recompute_mapping`.
-        output_embeddings: line of its own `get_output_embeddings`; None without one.
-        names_flag: `tie_word_embeddings` stands somewhere in it.
-    """
-
-    file: str
-    line: int
-    name: str
-    bases: tuple[str, ...] = ()
-    tied: tuple[Tied, ...] = ()
-    tie_weights: int | None = None
-    takes_arguments: bool = True
-    output_embeddings: int | None = None
-    names_flag: bool = False
+    file: str  # name of the file in the folder
+    line: int  # of the class
+    name: str  # of the class
+    bases: tuple[str, ...] = ()  # last parts of the names of its bases
+    tied: tuple[Tied, ...] = ()  # what it assigns in its body or on `self`
+    tie_weights: int | None = None  # line of its own `tie_weights`; None without one
+    takes_arguments: bool = True  # that method can be called with `missing_keys` and `recompute_mapping`
+    output_embeddings: int | None = None  # line of its own `get_output_embeddings`; None without one
+    names_flag: bool = False  # `tie_word_embeddings` stands somewhere in it
 
 
 @dataclass(frozen=True)
@@ -117,7 +103,7 @@ def read_code(folder: Folder) -> Code:
             if left < 0 or len(classes) > MOST_CLASSES:
                 what = f"{folder.path / name}: not read: with those before it, more code than any model has"
                 raise CheckpointError(what, "keep only the code of the model in the folder")
-            for found in _classes(text, folder.path / name):
+            for found in _classes(text, folder.path / name) if any(word in text for word in _WORDS) else ():
                 classes.setdefault(found.name, found)  # the first of a name counts
         except CheckpointError as error:
             faults.append(Fault(name, error.what, error.fix))
@@ -127,8 +113,6 @@ def read_code(folder: Folder) -> Code:
 
 
 def _classes(text: bytes, path: Path) -> list[Class]:
-    if not any(word in text for word in _WORDS):
-        return []
     try:
         tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
     except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
@@ -142,6 +126,7 @@ def _class(node: ast.ClassDef, file: str) -> Class:
     methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
     tie = methods.get("tie_weights")
     output = methods.get("get_output_embeddings")
+    named = set() if tie is None else {one.arg for one in (*tie.args.args, *tie.args.kwonlyargs)}
     return Class(
         file,
         node.lineno,
@@ -149,7 +134,7 @@ def _class(node: ast.ClassDef, file: str) -> Class:
         bases=tuple(name for base in node.bases if (name := _last(base)) is not None),
         tied=tuple(_assigned(node)),
         tie_weights=None if tie is None else tie.lineno,
-        takes_arguments=tie is None or _takes(tie.args, "missing_keys", "recompute_mapping"),
+        takes_arguments=tie is None or tie.args.kwarg is not None or named.issuperset(_ARGUMENTS),
         output_embeddings=None if output is None else output.lineno,
         names_flag=any(_mentions(item) for item in ast.walk(node)),
     )
@@ -187,27 +172,14 @@ def _value(node: ast.expr | None) -> tuple[str, tuple[str, ...]]:
     return "other", ()
 
 
-def _takes(arguments: ast.arguments, *names: str) -> bool:
-    named = {argument.arg for argument in (*arguments.args, *arguments.kwonlyargs)}
-    return arguments.kwarg is not None or named.issuperset(names)
-
-
 def _mentions(node: ast.AST) -> bool:
-    if isinstance(node, ast.arg):
-        return node.arg == FLAG
-    if isinstance(node, ast.keyword):
+    if isinstance(node, ast.arg | ast.keyword):
         return node.arg == FLAG
     if isinstance(node, ast.Attribute):
         return node.attr == FLAG and isinstance(node.ctx, ast.Store)
     if isinstance(node, ast.Constant):
         return node.value == FLAG
     return isinstance(node, ast.Name) and node.id == FLAG
-
-
-_MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
-_PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys
-_BASE_CONFIG = re.compile(r"Pre[tT]rainedConfig")
-_SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
 
 
 @rule("B023", ERROR, "the code that comes with a checkpoint ties as transformers 5 asks")

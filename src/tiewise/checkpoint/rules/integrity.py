@@ -7,7 +7,7 @@ import re
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.gguf import GgufFacts
-from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
+from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, Index
 from tiewise.checkpoint.rule import ANY, ERROR, FATAL, INFO, WARNING, Said, Told, names, rule, shown
 from tiewise.checkpoint.untrusted import short
 
@@ -25,14 +25,10 @@ def unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Told:
     What to do: take the damaged file from its source again; compare its size with what the source says.
     Sources: https://github.com/huggingface/safetensors#format
     """
-    if isinstance(facts, Facts):
-        yield from _unreadable_files(facts)
-    elif isinstance(facts, AdapterFacts):
-        for fault in facts.adapter.faults:
-            yield fault.file, fault.what, fault.fix or _AGAIN
-
-
-def _unreadable_files(facts: Facts) -> Told:
+    if isinstance(facts, AdapterFacts):
+        yield from ((fault.file, fault.what, fault.fix or _AGAIN) for fault in facts.adapter.faults)
+    if not isinstance(facts, Facts):
+        return
     folder = facts.folder
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):
@@ -77,8 +73,7 @@ def index_and_shards(facts: Facts) -> Told:
     if folder.index is None:
         yield from _without_index(folder)
     else:
-        yield from _phantoms(facts)
-        yield from _unmapped(facts)
+        yield from _with_index(facts, folder.index)
 
 
 def _without_index(folder: Folder) -> Told:
@@ -94,14 +89,9 @@ def _without_index(folder: Folder) -> Told:
         yield Said(short(next(iter(folder.headers))), what, fix, severity=ERROR)
 
 
-def _phantoms(facts: Facts) -> Told:
-    folder, index = facts.folder, facts.folder.index
-    assert index is not None
-    wrong = [
-        name
-        for name, file in index.weight_map.items()
-        if file in folder.headers and name not in folder.headers[file].tensors
-    ]
+def _with_index(facts: Facts, index: Index) -> Told:
+    folder, held = facts.folder, facts.folder.headers
+    wrong = [name for name, file in index.weight_map.items() if file in held and name not in held[file].tensors]
     elsewhere = [name for name in wrong if name in folder.tensors]
     lost = [name for name in wrong if name not in folder.tensors]
     if elsewhere:
@@ -113,11 +103,6 @@ def _phantoms(facts: Facts) -> Told:
         what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
         fix = facts.command("repair") if spare else "download the shards again, or the index that belongs to them"
         yield Said(INDEX, what, fix, spare, severity=ERROR)
-
-
-def _unmapped(facts: Facts) -> Told:
-    folder, index = facts.folder, facts.folder.index
-    assert index is not None
     unknown = [name for name in folder.tensors if name not in index.weight_map]
     if unknown:
         file = folder.tensors[unknown[0]].path.name
@@ -135,7 +120,11 @@ def stale(facts: Facts) -> Told:
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
     folder = facts.folder
-    yield from _total_size(facts)
+    claimed = None if folder.index is None else folder.index.metadata.get("total_size")
+    held = sum(tensor.nbytes for tensor in folder.tensors.values())
+    if claimed is not None and facts.complete and (isinstance(claimed, bool) or claimed != held):
+        what = f"total_size is {shown(claimed)}, and the tensors have {held:,} bytes"
+        yield INDEX, what, facts.command("repair"), True
     old = [name for name in folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
     if old:
         what = (
@@ -150,17 +139,6 @@ def stale(facts: Facts) -> Told:
     if others:
         what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
         yield Said(short(others[0]), what, "remove them if they are older than the safetensors", severity=INFO)
-
-
-def _total_size(facts: Facts) -> Told:
-    folder = facts.folder
-    claimed = None if folder.index is None else folder.index.metadata.get("total_size")
-    if claimed is None or not facts.complete:
-        return
-    held = sum(tensor.nbytes for tensor in folder.tensors.values())
-    if isinstance(claimed, bool) or claimed != held:
-        what = f"total_size is {shown(claimed)}, and the tensors have {held:,} bytes"
-        yield INDEX, what, facts.command("repair"), True
 
 
 @rule("B004", ERROR, "no name lies in two shards")

@@ -27,6 +27,10 @@ from tiewise.checkpoint.rule import (
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 
+_CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
+_LEAST = BY_NAME["Q6_K"]
+_PARTIAL = ("adapter", "mmproj", "imatrix")  # general.type of files that hold no whole model
+
 
 @rule("B060", ERROR, "an adapter leaves a tied pair tied", kind=ADAPTER)
 def adapter_on_tied(facts: AdapterFacts) -> Told:
@@ -45,11 +49,14 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
         if ends:
             why = "no base was given" if facts.base is None else "whether the base ties its ends is not known"
             what = f"it changes {_modules(ends)}; {why}, so what a merge makes of that is not known"
-            yield _finding(facts, what, f"tiewise check {_quoted(facts.adapter.path)} --base BASE", INFO)
+            yield _finding(facts, what, f"tiewise check {shlex.quote(str(facts.adapter.path))} --base BASE", INFO)
     elif facts.tied:
         yield from _low_rank(facts, [end for end in ends if end.kind == LORA])
         yield from _copies(facts, facts.base, [end for end in ends if end.kind == COPY])
-        yield from _token_rows(facts)
+        rows = {name: ids for name, ids in facts.adapter.token_rows.items() if name}
+        if len(set(rows.values())) > 1:
+            what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
+            yield _finding(facts, what, "train both ends on the same rows, or untie the base first")
 
 
 def _low_rank(facts: AdapterFacts, ends: list[EndUpdate]) -> Told:
@@ -77,21 +84,11 @@ def _copies(facts: AdapterFacts, base: Facts, ends: list[EndUpdate]) -> Told:
         flag = "on" if facts.adapter.ties else "off"
         what = f"full copies of {_modules(ends)}, {read} (ensure_weight_tying is {flag})"
     severity = WARNING if len(ends) == 2 and facts.equal is None else ERROR
-    yield _finding(facts, f"{what}, on a base whose two ends are one table: {_flags(base)}", tell, severity)
-
-
-def _flags(base: Facts) -> str:
     nested = [flag_at(claim.level) for claim in base.claims.levels if claim.level and claim.written]
+    merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
     if nested:
-        return f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
-    return "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
-
-
-def _token_rows(facts: AdapterFacts) -> Told:
-    rows = {name: ids for name, ids in facts.adapter.token_rows.items() if name}
-    if len(set(rows.values())) > 1:
-        what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
-        yield _finding(facts, what, "train both ends on the same rows, or untie the base first")
+        merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
+    yield _finding(facts, f"{what}, on a base whose two ends are one table: {merged}", tell, severity)
 
 
 @rule("B061", ERROR, "an adapter's tables have the shape of the base's", kind=ADAPTER)
@@ -141,15 +138,6 @@ def _modules(ends: list[EndUpdate]) -> str:
     return " and ".join(short(end.module) for end in ends)
 
 
-def _quoted(path: object) -> str:
-    return shlex.quote(str(path))
-
-
-_CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
-_LEAST = BY_NAME["Q6_K"]
-_PARTIAL = ("adapter", "mmproj", "imatrix")  # general.type of files that hold no whole model
-
-
 def _partial(gguf: Gguf) -> bool:
     """Whether the file is no model of its own: an adapter, a projector, or a vocabulary without tensors."""
     return gguf.metadata.get("general.type") in _PARTIAL or not gguf.tensors or gguf.architecture == "clip"
@@ -180,18 +168,14 @@ def gguf_ends(facts: GgufFacts) -> Told:
             what = f"{describe(end)} has {end.rows:,} rows, and {TOKENS} has {gguf.tokens:,} entries"
             yield end.name, what, f"give the tokenizer as many entries as rows, and {_CONVERT}"
     if facts.source is not None:
-        yield from _rows_of_source(gguf.table, facts.source)
+        stored = facts.source.roles.input
+        comparable = stored is not None and len(stored.shape) == 2 and not facts.source.quantised
+        if stored is not None and comparable and gguf.table.shape != stored.shape:
+            what = f"it stores {describe(gguf.table)}, and its source {describe(stored)}"
+            padded = gguf.table.shape[1:] == stored.shape[1:] and gguf.table.rows < stored.rows
+            fix = "nothing, where the rows beyond the tokens are padding" if padded else _CONVERT
+            yield Said(TABLE, what, fix, severity=WARNING if padded else ERROR)
         yield from _head_of_source(gguf, facts.source)
-
-
-def _rows_of_source(table: Stored, source: Facts) -> Told:
-    stored = source.roles.input
-    if stored is None or len(stored.shape) != 2 or source.quantised or table.shape == stored.shape:
-        return
-    what = f"it stores {describe(table)}, and its source {describe(stored)}"
-    padded = table.shape[1:] == stored.shape[1:] and table.rows < stored.rows
-    fix = "nothing, where the rows beyond the tokens are padding" if padded else _CONVERT
-    yield Said(TABLE, what, fix, severity=WARNING if padded else ERROR)
 
 
 def _head_of_source(gguf: Gguf, source: Facts) -> Told:

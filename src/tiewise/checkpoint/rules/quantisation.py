@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import BESIDE, PACKED, module_of, unwrapped
-from tiewise.checkpoint.roles import Roles, find_roles
-from tiewise.checkpoint.rule import ERROR, WARNING, Said, Told, names, rule
+from tiewise.checkpoint.rule import ERROR, WARNING, Told, names, rule
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 
@@ -28,22 +26,19 @@ _LISTS = (
 )
 # a triple is whole only with these beside the packed numbers
 _NEEDED = {"qweight": ("scales",), "weight_packed": ("weight_scale",)}
+_CONFIG = "config.json"
+# a list given for one of these replaces the default one, which would keep tied modules and the head plain
+_REPLACED = ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
 MOST_LISTED = 100_000
 
 
 @dataclass(frozen=True)
 class End:
-    """One end of a quantised checkpoint.
+    """One end of a quantised checkpoint."""
 
-    Args:
-        module: its name; None where none is known.
-        parts: last parts of the names of what is stored for it, sorted.
-        quantised: its numbers are packed, are of an integer or 8-bit type, or have scales beside them.
-    """
-
-    module: str | None = None
-    parts: tuple[str, ...] = ()
-    quantised: bool = False
+    module: str | None = None  # its name; None where none is known
+    parts: tuple[str, ...] = ()  # last parts of the names of what is stored for it, sorted
+    quantised: bool = False  # its numbers are packed, are of an integer or 8-bit type, or have scales beside them
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -58,47 +53,40 @@ class End:
 
 @dataclass(frozen=True)
 class Quantised:
-    """Both ends, and what the config says.
+    """Both ends, and what the config says."""
 
-    Args:
-        input: the input table.
-        output: the output head; without parts where none is stored.
-        method: `quant_method`, "" where a config of a quantisation names none; None without such a config.
-        lists: modules left alone, by the key that lists them. Patterns stand as written and are never run.
-        says_head: the config's own statement that the head is quantised (GPTQ's `lm_head`); None where it has none.
-    """
-
-    input: End
-    output: End
+    input: End  # the input table
+    output: End  # the output head; without parts where none is stored
+    # `quant_method`, "" where a config of a quantisation names none; None without such a config
     method: str | None = None
+    # modules left alone, by the key that lists them. Patterns stand as written and are never run.
     lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    # the config's own statement that the head is quantised (GPTQ's `lm_head`); None where it has none
     says_head: bool | None = None
 
-    @property
-    def any(self) -> bool:
-        """Whether an end is stored quantised, or a config of a quantisation stands beside plain ones."""
-        return self.input.quantised or self.output.quantised or self.method is not None
 
-
-def quantised_ends(
-    tensors: Mapping[str, Stored], config: Mapping[str, Any] | None, roles: Roles | None = None
-) -> Quantised:
-    """Say of each end whether it is stored quantised, and what the config says of it.
-
-    Args:
-        tensors: of the checkpoint, by name.
-        config: config.json.
-        roles: where they are known already.
-    """
-    roles = find_roles(tensors, config) if roles is None else roles
-    section = _section(config or {})
-    says = section.get("lm_head") if section is not None else None
+def quantised_ends(facts: Facts) -> Quantised:
+    """Say of each end whether it is stored quantised, and what the config says of it."""
+    table, head = (_end(facts.folder.tensors, name) for name in (facts.roles.input_name, facts.roles.output_name))
+    nested = (facts.config.get(key) for key in ("text_config", "llm_config"))
+    levels = [facts.config, *(level for level in nested if isinstance(level, Mapping))]
+    found = (level.get(key) for level in levels for key in _SECTIONS)
+    section = next((section for section in found if isinstance(section, Mapping)), None)
+    if section is None:
+        return Quantised(table, head)
+    methods = (section.get(key) for key in ("quant_method", "quant_algo", "mode"))
+    listed = {key: entries for key in _LISTS if isinstance(entries := section.get(key), list)}
+    if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
+        listed["dynamic"] = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
+    lists = {
+        key: tuple(one for one in entries[:MOST_LISTED] if isinstance(one, str)) for key, entries in listed.items()
+    }
     return Quantised(
-        _end(tensors, roles.input_name),
-        _end(tensors, roles.output_name),
-        method=None if section is None else _method(section),
-        lists={} if section is None else _lists(section),
-        says_head=says if isinstance(says, bool) else None,
+        table,
+        head,
+        method=next((name for name in methods if isinstance(name, str)), ""),
+        lists={key: entries for key, entries in lists.items() if entries or key != "dynamic"},
+        says_head=says if isinstance(says := section.get("lm_head"), bool) else None,
     )
 
 
@@ -124,46 +112,6 @@ def _end(tensors: Mapping[str, Stored], name: str | None) -> End:
     return End(module, tuple(sorted(parts)), quantised)
 
 
-def _section(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    levels = [
-        config,
-        *(level for key in ("text_config", "llm_config") if isinstance(level := config.get(key), Mapping)),
-    ]
-    for level in levels:
-        for key in _SECTIONS:
-            if isinstance(found := level.get(key), Mapping):
-                return found
-    return None
-
-
-def _method(section: Mapping[str, Any]) -> str:
-    for key in ("quant_method", "quant_algo", "mode"):
-        if isinstance(found := section.get(key), str):
-            return found
-    return ""
-
-
-def _lists(section: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    found = {}
-    for key in _LISTS:
-        if isinstance(entries := section.get(key), list):
-            found[key] = tuple(entry for entry in entries[:MOST_LISTED] if isinstance(entry, str))
-    if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
-        skipped = tuple(key.removeprefix("-:") for key in dynamic if isinstance(key, str) and key.startswith("-:"))
-        if skipped:
-            found["dynamic"] = skipped
-    return found
-
-
-_CONFIG = "config.json"
-# a list given for one of these replaces the default one, which would keep tied modules and the head plain
-_REPLACED = ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
-
-
-def _ends(facts: Facts) -> Quantised:
-    return quantised_ends(facts.folder.tensors, facts.config, facts.roles)
-
-
 @rule("B050", ERROR, "a quantisation treats both ends of a tied pair alike")
 def half_quantised(facts: Facts) -> Told:
     """A tied model has one table for both ends. Where a tool quantises the head and leaves the table plain, the config
@@ -174,14 +122,20 @@ def half_quantised(facts: Facts) -> Told:
     What to do: state tie_word_embeddings as false where the head is quantised by itself, or quantise again.
     Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
     """
-    found = _ends(facts)
+    found = quantised_ends(facts)
     table, head = found.input, found.output
     for end in (table, head):
         if end.missing and facts.complete:
             what = f"it stores {names(end.parts)} of a quantised table, and no {names(end.missing)}"
             yield short(end.module), what, "take the checkpoint from its source again"
     if facts.claims.tied and table.parts and head.parts and table.quantised != head.quantised:
-        yield _half(table, head)
+        one, other = (table, head) if table.quantised else (head, table)
+        what = f"tie_word_embeddings is true, and {short(one.module)} is stored quantised ({names(one.parts)}) beside"
+        what += f" a plain {short(other.module)}: a loader that ties drops one of the two, or finds no module for it"
+        fix = (
+            "set tie_word_embeddings to false at every level of config.json, or quantise again with the head left alone"
+        )
+        yield short(one.module), what, f"{fix}, or quantise again with the head left alone"
     says = found.says_head
     if says is None or not facts.complete or not table.parts:
         return
@@ -194,18 +148,6 @@ def half_quantised(facts: Facts) -> Told:
         yield _CONFIG, what, "set quantization_config.lm_head to true by hand"
 
 
-def _half(table: End, head: End) -> Said:
-    one, other = (table, head) if table.quantised else (head, table)
-    what = (
-        f"tie_word_embeddings is true, and {short(one.module)} is stored quantised ({names(one.parts)}) beside a plain "
-        f"{short(other.module)}: a loader that ties drops one of the two, or finds no module for it"
-    )
-    repair = (
-        "set tie_word_embeddings to false at every level of config.json, or quantise again with the head left alone"
-    )
-    return Said(short(one.module), what, repair)
-
-
 @rule("B051", WARNING, "what a quantisation leaves alone are modules of the model")
 def left_alone(facts: Facts) -> Told:
     """Every method has a list of modules that it leaves plain. A list that is given to transformers replaces the
@@ -215,12 +157,16 @@ def left_alone(facts: Facts) -> Told:
     What to do: name the head, and name modules as the model has them.
     Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
     """
-    found = _ends(facts)
+    found = quantised_ends(facts)
     if facts.roles.headless or found.input.module is None or found.output.module is None:
         return
     for key, entries in found.lists.items():
         where = f"quantization_config.{key}"
-        yield from _one_of_the_pair(facts, found, where, entries)
+        for end, other in ((found.input, found.output), (found.output, found.input)) if facts.claims.tied else ():
+            shared = other.quantised and not end.parts  # the listed end is the quantised one
+            if leaves(end, entries) and not leaves(other, entries) and (end.quantised or shared):
+                what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
+                yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
         yield from _no_such_module(facts, found, where, entries)
         default = found.method in _REPLACED and entries and not found.output.quantised
         if default and not leaves(found.output, entries):
@@ -229,16 +175,6 @@ def left_alone(facts: Facts) -> Told:
             )
             stored = "it is the input table" if not found.output.parts else "it is stored plain"
             yield where, f"{what}, and {stored}", f'add "{short(found.output.module)}" to it'
-
-
-def _one_of_the_pair(facts: Facts, found: Quantised, where: str, entries: tuple[str, ...]) -> Told:
-    if not facts.claims.tied:
-        return
-    for end, other in ((found.input, found.output), (found.output, found.input)):
-        shared = other.quantised and not end.parts  # the listed end is the quantised one
-        if leaves(end, entries) and not leaves(other, entries) and (end.quantised or shared):
-            what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
-            yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
 
 
 def _no_such_module(facts: Facts, found: Quantised, where: str, entries: tuple[str, ...]) -> Told:

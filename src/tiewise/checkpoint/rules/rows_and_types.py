@@ -6,7 +6,6 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from tiewise.checkpoint.claims import count
@@ -30,10 +29,12 @@ from tiewise.checkpoint.rule import (
     size,
 )
 from tiewise.checkpoint.stored import BITS, FLOATING, Stored
-from tiewise.checkpoint.table_scans import RowScan, duplicates, outlying, scan_rows
+from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.progress import progress
+from tiewise.core.progress import doing
 
+MULTIPLE = 64  # that kernels and ranks like the number of rows to be of
+_TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
@@ -51,10 +52,12 @@ def table_shapes(facts: Facts) -> Told:
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
     table, head = _plain(facts.roles.input), _plain(facts.roles.output)
-    if table is not None and head is not None and table.rows != head.rows and _rows_must_agree(facts, table, head):
-        least = max(table.rows, head.rows)
-        what = f"{describe(table)} and {describe(head)} count different tokens"
-        yield short(head.name), what, facts.command("resize", f"--vocab {least}")
+    if table is not None and head is not None and table.rows != head.rows:
+        # two sizes are meant where the config names both, as for Marian with `decoder_vocab_size`
+        meant = SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
+        if facts.tied is True or not meant:
+            what = f"{describe(table)} and {describe(head)} count different tokens"
+            yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
     text = facts.text
     if text is None or text.hidden_size is None:
         return
@@ -63,13 +66,6 @@ def table_shapes(facts: Facts) -> Told:
             what = f"{describe(end)} is {end.shape[1]:,} wide, the model {text.hidden_size:,}"
             what += ", and neither a projection nor a width in the config explains it"
             yield short(end.name), what, f"{CONFIG_FIX}, or take the table from its source"
-
-
-def _rows_must_agree(facts: Facts, table: Stored, head: Stored) -> bool:
-    """Two sizes are meant where the config names both, as for Marian with `decoder_vocab_size`."""
-    if facts.tied is True:
-        return True
-    return SPEC not in facts.config and not {table.rows, head.rows} <= facts.vocabularies
 
 
 def _room(facts: Facts) -> int | None:
@@ -136,20 +132,14 @@ def vocab_size(facts: Facts) -> Told:
     text, table = facts.text, facts.roles.input
     if text is None or text.vocab_size is None or table is None or table.rows == text.vocab_size:
         return
-    if table.rows in facts.vocabularies or _padded(facts, text.vocab_size) == table.rows:
+    padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
+    multiples = (count(level.get(key)) for level in facts.levels.values() for key in padded)
+    multiple = next((number for number in multiples if number is not None), 1)
+    if table.rows in facts.vocabularies or math.ceil(text.vocab_size / multiple) * multiple == table.rows:
         return
     key = dotted(text.level, "vocab_size")
     what = f"{key} is {text.vocab_size:,}, and {describe(table)} has {table.rows:,} rows"
     yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
-
-
-def _padded(facts: Facts, size: int) -> int | None:
-    for level in facts.levels.values():
-        for key in ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by"):
-            multiple = count(level.get(key))
-            if multiple is not None:
-                return math.ceil(size / multiple) * multiple
-    return None
 
 
 @rule("B034", WARNING, "special ids lie inside the vocabulary")
@@ -194,7 +184,20 @@ def head_biases(facts: Facts) -> Told:
     """
     roles = facts.roles
     refused = facts.misfits
-    yield from _two_biases(facts)
+    stored = {bias.name: bias for bias in roles.biases}
+    for target, source in roles.ties.items():  # names that the class holds to be one bias
+        a, b = stored.get(target), stored.get(source)
+        if facts.tied is True and facts.scan and a is not None and b is not None and not facts.same(a, b):
+            what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
+            fix = "find out which one was trained, and store that one alone"
+            yield Said(short(target), what, fix, severity=ERROR)
+    for target, source in facts.fresh:
+        if target not in stored and target.endswith("bias"):
+            what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
+            yield Said(short(target), what, f"store it as {short(target)} too", severity=ERROR)
+    classes = facts.config.get("architectures")
+    named = classes if isinstance(classes, list) else []
+    generates = any(isinstance(name, str) and name.endswith("ForCausalLM") for name in named)
     rows = {end.rows for end in (*roles.inputs, roles.output) if end is not None} | facts.vocabularies
     for bias in _head_biases(facts):
         if rows and bias.shape[-1] not in rows:
@@ -205,25 +208,9 @@ def head_biases(facts: Facts) -> Told:
         elif bias.name in refused:
             what = f"{describe(bias)} has the shape {list(refused[bias.name])} in its class: transformers refuses it"
             yield Said(short(bias.name), what, "store it in that shape", severity=ERROR)
-        elif facts.tied is True and bias.name.endswith("lm_head.bias") and _generates(facts):
+        elif facts.tied is True and bias.name.endswith("lm_head.bias") and generates:
             what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
             yield Said(short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it", severity=INFO)
-
-
-def _two_biases(facts: Facts) -> Told:
-    """Names that a class holds to be one bias: stored apart, or one of them missing where they are two."""
-    stored = {bias.name: bias for bias in facts.roles.biases}
-    for target, source in facts.roles.ties.items():
-        a, b = stored.get(target), stored.get(source)
-        if facts.tied is True and facts.scan and a is not None and b is not None and not facts.same(a, b):
-            what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
-            fix = "find out which one was trained, and store that one alone"
-            yield Said(short(target), what, fix, severity=ERROR)
-    for target, source in facts.fresh:
-        if target in stored or not target.endswith("bias"):
-            continue
-        what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
-        yield Said(short(target), what, f"store it as {short(target)} too", severity=ERROR)
 
 
 def _head_biases(facts: Facts) -> list[Stored]:
@@ -240,15 +227,6 @@ def _head_biases(facts: Facts) -> list[Stored]:
     return list(found.values())
 
 
-def _generates(facts: Facts) -> bool:
-    classes = facts.config.get("architectures")
-    return isinstance(classes, list) and any(isinstance(c, str) and c.endswith("ForCausalLM") for c in classes)
-
-
-MULTIPLE = 64
-_TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-
-
 @rule("B040", WARNING, "types agree: both tables with each other, and the config with the bytes")
 def types_disagree(facts: Facts) -> Told:
     """A head in another type than its table cannot be compared or shared by bytes, and a loader casts one of them. The
@@ -260,13 +238,15 @@ def types_disagree(facts: Facts) -> Told:
     Sources: transformers: dtype='auto'
     """
     table, head = facts.roles.input, facts.roles.output
-    if table is not None and head is not None and table.dtype != head.dtype and {table.dtype, head.dtype} <= _FLOATING:
+    ends = [end for end in (table, head) if end is not None and end.dtype in FLOATING]
+    if table is not None and head is not None and len(ends) == 2 and table.dtype != head.dtype:
         what = f"{describe(table)} and {describe(head)} have different types"
         fix = "none if the head is meant to be more precise; else save the model again in one type"
         yield short(head.name), what, fix
     if facts.quantised:
         return
-    key, claimed = _claimed_type(facts)
+    key = next((key for key in ("dtype", "torch_dtype") if isinstance(facts.config.get(key), str)), "dtype")
+    claimed = _TORCH.get(str(facts.config.get(key)).removeprefix("torch."))
     held: Counter[str] = Counter()
     for tensor in facts.folder.tensors.values():
         if tensor.dtype in FLOATING:
@@ -279,22 +259,6 @@ def types_disagree(facts: Facts) -> Told:
         effect = "loaders that follow the config round the weights" if rounds else "loaders only widen the weights"
         what = f"{key} says {claimed}, and {most} is the type of {count / total:.0%} of the bytes: {effect}"
         yield Said(key, what, f"{CONFIG_FIX}: {key}", severity=WARNING if rounds else INFO)
-
-
-_FLOATING = set(FLOATING)
-
-
-def _claimed_type(facts: Facts) -> tuple[str, str | None]:
-    for key in ("dtype", "torch_dtype"):
-        value = facts.config.get(key)
-        if isinstance(value, str):
-            return key, _TORCH.get(value.removeprefix("torch."))
-    return "dtype", None
-
-
-def _tables(facts: Facts) -> list[Stored]:
-    ends = (facts.roles.input, facts.roles.output)
-    return [end for end in ends if end is not None and end.dtype in FLOATING and len(end.shape) == 2]
 
 
 @rule("B041", ERROR, "rows of tokens in use are finite, not zero, and not equal to one another", deep=True)
@@ -311,45 +275,37 @@ def rows_in_use(facts: Facts) -> Told:
     tokenizer = facts.tokenizer
     known = tokenizer is not None and tokenizer.count > 0
     pads = {value for level in facts.levels.values() if type(value := level.get("pad_token_id")) is int}
-    for table in _tables(facts):
+    again = "initialise these rows again, or take them from the source"
+    for table in (facts.roles.input, facts.roles.output):
+        if table is None or table.dtype not in FLOATING or len(table.shape) != 2:
+            continue
         used = (tokenizer.used if tokenizer is not None and known else frozenset(range(table.rows))) - pads
-        yield from _bad_rows(table, scan_rows(table, partial(_tick, facts, table)), used, known)
-
-
-def _tick(facts: Facts, table: Stored, done: int) -> None:
-    progress(f"reading {short(table.name)}", done, table.nbytes)
-
-
-def _bad_rows(table: Stored, scan: RowScan, used: frozenset[int], known: bool) -> Told:
-    where, again = short(table.name), "initialise these rows again, or take them from the source"
-    if scan.not_finite:
-        what = f"{where}: {_rows(scan.not_finite)} hold NaN or infinity"
-        yield where, what, again
-    zero = [row for row in scan.zero if row in used]
-    if zero:
-        what = f"{where}: {_rows(zero)} of tokens in use are zero"
-        yield Said(where, what, again, severity=WARNING if known else INFO)
-    yield from _repeated(where, [[row for row in group if row in used] for group in scan.repeated])
-    far, median = outlying(scan.lengths, used)
-    if far:
-        longest = max(float(scan.lengths[row]) for row in far)
-        what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}, up to {longest:.3g}"
-        yield Said(where, what, "look at these tokens: were they added and not trained?", severity=INFO)
+        where = short(table.name)
+        with doing(f"reading {where}", table.nbytes):
+            scan = scan_rows(table)
+        if scan.not_finite:
+            yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
+        zero = [row for row in scan.zero if row in used]
+        if zero:
+            what = f"{where}: {_rows(zero)} of tokens in use are zero"
+            yield Said(where, what, again, severity=WARNING if known else INFO)
+        in_use = ([row for row in group if row in used] for group in scan.repeated)
+        groups = [group for group in in_use if len(group) > 1]
+        if groups:
+            listed = "; ".join(numbers(group[:4], len(group)) for group in groups[:4])
+            what = f"{where}: {sum(map(len, groups)):,} rows of tokens in use are equal to another ({listed})"
+            fix = "train these tokens, or initialise them apart"
+            yield Said(where, f"{what}: one logit for each group", fix, severity=WARNING)
+        far, median = outlying(scan.lengths, used)
+        if far:
+            longest = max(float(scan.lengths[row]) for row in far)
+            what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
+            fix = "look at these tokens: were they added and not trained?"
+            yield Said(where, f"{what}, up to {longest:.3g}", fix, severity=INFO)
 
 
 def _rows(found: Sequence[int]) -> str:
     return f"{len(found):,} rows ({numbers(found[:8], len(found))})"
-
-
-def _repeated(where: str, groups: list[list[int]]) -> Told:
-    groups = [group for group in groups if len(group) > 1]
-    if groups:
-        shown = "; ".join(numbers(group[:4], len(group)) for group in groups[:4])
-        what = (
-            f"{sum(map(len, groups)):,} rows of tokens in use are equal to another ({shown}): one logit for each group"
-        )
-        fix = "train these tokens, or initialise them apart"
-        yield Said(where, f"{where}: {what}", fix, severity=WARNING)
 
 
 @rule("B042", INFO, "the number of rows divides by 64")

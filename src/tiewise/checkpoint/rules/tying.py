@@ -36,23 +36,6 @@ def no_input(facts: Facts) -> Told:
     Sources: OpenRLHF#1316; tinker-cookbook#593; sglang#16215
     """
     text, roles = facts.text, facts.roles
-    yield from _misnamed(facts)
-    if text is None or text.vocab_size is None or not facts.complete or roles.input is not None:
-        return
-    if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
-        return
-    like = [tensor.name for tensor in facts.unplaced]
-    if roles.output is not None and (not like or _is_canonical(facts, roles.output)):
-        return  # B016 says it, or there is nothing to say
-    what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
-    what += f"; one of these may be: {names(like)}" if like else ""
-    fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
-    yield roles.input_name or "input table", what, fix
-
-
-def _misnamed(facts: Facts) -> Told:
-    """An input table that is stored where transformers does not look, or that an untied class does not copy."""
-    roles = facts.roles
     if roles.input is not None and roles.read_input is None:
         name, wanted = roles.input.name, roles.unread[roles.input.name]
         lost = facts.tied is not True or roles.read_output is None
@@ -69,6 +52,17 @@ def _misnamed(facts: Facts) -> Told:
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
             yield Said(target, what, fix, severity=ERROR)
+    if text is None or text.vocab_size is None or not facts.complete or roles.input is not None:
+        return
+    if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
+        return
+    like = [tensor.name for tensor in facts.unplaced]
+    if roles.output is not None and (not like or _is_canonical(facts, roles.output)):
+        return  # B016 says it, or there is nothing to say
+    what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
+    what += f"; one of these may be: {names(like)}" if like else ""
+    fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
+    yield roles.input_name or "input table", what, fix
 
 
 def _is_canonical(facts: Facts, head: Stored) -> bool:
@@ -261,13 +255,10 @@ def flag_absent(facts: Facts) -> Told:
     default = facts.claims.tied
     meant = "whose default is not known here" if default is None else f"whose class takes {said(default)}"
     harmless = (default is True and roles.output is None) or facts.claims.fixed is not None
-    what = f"{FLAG} is absent in a config of {_family(facts)}, {meant}, and {stored}; loaders' defaults differ"
-    yield Said(FLAG, what, *_mend(facts), severity=INFO if harmless else WARNING)
-
-
-def _family(facts: Facts) -> str:
     kind = facts.config.get("model_type")
-    return short(kind) if isinstance(kind, str) else "an unknown family"
+    family = short(kind) if isinstance(kind, str) else "an unknown family"
+    what = f"{FLAG} is absent in a config of {family}, {meant}, and {stored}; loaders' defaults differ"
+    yield Said(FLAG, what, *_mend(facts), severity=INFO if harmless else WARNING)
 
 
 @rule("B021", ERROR, "all levels of a nested config say the same")
