@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tiewise.inspection.section import Inspection
@@ -29,21 +28,17 @@ def render(inspection: Inspection, command: str) -> str:
     models = [subject.label for subject in inspection.subjects]
     (evidence,) = inspection.sections[0].found.values()
     decisive = faces.deciding(evidence, models)
-    places = "".join(
-        f"<div><dt>{html.escape(s.label)}</dt><dd>{html.escape(str(s.folder.path))}</dd></div>"
-        for s in inspection.subjects
-    )
+    behind = [("Every measurement that can decide", faces.evidence(evidence))] if decisive else []
     return Sheet(
         command_name="inspect",
         title=f"{', '.join(models)}: tiewise inspection",
         subject=", ".join(models),
-        heading=html.escape(faces.TITLE),
-        lead=sheet.paragraphs(faces.verdict(evidence)),
-        results=sheet.table(decisive, faces.EVIDENCE) if decisive else "",
-        note=sheet.folded(faces.evidence(evidence), "Every measurement that can decide") if decisive else "",
+        heading=faces.TITLE,
+        answer=[faces.verdict(evidence)],
+        results=Section("What can decide", tables=[(faces.EVIDENCE, decisive)] if decisive else [], folded=behind),
         sections=list(_sections(inspection)),
         command=command,
-        made=f'<div class="facts"><div><h3>Models</h3><dl>{places}</dl></div></div>',
+        facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],
         contents=True,
     ).render()
 
@@ -52,17 +47,13 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     for part in inspection.sections[1:]:
         if part.found:
             title, first, figures = faces.title(part.name), faces.summary(part.found), panels(part.found)
-            every = "".join(sheet.folded(table, caption) for caption, table in faces.every(part.found))
-            said = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
             yield Section(
-                html.escape(title),
+                title,
                 figures[:1],
+                said=[faces.sentence(part.found)],
+                tables=[(title, first)] if first else [],
                 more=figures[1:],
-                extra=every + _notes(faces.notes(part)),
-                lead=said + (sheet.table(first, title) if first else ""),
+                folded=list(faces.every(part.found)),
+                notes=faces.notes(part),
             )
-    yield Section("Not measured", [], _notes(faces.absent(inspection.sections)))
-
-
-def _notes(lines: Iterable[str]) -> str:
-    return "".join(f'<p class="note">{html.escape(line)}</p>' for line in lines)
+    yield Section("Not measured", notes=faces.absent(inspection.sections))
