@@ -17,9 +17,9 @@ from typing import Any
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.core.progress import heard
+from tiewise.core.records import strict
 from tiewise.inspection.request import Request
 from tiewise.inspection.subject import Subject
-from tiewise.training.results import strict
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together

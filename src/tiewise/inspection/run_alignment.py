@@ -7,7 +7,7 @@ from typing import Any
 
 from tiewise.analysis.align_tables import NEITHER
 from tiewise.analysis.row_products import CURVE, LINE
-from tiewise.training.results import to_record
+from tiewise.core.records import to_record
 
 CKA_LINE, CKA_CURVE = "CKA, frequency out (line)", "CKA, frequency out"
 WITHOUT = {LINE: CKA_LINE, CURVE: CKA_CURVE}  # powers of log frequency taken out → measure

@@ -1,0 +1,167 @@
+"""`tiewise plan`: what tying, factoring and sharing cost and save, exactly, before anything is trained.
+
+`tiewise models`: who has which vocabulary, width and depth, and who ties.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.core.errors import PlanError
+
+if TYPE_CHECKING:
+    from tiewise.planning.plan import Described
+
+SIZES = "From sizes: "
+
+
+def plan(
+    config: Path = typer.Argument(
+        None, metavar="CONFIG_OR_FOLDER", help="A config.json, or the folder that holds one."
+    ),
+    like: str = typer.Option(None, metavar="NAME", help="A model of the catalogue (`tiewise models`)."),
+    vocab: int = typer.Option(None, help=f"{SIZES}tokens V."),
+    width: int = typer.Option(None, help=f"{SIZES}width D."),
+    layers: int = typer.Option(None, help=f"{SIZES}layers L."),
+    heads: int = typer.Option(None, help=f"{SIZES}attention heads.", show_default="1"),
+    kv_heads: int = typer.Option(None, help=f"{SIZES}key-value heads.", show_default="as many as heads"),
+    ffn: int = typer.Option(None, help=f"{SIZES}width of the feed-forward part.", show_default="4·D"),
+    gated: bool = typer.Option(None, "--gated", help=f"{SIZES}the feed-forward part has a gate (three matrices)."),
+    boundary: str = typer.Option("tied,untied", help="Boundaries side by side: tied,untied,factored:128."),
+    share: str = typer.Option(
+        None, help="Layers that share: none,attention,ffn,all,all:groups=2.", show_default="as it is"
+    ),
+    batch: int = typer.Option(8, help="Sequences of one rank in one step."),
+    length: int = typer.Option(1024, help="Tokens of a sequence."),
+    dtype: str = typer.Option("float32", help="Of weights and gradients: float32, bfloat16, float16."),
+    world: int = typer.Option(1, help="Ranks: adds data parallel and FSDP."),
+    tp: int = typer.Option(1, help="Ranks that split the vocabulary: adds vocabulary parallel."),
+    init: float = typer.Option(
+        None, help="Standard deviation of all weights at the start.", show_default="the config's"
+    ),
+    build: bool = typer.Option(
+        False, "--build", help="Count by building the model's class without memory (needs torch)."
+    ),
+    plot: Path = typer.Option(None, metavar="FILE.html", help="Also draw it, as one page that opens offline."),
+    overwrite: bool = typer.Option(False, "--overwrite", help="Replace the page that --plot names."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Count what tying, factoring and sharing cost and save: parameters, bytes, work, first loss, and who chose what.
+
+    From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and
+    nothing built but with --build.
+    """
+    from tiewise.planning.costs import Tokens, World
+    from tiewise.planning.plan import Setting
+    from tiewise.planning.plan import plan as make
+
+    sizes: dict[str, int | None] = {
+        "vocab": vocab,
+        "width": width,
+        "layers": layers,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "ffn": ffn,
+    }
+    sizes["gated"] = gated or None
+    if plot is not None and plot.is_file() and not overwrite:
+        raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
+    model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
+    made = make(
+        _built(model) if build else model,
+        o.split_specs(boundary),
+        None if share is None else o.split_specs(share),
+        Setting(Tokens(batch, length), dtype, World(world, tp), init),
+    )
+    if plot is not None:
+        o.need("plotly", "jinja2", extra="plots")
+        from tiewise.report.plan_page import write_plan
+
+        page = write_plan(made, plot, o.command_line())
+        if not quiet:
+            o.tell(f"page: {page}")
+    if json_:
+        o.print_json(made.record())
+        return
+    from rich.console import Console
+
+    from tiewise.report.plan_view import plan_view
+
+    console = Console()
+    console.print(plan_view(made.record(), console.width))
+
+
+def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
+    """What to plan, from the one of three ways that was used.
+
+    Raises:
+        PlanError: none or several were used, or a size is missing.
+    """
+    given = [name for name, value in (("a config", config), ("--like", like), ("sizes", sizes)) if value]
+    if len(given) != 1:
+        what = f"{' and '.join(given)} at once" if given else "no model to plan"
+        raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
+    if config is not None:
+        return config
+    if like is not None:
+        return like
+    from tiewise.planning.read_config import Sizes
+
+    missing = [f"--{name}" for name in ("vocab", "width", "layers") if name not in sizes]
+    if missing:
+        raise PlanError(f"{', '.join(missing)} missing", "sizes need --vocab, --width and --layers")
+    return Sizes(**sizes)  # type: ignore[arg-type]
+
+
+def _built(model: Described) -> Described:
+    """The model's own class on the meta device: exact for families that no reader of tiewise knows.
+
+    Raises:
+        PlanError: there is no config to build, or it cannot be built.
+    """
+    o.need("torch", "transformers")
+    from tiewise.planning.catalogue import find
+    from tiewise.planning.plan import config_of
+
+    values = config_of(model) if isinstance(model, Path) else find(model).config if isinstance(model, str) else None
+    if values is None:
+        raise PlanError(
+            "--build has no config to build", "give a config.json, or a model whose sizes the catalogue has"
+        )
+    from tiewise.planning.read_config import count_on_meta
+
+    return count_on_meta(values)
+
+
+def models(
+    tied: bool = typer.Option(None, "--tied/--untied", help="Only models that tie, or only those that do not."),
+    family: str = typer.Option(None, help="Only names or model types that begin so: qwen, gpt_neox."),
+    min_vocab: int = typer.Option(None, help="Only vocabularies of at least this many tokens."),
+    min_size: float = typer.Option(None, help="Only models of at least this many billion parameters."),
+    max_size: float = typer.Option(None, help="Only models of fewer than this many billion parameters."),
+    sort: str = typer.Option(None, help="name, size, vocab, width, layers, ratio (V/D) or share (of the tables)."),
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """List public models: vocabulary V, width D, layers L, what their tables weigh, and whether they tie.
+
+    `tiewise check` on the files themselves is better evidence than this catalogue.
+    """
+    from tiewise.planning.catalogue import BETTER, Filter, select
+
+    sizes = (None if size is None else size * 1e9 for size in (min_size, max_size))
+    found = select(Filter(tied, family, min_vocab, *sizes), sort)
+    if json_:
+        o.print_json({"models": [model.record() for model in found], "note": BETTER})
+        return
+    from rich.console import Console
+
+    from tiewise.report.catalogue_view import models_table
+
+    console = Console()
+    console.print(models_table(found, console.width))
