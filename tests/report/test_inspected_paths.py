@@ -2,10 +2,11 @@
 
 import pytest
 from inspected_path_samples import direct
+from tests.report.opened_page import page_of
 
 from tiewise.report.inspected import direct_path as direct_words
 from tiewise.report.inspected import direct_path_figures
-from tiewise.report.sheet import Section, Sheet
+from tiewise.report.sheet import Section
 
 DIRECT = {"tied": direct(), "<un>tied": direct(False)}
 PARTS = [(direct_words, direct_path_figures, DIRECT)]
@@ -26,7 +27,7 @@ def test_lines_tables_and_panels_fit_together(words, figures, found):
             assert panel.caption
             assert panel.figure.layout.height
             assert {len(row) for row in panel.table.rows} == {len(panel.table.header)}
-        page = Sheet("x", "x", "x", "x", "", "", "", [Section(words.TITLE, panels)], "x").render()
+        page = page_of(Section(words.TITLE, panels))
         assert "<York>" not in page.replace("\\u003cYork", "")
         assert "<un>" not in page
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.report.opened_page import page_of
 
 from tiewise.analysis.row_directions import anisotropy, moments, plane
 from tiewise.analysis.single_rows import NearUnused, RowState, Suspect, norms_of
@@ -13,7 +14,7 @@ from tiewise.analysis.token_table import HeldTable
 from tiewise.analysis.token_texts import Groups, by_frequency
 from tiewise.analysis.tokens import ContextsFound, Notable, TableTokens, TokensFound
 from tiewise.report.inspected import tokens, tokens_figures
-from tiewise.report.sheet import Section, Sheet
+from tiewise.report.sheet import Section
 
 V = 200
 TEXT = np.random.default_rng(0).permutation(np.repeat(np.arange(150), np.arange(150) + 1))
@@ -143,5 +144,5 @@ def test_text_of_strangers_is_escaped(found):
     texts = [t for panel in drawn for trace in panel.figure.data for t in trace.text or ()]
     assert html.escape("<b>") in texts
     assert not any("<b>" in text for text in texts)
-    page = Sheet("inspect", "t", "s", "h", "", "", "", [Section("Tokens", drawn)], "c").render()
+    page = page_of(Section("Tokens", drawn))
     assert "<tied>" not in page

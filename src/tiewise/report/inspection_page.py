@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tiewise.inspection.inspect import Inspection
@@ -37,13 +36,12 @@ def render(inspection: Inspection, command: str) -> str:
         command_name="inspect",
         title=f"{names}: tiewise inspection",
         subject=names,
-        heading=html.escape(WORDS[first.name].TITLE),
-        lead=sheet.paragraphs("\n".join(_lines(first))),
-        results="".join(sheet.table(table, caption) for caption, table in _made(first)),
-        note=_notes(left_out(first)),
+        heading=WORDS[first.name].TITLE,
+        answer=_lines(first),
+        results=Section("Results", tables=_made(first), notes=list(left_out(first))),
         sections=list(_sections(inspection)),
         command=command,
-        made=_places(inspection),
+        facts=[("Models", [(s.label, str(s.folder.path)) for s in inspection.subjects])],
         contents=True,
     ).render()
 
@@ -56,39 +54,27 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
         if part.name in SECTIONS:
             yield _section(part)
             continue
-        new = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
-        lead = "".join(f'<p class="said">{html.escape(line)}</p>' for line in _lines(part))
-        tables = "".join(sheet.folded(table, caption) for caption, table in _made(part))
-        yield Section(html.escape(title(part.name)), new, tables + _notes(left_out(part)), lead=lead)
-    yield Section("Not measured", [], _notes(absent(inspection.sections)))
+        drawn = DRAWN[part.name].panels(part.found) if part.name in DRAWN else []
+        yield Section(title(part.name), drawn, said=_lines(part), folded=_made(part), notes=list(left_out(part)))
+    yield Section("Not measured", notes=list(absent(inspection.sections)))
 
 
 def _section(part: Part) -> Section:
     """One answer, one table with a row for each model, the figures, then every number for whoever asks."""
     first = faces.summary(part.found)
-    lead = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
-    lead += sheet.table(first, title(part.name)) if first else ""
-    every = "".join(sheet.folded(made, caption) for caption, made in faces.tables(part.found))
-    extra = every + _notes(faces.notes(part.found)) + _notes(left_out(part))
-    return Section(html.escape(title(part.name)), panels(part.found), extra, lead=lead)
+    return Section(
+        title(part.name),
+        panels(part.found),
+        said=[faces.sentence(part.found)],
+        tables=[(title(part.name), first)] if first else [],
+        folded=list(faces.tables(part.found)),
+        notes=[*faces.notes(part.found), *left_out(part)],
+    )
 
 
-def _notes(lines: Iterable[str]) -> str:
-    return "".join(f'<p class="note">{html.escape(line)}</p>' for line in lines)
-
-
-def _lines(part: Part) -> Iterator[str]:
-    if part.found:
-        yield from WORDS[part.name].lines(part.found)
+def _lines(part: Part) -> list[str]:
+    return list(WORDS[part.name].lines(part.found)) if part.found else []
 
 
 def _made(part: Part) -> list[tuple[str, Table]]:
     return WORDS[part.name].tables(part.found) if part.found else []
-
-
-def _places(inspection: Inspection) -> str:
-    items = "".join(
-        f"<div><dt>{html.escape(s.label)}</dt><dd>{html.escape(str(s.folder.path))}</dd></div>"
-        for s in inspection.subjects
-    )
-    return f'<div class="facts"><div><h3>Models</h3><dl>{items}</dl></div></div>'
