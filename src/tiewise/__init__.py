@@ -8,6 +8,7 @@
     audit = tiewise.check("path/to/checkpoint")        # what it really holds at its two ends
     receipt = tiewise.untie("old", "new")               # a rewritten copy of a folder; the source is only read
     shared = tiewise.share_layers(model, "ffn")         # one feed-forward layer for the whole depth
+    comparison = tiewise.compare("runs/mine", text="my.txt")   # trained under several tying choices: what differs
     found = tiewise.inspect("tied", "untied")           # what tying does inside a model
 
 Importing this package loads nothing heavy: names arrive with their module at first use.
@@ -61,10 +62,14 @@ if TYPE_CHECKING:
     from tiewise.rewrite.ties import repair as repair
     from tiewise.rewrite.ties import tie as tie
     from tiewise.rewrite.ties import untie as untie
+    from tiewise.runs import compare as compare
+    from tiewise.runs import train as train
     from tiewise.sharing.share import Shared as Shared
     from tiewise.sharing.share import share_layers as share_layers
     from tiewise.training.callbacks import tie_at as tie_at
     from tiewise.training.callbacks import untie_at as untie_at
+    from tiewise.training.results import Comparison as Comparison
+    from tiewise.training.results import SingleRun as SingleRun
 
 # module below tiewise → what it offers here; a test holds it against the imports above
 _OFFERS = {
@@ -90,8 +95,10 @@ _OFFERS = {
     "rewrite.factor": "densify factor",
     "rewrite.resize": "resize",
     "rewrite.ties": "dedupe repair tie untie",
+    "runs": "compare train",
     "sharing.share": "Shared share_layers",
     "training.callbacks": "tie_at untie_at",
+    "training.results": "Comparison SingleRun",
 }
 _HOMES = {name: f"tiewise.{home}" for home, names in _OFFERS.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOMES)]

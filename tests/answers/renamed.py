@@ -9,4 +9,9 @@ RENAMED: list[tuple[str, str | None, str]] = [
         None,
         "alignment after the best rotation could favour neither side: it is no evidence and stays in its section",
     ),
+    (
+        r"/sections/\w+/found/[^/]*/answer$",
+        None,
+        "an answer is words, which may be put better any day; a short one was taken for a name",
+    ),
 ]

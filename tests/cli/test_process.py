@@ -19,8 +19,7 @@ import pytest
 from cli_tiny import TINY
 
 import tiewise
-from tiewise.cli import compare as compare_command
-from tiewise.cli import train as train_command
+from tiewise.cli import training as commands
 from tiewise.training.settings import Settings
 
 COMMAND = shutil.which("tiewise", path=str(Path(sys.executable).parent)) or "tiewise"
@@ -68,7 +67,7 @@ def test_version_and_help():
     assert "\x1b" not in said.stdout
 
 
-@pytest.mark.parametrize("command", [compare_command.compare, train_command.train])
+@pytest.mark.parametrize("command", [commands.compare, commands.train])
 def test_the_help_names_the_defaults_of_the_settings(command):
     settings = Settings()
     for name, parameter in inspect.signature(command).parameters.items():
@@ -219,7 +218,7 @@ main()
     return said.stderr
 
 
-@pytest.mark.parametrize("moment", ["typer", "tiewise.cli.check", "numpy", "numpy._core.umath", "ml_dtypes", 300])
+@pytest.mark.parametrize("moment", ["typer", "tiewise.cli.check", "numpy", "numpy._core.umath", "ml_dtypes", 200])
 def test_ctrl_c_while_a_command_is_imported_ends_it_without_a_word(tmp_path, moment):
     assert pressed(tmp_path, AT_A_MODULE, moment, "check", "model") == ""
 

@@ -9,7 +9,7 @@ import yaml
 from cli_tiny import TINY
 
 from tiewise.cli.main import COMMANDS
-from tiewise.training.lock import locked
+from tiewise.training.folder import locked
 
 SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
 

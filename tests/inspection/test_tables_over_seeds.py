@@ -81,7 +81,7 @@ def write_run(where, models, diverged=(), counts=(1, 2, 5, 9) * (ROWS // 4)):
     meta = {"version": "0", "command": "c", "demo": False, "setting": {}, "data": {}, "env": {}}
     comparison = Comparison(arms=list(models), seeds=seeds, reference=next(iter(models)), runs=runs, **meta)
     (where / "run.yaml").write_text("")
-    write_json(where / "results.json", comparison.to_dict())
+    write_json(where / "results.json", comparison.record())
     return where
 
 

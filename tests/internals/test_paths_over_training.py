@@ -13,12 +13,12 @@ from tests.training.conftest import prose
 
 from tiewise.core.errors import RunError
 from tiewise.internals.paths_over_training import paths_of, paths_over_training
-from tiewise.training import run as run_module
-from tiewise.training.compare import compare
+from tiewise.training.compare import finish
+from tiewise.training.display import Display
 from tiewise.training.folder import folder_name
+from tiewise.training.kinds import decoder
 from tiewise.training.results import Comparison, CurvePoint, RunResult
 from tiewise.training.settings import Settings
-from tiewise.training.shown import Shown
 from tiewise.training.start import start
 from tiewise.training.trainer import TiewiseTrainer
 
@@ -49,9 +49,9 @@ def trained(tmp_path_factory):
     sizes = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": STEPS, "seeds": 2}
     settings = Settings(arms=("tied", "untied"), text=(str(root / "text.txt"),), tokenizer="bpe:300", **sizes)
     with pytest.MonkeyPatch.context() as patch:
-        start(settings, root / "out", "tiewise compare", Shown(lambda line: None))
-        patch.setattr(run_module, "TiewiseTrainer", Saving)
-        compare(root / "out", Shown(lambda line: None))
+        start(settings, root / "out", "tiewise compare", Display(lambda line: None))
+        patch.setattr(decoder, "TiewiseTrainer", Saving)
+        finish(root / "out", Display(lambda line: None))
     return root / "out"
 
 
@@ -151,6 +151,6 @@ def test_one_seed_has_no_interval():
 def test_a_folder_without_a_comparison_is_refused(tmp_path):
     with pytest.raises(RunError, match="cannot be read"):
         paths_over_training(tmp_path)
-    (tmp_path / "results.json").write_text(json.dumps(made([[(1, None, None)]], 1).to_dict()))
+    (tmp_path / "results.json").write_text(json.dumps(made([[(1, None, None)]], 1).record()))
     with pytest.raises(RunError, match="no gradients by path"):
         paths_over_training(tmp_path)

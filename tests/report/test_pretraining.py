@@ -51,7 +51,7 @@ def test_paired_differences_of_shares(comparison):
 
 
 def test_there_and_back(comparison):
-    again = Comparison.from_dict(comparison.to_dict())
+    again = Comparison.from_dict(comparison.record())
     assert [run.shares for run in again.runs] == [run.shares for run in comparison.runs]
     assert again.differences == comparison.differences
 

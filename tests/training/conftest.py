@@ -5,8 +5,8 @@ import pytest
 
 from tiewise.data.corpus import prepare
 from tiewise.data.frequency import token_counts
+from tiewise.training.display import Display
 from tiewise.training.settings import Settings
-from tiewise.training.shown import Shown
 from tiewise.training.start import start
 
 LENGTH = 16
@@ -62,12 +62,12 @@ class Lines(list):
     """What was said while runs were begun and trained."""
 
     @property
-    def shown(self):
-        return Shown(self.append)
+    def display(self):
+        return Display(self.append)
 
     def begin(self, settings, out, **options):
         """Start a run in `out`; return `out`."""
-        start(settings, out, "tiewise compare --as typed", self.shown, **options)
+        start(settings, out, "tiewise compare --as typed", self.display, **options)
         return out
 
 

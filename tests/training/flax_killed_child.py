@@ -5,8 +5,9 @@ from pathlib import Path
 from killed_child import on_call
 
 from tiewise.flax import flax_training
-from tiewise.training import compare, flax_checkpoint, flax_run
-from tiewise.training.shown import Shown
+from tiewise.training import compare, run
+from tiewise.training.display import Display
+from tiewise.training.kinds import flax
 
 
 def half_a_line(real, path, line):
@@ -21,11 +22,11 @@ def half_of_the_arrays(real, path, data):
 # Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
 MOMENTS = {
     "at a step of the second run": lambda: on_call(flax_training, "_step", 60),
-    "checkpoint with half its arrays": lambda: on_call(flax_checkpoint, "write_whole", 2, half_of_the_arrays),
-    "checkpoint without its state": lambda: on_call(flax_checkpoint, "write_json", 3),
-    "checkpoint not in its place": lambda: on_call(flax_checkpoint, "replace_path", 4),
-    "half a line of metrics": lambda: on_call(flax_run, "add_line", 13, half_a_line),
-    "while the final loss is measured": lambda: on_call(flax_run, "_result", 1),
+    "checkpoint with half its arrays": lambda: on_call(flax, "write_whole", 2, half_of_the_arrays),
+    "checkpoint without its state": lambda: on_call(flax, "write_json", 3),
+    "checkpoint not in its place": lambda: on_call(flax, "replace_path", 4),
+    "half a line of metrics": lambda: on_call(flax, "add_line", 13, half_a_line),
+    "while the final loss is measured": lambda: on_call(run, "_result", 1),
 }
 
 
@@ -43,4 +44,4 @@ def dies_at_step(out, number):
 
 def finish(out):
     """Run or finish it."""
-    return compare.compare(Path(out), Shown(lambda line: None), lambda backend: flax_run.train)
+    return compare.finish(Path(out), Display(lambda line: None))

@@ -12,8 +12,8 @@ from pathlib import Path
 from transformers import Trainer, TrainerState, trainer
 
 from tiewise.training import compare, run
-from tiewise.training.callbacks import Lines
-from tiewise.training.shown import Shown
+from tiewise.training.callbacks import Clock, Lines
+from tiewise.training.display import Display
 
 
 def die(*arguments, **named):
@@ -60,9 +60,9 @@ def after(real, *arguments, **named):
 
 # Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
 MOMENTS = {
-    "before the first checkpoint": lambda: on_call(run.Clock, "on_step_end", 5),
-    "at a step": lambda: on_call(run.Clock, "on_step_end", 29),
-    "at a step of the second run": lambda: on_call(run.Clock, "on_step_end", 60),
+    "before the first checkpoint": lambda: on_call(Clock, "on_step_end", 5),
+    "at a step": lambda: on_call(Clock, "on_step_end", 29),
+    "at a step of the second run": lambda: on_call(Clock, "on_step_end", 60),
     "checkpoint without optimizer": lambda: on_call(Trainer, "_save_optimizer_and_scheduler", 2),
     "checkpoint without random state": lambda: on_call(Trainer, "_save_rng_state", 1),
     "checkpoint without its state": lambda: on_call(TrainerState, "save_to_json", 3),
@@ -80,7 +80,7 @@ MOMENTS = {
 def dies(out, moment):
     """Run the comparison in `out` until `moment`."""
     MOMENTS[moment]()
-    compare.compare(Path(out), Shown(lambda line: None))
+    compare.finish(Path(out), Display(lambda line: None))
 
 
 def dies_at_touch(out, number):
@@ -94,7 +94,7 @@ def dies_at_touch(out, number):
                 die()
 
     sys.addaudithook(hook)
-    compare.compare(Path(out), Shown(lambda line: None))
+    compare.finish(Path(out), Display(lambda line: None))
 
 
 TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
@@ -102,5 +102,5 @@ TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 def dies_at_step(out, number):
     """Run it until the end of its `number`-th step."""
-    on_call(run.Clock, "on_step_end", number)
-    compare.compare(Path(out), Shown(lambda line: None))
+    on_call(Clock, "on_step_end", number)
+    compare.finish(Path(out), Display(lambda line: None))

@@ -16,15 +16,10 @@ from tiewise.core.errors import Interrupted, TiewiseError
 from tiewise.data.corpus import prepare
 from tiewise.data.frequency import token_counts
 from tiewise.data.training_rows import MARKS, mark
-from tiewise.training import run
-from tiewise.training.albert import assemble, measure
-from tiewise.training.albert import trainer as pretraining
-from tiewise.training.albert.model import build_arm
-from tiewise.training.albert.options import Albert
-from tiewise.training.job import Job
-from tiewise.training.recurrent.recipes import names, recipe
+from tiewise.training import pretraining_trainer
+from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, build_arm, marked, rows_of
 from tiewise.training.run import train
-from tiewise.training.settings import FILE, Settings
+from tiewise.training.settings import FILE, Job, Settings, recipe, recipes
 
 SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 12, "measured": 480}
 
@@ -47,9 +42,10 @@ def settings(source):
         arms=("factored:8",),
         text=(source,),
         tokenizer="bpe:300",
+        kind="albert",
         model="albert",
         learning_rate=5e-3,
-        albert=Albert(optimizer="adamw"),
+        own=AlbertOptions(optimizer="adamw"),
         **SMALL,
     ).checked()
 
@@ -73,9 +69,10 @@ def job(settings, folder, arm=None):
 
 def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, counts, tmp_path):
     wide = replace(settings, init=0.5)
-    found = assemble.starting_facts(job(wide, tmp_path), build_arm(wide, "factored:8", text, 1), text, counts)
-    assert found["initial_nll"] == pytest.approx(found["predicted_initial_nll"], rel=0.05)
-    assert found["predicted_initial_nll"] > math.log(text.vocab) + 0.5
+    own, installed = job(wide, tmp_path), build_arm(wide, "factored:8", text, 1)
+    predicted = KIND.first_loss(own, installed, text.vocab)
+    assert KIND.measure(own, installed, text, counts, "heldout", point=True).nll == pytest.approx(predicted, rel=0.05)
+    assert predicted > math.log(text.vocab) + 0.5
 
 
 def test_marks_are_put_behind_the_tokens_once(text):
@@ -87,7 +84,7 @@ def test_marks_are_put_behind_the_tokens_once(text):
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
 def test_a_run(objective, settings, text, counts, tmp_path):
-    own = replace(settings, albert=replace(settings.albert, objective=objective))
+    own = replace(settings, own=replace(settings.own, objective=objective))
     found = train(job(own, tmp_path), text, counts, [5, 6]).result
     assert found.heldout_nll < found.initial_nll
     assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
@@ -96,7 +93,7 @@ def test_a_run(objective, settings, text, counts, tmp_path):
     paired = {"pair_nll", "pair_accuracy", "heldout_pair_nll", "heldout_pair_accuracy"}
     assert {"train_nll", "heldout_nll", "heldout_accuracy", "path_a", "path_b"} <= lines[-1].keys()
     assert (paired <= lines[-1].keys()) == (objective != "none")
-    said = json.loads((tmp_path / assemble.FOUND).read_text())
+    said = json.loads((tmp_path / FOUND).read_text())
     assert said["tokens"]["nll"] == found.heldout_nll
     assert said["pairs"].keys() == {"sop", "nsp"}
     assert {name: share.share for name, share in found.shares.items()} == {
@@ -115,7 +112,7 @@ def test_logged_losses_are_those_of_the_steps(settings, text, counts, tmp_path):
     own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
     train(own, text, counts, [])
     installed = build_arm(own.settings, own.arm, text, 1)
-    model, rows = installed.model.eval(), measure.rows_of(own.settings, text, "train", seed=1, count=12)
+    model, rows = installed.model.eval(), rows_of(own.settings, text, "train", seed=1, count=12)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for step, line in enumerate(lines):
         batch = [rows[4 * step + i] for i in range(4)]
@@ -138,15 +135,15 @@ def test_training_accuracy_is_of_the_first_predicted_tokens(settings, text):
     labels = torch.where(torch.arange(600) % 3 == 0, ids, (ids + 1) % text.vocab)  # one in three is right
     scattered = torch.full((600, 3), -100)
     scattered[:, 1] = labels
-    judged = pretraining._sampled(head(hidden.requires_grad_()), scattered)
-    assert judged.tolist() == [float(i % 3 == 0) for i in range(pretraining.SAMPLE)]
+    judged = pretraining_trainer._sampled(head(hidden.requires_grad_()), scattered)
+    assert judged.tolist() == [float(i % 3 == 0) for i in range(pretraining_trainer.SAMPLE)]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
 def test_a_resumed_run_is_the_whole(optimizer, settings, text, counts, tmp_path, monkeypatch):
-    own = replace(settings, albert=replace(settings.albert, optimizer=optimizer, dropout=0.1))
+    own = replace(settings, own=replace(settings.own, optimizer=optimizer, dropout=0.1))
     whole = train(job(own, tmp_path / "whole"), text, counts, []).result
-    made = run.albert.make_trainer
+    made = KIND.trainer
 
     def stops(*args):
         trainer = made(*args)
@@ -160,17 +157,17 @@ def test_a_resumed_run_is_the_whole(optimizer, settings, text, counts, tmp_path,
         trainer.training_step = counted
         return trainer
 
-    monkeypatch.setattr(run.albert, "make_trainer", stops)
+    monkeypatch.setattr(KIND, "trainer", stops)
     with pytest.raises(Interrupted):
         train(job(own, tmp_path / "cut"), text, counts, [])
-    monkeypatch.setattr(run.albert, "make_trainer", made)
+    monkeypatch.undo()
     cut = train(job(own, tmp_path / "cut"), text, counts, []).result
     assert cut.heldout_nll == whole.heldout_nll
     assert [p.heldout_nll for p in cut.curve] == [p.heldout_nll for p in whole.curve]
 
 
 def test_accumulated_micro_batches_are_one_batch(settings, text, counts, tmp_path):
-    one = replace(settings, steps=4, batch=8, albert=replace(settings.albert, objective="none"))
+    one = replace(settings, steps=4, batch=8, own=replace(settings.own, objective="none"))
     several = replace(one, batch=2, accumulate=4)
     a, b = (train(job(s, tmp_path / str(s.batch)), text, counts, []).result for s in (one, several))
     assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)  # means of means: rows have unlike many masks
@@ -202,14 +199,14 @@ def test_arms(arm, width, sharing, tied, projected, settings, text):
 def test_settings_there_and_back(settings, tmp_path):
     settings.save(tmp_path)
     assert Settings.load(tmp_path / FILE) == settings
-    assert yaml.safe_load((tmp_path / FILE).read_text())["albert"]["optimizer"] == "adamw"
+    assert yaml.safe_load((tmp_path / FILE).read_text())["optimizer"] == "adamw"
 
 
-@pytest.mark.parametrize("name", [name for name in names() if name.startswith("albert")])
+@pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("albert")])
 def test_recipes(name):
     found = Settings.of(recipe(name)).checked()
-    assert found.albert is not None
-    assemble.check_arms(found)
+    assert found.kind == "albert"
+    KIND.check_sizes(found)
 
 
 @pytest.mark.parametrize(
@@ -222,14 +219,14 @@ def test_recipes(name):
         ({}, {"objective": "order"}, "objective = 'order'"),
         ({}, {"act": "tanhh"}, "act = 'tanhh'"),
         ({"length": 4}, {}, "rows of 4 tokens"),
-        ({"tune": True}, {}, "tune is not for ALBERT runs"),
+        ({"tune": True}, {}, "tune = True in an ALBERT run"),
         ({"arms": ("factored-untied:in=8,out=4",)}, {}, "both of one width"),
     ],
 )
 def test_refused(changes, own, said, settings):
-    made = replace(settings, **changes, albert=replace(settings.albert, **own))
+    made = replace(settings, **changes, own=replace(settings.own, **own))
     with pytest.raises(TiewiseError, match=said):
-        assemble.check_arms(made.checked())
+        KIND.check_sizes(made.checked())
 
 
 def test_one_sentence_documents(settings, tmp_path):
@@ -237,4 +234,4 @@ def test_one_sentence_documents(settings, tmp_path):
     path.write_text("\n".join(json.dumps({"text": f"Only number {i} stands here."}) for i in range(300)))
     ones = prepare([str(path)], "bpe:300", tmp_path / "data", length=24)
     with pytest.raises(TiewiseError, match="no document has two sentences"):
-        assemble.marked(settings, ones)
+        marked(settings, ones)

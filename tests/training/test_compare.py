@@ -8,18 +8,16 @@ import pytest
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
-from tiewise.training import compare as compare_module
-from tiewise.training import shown, tuning
-from tiewise.training.compare import compare
+from tiewise.training import display, tuning
+from tiewise.training.compare import finish, finish_one
 from tiewise.training.folder import saved_run
 from tiewise.training.results import Comparison
-from tiewise.training.single import train_one
 
 
 def test_a_comparison(tiny, tmp_path, lines):
     arms = ("tied", "untied", "untied+tie_at=10")
     out = lines.begin(tiny(arms=arms, seeds=2, steps=20), tmp_path / "out")
-    found = compare(out, lines.shown)
+    found = finish(out, lines.display)
     assert [(run.seed, run.arm) for run in found.runs] == [(seed, arm) for seed in (1, 2) for arm in arms]
     assert found.reference == "tied"
     assert found.command == "tiewise compare --as typed"
@@ -45,18 +43,18 @@ def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(ti
             bars.append(self)
 
     out = lines.begin(tiny(seeds=2, steps=8, tune=True), tmp_path / "out")
-    monkeypatch.setattr(shown, "tqdm", Recorded)
+    monkeypatch.setattr(display, "tqdm", Recorded)
     monkeypatch.setattr(tuning, "INIT_FACTORS", (1.0,))
-    compare(out, shown.Shown(lines.append, bars=True))
+    finish(out, display.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
-    compare(out, shown.Shown(lines.append, bars=True))
+    finish(out, display.Display(lines.append, bars=True))
     whole = 2 * (3 * 2 + 2 * 8)
     assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
 
 
 def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
     out = lines.begin(tiny(arms=("tied", "tied+untie_at=20"), steps=40), tmp_path / "out")
-    tied, untying = compare(out, lines.shown).runs
+    tied, untying = finish(out, lines.display).runs
     same = [(a.step, a.train_nll == b.train_nll) for a, b in zip(tied.curve, untying.curve, strict=True)]
     # step 21 still sees equal tables: its loss, and that of the window, differ from step 22 on
     assert [step for step, equal in same if equal] == list(range(2, 21, 2))
@@ -66,18 +64,18 @@ def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
 
 def test_what_is_finished_is_not_done_again(tiny, tmp_path, lines, monkeypatch):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
-    found = compare(out, lines.shown)
+    found = finish(out, lines.display)
     (out / "results.json").unlink()
-    monkeypatch.setattr("tiewise.training.run.build", lambda *arguments: pytest.fail("built again"))
-    assert compare(out, lines.shown).runs == found.runs
+    monkeypatch.setattr("tiewise.training.kind.build", lambda *arguments: pytest.fail("built again"))
+    assert finish(out, lines.display).runs == found.runs
 
 
 def test_a_comparison_that_diverges_says_so(tiny, tmp_path, lines):
     out = lines.begin(tiny(learning_rate=1e30, seeds=2, steps=5), tmp_path / "out")
-    found = compare(out, lines.shown)
+    found = finish(out, lines.display)
     assert all(math.isnan(run.heldout_nll) for run in found.runs)
     assert "diverged" in found.finding
-    assert compare(out, lines.shown).finding == found.finding  # read back from disk
+    assert finish(out, lines.display).finding == found.finding  # read back from disk
     json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
 
 
@@ -104,19 +102,19 @@ def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, li
 
 def test_a_new_start_that_fails_leaves_the_old_run(tiny, tmp_path, lines):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
-    found = compare(out, lines.shown)
+    found = finish(out, lines.display)
     with pytest.raises(DataError):
         lines.begin(tiny(batch=4000), out, overwrite=True)
-    assert compare(out, lines.shown) == found
+    assert finish(out, lines.display) == found
 
 
 def test_overwriting_starts_anew(tiny, tmp_path, lines):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
-    compare(out, lines.shown)
+    finish(out, lines.display)
     lines.begin(tiny(steps=6, arms=("tied",)), out, overwrite=True)
     assert not (out / "untied").exists()
     assert not (out / "results.json").exists()
-    assert [run.steps for run in compare(out, lines.shown).runs] == [6]
+    assert [run.steps for run in finish(out, lines.display).runs] == [6]
 
 
 def test_sources_are_not_needed_again(source, tiny, tmp_path, lines):
@@ -124,7 +122,7 @@ def test_sources_are_not_needed_again(source, tiny, tmp_path, lines):
     path.write_text(source.read_text())
     out = lines.begin(tiny(text=(str(path),), steps=5), tmp_path / "out")
     path.unlink()
-    assert len(compare(out, lines.shown).runs) == 2
+    assert len(finish(out, lines.display).runs) == 2
 
 
 def test_minutes_become_steps_for_all_arms(tiny, tmp_path, lines):
@@ -148,22 +146,21 @@ def test_a_single_run_and_a_comparison_are_told_apart(tiny, tmp_path, lines):
     single = lines.begin(tiny(arms=("untied",), seed=3, steps=5), tmp_path / "single")
     several = lines.begin(tiny(steps=5), tmp_path / "several")
     with pytest.raises(RunError, match="use tiewise train --out"):
-        compare(single, lines.shown)
+        finish(single, lines.display)
     with pytest.raises(RunError, match="use tiewise compare --out"):
-        train_one(several, lines.shown)
-    result, folder = train_one(single, lines.shown)
-    assert (result.arm, result.seed) == ("untied", 3)
-    assert folder == single / "untied" / "seed-3" / "final"
-    assert (folder / "model.safetensors").is_file()
+        finish_one(several, lines.display)
+    trained = finish_one(single, lines.display)
+    assert (trained.result.arm, trained.result.seed) == ("untied", 3)
+    assert trained.model == single / "untied" / "seed-3" / "final"
+    assert (trained.model / "model.safetensors").is_file()
 
 
-def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines, monkeypatch):
+def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
 
     def stop(job, *rest):
         raise Interrupted(str(job.folder))
 
-    monkeypatch.setattr(compare_module, "train", stop)
     with pytest.raises(Interrupted):
-        compare(out, lines.shown)
+        finish(out, lines.display, stop)
     assert not (out / "results.json").exists()

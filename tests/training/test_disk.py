@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tiewise.training.disk import disk_error, quiet_threads
+from tiewise.training.folder import disk_error, quiet_threads
 
 FULL = Path("/dev/full")
 

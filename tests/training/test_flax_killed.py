@@ -20,14 +20,18 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.flax import flax_training
 from tiewise.flax.flax_models import FlaxRNN
 from tiewise.flax.flax_training import OptaxRecipe
-from tiewise.training import flax_checkpoint, flax_run
-from tiewise.training.job import Job
-from tiewise.training.shown import Shown
+from tiewise.training.display import Display
+from tiewise.training.folder import newest_checkpoint
+from tiewise.training.kinds import flax
+from tiewise.training.run import train
+from tiewise.training.settings import Job
 from tiewise.training.start import start
 
 
 def trained(tiny, text, counts, folder, **changes):
-    return flax_run.train(Job("tied", BoundarySpec.parse("tied"), 1, tiny(**changes), folder), text, counts, [3, 4])
+    return train(
+        Job("tied", BoundarySpec.parse("tied"), 1, tiny(backend="flax", **changes), folder), text, counts, [3, 4]
+    )
 
 
 def pressed(monkeypatch, number):
@@ -80,15 +84,15 @@ def begun(seed, width=8):
 
 def test_a_checkpoint_of_something_else_is_refused(tmp_path):
     run = begun(0)
-    flax_checkpoint.keep(run, tmp_path)
+    flax.keep(run, tmp_path)
     with pytest.raises(CheckpointError, match="checkpoint-0 is of another model or optimizer; use the versions"):
-        flax_checkpoint.take_up(begun(0, width=4), tmp_path)
-    (tmp_path / "checkpoint-0" / flax_checkpoint.ARRAYS).write_bytes(b"nothing of the kind")
+        flax.take_up(begun(0, width=4), tmp_path / "checkpoint-0")
+    (tmp_path / "checkpoint-0" / flax.ARRAYS).write_bytes(b"nothing of the kind")
     with pytest.raises(CheckpointError, match="not a safetensors file"):
-        flax_checkpoint.take_up(run, tmp_path)
-    (tmp_path / "checkpoint-0" / flax_checkpoint.STATE).write_text('{"global_step": 0}')
+        flax.take_up(run, tmp_path / "checkpoint-0")
+    (tmp_path / "checkpoint-0" / flax.STATE).write_text('{"global_step": 0}')
     with pytest.raises(CheckpointError, match="checkpoint-0 is no checkpoint of the flax backend"):
-        flax_checkpoint.take_up(run, tmp_path)
+        flax.take_up(run, tmp_path / "checkpoint-0")
 
 
 def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
@@ -103,13 +107,13 @@ def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
     for point in cut.steps():
         seen += [] if point is None else [point]
         if cut.step in (9, 20, 31):
-            flax_checkpoint.keep(cut, tmp_path)
+            flax.keep(cut, tmp_path)
         if cut.step == 31:
             break
     (tmp_path / "checkpoint-33").mkdir()
     (tmp_path / "checkpoint-34.partial").mkdir()
     resumed = begun(1)
-    flax_checkpoint.take_up(resumed, tmp_path)
+    flax.take_up(resumed, newest_checkpoint(tmp_path)[0])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-31"]
     assert resumed.step == 31
     assert str(seen + points(resumed)) == str(wanted)  # a cosine of two tables is nan, which equals nothing
@@ -129,7 +133,7 @@ def context(tmp_path_factory):
 
 def _server():
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["tiewise.training.compare", "tiewise.training.flax_run"])
+    made.set_forkserver_preload(["tiewise.training.compare", "tiewise.training.kinds.flax"])
     return made
 
 
@@ -137,7 +141,7 @@ def _server():
 def prepared(tiny, tmp_path_factory):
     """A run that is started and not yet trained."""
     out = tmp_path_factory.mktemp("prepared") / "run"
-    start(tiny(arms=("tied", "untied"), backend="flax"), out, "tiewise compare", Shown(lambda line: None))
+    start(tiny(arms=("tied", "untied"), backend="flax"), out, "tiewise compare", Display(lambda line: None))
     return out
 
 

@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM
 import tiewise.hf
 from tiewise.core.errors import RunError
 from tiewise.core.spec import BoundarySpec
-from tiewise.training import flax_run, run
-from tiewise.training.compare import compare
+from tiewise.training.compare import finish
+from tiewise.training.display import Display
 from tiewise.training.evaluate import bits_per_byte
-from tiewise.training.job import Job
-from tiewise.training.shown import Shown
+from tiewise.training.run import train
+from tiewise.training.settings import Job
 from tiewise.training.start import start
 
 assert tiewise.hf  # factored checkpoints load through it
@@ -28,8 +28,8 @@ def job(settings, folder, arm):
     "arm", ["tied", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("untied", "factored:8"))]
 )
 def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_path):
-    theirs = run.train(job(tiny(), tmp_path / "torch", arm), text, counts, [3, 4])
-    ours = flax_run.train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4])
+    theirs = train(job(tiny(), tmp_path / "torch", arm), text, counts, [3, 4])
+    ours = train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4])
     a, b = ours.result, theirs.result
     for name in (
         "initial_nll",
@@ -57,7 +57,7 @@ def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_pa
     torch.testing.assert_close(path, torch.tensor(ours.direct_path), rtol=1e-5, atol=1e-6)
     record = json.loads((tmp_path / "flax" / "result.json").read_text())
     assert record["result"]["heldout_nll"] == a.heldout_nll
-    assert flax_run.train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4]) == ours
+    assert train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4]) == ours
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,12 @@ def test_a_comparison_by_flax_has_the_report_of_every_comparison(tiny, tmp_path)
     """`tiewise compare --backend flax`: the same results.json and page, with the versions of what trained."""
     settings = tiny(backend="flax", arms=("tied", "untied", "factored:8"), seeds=2, steps=12).checked()
     out = tmp_path / "run"
-    start(settings, out, "tiewise compare", Shown(print), overwrite=False)
-    asked = []
-
-    def trainer(backend):
-        asked.append(backend)
-        return flax_run.train
-
-    found = compare(out, Shown(print), trainer)
-    assert asked == ["flax"]
+    start(settings, out, "tiewise compare", Display(print), overwrite=False)
+    found = finish(out, Display(print))
     assert [(r.arm, r.seed) for r in found.runs] == [(a, s) for s in (1, 2) for a in ("tied", "untied", "factored:8")]
     assert found.env["jax"] == jax.__version__
     assert found.setting["backend"] == "flax"
     assert {d.arm for d in found.differences if d.metric == "heldout_nll"} == {"untied", "factored:8"}
     assert json.loads((out / "results.json").read_text())["setting"]["backend"] == "flax"
-    again = compare(out, Shown(print), trainer)
+    again = finish(out, Display(print))
     assert again.runs == found.runs

@@ -13,11 +13,11 @@ import killed_child
 import pytest
 from killing import killed
 
-from tiewise.training.compare import compare
-from tiewise.training.shown import Shown
+from tiewise.training.compare import finish
+from tiewise.training.display import Display
 from tiewise.training.start import start
 
-SILENT = Shown(lambda line: None)
+SILENT = Display(lambda line: None)
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 
 
@@ -40,11 +40,11 @@ def prepared(tiny, tmp_path_factory):
 def undisturbed(prepared, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "run"
     shutil.copytree(prepared, out)
-    return compare(out, SILENT)
+    return finish(out, SILENT)
 
 
 def check(out, undisturbed):
-    resumed = compare(out, SILENT)
+    resumed = finish(out, SILENT)
     assert [(r.arm, r.seed) for r in resumed.runs] == [(r.arm, r.seed) for r in undisturbed.runs]
     for run, whole in zip(resumed.runs, undisturbed.runs, strict=True):
         assert run.heldout_nll == pytest.approx(whole.heldout_nll, abs=1e-6)

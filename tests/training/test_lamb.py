@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tiewise.core.errors import RunError
-from tiewise.training.lamb import Lamb, lamb_groups, trust_ratio
+from tiewise.training.optimizers import Lamb, lamb_groups, trust_ratio
 
 
 def by_hand(x, gradients, lr, beta1, beta2, eps, decay, adapt):

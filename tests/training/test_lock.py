@@ -11,12 +11,12 @@ from tests.checkpoint.tiny_checkpoints import llama
 
 import tiewise
 from tiewise.core.errors import RunError
-from tiewise.training.lock import locked
+from tiewise.training.folder import locked
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from tiewise.training.lock import locked
+from tiewise.training.folder import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -87,7 +87,7 @@ from pathlib import Path
 import filelock
 from tiewise.rewrite import untie
 from tiewise.core.errors import RunError
-from tiewise.training.lock import locked
+from tiewise.training.folder import locked
 assert filelock.FileLock is filelock.SoftFileLock
 untie("a", "b")
 with locked(Path("run")):

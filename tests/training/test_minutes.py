@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from tiewise.core.errors import RunError
-from tiewise.training import minutes, tuning
-from tiewise.training.compare import compare
+from tiewise.training import kind, minutes, tuning
+from tiewise.training.compare import finish
 from tiewise.training.evaluate import Measured
 from tiewise.training.folder import saved_run
 from tiewise.training.run import train
@@ -51,7 +51,7 @@ class Machine:
 def machine(text, counts, tiny, tmp_path, monkeypatch):
     machine = Machine(text, counts, tiny(), tmp_path)
     monkeypatch.setattr(minutes, "train", machine.train)
-    monkeypatch.setattr(minutes, "measure", machine.measure)
+    monkeypatch.setattr(kind, "measure", machine.measure)
     return machine
 
 
@@ -60,7 +60,7 @@ def whole(machine, lines, settings, out):
     lines.begin(settings, out, gone=machine.gone)
     machine.trained.clear()
     machine.trained.append(None)  # the first run of the process is behind
-    compare(out, lines.shown, lambda backend: machine.train)
+    finish(out, lines.display, machine.train)
     return machine.now
 
 
@@ -104,14 +104,14 @@ def test_a_resumed_comparison_keeps_its_steps(machine, tiny, tmp_path, lines):
     lines.begin(tiny(minutes=12.0, seeds=2), out, gone=machine.gone)
     steps = saved_run(out).steps
     machine.now = 1e6  # days later
-    compare(out, lines.shown, lambda backend: machine.train)
+    finish(out, lines.display, machine.train)
     assert {job.settings.steps for job in machine.trained[-4:]} == {steps}
 
 
 def test_trials_evaluate_nothing_that_does_not_choose(text, counts, tiny, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "tiewise.training.run.measure",
+        "tiewise.training.kind.measure",
         lambda installed, tokens, *rest: asked.append((len(tokens), rest[-1])) or Measured(5.0, 1, []),
     )
     settings = tiny(steps=80)

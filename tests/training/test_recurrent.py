@@ -15,19 +15,14 @@ from tiewise.core.errors import DataError, Interrupted, RunError, TiewiseError
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.frequency import token_counts
 from tiewise.data.words import prepare_words
-from tiewise.training import run
 from tiewise.training.callbacks import Clock
 from tiewise.training.folder import read_json
-from tiewise.training.job import Job
-from tiewise.training.model import build
-from tiewise.training.recurrent import assemble
-from tiewise.training.recurrent.averaged import AveragedSGD
-from tiewise.training.recurrent.measure import measure_streams, side_by_side
-from tiewise.training.recurrent.model import recurrent_config
-from tiewise.training.recurrent.recipes import changed, names, recipe
-from tiewise.training.recurrent.streams import Steps, plan
+from tiewise.training.kinds import recurrent
+from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_plan
+from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import train
-from tiewise.training.settings import FILE, Settings
+from tiewise.training.settings import FILE, Job, Settings, recipe, recipes
+from tiewise.training.streams import Steps, measure_streams, plan, side_by_side
 
 BATCH, LENGTH, WIDTH = 4, 6, 10
 
@@ -71,6 +66,10 @@ def job(chosen, folder, arm="tied", seed=1):
     return Job(arm, BoundarySpec.parse(arm), seed, chosen, folder)
 
 
+def built(chosen, words, arm="tied"):
+    return KIND.build(job(chosen, None, arm), words, 1)
+
+
 class Plain(nn.Module):
     """What anyone would write: shared by assignment."""
 
@@ -95,7 +94,7 @@ class Plain(nn.Module):
 
 def reference(model, tokens, chosen):
     """20 steps of plain stateful training: mean nll of each."""
-    o = chosen.recurrent
+    o = chosen.own
     kind = torch.optim.SGD if o.optimizer == "sgd" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=chosen.learning_rate, weight_decay=chosen.weight_decay)
     streams = torch.from_numpy(tokens[: len(tokens) // BATCH * BATCH].astype(np.int64)).view(BATCH, -1)
@@ -133,10 +132,10 @@ def reference(model, tokens, chosen):
 def test_step_for_step_a_plain_model(arm, changes, exact, words, counted, tmp_path):
     """Over three epochs, the last step of each shorter, the rate halved after the first."""
     chosen = settings(epochs=3, anneal="epochs", decay=0.5, decay_after=1, keep="last", **changes)
-    installed = build(chosen, BoundarySpec.parse(arm), words, 1, None)
+    installed = built(chosen, words, arm)
     other = Plain(installed.model, arm.startswith("tied"))
     wanted = reference(other, words.split("train"), chosen)
-    trainer = assemble.make_trainer(job(chosen, tmp_path, arm), installed, words, counted, Clock())
+    trainer = KIND.trainer(job(chosen, tmp_path, arm), installed, words, counted, Clock())
     trainer.train()
     got = [line["loss"] for line in trainer.state.log_history if "loss" in line]
     assert len(got) == 20
@@ -149,7 +148,7 @@ def test_step_for_step_a_plain_model(arm, changes, exact, words, counted, tmp_pa
 
 
 def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, counted):
-    installed = build(settings(), BoundarySpec.parse("tied"), words, 1, None)
+    installed = built(settings(), words)
     tokens = words.split("heldout")
     found = measure_streams(installed, tokens, counted, parallel=1)
     ids = torch.from_numpy(tokens.astype(np.int64))
@@ -162,9 +161,9 @@ def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, counte
 
 @pytest.mark.parametrize("at_once", [1, 7, 4096])
 def test_pieces_of_a_pass_change_nothing(at_once, words, counted, monkeypatch):
-    installed = build(settings(), BoundarySpec.parse("tied"), words, 1, None)
+    installed = built(settings(), words)
     whole = measure_streams(installed, words.split("heldout"), counted, parallel=3)
-    monkeypatch.setattr("tiewise.training.recurrent.measure._AT_ONCE", at_once)
+    monkeypatch.setattr("tiewise.training.streams._AT_ONCE", at_once)
     pieces = measure_streams(installed, words.split("heldout"), counted, parallel=3)
     assert pieces.nll == pytest.approx(whole.nll, abs=1e-6)
 
@@ -207,7 +206,7 @@ def test_too_few_words_for_the_streams():
 
 
 def press(monkeypatch, step):
-    real, done = run.Clock.on_step_begin, []
+    real, done = Clock.on_step_begin, []
 
     def begin(self, args, state, control, **kw):
         real(self, args, state, control, **kw)
@@ -215,7 +214,7 @@ def press(monkeypatch, step):
             done.append(step)
             signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run.Clock, "on_step_begin", begin)
+    monkeypatch.setattr(Clock, "on_step_begin", begin)
 
 
 def without_times(outcome):
@@ -269,17 +268,17 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, counted, tmp_path, mon
     told = iter([3.0, 2.0, 2.5, 2.0, 9.0])
     kept = []
     chosen = settings(epochs=5, steps=1000, anneal="plateau", decay=0.25, keep="best")
-    steps = assemble.run_plan(chosen, words, 1)
-    installed = build(chosen, BoundarySpec.parse("tied"), words, 1, None)
+    steps = run_plan(chosen, words, 1)
+    installed = built(chosen, words)
 
     class Nll:
         def __init__(self, nll):
             self.nll = nll
 
-    monkeypatch.setattr(assemble, "measured", lambda *a, **k: Nll(0.0))
-    monkeypatch.setattr(assemble, "measure_streams", lambda *a, **k: Nll(next(told)))
-    monkeypatch.setattr(assemble, "_keep_best", lambda job, trainer: kept.append(trainer.state.global_step))
-    trainer = assemble.make_trainer(job(chosen, tmp_path), installed, words, counted, Clock())
+    monkeypatch.setattr(type(KIND), "measure", lambda *a, **k: Nll(0.0))
+    monkeypatch.setattr(recurrent, "measure_streams", lambda *a, **k: Nll(next(told)))
+    monkeypatch.setattr(recurrent, "keep_best", lambda job, trainer: kept.append(trainer.state.global_step))
+    trainer = KIND.trainer(job(chosen, tmp_path), installed, words, counted, Clock())
     trainer.train()
     each = len(steps) // 5
     assert kept == [each, 2 * each]
@@ -330,10 +329,10 @@ def test_what_a_run_leaves_loads_everywhere(words, counted, tmp_path):
     assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
     assert result.predicted_initial_nll == pytest.approx(math.log(words.vocab))
     assert result.initial_nll == pytest.approx(result.predicted_initial_nll, abs=0.05)
-    assert result.curve[-1].tokens == BATCH * sum(assemble.run_plan(settings(epochs=2), words, 1).lengths)
+    assert result.curve[-1].tokens == BATCH * sum(run_plan(settings(epochs=2), words, 1).lengths)
 
 
-@pytest.mark.parametrize("name", [name for name in names() if recipe(name)["model"] != "albert"])
+@pytest.mark.parametrize("name", [name for name in recipes() if recipe(name)["model"] != "albert"])
 def test_recipes_are_settings_and_come_back(name, tmp_path):
     chosen = Settings.of({**recipe(name), "text": ("corpus",)}).checked()
     chosen.save(tmp_path)
@@ -352,9 +351,7 @@ def test_parameters_are_those_of_the_papers():
     def total(name, arm, **more):
         chosen = Settings.of({**recipe(name), "arms": (arm,), "text": ("c",), **more})
         with torch.device("meta"):
-            from tiewise.training.model import make_config
-
-            config = make_config(chosen, Ten.vocab)
+            config = recurrent_config(chosen, Ten.vocab)
             body = AutoModelForCausalLM.from_config(config)
         tables = 2 if arm.startswith(("untied", "projected:untied")) else 1
         projection = config.last_hidden_size**2 if arm.startswith("projected") else 0
@@ -384,8 +381,8 @@ def test_parameters_are_those_of_the_papers():
         ({"start": math.inf}, "start = inf"),
         ({"model": "qrnn"}, "model = 'qrnn'"),
         ({"accumulate": 2}, "accumulate = 2"),
-        ({"minutes": 1.0, "seed": None}, "minutes is not for recurrent runs"),
-        ({"tune": True, "seed": None}, "tune is not for recurrent runs"),
+        ({"minutes": 1.0, "seed": None}, "minutes = 1.0 in a recurrent run"),
+        ({"tune": True, "seed": None}, "tune = True in a recurrent run"),
         ({"text": ("a", "b")}, "2 corpora"),
         ({"average_patience": 2, "keep": "last"}, "average_patience"),
         ({"arms": ("tied+untie_at=5",)}, "keep: best"),
@@ -412,7 +409,7 @@ def test_every_share_that_is_dropped_reaches_its_place():
 
 
 def test_recurrent_settings_need_a_recipe():
-    with pytest.raises(RunError, match="epochs is a setting of recurrent models"):
+    with pytest.raises(RunError, match=r"unknown setting 'epochs' in the settings; .* for those of other models add"):
         Settings.of({"epochs": 3})
     with pytest.raises(RunError, match="no recipe 'lstm'"):
         recipe("lstm")
@@ -420,7 +417,7 @@ def test_recurrent_settings_need_a_recipe():
 
 def test_a_vocabulary_of_two_widths_is_refused_where_tied(words):
     with pytest.raises(TiewiseError, match="projected"):
-        build(settings(embedding=6), BoundarySpec.parse("tied"), words, 1, None)
+        built(settings(embedding=6), words)
 
 
 def test_result_files_hold_no_state(words, counted, tmp_path):

@@ -47,7 +47,7 @@ comparisons = st.builds(
 
 @given(comparisons)
 def test_round_trip_through_strict_json(comparison):
-    text = json.dumps(comparison.to_dict(), allow_nan=False)
+    text = json.dumps(comparison.record(), allow_nan=False)
     assert Comparison.from_dict(json.loads(text)) == comparison
 
 
@@ -61,14 +61,14 @@ def example(**changes):
 
 def test_a_diverged_run_is_written_as_null_and_read_as_nan():
     bad = replace(example().runs[0], heldout_nll=math.nan, perplexity=math.inf)
-    text = json.dumps(example(runs=[bad]).to_dict(), allow_nan=False)
+    text = json.dumps(example(runs=[bad]).record(), allow_nan=False)
     read = Comparison.from_dict(json.loads(text)).runs[0]
     assert math.isnan(read.heldout_nll)
     assert math.isnan(read.perplexity)
 
 
 def test_an_integer_is_read_as_a_float_where_a_float_is_meant():
-    record = example().to_dict()
+    record = example().record()
     record["runs"][0]["heldout_nll"] = 5
     value = Comparison.from_dict(record).runs[0].heldout_nll
     assert isinstance(value, float)
@@ -94,7 +94,7 @@ def _without(record, name):
     ],
 )
 def test_what_cannot_be_read_is_named(spoil, says):
-    record = example().to_dict()
+    record = example().record()
     spoil(record)
     with pytest.raises(RunError) as caught:
         Comparison.from_dict(record)

@@ -13,11 +13,11 @@ from tiewise.boundary.boundary import sound_std
 from tiewise.core.errors import Interrupted
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.training_rows import Blocks
-from tiewise.training import run
+from tiewise.training import callbacks, kind
 from tiewise.training.evaluate import measure
-from tiewise.training.job import Job
 from tiewise.training.model import build
 from tiewise.training.run import finished, train
+from tiewise.training.settings import Job
 
 
 def job(settings, folder, arm="tied", **changes):
@@ -71,7 +71,7 @@ def test_training_bytes_are_those_of_tensors(text, counts, tiny, tmp_path, monke
         moments = [t for of in kw["optimizer"].state.values() for name, t in of.items() if name.startswith("exp_avg")]
         held[:] = [*weights, *(p.grad for p in weights if p.grad is not None), *moments]
 
-    monkeypatch.setattr(run.Clock, "on_pre_optimizer_step", look)
+    monkeypatch.setattr(callbacks.Clock, "on_pre_optimizer_step", look)
     result = trained(text, counts, tiny(steps=3, **changes), tmp_path / "run", arm).result
     assert result.training_bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -94,7 +94,7 @@ def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, cou
         asked.append((len(tokens), blocks))
         return measure(installed, tokens, length, counts, blocks)
 
-    monkeypatch.setattr(run, "measure", recorded)
+    monkeypatch.setattr(kind, "measure", recorded)
     trained(text, counts, tiny(steps=1), tmp_path)
     heldout = len(text.split("heldout"))
     assert asked[-2:] == [(heldout, heldout // 16), (len(text.split("train")), heldout // 16)]
@@ -104,7 +104,7 @@ def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, cou
 
 def test_a_finished_run_is_not_trained_again(text, counts, tiny, tmp_path, monkeypatch):
     outcome = trained(text, counts, tiny(), tmp_path)
-    monkeypatch.setattr(run, "build", lambda *arguments: pytest.fail("built again"))
+    monkeypatch.setattr(kind, "build", lambda *arguments: pytest.fail("built again"))
     assert trained(text, counts, tiny(), tmp_path) == outcome
 
 
@@ -142,7 +142,7 @@ def test_data_order_is_that_of_the_seed_whatever_the_arm(text, counts, tiny, tmp
 
 def press(monkeypatch, step, times=1):
     """Press Ctrl-C in the middle of the step after `step`, so many times."""
-    real, done = run.Clock.on_step_begin, []
+    real, done = callbacks.Clock.on_step_begin, []
 
     def begin(self, args, state, control, **kw):
         real(self, args, state, control, **kw)
@@ -151,7 +151,7 @@ def press(monkeypatch, step, times=1):
             for _ in range(times):
                 signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(run.Clock, "on_step_begin", begin)
+    monkeypatch.setattr(callbacks.Clock, "on_step_begin", begin)
 
 
 @pytest.mark.parametrize("step", [0, 7, 39])

@@ -5,9 +5,10 @@ import signal
 import pytest
 
 from tiewise.training import tuning
-from tiewise.training.compare import compare
+from tiewise.training.compare import finish
 from tiewise.training.folder import read_json
-from tiewise.training.run import Job, train
+from tiewise.training.run import train
+from tiewise.training.settings import Job
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def few(monkeypatch):
 def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp_path, lines, few):
     asked: list[Job] = []
     out = lines.begin(tiny(tune=True, steps=20), tmp_path / "out")
-    found = compare(out, lines.shown, lambda backend: lambda job, *rest: asked.append(job) or train(job, *rest))
+    found = finish(out, lines.display, lambda job, *rest: asked.append(job) or train(job, *rest))
     assert [job.split for job in asked] == ["tune"] * 8 + ["heldout"] * 2
     for arm in ("tied", "untied"):
         jobs = [job for job in asked[:8] if job.arm == arm]
@@ -38,7 +39,7 @@ def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp
 
 
 def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few):
-    undisturbed = compare(lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.shown)
+    undisturbed = finish(lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.display)
     out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "cut")
     calls = []
 
@@ -49,10 +50,10 @@ def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few):
         return train(job, *rest)
 
     with pytest.raises(KeyboardInterrupt):
-        compare(out, lines.shown, lambda backend: interrupted)
+        finish(out, lines.display, interrupted)
     assert len(read_json(out / "tuning.json")) == 2
     calls.clear()
-    resumed = compare(out, lines.shown, lambda backend: lambda job, *rest: calls.append(job) or train(job, *rest))
+    resumed = finish(out, lines.display, lambda job, *rest: calls.append(job) or train(job, *rest))
     assert [job.split for job in calls] == ["tune", "tune", "heldout"]
     assert resumed.tuning == undisturbed.tuning
     assert [r.heldout_nll for r in resumed.runs] == [r.heldout_nll for r in undisturbed.runs]
@@ -62,7 +63,7 @@ def test_a_trial_that_diverges_is_not_chosen(tiny, tmp_path, lines, monkeypatch)
     monkeypatch.setattr(tuning, "INIT_FACTORS", (1.0,))
     monkeypatch.setattr(tuning, "RATE_FACTORS", (1e33, 1.0))
     out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "out")
-    found = compare(out, lines.shown)
+    found = finish(out, lines.display)
     assert [t["nll"] is None for t in found.tuning] == [True, False]
     assert [t["chosen"] for t in found.tuning] == [False, True]
     assert any("diverged" in line for line in lines)

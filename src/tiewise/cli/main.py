@@ -24,8 +24,8 @@ UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name
 
 # name of each command → the module beside this one that has it, under the headings of the help
 COMMANDS = {
-    "Training": {"compare": "compare", "train": "train", "data": "data"},
-    "Planning": {"plan": "plan", "models": "plan"},
+    "Training": {"compare": "training", "train": "training", "data": "data"},
+    "Planning": {"plan": "planning", "models": "planning"},
     "Looking inside": {"inspect": "inspect"},
     "Checkpoints": {
         "check": "check",

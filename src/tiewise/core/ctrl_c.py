@@ -49,6 +49,26 @@ def pressed() -> bool:
     return _Heard.pressed
 
 
+class Noted:
+    """A handler that notes Ctrl-C until somebody can act on it; a second press acts at once."""
+
+    def __init__(self, pressed: bool = False) -> None:
+        self.pressed = pressed
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        if self.pressed:
+            raise KeyboardInterrupt
+        self.pressed = True
+
+
+def handle(handler: Any) -> Any:
+    """Set what Ctrl-C does and return what it did; only the main thread can, and only it gets Ctrl-C."""
+    if threading.current_thread() is threading.main_thread():
+        return signal.signal(signal.SIGINT, handler)
+    return signal.getsignal(signal.SIGINT)
+
+
 def behind(error: BaseException) -> bool:
     """Whether Ctrl-C is behind an error: pressed before it, itself, or what it came from."""
     seen: BaseException | None = error

@@ -139,10 +139,6 @@ def _silu(x: Array) -> Array:
     return x / (1 + np.exp(-x))
 
 
-def _relu(x: Array) -> Array:
-    return np.maximum(x, 0)
-
-
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu": _gelu,  # its tanh form is within a thousandth
     "gelu_new": _gelu,
@@ -150,7 +146,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "gelu_pytorch_tanh": _gelu,
     "silu": _silu,
     "swish": _silu,
-    "relu": _relu,
+    "relu": lambda x: np.maximum(x, 0),
 }
 ORDER = 10  # Hermite terms; what is beyond them is left on the diagonal
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from tiewise.core.errors import TiewiseError
 from tiewise.core.found import Found
+from tiewise.core.records import strict
 from tiewise.inspection.request import SECTIONS as NAMES
 from tiewise.inspection.request import Request
 from tiewise.inspection.subject import Subject
-from tiewise.training.results import strict
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together

@@ -111,14 +111,17 @@ def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 
         predicted += len(batch.targets)
         progress("applications", sum(map(len, unigram)), asked.windows)
     nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)  # [n, windows] each
+    members = [one.module for one in stack.applications[: block.period]]
+    of_block = {id(p): p.numel() for module in members for p in module.parameters()}
+    parameters = sum(p.numel() for p in opened.model.parameters())
     return Sweep(
         objective=asked.kind,
         predicted=predicted,
         windows=asked.windows,
         layers=block.period,
         trained=block.times,
-        parameters=sum(p.numel() for p in opened.model.parameters()),
-        separate=_separate(stack, block),
+        parameters=parameters,
+        separate=parameters + (block.times - 1) * sum(of_block.values()),
         unigram=mean_interval(torch.cat(unigram)),
         applied=tuple(
             Applied(n, _estimate(nll[n - 1]), _estimate(nll[n - 1] - nll[block.times - 1]), _estimate(change[n - 1]))
@@ -166,13 +169,6 @@ def _nll(stack: LayerStack, hidden: Tensor, targets: Tensor) -> Tensor:
     parts = chunks(len(targets), stack.opened.vocab)
     found = [F.cross_entropy(stack.to_logits(hidden[part]), targets[part], reduction="none") for part in parts]
     return torch.cat(found).double()
-
-
-def _separate(stack: LayerStack, block: Repeat) -> int:
-    """Parameters of the model if no application shared any."""
-    members = [one.module for one in stack.applications[: block.period]]
-    own = {id(p): p.numel() for module in members for p in module.parameters()}
-    return sum(p.numel() for p in stack.opened.model.parameters()) + (block.times - 1) * sum(own.values())
 
 
 def _estimate(values: NDArray[np.float64]) -> Estimate | None:

@@ -89,7 +89,11 @@ def applied(stack: LayerStack, ids: Tensor, **others: Tensor) -> tuple[list[Tens
 
 def keys(calls: Iterable[LayerCall]) -> list[Key]:
     """Return for every application what it is made of: equal where the same Parameters stand in the same places."""
-    return [_key(call.module) for call in calls]
+    found = []
+    for call in calls:
+        named = tuple((name, id(value)) for name, value in call.module.named_parameters(remove_duplicate=False))
+        found.append(named or (id(call.module),))
+    return found
 
 
 def repeats(found: list[Key]) -> list[Repeat]:
@@ -138,11 +142,6 @@ def _run(found: list[Key], start: int, period: int) -> Repeat:
     while found[start : start + period] == found[start + times * period : start + (times + 1) * period]:
         times += 1
     return Repeat(start, period, times)
-
-
-def _key(module: nn.Module) -> Key:
-    named = tuple((name, id(value)) for name, value in module.named_parameters(remove_duplicate=False))
-    return named or (id(module),)
 
 
 def _is_state(value: Any) -> bool:

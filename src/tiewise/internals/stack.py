@@ -111,10 +111,11 @@ def find_stack(opened: Opened) -> LayerStack:
     if isinstance(layers, str):
         raise UnsupportedError(f"{kind}: {layers}", _FIX)
     applications = tuple(StackedLayer(call.name, call.module, call.returns) for call in layers)
+    place = max(i for i, (_, module) in enumerate(ended) if module is applications[-1].module)
     stack = LayerStack(
         opened,
         applications,
-        after=_after(ended, applications[-1].module),
+        after=tuple(name for name, module in ended[place + 1 :] if not any(True for _ in module.children())),
         causal=_causal(model, ids, logits),
         width=layers[-1].wrote.shape[-1],
         token=int(ids[0, 0]),
@@ -180,12 +181,6 @@ def _causal(model: Any, ids: Tensor, logits: Tensor) -> bool:
     with torch.no_grad():
         moved = (_logits(model, other) - logits)[:, :-1].abs().max()
     return bool(moved <= TOLERANCE * logits.abs().max())
-
-
-def _after(ended: list[tuple[str, nn.Module]], last: nn.Module) -> tuple[str, ...]:
-    """Modules without children that ended after the last application of the last layer."""
-    place = max(i for i, (_, module) in enumerate(ended) if module is last)
-    return tuple(name for name, module in ended[place + 1 :] if not any(True for _ in module.children()))
 
 
 @contextmanager

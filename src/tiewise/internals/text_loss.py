@@ -50,7 +50,8 @@ class TextLoss:
         length = self.windows.shape[1]
         if self.kind == HIDDEN:
             self._mask = _mask_token(opened)
-            self._hidden = _chosen(len(windows), length, max(1, round(HIDDEN_SHARE * length)), seed)
+            draws = np.random.default_rng(seed).random(windows.shape)  # the lowest of each window are hidden
+            self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < max(1, round(HIDDEN_SHARE * length)))
         self.per_window = {NEXT: length - 1, HIDDEN: max(1, round(HIDDEN_SHARE * length)), HALF: length - length // 2}[
             self.kind
         ]
@@ -115,9 +116,3 @@ def _mask_token(opened: Opened) -> int:
             return ids[text]
     what = f"{opened.folder.path}: the model predicts hidden tokens, and its tokenizer has no {' or '.join(_MASKS)}"
     raise DataError(what, "put the model's own tokenizer beside it")
-
-
-def _chosen(count: int, length: int, hidden: int, seed: int) -> Tensor:
-    """Exactly `hidden` positions of every window, bool [count, length]."""
-    draws = np.random.default_rng(seed).random((count, length))
-    return torch.from_numpy(draws.argsort(1).argsort(1) < hidden)

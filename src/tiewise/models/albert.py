@@ -59,6 +59,7 @@ class OpenAlbertPreTrainedModel(DepthTying, PreTrainedModel):
     config_class = OpenAlbertConfig
     base_model_prefix = "albert"
     main_input_name = "input_ids"
+    _input_embed_layer = "token"
     _supports_sdpa = True
 
     @torch.no_grad()
@@ -86,14 +87,6 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
             make_real(self.layers, device)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Return the token table."""
-        return self.embeddings.token
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the token table."""
-        self.embeddings.token = value
 
     def forward(
         self,
@@ -177,28 +170,15 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
         predict: Tensor | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Encode, and predict masked tokens and whether the second segment follows the first.
+        """Encode as `OpenAlbertModel`, and predict masked tokens and whether the second segment follows the first.
 
         Args:
-            input_ids: [B, T], as `attention_mask`, `token_type_ids` and `position_ids` in `OpenAlbertModel`.
-            attention_mask: 0 where there is padding.
-            token_type_ids: segments.
-            position_ids: positions.
             labels: [B, T], the tokens that were masked; -100 where nothing is to be predicted.
             pair_labels: [B], 1 where the second segment follows the first in the text.
             predict: bool [B, T]; give logits of these positions alone, which is all that a loss needs.
-            **kwargs: `output_hidden_states`, `return_dict`.
-
-        Returns:
-            An `OpenAlbertOutput`.
         """
-        encoded = self.albert(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            position_ids,
-            output_hidden_states=kwargs.get("output_hidden_states", False),
-        )
+        states = kwargs.get("output_hidden_states", False)
+        encoded = self.albert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states=states)
         hidden = encoded.last_hidden_state
         logits = self.predictions(hidden if predict is None else hidden[predict])
         pairs = self.pair(encoded.pooler_output)
@@ -228,10 +208,7 @@ class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
         """Score sequences [B, T]: logits [B, num_labels]; the loss is that of every transformers classifier.
 
-        Args:
-            input_ids: [B, T].
-            labels: [B] classes, [B] numbers where num_labels is 1, [B, num_labels] where several may hold.
-            **kwargs: as in `OpenAlbertModel`.
+        `labels`: [B] classes, [B] numbers where num_labels is 1, [B, num_labels] where several may hold.
         """
         wanted = kwargs.pop("return_dict", None)
         encoded = self.albert(input_ids, **kwargs)

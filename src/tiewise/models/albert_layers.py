@@ -191,12 +191,9 @@ class OpenAlbertConfig(PreTrainedConfig):
 
 
 def preset(name: str, **changes: Any) -> OpenAlbertConfig:
-    """Return the config of a published size with one layer for all, its other fields changed as asked.
+    """Return the config of a published size (base, large, xlarge, xxlarge), one layer for all, with these changes.
 
-    Args:
-        name: base, large, xlarge or xxlarge.
-        **changes: fields of `OpenAlbertConfig`; `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant
-            that is often drawn.
+    `norm="after", hidden_act="gelu", vocab_size=30522` gives the variant that is often drawn.
 
     Raises:
         SpecError: no such size.

@@ -184,19 +184,13 @@ def detached(state: State) -> State:
 
 
 class RecurrentLayer(nn.Module):
-    """One layer's matrices and biases.
-
-    Attributes:
-        weight_ih: [G·H, E], or None for a cell without an input matrix.
-        weight_hh: [G·H, H].
-        bias_ih, bias_hh: [G·H]; `bias_hh` is None with one bias.
-    """
+    """One layer's matrices and biases."""
 
     def __init__(self, config: Any, width_from: int, width: int) -> None:
         super().__init__()
         rows = CELLS[config.cell].gates * width
-        self.weight_ih = nn.Parameter(torch.empty(rows, width_from)) if config.input_matrix else None
-        self.weight_hh = nn.Parameter(torch.empty(rows, width))
+        self.weight_ih = nn.Parameter(torch.empty(rows, width_from)) if config.input_matrix else None  # [G·H, E]
+        self.weight_hh = nn.Parameter(torch.empty(rows, width))  # [G·H, H]
         self.bias_ih = nn.Parameter(torch.empty(rows))
         self.bias_hh = nn.Parameter(torch.empty(rows)) if config.lstm_bias == "two" else None
 

@@ -150,6 +150,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
 
     config_class = RNNConfig
     main_input_name = "input_ids"
+    _input_embed_layer = "embed"
     _tied_weights_keys: ClassVar = {"head.weight": "embed.weight"}
     _is_stateful = True
 
@@ -164,14 +165,6 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             self._tied_weights_keys = {}  # type: ignore[misc]  # of this model, not of its class
             _check_untied(config)
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """Return the lookup."""
-        return self.embed
-
-    def set_input_embeddings(self, value: nn.Embedding) -> None:
-        """Replace the lookup."""
-        self.embed = value
 
     def get_output_embeddings(self) -> nn.Linear:
         """Return the head."""

@@ -24,8 +24,7 @@ from tiewise.report import shares
 from tiewise.report.grid import Table
 from tiewise.report.shares import CHANCE
 from tiewise.training.results import MASKED, Comparison, RunResult
-from tiewise.training.statistics import ALPHA, paired
-from tiewise.training.wording import interval
+from tiewise.training.statistics import ALPHA, interval, paired
 
 PAPER = "ALBERT (arXiv:1909.11942)"
 AGREES, DISAGREES, OPEN = VERDICTS = ("as in the paper", "the other way", "not told apart at this budget")

@@ -26,8 +26,7 @@ from tiewise.report.series import (
 )
 from tiewise.report.sheet import Panel
 from tiewise.training.results import Comparison, DirectPath
-from tiewise.training.statistics import gaps
-from tiewise.training.wording import interval
+from tiewise.training.statistics import gaps, interval
 
 THIN = "Thick lines are means over seeds, thin lines single seeds."
 EACH = "Each interval is 95 % on its own: of twenty that hold zero in truth, about one excludes it by chance."

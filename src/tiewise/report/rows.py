@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from tiewise.core.numerals import NONE, count, plain, signed, size
 from tiewise.report import shares
 from tiewise.training.results import Comparison, RunResult
-from tiewise.training.wording import interval
+from tiewise.training.statistics import interval
 
 
 def header(comparison: Comparison) -> list[str]:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch.utils.tensorboard import SummaryWriter
@@ -20,7 +18,7 @@ from tiewise.core import ctrl_c
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import write_whole
 from tiewise.training import ranks
-from tiewise.training.shown import Whole
+from tiewise.training.display import RunsBar
 
 
 class _Scheduled(TrainerCallback):
@@ -100,27 +98,25 @@ class Interrupt(TrainerCallback):
     """
 
     def __init__(self) -> None:
-        self.caught = ctrl_c.pressed()
+        self._press = ctrl_c.Noted(ctrl_c.pressed())
         self._before: Any = None
 
+    @property
+    def caught(self) -> bool:
+        """Whether it was pressed."""
+        return self._press.pressed
+
     def __enter__(self) -> Interrupt:
-        if threading.current_thread() is threading.main_thread():  # no other thread may set a handler, or gets Ctrl-C
-            self._before = signal.signal(signal.SIGINT, self._catch)
+        self._before = ctrl_c.handle(self._press)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        if self.caught:
-            raise KeyboardInterrupt
-        self.caught = True
+        ctrl_c.handle(self._before)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
         """Ask the Trainer to save and to stop."""
         if ranks.any_of(self.caught):
-            self.caught = True
+            self._press.pressed = True
             control.should_save = control.should_training_stop = True
         return control
 
@@ -128,9 +124,8 @@ class Interrupt(TrainerCallback):
 class Lines(TrainerCallback):
     """`metrics.jsonl`: one line per logged step; lines after the step that a run resumes from are dropped first."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.more: tuple[str, ...] = ()  # names that one kind of run logs beside those of all
+    def __init__(self, path: Path, more: Sequence[str] = ()) -> None:
+        self.path, self.more = path, more  # names that one kind of run logs beside those of all
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Keep what a resumed run has already said up to its checkpoint, and nothing torn or later."""
@@ -143,6 +138,7 @@ class Lines(TrainerCallback):
             add_line(self.path, line | {k: logs[k] for k in (*MEASURED, *self.more) if k in logs})
 
 
+METRICS = "metrics.jsonl"  # in a run's folder
 MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
 
 
@@ -226,7 +222,7 @@ class Clock(TrainerCallback, ExportableState):
 class Bar(TrainerCallback):
     """Moves the bar over all runs, with this one's name and training loss."""
 
-    def __init__(self, bar: Whole, name: str) -> None:
+    def __init__(self, bar: RunsBar, name: str) -> None:
         self.bar, self.name = bar, name
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:

@@ -7,7 +7,10 @@ resumed steps alone. Every arm is measured by the same call on the same blocks, 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,19 +21,54 @@ from tiewise.boundary.install import Installed
 from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.training.results import BinNll, Share
 
+CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split
+
 
 @dataclass(frozen=True)
 class Measured:
-    """Mean nll in nats per predicted token, the tokens that were predicted, and the same by frequency bin.
+    """What a split was found to be."""
 
-    `shares` and `unigram_nll` as in `RunResult`.
-    """
-
-    nll: float
-    tokens: int
+    nll: float  # mean, in nats per predicted token
+    tokens: int  # that were predicted
     bins: list[BinNll]
-    shares: dict[str, Share] = field(default_factory=dict)
+    shares: dict[str, Share] = field(default_factory=dict)  # this and the next as in `RunResult`
     unigram_nll: float | None = None
+
+
+class Tally:
+    """Losses of predicted tokens, in all and by how often the training text has each; `counts` [V] say how often."""
+
+    def __init__(self, counts: np.ndarray) -> None:
+        self._bin_of = torch.from_numpy(bin_of(counts))
+        self._labels = [b.label for b in frequency_bins(counts)]
+        self._sums = torch.zeros(len(self._labels), dtype=torch.float64)
+        self._sizes = torch.zeros(len(self._labels), dtype=torch.long)
+
+    def add(self, losses: Tensor, targets: Tensor) -> None:
+        """Take in the losses of these tokens, both [n]."""
+        bins = self._bin_of[targets.cpu()]
+        self._sums.index_add_(0, bins, losses.double().cpu())
+        self._sizes += bins.bincount(minlength=len(self._labels))
+
+    def measured(self, **more: Any) -> Measured:
+        """Return what was found; `more` are further fields."""
+        found = [
+            BinNll(label, int(n), float(s / n) if n else None)
+            for label, s, n in zip(self._labels, self._sums, self._sizes, strict=True)
+        ]
+        total = int(self._sizes.sum())
+        return Measured(float(self._sums.sum() / total) if total else math.nan, total, found, **more)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within this context a model is in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def measure(
@@ -46,32 +84,15 @@ def measure(
         blocks: at most so many blocks, spread evenly over the split; None takes all.
     """
     rows = tokens[: len(tokens) // length * length].reshape(-1, length)
-    chosen = _spread(len(rows), len(rows) if blocks is None else min(blocks, len(rows)))
-    where = torch.from_numpy(bin_of(counts))
-    labels = [b.label for b in frequency_bins(counts)]
-    sums, sizes = torch.zeros(len(labels), dtype=torch.float64), torch.zeros(len(labels), dtype=torch.long)
-    per_batch = max(1, 4096 // length)
-    was_training = installed.model.training
-    installed.model.eval()
-    try:
+    most = len(rows) if blocks is None else min(blocks, len(rows))
+    # evenly apart: texts are in the order of their sources, and starts are alike
+    chosen = np.arange(most) * len(rows) // max(most, 1)
+    tally, per_batch = Tally(counts), max(1, 4096 // length)
+    with evaluating(installed.model):
         for start in range(0, len(chosen), per_batch):
             ids = torch.from_numpy(rows[chosen[start : start + per_batch]].astype(np.int64))
-            losses, targets = token_losses(installed, ids)
-            bins = where[targets.cpu()]
-            sums.index_add_(0, bins, losses.double().cpu())
-            sizes += bins.bincount(minlength=len(labels))
-    finally:
-        installed.model.train(was_training)
-    found = [
-        BinNll(label, int(n), float(s / n) if n else None) for label, s, n in zip(labels, sums, sizes, strict=True)
-    ]
-    total = int(sizes.sum())
-    return Measured(float(sums.sum() / total) if total else math.nan, total, found)
-
-
-def _spread(count: int, chosen: int) -> np.ndarray:
-    """`chosen` of `count` indices, evenly apart: texts are in the order of their sources, and starts are alike."""
-    return np.arange(chosen) * count // max(chosen, 1)
+            tally.add(*token_losses(installed, ids))
+    return tally.measured()
 
 
 @torch.no_grad()

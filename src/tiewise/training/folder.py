@@ -4,25 +4,31 @@ OUT/  run.yaml  env.json  data/  tuning.json  results.json  report.html
       <arm>/seed-<s>/  checkpoint-<n>/…  metrics.jsonl  tensorboard/  final/  dense/  result.json (last)
 
 A run is prepared in OUT/.starting and becomes OUT's run in one go, `run.yaml` last: a text that turns out too short or
-an arm that this model cannot have leaves nothing behind, and the run that was there before is still there.
+an arm that this model cannot have leaves nothing behind, and the run that was there before is still there. One process
+at a time works in it: `locked` holds `OUT/.lock`, which a crash releases by itself.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 import shutil
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
 from tiewise.core.numerals import size
 from tiewise.core.spec import MODEL_TYPE
+from tiewise.training import ranks
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
@@ -152,3 +158,96 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
         elif found[0] is None or int(step) > found[1]:
             found = (path, int(step))
     return found
+
+
+@contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Hold `out` for as long as the context lasts; of several processes of one run the first holds it for all.
+
+    A folder that was made for the lock alone is gone afterwards, and so is the lock's file.
+
+    Raises:
+        RunError: another run works in `out`, or it cannot be written.
+    """
+    with ExitStack() as stack:
+        ranks.first_does(lambda: stack.enter_context(_held(out)))
+        yield
+
+
+@contextmanager
+def _held(out: Path) -> Iterator[None]:
+    if out.exists() and not out.is_dir():
+        raise RunError(f"{out} is a file", "choose another --out")
+    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    lock = FileLock(out / LOCK, timeout=0.2, mode=0o644)  # a moment, for a file that its holder just removes
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise RunError(f"another run is at work in {out}", "wait for it, or choose another --out") from None
+    except NotImplementedError:
+        pass  # a file system without locks: nothing can be known there
+    except OSError as error:
+        raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(lock.lock_file)  # before it is released: whoever opened it meanwhile sees that it is gone
+        lock.release()
+        with suppress(OSError):
+            for folder in absent:
+                folder.rmdir()
+
+
+_CODES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
+_NEARLY_FULL = 1 << 20  # bytes; what did not fit is larger
+_RUST = re.compile(r"os error (\d+)")  # how safetensors and tokenizers print the system's error
+_TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error")  # torch.save keeps no error number
+
+
+def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
+    """Return what to say where `error` means that the disk of `out` did not take what was written to it, else None.
+
+    Args:
+        error: from any library: OSError, the error classes of Rust libraries, `torch.save`'s RuntimeError.
+        out: the folder that was written to.
+        fix: the way out.
+    """
+    code = _code(error)
+    if code is None:
+        return None
+    mount = _mount(out)
+    if code == 0:
+        code = errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO
+    return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
+
+
+def _code(error: BaseException) -> int | None:
+    """Return the system's error number, 0 where it is a writing error of unknown number, None where it is none."""
+    if isinstance(error, OSError):
+        return error.errno if error.errno in _CODES else None
+    if isinstance(error, Exception) and (found := _RUST.search(str(error))):
+        return int(found[1]) if int(found[1]) in _CODES else None
+    return 0 if isinstance(error, RuntimeError) and _TORCH.search(str(error)) else None
+
+
+def _mount(path: Path) -> Path:
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.is_mount())
+
+
+@contextmanager
+def quiet_threads() -> Iterator[None]:
+    """Within this context a thread's writing error prints no traceback: whoever wrote through it gets the error."""
+    before = threading.excepthook
+
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        if arguments.exc_value is None or _code(arguments.exc_value) is None:
+            before(arguments)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before

@@ -21,10 +21,9 @@ from tiewise.core.progress import progress
 from tiewise.data.frequency import token_counts
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
-from tiewise.training.evaluate import measure
-from tiewise.training.job import Job
-from tiewise.training.run import CURVE_BLOCKS, built, evaluated, train
-from tiewise.training.settings import Settings
+from tiewise.training.kind import kind_of
+from tiewise.training.run import train
+from tiewise.training.settings import Job, Settings
 from tiewise.training.tuning import per_arm, short
 
 CALIBRATION_STEPS = (8, 60)  # of a trial: fewest and most
@@ -44,7 +43,7 @@ class Pace:
 
     def seconds(self, job: Job, text: PreparedText) -> float:
         """Of a whole run."""
-        return self.rest + job.settings.steps * self.step + evaluated(job, text) * self.token
+        return self.rest + job.settings.steps * self.step + kind_of(job.settings).evaluated(job, text) * self.token
 
 
 def steps_within(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone) -> int:
@@ -76,7 +75,11 @@ def _paces(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone) ->
             raise KeyboardInterrupt from None  # nothing here is worth taking up again
         ranks.first_does(lambda: rmtree(folder))
         step = max(result.seconds / (steps - 1), 1e-9)
-        return Pace(step, token, max(0.0, gone() - begin - steps * step - evaluated(trial, text) * token))
+        return Pace(
+            step,
+            token,
+            max(0.0, gone() - begin - steps * step - kind_of(trial.settings).evaluated(trial, text) * token),
+        )
 
     few, many = CALIBRATION_STEPS
     first = pace(jobs[0], 2)  # what a process does once, it does here
@@ -91,10 +94,11 @@ def _paces(jobs: Sequence[Job], text: PreparedText, folder: Path, gone: Gone) ->
 
 def _token(job: Job, text: PreparedText, counts: np.ndarray, gone: Gone) -> float:
     """Return the seconds of an evaluated token, measured when some have warmed up."""
-    installed, tokens, length = built(job, text, 1), text.split(job.split), job.settings.length
-    measure(installed, tokens, length, counts, CURVE_BLOCKS)
+    kind = kind_of(job.settings)
+    installed = kind.build(job, text, 1)
+    kind.measure(job, installed, text, counts, job.split, point=True)
     begin = gone()
-    measured = measure(installed, tokens, length, counts, CURVE_BLOCKS).tokens
+    measured = kind.measure(job, installed, text, counts, job.split, point=True).tokens
     return (gone() - begin) / max(1, measured)
 
 

@@ -7,6 +7,7 @@ boundary change. Tables are drawn last, from a seed of their own, so the arms' i
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from tiewise.core.random_logits import first_step
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.prepared import PreparedText
 from tiewise.planning.read_config import read
-from tiewise.training.recurrent.model import recurrent_config, start_uniform
 from tiewise.training.settings import Settings
 
+TABLES = 1_000_003  # between the seed of a body and that of its tables
 # The width of the feed-forward layer, as families call it: what `match parameters` widens.
 _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
 
@@ -35,9 +36,10 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
     Raises:
         RunError: an unknown model, or a `config.json` that cannot be used.
     """
-    if settings.recurrent is not None:
-        return recurrent_config(settings, vocab)
-    wide = feed_forward or _default_feed_forward(settings)
+    wide = feed_forward or (
+        # 4·D, or 8/3·D rounded to 8 for the three matrices of a gated layer
+        4 * settings.width if settings.model == "gpt2" else max(8, round(settings.width * 8 / 3 / 8) * 8)
+    )
     shared = {"vocab_size": vocab, "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None}
     if settings.model == "llama":
         return LlamaConfig(
@@ -63,11 +65,6 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
             **shared,
         )
     return _config_file(settings, vocab, feed_forward)
-
-
-def _default_feed_forward(settings: Settings) -> int:
-    """4·D, or 8/3·D rounded to 8 for the three matrices of a gated layer."""
-    return 4 * settings.width if settings.model == "gpt2" else max(8, round(settings.width * 8 / 3 / 8) * 8)
 
 
 def _config_file(settings: Settings, vocab: int, feed_forward: int | None) -> Any:
@@ -128,30 +125,28 @@ def build(settings: Settings, spec: BoundarySpec, text: PreparedText, seed: int,
         RunError, SpecError, InstallError: as the parts do.
     """
     config = make_config(settings, text.vocab, feed_forward)
+    std = starting_std(settings, spec, int(config.get_text_config().hidden_size))
+    return built(config, settings.model, spec, text, seed, lambda installed: start_tables(installed, std, spec))
+
+
+def built(
+    config: Any, name: str, spec: BoundarySpec, text: PreparedText, seed: int, start: Callable[[Installed], None]
+) -> Installed:
+    """Build the model of a configuration with seeded weights, install a boundary, and have `start` draw its tables."""
     torch.manual_seed(seed)
     try:
         # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0][:160]
-        raise RunError(
-            f"{settings.model}: no causal language model can be built ({reason})", "choose another"
-        ) from None
-    plain = replace(spec.plainly(), vectors=None, freeze=False, init=None)
-    installed = install(model, plain)
-    torch.manual_seed(seed + 1_000_003)
-    if settings.recurrent is not None and spec.init is None:
-        start_uniform(installed, settings.recurrent.start, spec.pad)
-    else:
-        start_tables(installed, starting_std(settings, spec, model_width(model)), spec)
+        raise RunError(f"{name}: no causal language model can be built ({reason})", "choose another") from None
+    installed = install(model, replace(spec.plainly(), vectors=None, freeze=False, init=None))
+    torch.manual_seed(seed + TABLES)
+    start(installed)
     if spec.vectors is not None:
-        _start_from_vectors(installed, spec, text)
+        vectors = load_vectors(spec.vectors, row_tokens(text.tokenizer(), text.vocab))
+        start_from_rows(installed.tables()[0], vectors.rows, spec.freeze, spec)
     return installed
-
-
-def model_width(model: Any) -> int:
-    """D of a model: the width that its body reads."""
-    return int(model.config.get_text_config().hidden_size)
 
 
 def starting_std(settings: Settings, spec: BoundarySpec, d: int) -> float:
@@ -180,12 +175,6 @@ def start_tables(installed: Installed, std: float, spec: BoundarySpec) -> None:
     draw(table_in, std, spec.pad)
     if table_out is not table_in:
         draw(table_out, std, spec.pad)
-
-
-def _start_from_vectors(installed: Installed, spec: BoundarySpec, text: PreparedText) -> None:
-    assert spec.vectors is not None
-    vectors = load_vectors(spec.vectors, row_tokens(text.tokenizer(), text.vocab))
-    start_from_rows(installed.tables()[0], vectors.rows, spec.freeze, spec)
 
 
 def parameters(installed: Installed) -> dict[str, int]:

@@ -12,12 +12,9 @@ one that is gone. Alone, every function here does the plain thing at no cost.
 from __future__ import annotations
 
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from types import FrameType
 from typing import Any, TypeVar
 
 from tiewise.core import ctrl_c
@@ -42,19 +39,13 @@ class _Group:
         self.size: int = 1 if dist is None else dist.get_world_size()
         # a group of its own: on the CPU whatever trains, and patient
         self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
-        self.pressed = False  # Ctrl-C, where it is not handled as training does
+        self.press = ctrl_c.Noted()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:
         """Return what every process brought, by rank."""
         found: list[Any] = [None] * self.size
         self.dist.all_gather_object(found, mine, group=self.agreeing)
         return found
-
-    def press(self, number: int, frame: FrameType | None) -> None:
-        """Note Ctrl-C until all can act on it; a second one acts at once."""
-        if self.pressed:
-            raise KeyboardInterrupt
-        self.pressed = True
 
 
 _group = _Group()
@@ -85,7 +76,7 @@ def join() -> None:
         _group = _Group(dist)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
-    _handle(_group.press)
+    ctrl_c.handle(_group.press)
 
 
 def leave(*, together: bool) -> None:
@@ -95,7 +86,7 @@ def leave(*, together: bool) -> None:
         return
     if together:
         _group.gather(None)
-    _handle(ctrl_c.press)
+    ctrl_c.handle(ctrl_c.press)
     _group.dist.destroy_process_group()
     _group = _Group()
 
@@ -139,13 +130,13 @@ def first_does(work: Callable[[], T]) -> T:
         return work()
     value, error = None, None
     if first():
-        before = _handle(ctrl_c.press)  # nothing here needs a step to be finished
+        before = ctrl_c.handle(ctrl_c.press)  # nothing here needs a step to be finished
         try:
             value = work()
         except BaseException as raised:
             error = raised
         finally:
-            _handle(before)
+            ctrl_c.handle(before)
     return _agree(error, value)
 
 
@@ -184,7 +175,7 @@ def _agree(error: BaseException | None, value: Any = None) -> Any:
         if error is not None:
             raise error
         return value
-    if error is None and _group.pressed:
+    if error is None and _group.press.pressed:
         error = KeyboardInterrupt()
     found = _group.gather((_told(error), value))
     for rank, (told, _) in enumerate(found):
@@ -206,10 +197,3 @@ def _heard(rank: int, how: str, what: str) -> BaseException:
     if how == "interrupted":
         return Interrupted(what)
     return KeyboardInterrupt() if how == "stopped" else Elsewhere(f"process {rank} ended ({what})")
-
-
-def _handle(handler: Any) -> Any:
-    """Set what Ctrl-C does and return what it did; only the main thread can, and only it gets Ctrl-C."""
-    if threading.current_thread() is threading.main_thread():
-        return signal.signal(signal.SIGINT, handler)
-    return signal.getsignal(signal.SIGINT)

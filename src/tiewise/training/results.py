@@ -1,7 +1,7 @@
 """What a comparison measured, as plain dataclasses: the one thing that passes between training and the report.
 
     run (arm × seed) → RunResult ┐
-    tuning, direct path, data …  ├→ Comparison → to_dict → results.json → from_dict → report, table, notebook
+    tuning, direct path, data …  ├→ Comparison → record → results.json → from_dict → report, table, notebook
 
 JSON has no infinity and no nan, so a diverged run's numbers are written as null and read back as nan. Losses are in
 nats per token unless the name says otherwise.
@@ -10,18 +10,21 @@ nats per token unless the name says otherwise.
 from __future__ import annotations
 
 import math
-import types
 from collections.abc import Mapping
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, replace
+from html import escape
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from tiewise.core.errors import RunError
+from tiewise.core.records import from_record, to_record
+from tiewise.training.folder import DENSE, FINAL
 
 SCHEMA = 1
 MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged
 _SURE = 1.959963984540054  # standard errors of a 95 % interval
-T = TypeVar("T")
+AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,29 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class SingleRun:
+    """One run by itself."""
+
+    result: RunResult
+    folder: Path  # of the run
+    setting: dict[str, Any]  # what results.json of a comparison says of its models
+    data: dict[str, Any]  # facts of the text
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model."""
+        return self.folder / FINAL
+
+    def record(self) -> dict[str, Any]:
+        """Return the result, and where the model and its dense form lie, as JSON takes it."""
+        dense = self.folder / DENSE
+        return to_record(self.result) | {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
+
+    def _repr_html_(self) -> str:
+        return _html([self.result.arm], [[self.result]], f"model: {self.model}")
+
+
+@dataclass(frozen=True)
 class DirectPath:
     """Logits of the lookup followed at once by the output projection, on a few tokens."""
 
@@ -138,6 +164,7 @@ class Comparison:
     differences: list[Difference] = field(default_factory=list)
     finding: str = ""
     schema: int = SCHEMA
+    folder: Path | None = field(default=None, compare=False)  # that it was run in
 
     def of(self, arm: str) -> list[RunResult]:
         """Return the runs of one arm, by seed."""
@@ -147,84 +174,45 @@ class Comparison:
         """Return one arm's difference to the reference, or None where it was not computed."""
         return next((d for d in self.differences if (d.arm, d.metric) == (arm, metric)), None)
 
-    def to_dict(self) -> dict[str, Any]:
+    def record(self) -> dict[str, Any]:
         """Return what results.json holds: only dicts, lists, strings, finite numbers, booleans and None."""
-        return to_record(self)
+        found = to_record(replace(self, folder=None))
+        del found["folder"]
+        return found
+
+    def _repr_html_(self) -> str:
+        return _html(self.arms, [self.of(arm) for arm in self.arms], self.finding)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
-        """Read what `to_dict` returned.
+        """Read what `record` returned.
 
         Raises:
             RunError: on another schema, a missing field or a value of the wrong type, naming the field.
         """
         schema = record.get("schema") if isinstance(record, Mapping) else None
         if schema != SCHEMA:
-            raise RunError(
-                f"results.json has schema {schema!r}, this version reads {SCHEMA}", "run the comparison again"
-            )
-        return from_record(cls, record, "results.json")
+            raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", AGAIN)
+        return from_record(cls, record, "results.json", AGAIN)
 
 
-def to_record(measured: Any) -> dict[str, Any]:
-    """Return any of these dataclasses as strict JSON takes it: infinities and nan become None."""
-    return strict(asdict(measured))
-
-
-def from_record(cls: type[T], record: Any, where: str) -> T:
-    """Read what `to_record` returned; a None where a number is meant is nan.
-
-    Raises:
-        RunError: on a missing field or a value of the wrong type, naming the field.
-    """
-    return _build(cls, record, where)
-
-
-def strict(value: Any) -> Any:
-    """Return plain values as strict JSON takes them: infinities and nan become None."""
-    if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [strict(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _build(cls: Any, record: Any, where: str) -> Any:
-    if not isinstance(record, Mapping):
-        raise _wrong(where, "an object")
-    hints = get_type_hints(cls)
-    values = {}
-    for item in fields(cls):
-        if item.name in record:
-            values[item.name] = _read(hints[item.name], record[item.name], f"{where}: {item.name}")
-        elif item.default is NO_DEFAULT and item.default_factory is NO_DEFAULT:
-            raise RunError(f"{where}: {item.name} is missing", "run the comparison again")
-    return cls(**values)
-
-
-def _read(hint: Any, value: Any, where: str) -> Any:
-    inner = get_args(hint)
-    if hint is Any:
-        return value
-    if get_origin(hint) in (Union, types.UnionType):
-        return None if value is None else _read(inner[0], value, where)
-    if get_origin(hint) is list:
-        if not isinstance(value, list):
-            raise _wrong(where, "a list")
-        return [_read(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-    if get_origin(hint) is dict:
-        if not isinstance(value, Mapping):
-            raise _wrong(where, "an object")
-        return {key: _read(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
-    if is_dataclass(hint):
-        return _build(hint, value, where)
-    if hint is float and value is None:
-        return math.nan
-    accepted = (int, float) if hint is float else hint
-    if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
-        raise _wrong(where, {float: "a number", int: "a whole number", str: "text", bool: "true or false"}[hint])
-    return float(value) if hint is float else value
-
-
-def _wrong(where: str, wanted: str) -> RunError:
-    return RunError(f"{where} must be {wanted}", "run the comparison again")
+def _html(arms: list[str], runs: list[list[RunResult]], said: str) -> str:
+    """Return a notebook's view: a row of means for each arm, and what is said under it."""
+    names = ("arm", "parameters", "validation nll", "training nll", "seeds")
+    rows = [
+        (
+            arm,
+            f"{of[0].total_parameters:,}",
+            f"{fmean(r.heldout_nll for r in of):.4f}",
+            f"{fmean(r.train_nll for r in of):.4f}",
+            len(of),
+        )
+        for arm, of in zip(arms, runs, strict=True)
+        if of
+    ]
+    cells = (
+        "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row) + "</tr>"
+        for tag, table in (("th", [names]), ("td", rows))
+        for row in table
+    )
+    return f"<table>{''.join(cells)}</table><p>{escape(said)}</p>"

@@ -1,35 +1,49 @@
-"""What a comparison or a single training run is asked to do: one dataclass, written to `run.yaml`, read on resume."""
+"""What a comparison or a single training run is asked to do: one dataclass, written to `run.yaml`, read on resume.
+
+Options of one kind of run (`tiewise.training.kind`) stand beside the others in YAML and after `--set`; here they are
+`own`, a dataclass of that kind. A kind's file is loaded where a run is of that kind: a decoder's settings are all here,
+so that a mistake in them is said before torch is imported.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import yaml
 
 from tiewise.core.errors import RunError
+from tiewise.core.records import require, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.split import CONTIGUOUS, RANDOM
-from tiewise.training.albert.options import MODEL as ALBERT
-from tiewise.training.albert.options import Albert, arm_name, read_arm
-from tiewise.training.recurrent.options import CELLS, Recurrent
+
+if TYPE_CHECKING:
+    from tiewise.training.display import RunsBar
 
 FILE = "run.yaml"
-ALL = 1_000_000_000  # steps of a recipe whose number is not limited: its epochs have fewer
+DECODER = "decoder"
+_KINDS = f"{__package__}.kinds"
+_RECIPES = Path(__file__).parents[1] / "recipes"
 
 
-# what the flax backend has no choice of
-_OF_FLAX = {
-    "model": "llama",
-    "recurrent": None,
-    "albert": None,
-    "minutes": None,
-    "accumulate": 1,
-    "bf16": False,
-    "activation_checkpointing": False,
-}
+def kinds() -> list[str]:
+    """Return the names of all kinds of run."""
+    return [module.name for module in pkgutil.iter_modules(import_module(_KINDS).__path__)]
+
+
+def find(kind: str) -> Any:
+    """Return the `tiewise.training.kind.Kind` of this name.
+
+    Raises:
+        RunError: there is none.
+    """
+    if kind not in kinds():
+        raise RunError(f"kind = {kind!r}", f"choose one of {', '.join(kinds())}")
+    return import_module(f"{_KINDS}.{kind}").KIND
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,7 @@ class Settings:
     text: tuple[str, ...] = ("builtin",)
     split: str = RANDOM
     tokenizer: str = "bpe:4096"
+    kind: str = DECODER
     model: str = "llama"
     width: int = 128
     layers: int = 2
@@ -61,20 +76,22 @@ class Settings:
     seed: int | None = None  # of a single training run; a comparison counts its seeds from 1
     backend: str = "torch"  # or flax: who takes the steps
     recipe: str = ""  # whose settings these began as; "" for none
-    recurrent: Recurrent | None = None  # of a recurrent model; in YAML its settings stand beside the others
-    albert: Albert | None = None  # of an ALBERT, likewise
+    own: Any = None  # options of the kind of run, where it has some
+
+    @property
+    def run_kind(self) -> str:
+        """Name of the kind of run; another backend is a kind of its own."""
+        return self.backend if self.backend != "torch" else self.kind
 
     def specs(self) -> dict[str, BoundarySpec]:
         """Arms by their canonical names, in order.
 
         Raises:
-            SpecError: an arm that cannot be parsed, or that a model of this width cannot have.
+            SpecError: an arm that cannot be parsed.
         """
-        if self.albert is not None:
-            arms = [read_arm(arm) for arm in self.arms]
-            return {arm_name(boundary, share): boundary for boundary, share in arms}
-        found = [BoundarySpec.parse(arm) for arm in self.arms]
-        return {str(spec): spec for spec in found}
+        if self.own is not None and hasattr(self.own, "read_arm"):  # of a kind whose arms say more than a boundary
+            return dict(map(self.own.read_arm, self.arms))
+        return {str(spec): spec for spec in map(BoundarySpec.parse, self.arms)}
 
     def checked(self) -> Settings:
         """Return these settings with canonical arm names.
@@ -83,188 +100,126 @@ class Settings:
             RunError: a number out of range, an arm given twice, a schedule that falls outside the run.
             SpecError: see `specs`.
         """
-        for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps", "seed", "measured"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise RunError(f"{name} = {value}", "use 1 or more")
-        if self.length < 2:
-            raise RunError(f"length = {self.length}", "a block needs two tokens or more to predict one")
-        for name in ("learning_rate", "minutes", "init"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise RunError(f"{name} = {value}", "use a positive number")
-        if not 0 <= self.weight_decay < float("inf"):
-            raise RunError(f"weight_decay = {self.weight_decay}", "use zero or a positive number")
-        if self.match not in ("width", "parameters"):
-            raise RunError(f"match = {self.match!r}", "choose width or parameters")
-        if self.split not in (RANDOM, CONTIGUOUS):
-            raise RunError(f"split = {self.split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
+        require(
+            self, "seeds width layers heads batch accumulate steps seed measured", lambda n: n >= 1, "use 1 or more"
+        )
+        require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
+        require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
+        require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")
+        require(self, "match", ("width", "parameters").__contains__, "choose width or parameters")
+        require(self, "split", (RANDOM, CONTIGUOUS).__contains__, f"choose {RANDOM} or {CONTIGUOUS}")
+        require(self, "backend", ("torch", "flax").__contains__, "choose torch or flax")
         if self.model in ("llama", "gpt2") and self.width % self.heads:
             raise RunError(f"{self.heads} heads do not divide width {self.width}", "choose heads that do")
         if self.model == "llama" and self.width // self.heads % 2:
             what = f"a head of width {self.width}/{self.heads} = {self.width // self.heads}"
             raise RunError(what, "choose an even one: rotary positions turn pairs")
         if self.seed is not None:
-            self._check_single()
-        if self.recurrent is not None:
-            self._check_recurrent(self.recurrent.checked())
-        if self.albert is not None:
-            self._check_albert(self.albert)
+            if len(self.arms) != 1:
+                what = f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run"
+                raise RunError(what, "name one, or compare")
+            for name in ("minutes", "match", "tune", "backend"):
+                if getattr(self, name) != getattr(Settings, name):
+                    raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
         specs = self.specs()
-        if self.backend != "torch":
-            self._check_flax(specs)
+        own = None if self.run_kind == DECODER else find(self.run_kind).check(self)
         if len(specs) < len(self.arms):
             raise RunError(f"an arm is given twice in {','.join(self.arms)}", "name each arm once")
         for name, spec in specs.items():
             at = spec.tie_at or spec.untie_at
             if at is not None and at >= self.steps and self.minutes is None:
                 raise RunError(f"{name}: step {at} is not within {self.steps} steps", "choose an earlier step")
-        albert = None if self.albert is None else self.albert.checked()
-        return replace(self, arms=tuple(specs), albert=albert)
-
-    def _check_single(self) -> None:
-        if len(self.arms) != 1:
-            raise RunError(f"{len(self.arms)} boundaries ({', '.join(self.arms)}) for one run", "name one, or compare")
-        of_compare = {"minutes": self.minutes is not None, "match": self.match != "width", "tune": self.tune}
-        for name, given in of_compare.items():
-            if given:
-                raise RunError(f"{name} is a setting of compare", "leave it out, or use tiewise compare")
-
-    def _check_flax(self, specs: dict[str, BoundarySpec]) -> None:
-        if self.backend != "flax":
-            raise RunError(f"backend = {self.backend!r}", "choose torch or flax")
-        if self.seed is not None:
-            raise RunError("backend is a setting of compare", "leave it out, or use tiewise compare")
-        for name, value in _OF_FLAX.items():
-            if getattr(self, name) != value:
-                what = f"{name} = {getattr(self, name)!r} with the flax backend"
-                raise RunError(what, "leave it out, or use the torch backend")
-        for arm, spec in specs.items():
-            if spec != spec.plainly() or spec.vectors is not None:
-                raise RunError(f"{arm} with the flax backend", "schedules and vectors need the torch backend")
-
-    def _check_recurrent(self, options: Recurrent) -> None:
-        if self.model not in CELLS:
-            raise RunError(f"model = {self.model!r} in a recurrent run", f"choose one of {', '.join(CELLS)}")
-        if self.split != RANDOM:
-            raise RunError(f"split = {self.split!r} in a recurrent run", "leave it out: the corpus has a file for each")
-        if self.accumulate != 1:
-            fix = "use --set batch for more streams"
-            raise RunError(f"accumulate = {self.accumulate}: streams carry their state from step to step", fix)
-        unfit = {"minutes": self.minutes is not None, "match": self.match != "width", "tune": self.tune}
-        for name, given in unfit.items():
-            if given:
-                raise RunError(f"{name} is not for recurrent runs", "leave it out; --set epochs=N makes them shorter")
-        if options.average_patience and options.keep != "best":
-            raise RunError("average_patience without keep: best", "add keep: best, which keeps the better of both")
-        if options.keep == "best" and any(spec != spec.plainly() for spec in self.specs().values()):
-            raise RunError("keep: best with a boundary that changes", "use keep: last, or a boundary that stays")
-        if len(self.text) != 1:
-            raise RunError(f"{len(self.text)} corpora for a recipe", "name one folder")
-
-    def _check_albert(self, options: Albert) -> None:
-        if self.model != ALBERT:
-            raise RunError(f"model = {self.model!r} in an ALBERT run", f"leave it out, or use {ALBERT}")
-        options.checked().packing(self.length)
-        unfit = {"minutes": self.minutes is not None, "match": self.match != "width", "tune": self.tune}
-        for name, given in unfit.items():
-            if given:
-                raise RunError(f"{name} is not for ALBERT runs", "leave it out; --steps makes them shorter")
+        return replace(self, arms=tuple(specs), own=own)
 
     def save(self, folder: Path) -> None:
         """Write `run.yaml`."""
-        record = {key: _plain(value) for key, value in asdict(self).items()}
-        (folder / FILE).write_text(yaml.safe_dump(record, sort_keys=False), encoding="utf-8")
+        record = asdict(self)
+        record |= record.pop("own") or {}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in record.items()}
+        (folder / FILE).write_text(yaml.safe_dump(plain, sort_keys=False), encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path) -> Settings:
-        """Read a `run.yaml`. Raises as `read`."""
-        return cls.of(cls.read(path))
+        """Read a `run.yaml`. Raises as `read_yaml` and `of`."""
+        return cls.of(read_yaml(path), str(path))
 
     @classmethod
-    def of(cls, record: dict[str, Any]) -> Settings:
-        """Return settings of what `read` and `typed` returned, or several of them merged.
+    def of(cls, record: Mapping[str, Any], where: str = "the settings", places: Mapping[str, str] = {}) -> Settings:
+        """Return settings of plain values by their names; the kind is the one named, else one that `model` names.
+
+        Args:
+            record: settings, and options of the kind.
+            where: what they come from, for messages.
+            places: what some of them come from.
 
         Raises:
-            RunError: a setting of recurrent models without a recipe.
+            RunError: an unknown name, a value of the wrong type, or an option of another kind.
         """
-        record = dict(record)
-        albert = record.get("model") == ALBERT
-        own = {name: record.pop(name) for name in (_ALBERT if albert else _RECURRENT) if name in record}
-        other = next((name for name in record if name in _RECURRENT or name in _ALBERT), None)
-        if other is not None:
-            what = f"{other} is a setting of {'ALBERT' if other in _ALBERT else 'recurrent models'}"
-            raise RunError(
-                what, f"add --recipe NAME, or leave it out; this run's model is {record.get('model', 'llama')}"
-            )
-        if albert:
-            return cls(**record, albert=Albert(**own))
-        if not record.get("recipe"):
-            if own:
-                raise RunError(f"{next(iter(own))} is a setting of recurrent models", "add --recipe NAME")
-            return cls(**record)
-        return cls(**{"steps": ALL, **record}, recurrent=Recurrent(**own))
-
-    @classmethod
-    def read(cls, path: Path) -> dict[str, Any]:
-        """Return what a YAML mapping of settings says, by name.
-
-        Raises:
-            RunError: no such file, not a mapping, an unknown key or a value of the wrong type.
-        """
-        try:
-            record = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise RunError(
-                f"cannot read {path}: {getattr(error, 'strerror', None) or 'not text'}", "name a YAML file"
-            ) from None
-        except yaml.YAMLError as error:
-            raise RunError(f"{path} is not YAML: {str(error).splitlines()[0]}", "correct the file") from None
-        return cls.typed(record, str(path))
-
-    @classmethod
-    def typed(cls, record: Any, where: str) -> dict[str, Any]:
-        """Return a mapping of names to plain values as the settings' own types. Raises as `read`."""
-        if not isinstance(record, dict):
-            raise RunError(f"{where} holds no settings", "write one `name: value` per line")
-        nested = [record.get(name) for name in _KINDS]
-        record = {key: value for key, value in record.items() if key not in _KINDS}
-        for inner in nested:
-            record |= inner if isinstance(inner, dict) else {}
-        known = {f.name: f.default for f in fields(cls) if f.name not in _KINDS} | _ALBERT | _RECURRENT
-        for key in record:
-            if key not in known:
-                raise RunError(f"unknown setting {key!r} in {where}", f"known: {', '.join(known)}")
-        return {key: _typed(key, value, known[key], where) for key, value in record.items()}
+        kind = record.get("kind") or (record["model"] if record.get("model") in kinds() else DECODER)
+        found = find(kind) if kind != DECODER else None
+        options = found.options if found is not None else None
+        record = {**(found.defaults if found is not None else {}), **record, "kind": kind}
+        hints = {name: hint for name, hint in get_type_hints(cls).items() if name != "own"}
+        of_kind = get_type_hints(options) if options else {}
+        values: dict[str, Any] = {}
+        own: dict[str, Any] = {}
+        for name, value in record.items():
+            place = places.get(name, where)
+            if name not in hints | of_kind:
+                known = f"known: {', '.join([*hints, *of_kind])}; for those of other models add --recipe NAME"
+                raise RunError(f"unknown setting {name!r} in {place}", known)
+            read = setting((hints | of_kind)[name], value, f"{name} in {place}")
+            if name in ("arms", "text") and not read:
+                raise RunError(f"{name} in {place} must be a list of text", "write [tied, untied], say")
+            (values if name in hints else own)[name] = read
+        return cls(**values, own=options(**own) if options else None)
 
 
-def _typed(key: str, value: Any, default: Any, where: str) -> Any:
-    if isinstance(default, tuple):
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list) and (items or not default) and all(isinstance(item, str) for item in items):
-            return tuple(items)
-        raise RunError(f"{key} in {where} must be a list of text", "write [tied, untied], say")
-    if default is None and value is None:
-        return None
-    wanted = _OPTIONAL[key] if default is None else type(default)
-    if wanted is float and isinstance(value, str):
-        with suppress(ValueError):  # YAML 1.1 takes 3e-3, without a point, for text
-            value = float(value)
-    if isinstance(value, bool) != (wanted is bool) or not isinstance(
-        value, (int, float) if wanted is float else wanted
-    ):
-        raise RunError(f"{key} in {where} must be {_NAMES[wanted]}, not {value!r}", "correct it")
-    return wanted(value)
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return what a YAML file of settings says, by name.
+
+    Raises:
+        RunError: no such file, or not a mapping.
+    """
+    try:
+        record = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not text"
+        raise RunError(f"cannot read {path}: {reason}", "name a YAML file") from None
+    except yaml.YAMLError as error:
+        raise RunError(f"{path} is not YAML: {str(error).splitlines()[0]}", "correct the file") from None
+    if not isinstance(record, dict):
+        raise RunError(f"{path} holds no settings", "write one `name: value` per line")
+    return record
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+def recipes() -> list[str]:
+    """Return the names of all recipes: settings of published models, which any `--set` may change."""
+    return sorted(path.stem for path in _RECIPES.glob("*.yaml"))
 
 
-_KINDS = ("recurrent", "albert")
-_RECURRENT: dict[str, Any] = {f.name: f.default for f in fields(Recurrent)}
-_ALBERT: dict[str, Any] = {f.name: f.default for f in fields(Albert)}
-_OPTIONAL: dict[str, type] = {"minutes": float, "init": float, "seed": int, "embedding": int, "inner": int}
-_NAMES: dict[type, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+def recipe(name: str) -> dict[str, Any]:
+    """Return the settings of a recipe, its name among them.
+
+    Raises:
+        RunError: no recipe of this name.
+    """
+    if name not in recipes():
+        raise RunError(f"no recipe {name!r}", f"choose one of {', '.join(recipes())}")
+    return {**read_yaml(_RECIPES / f"{name}.yaml"), "recipe": name}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to train and where: one arm with one seed."""
+
+    arm: str
+    spec: BoundarySpec
+    seed: int
+    settings: Settings
+    folder: Path
+    feed_forward: int | None = None  # width that `match parameters` gives the arm
+    title: str = ""  # names it in progress, which `bar` shows
+    bar: RunsBar | None = None
+    split: str = "heldout"  # what the run is measured on
+    trial: bool = False  # nothing but its last loss on `split` is wanted

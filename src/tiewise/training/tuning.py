@@ -18,12 +18,11 @@ import numpy as np
 
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
+from tiewise.training.display import Say
 from tiewise.training.folder import folder_name, read_json, write_json
-from tiewise.training.job import Job
-from tiewise.training.model import make_config, starting_std
-from tiewise.training.run import Train, train, tuned
-from tiewise.training.settings import Settings
-from tiewise.training.shown import Say
+from tiewise.training.kind import kind_of
+from tiewise.training.run import Train, train
+from tiewise.training.settings import Job, Settings
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
@@ -37,6 +36,11 @@ class Choice:
 
     init: float
     learning_rate: float
+
+    def of(self, job: Job) -> Job:
+        """Return the job with these of its own."""
+        settings = replace(job.settings, learning_rate=self.learning_rate)
+        return replace(job, spec=replace(job.spec, init=self.init), settings=settings)
 
 
 def tune(
@@ -53,14 +57,15 @@ def tune(
     for job in jobs:
         for choice in grid(job, text.vocab):
             folder = out / "tuning" / folder_name(job.arm) / f"init-{choice.init:.4g}-lr-{choice.learning_rate:.4g}"
-            trial = tuned(short(job, folder), choice.init, choice.learning_rate)
+            trial = choice.of(short(job, folder))
             if (job.arm, choice.init, choice.learning_rate) not in known:
                 found = train(trial, text, counts, []).result.heldout_nll
                 nll = found if math.isfinite(found) else None
-                shown = "diverged" if nll is None else f"{nll:.3f}"
-                say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {shown}")
+                ended = "diverged" if nll is None else f"{nll:.3f}"
+                say(f"tune {job.arm}: init {choice.init:.4g}, lr {choice.learning_rate:.4g} → {ended}")
                 trials.append({"arm": job.arm, "init": choice.init, "learning_rate": choice.learning_rate, "nll": nll})
-                ranks.first_does(partial(_learnt, path, trials, folder))
+                ranks.first_does(partial(write_json, path, trials))
+                ranks.first_does(partial(shutil.rmtree, folder))  # nine models for each arm need not stay
             if job.bar is not None:
                 job.bar.ended(trial.settings.steps)
     chosen: dict[str, Choice] = {}
@@ -71,15 +76,9 @@ def tune(
     return chosen, marked
 
 
-def _learnt(path: Path, trials: list[dict[str, Any]], folder: Path) -> None:
-    write_json(path, trials)
-    shutil.rmtree(folder)  # what it learnt is said; nine models for each arm need not stay
-
-
 def grid(job: Job, vocab: int) -> list[Choice]:
     """Nine choices around the arm's own defaults."""
-    d = int(make_config(job.settings, vocab).get_text_config().hidden_size)
-    std = starting_std(job.settings, job.spec, d)
+    std = kind_of(job.settings).table_std(job, vocab)
     return [Choice(std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS]
 
 

@@ -30,11 +30,9 @@ def first_mlp(subject: Subject, bench: Workbench) -> Found:
 def found_of(found: FirstMlp) -> Found:
     """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows the text."""
     change = Quantity.of_estimate("change", found.change.ratio, unit=ASYMMETRY, chance=0.0)
-    way = "some" if change.low > 0 else "none: it takes some away" if change.high < 0 else "no clear amount"
     before, after = found.without.asymmetry, found.within.asymmetry
     return Found(
-        answer=f"{way}: its asymmetry goes from {plain(before.ratio.value, 2)} to {plain(after.ratio.value, 2)}, where "
-        "0 is none and two unrelated tables have 2",
+        answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
         quantities=(
             Quantity.of_estimate(
                 "asymmetry, direct", before.ratio, unit=ASYMMETRY, chance=2.0, why="2: unrelated tables"

@@ -61,10 +61,10 @@ def _answer(found: PathGradients) -> str:
     share, (low, high) = _share(found.per_batch.share_b), found.cosine_null
     said = "the output head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
     if not math.isfinite(found.whole.cosine):
-        return f"{said}; with two tables no step serves both"
+        return f"{said}, each a table of its own"
     if low <= found.whole.cosine <= high:
-        return f"{said}; the two directions are no nearer than if the lookup's were given to other tokens"
-    return f"{said}; they pull {'the same way' if found.whole.cosine > high else 'against each other'}"
+        return f"{said}, in directions as unrelated as those of different tokens"
+    return f"{said}, {'both the same way' if found.whole.cosine > high else 'one against the other'}"
 
 
 def _share(share: Estimate) -> Quantity:

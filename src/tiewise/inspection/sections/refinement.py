@@ -1,4 +1,4 @@
-"""Do the layers refine one state step by step, and does a repeated layer come to rest?"""
+"""Do the layers refine one state, and does a repeated one come to rest?"""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ PER_LAYER: tuple[tuple[str, str, bool, Callable[[Application], Estimate | None],
 )  # fmt: skip
 
 
-@section(
-    asks="Do the layers refine one state step by step, and does a repeated layer come to rest?", place=110, text=True
-)
+@section(asks="Do the layers refine one state, and does a repeated one come to rest?", place=110, text=True)
 def refinement(subject: Subject, bench: Workbench) -> Found:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
     return found_of(follow(bench.opened(subject), bench.windows(subject)[1], bench.request.seed))
@@ -52,10 +50,8 @@ def _answer(layers: Trajectory, further: int) -> str:
     if not layers.repeats:
         if layers.shared:
             most = max(one.shared for one in layers.applications)
-            return (
-                f"layers share up to {most:.0%} of their parameters, none is repeated whole: no fixed point to look for"
-            )
-        return f"each of the {len(layers.applications)} layers is applied once: no fixed point to look for"
+            return f"layers share up to {most:.0%} of their parameters, and none is repeated whole"
+        return "each layer is applied once: there is no fixed point to look for"
     said = []
     for rest in layers.repeats:
         block = "a layer" if rest.period == 1 else f"a block of {rest.period} layers"

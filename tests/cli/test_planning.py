@@ -1,4 +1,4 @@
-"""`tiewise plan`: the table, its JSON, its page, and what it refuses."""
+"""`tiewise plan` and `tiewise models`: their tables, JSON and page, and what they refuse."""
 
 import json
 import subprocess
@@ -7,6 +7,9 @@ import sys
 import pytest
 
 import tiewise as package
+from tiewise.planning.catalogue import BETTER, models
+from tiewise.planning.costs import Tokens, World
+from tiewise.planning.plan import Setting
 
 
 @pytest.fixture
@@ -45,13 +48,9 @@ def test_what_it_prints_is_what_python_gives(shown, tmp_path):
         "--length=256",
     ]
     record = json.loads(shown("--like=qwen3-0.6b", *choices, "--dtype=bfloat16", "--init=0.01", "--json").out)
-    from tiewise.planning.costs import Tokens, World
-    from tiewise.planning.plan import Setting
-
     setting = Setting(Tokens(2, 256), "bfloat16", World(8, 4), 0.01)
     made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
-    ours = json.loads(json.dumps(made.record()))
-    assert {key: record[key] for key in ours} == ours
+    assert record == json.loads(json.dumps(made.record()))
     assert [choice["share"] for choice in record["choices"]] == ["none", "all:groups=2"] * 2
     assert [rank["layout"] for rank in record["choices"][0]["ranks"]] == [
         "data parallel",
@@ -176,13 +175,101 @@ def test_what_it_refuses(shown, tree, tmp_path, arguments, says):
     assert tree() == before
 
 
-@pytest.mark.parametrize("more", [[], ["--json"], ["--plot=plan.html"]])
-def test_no_torch(tmp_path, more):
-    arguments = ["plan", "--like=gpt2", *more]
+@pytest.fixture
+def listed(tiewise, monkeypatch):
+    """Run the command on a terminal of 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+    return lambda *arguments: tiewise("models", *arguments)
+
+
+def test_every_model_on_one_line_of_a_hundred_columns(listed):
+    said = listed()
+    assert (said.code, said.err) == (0, "")
+    lines = [line.rstrip() for line in said.out.splitlines()]
+    assert max(map(len, lines)) <= 100
+    for model in models():
+        (line,) = [line for line in lines if line.split()[:1] == [model.name]]
+        assert f" {model.width:,} " in line
+        assert f" {model.checked} " in line
+        assert f" { {True: 'yes', False: 'no', None: '?'}[model.tied] } " in line
+        if model.vocab:
+            assert f" {model.vocab:,} " in line
+    assert lines[-1] == BETTER
+
+
+def test_eighty_columns_cut_no_figure(tiewise, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = tiewise("models")
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert "…" not in said.out
+    assert " 262,144 " in said.out
+
+
+def test_a_row_says_what_it_should(listed):
+    (line,) = [line for line in listed("--family", "pythia").out.splitlines() if line.startswith("pythia-70m")]
+    assert line.split() == [
+        "pythia-70m",
+        "50,304",
+        "512",
+        "6",
+        "98.2",
+        "70.4",
+        "M",
+        "73.1",
+        "%",
+        "no",
+        "verified",
+        *line.split()[11:],
+    ]
+
+
+def test_filters_and_sort_reach_the_rows(listed):
+    record = json.loads(
+        listed("--tied", "--family=gemma", "--min-vocab=262000", "--max-size=5", "--sort=size", "--json").out
+    )
+    assert [row["name"] for row in record["models"]] == ["gemma-3-270m", "gemma-3-1b", "gemma-3-4b"]
+    untied = json.loads(listed("--untied", "--min-size", "600", "--json").out)["models"]
+    assert {row["name"] for row in untied} == {"deepseek-v3", "kimi-k2"}
+
+
+def test_json_holds_everything_once(listed):
+    said = listed("--json")
+    record = json.loads(said.out)
+    assert said.out.count("\n") == 1
+    assert record["note"] == BETTER
+    assert [row["name"] for row in record["models"]] == [model.name for model in models()]
+    gpt2 = record["models"][0]
+    assert gpt2["table_share"] == pytest.approx(50_257 * 768 / 124_439_808)
+    assert gpt2["class_default"] == ["vocab", "width", "layers", "tied"]
+    assert {"status", "source", "checked", "config", "config_source"} <= gpt2.keys()
+
+
+def test_nothing_found_is_said(listed):
+    said = listed("--family=nobody")
+    assert said.code == 0
+    assert "0 models" in said.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(["--sort=age"], "cannot sort by 'age'; choose one of"), (["--min-vocab=x"], "--min-vocab")]
+)
+def test_what_the_list_refuses(listed, arguments, says):
+    said = listed(*arguments)
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("tiewise: ")
+    assert said.err.count("\n") == 1
+    assert says in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--like=gpt2", *more] for more in ([], ["--json"], ["--plot=p.html"])] + [["models"]]
+)
+def test_no_torch(tmp_path, arguments):
     code = (
         f"import sys; sys.argv = ['tiewise', *{arguments}]; from tiewise.cli.main import command_line; "
         f"command_line({arguments})({arguments}, standalone_mode=False); "
-        "assert not {'torch', 'transformers', 'jax'} & set(sys.modules)"
+        "assert not {'torch', 'transformers', 'jax'} & set(sys.modules); "
+        "assert 'plotly' in sys.modules or 'numpy' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

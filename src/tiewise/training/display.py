@@ -7,6 +7,7 @@ tokens   63%|██████▎   |                     on a terminal: text b
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,11 +15,12 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from tiewise.core.progress import heard
+from tiewise.training import ranks
 
 Say = Callable[[str], None]
 
 
-class Whole:
+class RunsBar:
     """One bar over all runs of a command; what an earlier process did is shown, and not taken for this one's speed."""
 
     def __init__(self, bar: tqdm) -> None:
@@ -51,11 +53,19 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Shown:
+class Display:
     """Where lines go, and whether bars are drawn."""
 
     say: Say
     bars: bool = False
+
+    @classmethod
+    def on_stderr(cls, *, quiet: bool = False) -> Display:
+        """Lines on stderr, bars too where someone is looking; nothing when quiet, or from any process but the first."""
+        if quiet or not ranks.first():
+            return cls(lambda line: None)
+        # above a bar that is there
+        return cls(lambda line: tqdm.write(line, file=sys.stderr), bars=sys.stderr.isatty())
 
     @contextmanager
     def stages(self) -> Iterator[None]:
@@ -71,10 +81,10 @@ class Shown:
             yield
 
     @contextmanager
-    def whole(self, steps: int) -> Iterator[Whole | None]:
+    def runs(self, steps: int) -> Iterator[RunsBar | None]:
         """Yield the bar over all runs, of so many steps together; None where nobody is looking."""
         if not self.bars:
             yield None
             return
         with tqdm(total=steps, leave=False, miniters=1, smoothing=0, unit=" steps") as bar:
-            yield Whole(bar)
+            yield RunsBar(bar)

@@ -1,0 +1,387 @@
+"""`tiewise compare`, the main job, and `tiewise train`: one run by the same code."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tiewise.cli import options as o
+from tiewise.core import ctrl_c
+from tiewise.core.errors import Interrupted, RunError, TiewiseError
+
+if TYPE_CHECKING:
+    from tiewise.training.settings import Settings
+
+SPLIT = typer.Option(
+    None,
+    metavar="random|contiguous",
+    help="What is held out: documents, and parts of long files, drawn at random; or the last parts of the text.",
+    show_default="random",
+)
+TOKENIZER = typer.Option(
+    None,
+    help="bpe:SIZE (trained on the training split), bytes, a tokenizer.json, or a Hugging Face id.",
+    show_default="bpe:4096",
+)
+MODEL = typer.Option(None, help="llama, gpt2, or the path of a config.json.", show_default="llama")
+STEPS = typer.Option(None, help="Optimizer steps of each run.", show_default="600")
+OUT = typer.Option(None, "--out", "-o", help="Folder for all that the run writes.", show_default="runs/<command>")
+CONFIG = typer.Option(None, "--config", help="YAML file of settings (any of run.yaml); options win over it.")
+SET = typer.Option(None, "--set", metavar="NAME=VALUE", help="Any setting of run.yaml, e.g. width=256. Repeatable.")
+RECIPE = typer.Option(
+    None,
+    metavar="NAME",
+    help="A published recurrent model, trained on CORPUS: press-wolf-small, press-wolf-large, inan-200, inan-650, "
+    "pytorch-200, pytorch-650 or awd. Or an ALBERT, trained on --text: albert-small or albert-base.",
+)
+CORPUS = typer.Argument(
+    None,
+    help="With --recipe: a folder with train.txt, valid.txt and test.txt, words parted by spaces.",
+    show_default=False,
+)
+SHARE = typer.Option(
+    None,
+    metavar="SHARING",
+    help="What an ALBERT's layers share: none, attention, ffn, all, all:groups=2, … Of several, separated by commas, "
+    "compare trains each with every boundary.",
+    show_default="as the recipe",
+)
+RESUME = typer.Option(False, "--resume", help="Finish the run in --out.")
+OVERWRITE = typer.Option(False, "--overwrite", help="Replace the run in --out.")
+
+
+def compare(
+    corpus: str = CORPUS,
+    arms: str = typer.Option(
+        None,
+        "--arms",
+        "--boundary",
+        "-b",
+        help="Boundaries to compare, separated by commas; the first is the reference. "
+        "E.g. tied,untied,factored:64+bias,residual:16.",
+        show_default="tied,untied,factored:64",
+    ),
+    share: str = SHARE,
+    seeds: int = typer.Option(None, help="Runs of each arm, paired across arms.", show_default="3"),
+    recipe: str = RECIPE,
+    text: list[str] = o.TEXT,
+    split: str = SPLIT,
+    tokenizer: str = TOKENIZER,
+    model: str = MODEL,
+    steps: int = STEPS,
+    minutes: float = typer.Option(None, help="Instead of --steps: the time for all, start and tuning included."),
+    match: str = typer.Option(
+        None,
+        help="width: same body. parameters: what an arm saves at the boundary is spent on its body.",
+        show_default="width",
+    ),
+    tune: bool = typer.Option(None, "--tune/--no-tune", help="Nine short runs per arm over init and learning rate."),
+    backend: str = typer.Option(
+        None, metavar="torch|flax", help="flax: the steps are taken in JAX.", show_default="torch"
+    ),
+    set_: list[str] = SET,
+    config: Path = CONFIG,
+    out: Path = OUT,
+    resume: bool = RESUME,
+    overwrite: bool = OVERWRITE,
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Train a model under several tying choices and say which is better here, and whether the difference is real.
+
+    With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
+    """
+    given = {
+        "arms": o.split_specs(arms) if arms is not None else None,
+        "seeds": seeds,
+        "recipe": recipe,
+        "text": texts(text, recipe, corpus),
+        "split": split,
+        "tokenizer": tokenizer,
+        "model": model,
+        "steps": steps,
+        "minutes": minutes,
+        "match": match,
+        "tune": tune,
+        "backend": backend,
+    }
+    out = out or Path("runs/compare")
+    with running("compare", out, begun=resume) as run:
+        from tiewise.training import ranks
+
+        settings = ranks.first_does(lambda: chosen(out, given, share, config, set_, resume, overwrite))
+        o.hush_libraries()
+        from tiewise.runs import carry_out
+        from tiewise.training.display import Display
+        from tiewise.training.folder import FINAL, folder_name, how_it_loads
+
+        display = Display.on_stderr(quiet=quiet)
+        comparison = carry_out(
+            settings, out, o.command_line(), display, overwrite=overwrite, gone=run.gone, begun=run.begin
+        )
+        speaks = ranks.first()
+    if not speaks:
+        return
+    if json_:
+        o.print_json(comparison.record())
+        return
+    from rich.console import Console
+
+    from tiewise.report.albert_paper import orders
+    from tiewise.report.published import of_comparison
+    from tiewise.report.table import published_table, results_table, sharing_table
+
+    console = Console()
+    console.print(results_table(comparison))
+    beside = of_comparison(comparison)
+    if beside is not None:
+        console.print(published_table(beside))
+    if found := orders(comparison):
+        console.print(sharing_table(found))
+    loads = {name: how_it_loads(out / name / "seed-1") for name in map(folder_name, comparison.arms)}
+    models = [f"models: {out}/ARM/seed-N/{FINAL}", *(f"{name} {how}" for name, how in loads.items() if how)]
+    for line in (f"report: {out / 'report.html'}", "; ".join(models)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def train(
+    corpus: str = CORPUS,
+    boundary: str = typer.Option(
+        None, "--boundary", "-b", help="The boundary to train, e.g. factored:64+bias.", show_default="tied"
+    ),
+    share: str = SHARE,
+    seed: int = typer.Option(None, help="Of data order, body and tables.", show_default="1"),
+    recipe: str = RECIPE,
+    text: list[str] = o.TEXT,
+    split: str = SPLIT,
+    tokenizer: str = TOKENIZER,
+    model: str = MODEL,
+    steps: int = STEPS,
+    set_: list[str] = SET,
+    config: Path = CONFIG,
+    out: Path = OUT,
+    resume: bool = RESUME,
+    overwrite: bool = OVERWRITE,
+    json_: bool = o.JSON,
+    quiet: bool = o.QUIET,
+) -> None:
+    """Train one model with a boundary, and write it where `AutoModelForCausalLM.from_pretrained` reads it: `final`.
+
+    Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
+    """
+    given = {
+        "arms": [boundary] if boundary is not None else None,
+        "seed": seed,
+        "recipe": recipe,
+        "text": texts(text, recipe, corpus),
+        "split": split,
+        "tokenizer": tokenizer,
+        "model": model,
+        "steps": steps,
+    }
+    out = out or Path("runs/train")
+    with running("train", out, begun=resume) as run:
+        from tiewise.training import ranks
+
+        settings = ranks.first_does(lambda: chosen(out, given, share, config, set_, resume, overwrite, single=True))
+        o.hush_libraries()
+        from tiewise.runs import carry_out_one
+        from tiewise.training.display import Display
+        from tiewise.training.folder import how_it_loads
+
+        display = Display.on_stderr(quiet=quiet)
+        trained = carry_out_one(settings, out, o.command_line(), display, overwrite=overwrite, begun=run.begin)
+        speaks = ranks.first()
+    if not speaks:
+        return
+    if json_:
+        o.print_json(trained.record())
+        return
+    result = trained.result
+    if not isfinite(result.heldout_nll):
+        print("diverged: the loss is no number any more; try a lower --set learning_rate")
+    if result.shares:
+        print(
+            f"held-out nll {result.heldout_nll:.4f} per masked token (by their frequencies: {result.unigram_nll:.4f}), "
+            f"training nll {result.train_nll:.4f}"
+        )
+    else:
+        print(
+            f"held-out nll {result.heldout_nll:.4f} (perplexity {result.perplexity:.1f}, "
+            f"{result.bits_per_byte:.3f} bits per byte), training nll {result.train_nll:.4f}"
+        )
+    for name, of in result.shares.items():
+        what = "masked tokens" if name == "masked" else f"pairs ({name})"
+        interval = f"95 % interval {of.low:.1%} to {of.high:.1%}, n = {of.count:,}"
+        print(f"{what}: {of.share:.1%} right ({interval}), nll {of.nll:.4f}")
+    if "changed" in trained.setting:
+        from rich.console import Console
+
+        from tiewise.report.published import Beside
+        from tiewise.report.table import published_table
+
+        recipe, changed = trained.setting["recipe"], trained.setting["changed"]
+        Console().print(published_table(Beside(recipe, changed, {result.arm: [result.perplexity]}, trained.data)))
+    print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
+
+
+def chosen(
+    out: Path,
+    given: dict[str, Any],
+    share: str | None,
+    config: Path | None,
+    assigned: list[str] | None,
+    resume: bool,
+    overwrite: bool,
+    *,
+    single: bool = False,
+) -> Settings | None:
+    """Return the checked settings: defaults, the recipe, the YAML file, `--set`, options; None given is not given.
+
+    They are those of one run where `single`, else of a comparison; a recipe of several arms is trained tied. `share` is
+    for every arm. With `resume`, None: the run has its settings.
+
+    Raises:
+        RunError, SpecError: a file, name or value that cannot be used, or `resume` with anything else.
+    """
+    import yaml
+
+    from tiewise.training.settings import Settings, read_yaml, recipe
+
+    options = {name: value for name, value in given.items() if value is not None}
+    if resume:
+        if overwrite or config or assigned or options or share is not None:
+            raise RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
+        return None
+    record = recipe(options["recipe"]) if "recipe" in options else {}
+    if single:
+        record |= {"arms": record["arms"] if len(record.get("arms", ())) == 1 else ["tied"], "seed": 1}
+    places: dict[str, str] = {}
+    if config is not None:
+        of_file = {name: value for name, value in read_yaml(config).items() if value is not None}
+        record |= of_file
+        places |= dict.fromkeys(of_file, str(config))
+    typed: dict[str, Any] = {}
+    for item in assigned or []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise RunError(f"--set {item!r}", "write --set NAME=VALUE")
+        try:
+            typed[name] = yaml.safe_load(value)
+        except yaml.YAMLError:
+            raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
+    places |= dict.fromkeys(typed, "--set")
+    typed |= options
+    length = next((layer for layer in (typed, record) if layer.keys() & {"steps", "minutes"}), {})  # typed ones win
+    record = {name: value for name, value in record.items() if name != "minutes"} | typed
+    record |= {"minutes": length["minutes"]} if "minutes" in length else {}
+    if not single and record.get("seed") is not None:
+        raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
+    settings = Settings.of(record, places=places)
+    if share is not None:
+        if not hasattr(settings.own, "shared_arms"):
+            what = f"--share with model = {settings.model!r}: what layers share is a choice of ALBERT runs"
+            raise RunError(what, "add --recipe albert-small, say, or leave --share out")
+        settings = replace(settings, arms=settings.own.shared_arms(settings.arms, o.split_specs(share)))
+    if settings.backend == "flax":
+        o.need("jax", "flax", "optax", extra="flax")
+    settings = settings.checked()
+    if {"steps", "minutes"} <= length.keys():
+        raise RunError("both steps and minutes are given", "leave one of them out: minutes become steps")
+    return settings
+
+
+def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...] | None:
+    """Return what a command is to read: `--text`, or the corpus of a recipe.
+
+    Raises:
+        RunError: a corpus without a recipe, a recipe without a corpus, or both of them with `--text`.
+    """
+    if recipe is None and corpus is None:
+        return tuple(text) if text else None
+    if recipe is not None and recipe.startswith("albert"):  # of any text, in sentences
+        if text and corpus is not None:
+            raise RunError(f"{corpus!r} and --text", "name the text once")
+        return (corpus,) if corpus is not None else tuple(text) if text else None
+    if recipe is None:
+        raise RunError(f"{corpus!r} without --recipe", "add --recipe NAME for a word-level corpus, or use --text")
+    if text or corpus is None:
+        raise RunError(f"--recipe {recipe} needs one corpus", "name its folder, and leave --text out")
+    return (corpus,)
+
+
+@dataclass
+class Running:
+    """Whether a command's run is on disk, so that `--resume` goes on with it, and since when the command works."""
+
+    begun: bool
+    since: float = field(default_factory=time.monotonic)
+
+    def gone(self) -> float:
+        """Seconds since then."""
+        return time.monotonic() - self.since
+
+    def begin(self) -> None:
+        """Note that it is on disk."""
+        self.begun = True
+
+
+@contextmanager
+def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
+    """Within this context `command` works on the run in `out`, alone or as one of several processes.
+
+    Ctrl-C exits 130 and a disk that takes no more is a `RunError`; both say how to go on. Of several processes one
+    speaks, the others exit with the same code.
+    """
+    o.need_torch()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
+    warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
+    state = Running(begun)
+    from tiewise.training import ranks
+    from tiewise.training.folder import disk_error, quiet_threads
+
+    resume = shlex.join(["tiewise", command, "--out", str(out), "--resume"])
+    try:
+        with quiet_threads():
+            ranks.join()
+            yield state
+    except ranks.Elsewhere as error:
+        ranks.leave(together=ranks.known(error))
+        raise typer.Exit(2) from None
+    except (Exception, KeyboardInterrupt) as error:
+        if ctrl_c.behind(error):
+            if ranks.first() and state.begun:
+                kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
+                o.tell(f"tiewise: interrupted, {kept}; {resume} goes on")
+            ranks.leave(together=ranks.known(error))
+            raise typer.Exit(130) from None
+        way = f"make room there, then {resume}" if state.begun else "make room there, or choose another --out"
+        said = error if isinstance(error, TiewiseError) else disk_error(error, out, way) or _lost(error, resume)
+        if said is None:
+            raise
+        if ranks.size() == 1:
+            raise said from None
+        o.tell(f"tiewise: {said}")
+        ranks.leave(together=ranks.known(error))
+        raise typer.Exit(2) from None
+    ranks.leave(together=False)
+
+
+def _lost(error: BaseException, resume: str) -> RunError | None:
+    """Say that another process is gone, where `error` is how this one saw it; the cause is that one's to say."""
+    from tiewise.training import ranks
+
+    gone = ("closed by peer", "reset by peer", "Broken pipe")
+    if ranks.size() > 1 and isinstance(error, RuntimeError) and any(sign in str(error) for sign in gone):
+        return RunError("another process of this run has ended", f"{resume} goes on from the last checkpoint")
+    return None

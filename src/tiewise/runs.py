@@ -1,0 +1,130 @@
+"""The main job in one call: `tiewise.compare` and `tiewise.train`, and what their commands do with settings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tiewise.core.errors import RunError
+from tiewise.report.page import write_report
+from tiewise.training import ranks
+from tiewise.training.compare import finish, finish_one
+from tiewise.training.display import Display
+from tiewise.training.folder import locked
+from tiewise.training.minutes import Gone
+from tiewise.training.results import Comparison, SingleRun
+from tiewise.training.settings import Settings, recipe
+from tiewise.training.start import start
+
+REPORT = "report.html"
+
+
+def compare(
+    out: str | os.PathLike[str] = "runs/compare",
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Train a model under several tying choices and say which is better here, and whether the difference is real.
+
+    Args:
+        out: the folder that takes `results.json`, `report.html` and the models.
+        resume: finish the run in `out`, which has its settings.
+        overwrite: replace the run in `out`.
+        quiet: no progress on stderr.
+        settings: any setting of `run.yaml`: `arms=["tied", "untied"]`, `text="my.txt"`, `steps=2000`; `recipe="awd"`
+            begins with a recipe's.
+
+    Raises:
+        TiewiseError: a setting, text or folder that cannot be used; nothing was written.
+        Interrupted: after Ctrl-C, with a checkpoint written; `resume=True` goes on from it.
+    """
+    folder = Path(out)
+    command = _command("compare", folder, settings)
+    display = Display.on_stderr(quiet=quiet)
+    return carry_out(_settings(settings, folder, resume), folder, command, display, overwrite=overwrite)
+
+
+def train(
+    out: str | os.PathLike[str] = "runs/train",
+    *,
+    boundary: str = "tied",
+    seed: int = 1,
+    resume: bool = False,
+    overwrite: bool = False,
+    quiet: bool = False,
+    **settings: Any,
+) -> SingleRun:
+    """Train one model with a boundary, by the same code as `compare`; `.model` is its folder.
+
+    Args:
+        out: the folder that takes the run.
+        boundary: what to train, e.g. "factored:64+bias".
+        seed: of data order, body and tables.
+        resume: finish the run in `out`, which has its settings.
+        overwrite: replace the run in `out`.
+        quiet: no progress on stderr.
+        settings: as of `compare`.
+
+    Raises:
+        TiewiseError, Interrupted: as `compare`.
+    """
+    folder = Path(out)
+    given = settings if resume else {**settings, "arms": [boundary], "seed": seed}
+    command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
+    display = Display.on_stderr(quiet=quiet)
+    return carry_out_one(_settings(given, folder, resume), folder, command, display, overwrite=overwrite)
+
+
+def carry_out(
+    settings: Settings | None,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool,
+    gone: Gone | None = None,
+    begun: Callable[[], None] = lambda: None,
+) -> Comparison:
+    """Start the comparison in `out`, if there are settings, say so by `begun`, finish it, and write its report."""
+    with locked(out):
+        if settings is not None:
+            start(settings, out, command, display, overwrite=overwrite, gone=gone)
+        begun()
+        comparison = finish(out, display)
+        ranks.first_does(lambda: write_report(comparison, out / REPORT))
+    return comparison
+
+
+def carry_out_one(
+    settings: Settings | None,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool,
+    begun: Callable[[], None] = lambda: None,
+) -> SingleRun:
+    """Start the single run in `out`, if there are settings, say so by `begun`, and finish it."""
+    with locked(out):
+        if settings is not None:
+            start(settings, out, command, display, overwrite=overwrite)
+        begun()
+        return finish_one(out, display)
+
+
+def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:
+    if resume:
+        if given:
+            raise RunError(f"resume takes its settings from the run in {out}", f"leave {', '.join(given)} out")
+        return None
+    return Settings.of({**(recipe(given["recipe"]) if given.get("recipe") else {}), **given})
+
+
+def _command(name: str, out: Path, settings: dict[str, Any]) -> str:
+    """Return the call as typed, for the report."""
+    return f"tiewise.{name}({', '.join([repr(str(out)), *(f'{key}={value!r}' for key, value in settings.items())])})"

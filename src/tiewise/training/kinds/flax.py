@@ -1,0 +1,143 @@
+"""Decoders trained in JAX: the steps are taken by `tiewise.flax`, everything else is as for PyTorch's.
+
+    PyTorch's model of the arm → its weights → Flax decoder → Optax steps → the weights back → the same measures
+
+Both backends start an arm of a seed from the same numbers, are measured by the same code and leave the same results.
+A checkpoint is `checkpoint-<step>/` with its arrays and, as PyTorch's, `trainer_state.json`. It is made beside its
+place, every file of it flushed to the disk, and then renamed: a kill leaves the one before or the new one. Two stay.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flax import nnx
+from safetensors.numpy import save
+
+from tiewise.boundary.install import Installed
+from tiewise.core.errors import CheckpointError, Interrupted, RunError
+from tiewise.core.files import sync, write_whole
+from tiewise.data.prepared import PreparedText
+from tiewise.flax.flax_models import FlaxDecoder
+from tiewise.flax.flax_training import Fitting, OptaxRecipe, TrainingPoint, token_losses
+from tiewise.flax.parameter_files import read
+from tiewise.training.callbacks import METRICS, Interrupt, add_line, keep_lines
+from tiewise.training.evaluate import CURVE_BLOCKS
+from tiewise.training.folder import read_json, replace_path, write_json
+from tiewise.training.kind import Kind, Trained
+from tiewise.training.settings import DECODER, Job, Settings
+from tiewise.training.trainer import logging_window
+
+ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
+KEPT = 2  # checkpoints
+_TORCH = "leave it out, or use the torch backend"
+
+
+class FlaxDecoders(Kind):
+    """Llamas, by one process, with a boundary that stays."""
+
+    where = "with the flax backend"
+    lacks: Mapping[str, tuple[Any, str]] = {
+        "kind": (DECODER, _TORCH),
+        "model": ("llama", _TORCH),
+        "minutes": (None, _TORCH),
+        "accumulate": (1, _TORCH),
+        "bf16": (False, _TORCH),
+        "activation_checkpointing": (False, _TORCH),
+    }
+    alone = ("the flax backend", "start one, or use the torch backend")
+    packages = ("jax", "flax", "optax")
+
+    def check(self, settings: Settings) -> Any:
+        """Refuse boundaries that change, and vectors, too."""
+        super().check(settings)
+        for arm, spec in settings.specs().items():
+            if spec != spec.plainly() or spec.vectors is not None:
+                raise RunError(f"{arm} with the flax backend", "schedules and vectors need the torch backend")
+
+    def fit(
+        self,
+        job: Job,
+        installed: Installed,
+        text: PreparedText,
+        counts: np.ndarray,
+        checkpoint: tuple[Path | None, int],
+    ) -> Trained:
+        """Train in JAX, with checkpoints as often as PyTorch's, and give PyTorch's model the weights."""
+        s, torch_model = job.settings, installed.model
+        sizes = (text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
+        model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
+        model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
+        recipe = OptaxRecipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
+        fitting = Fitting(model, text.split("train"), recipe)
+        if checkpoint[0] is not None:
+            take_up(fitting, checkpoint[0])
+        keep_lines(job.folder / METRICS, fitting.step)
+        self._finish(job, fitting, text)
+        state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
+        torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names
+        return Trained(installed, fitting.timed, fitting.seconds)
+
+    def _finish(self, job: Job, fitting: Fitting, text: PreparedText) -> None:
+        """Take the steps that are left."""
+        every = 4 * logging_window(job.settings.steps)
+        if job.bar is not None:
+            job.bar.begun(job.title, fitting.step)
+        with Interrupt() as interrupt:
+            for point in fitting.steps():
+                if job.bar is not None:
+                    job.bar.stepped(fitting.step)
+                if point is not None:
+                    if job.bar is not None:
+                        job.bar.learnt(point.train_nll)
+                    add_line(job.folder / METRICS, _line(job, fitting, point, text))
+                if interrupt.caught or fitting.step % every == 0:
+                    keep(fitting, job.folder)
+                if interrupt.caught:
+                    raise Interrupted(str(job.folder))
+
+
+def _line(job: Job, fitting: Fitting, point: TrainingPoint, text: PreparedText) -> dict[str, Any]:
+    """Return what `metrics.jsonl` says of a point."""
+    found = {"step": point.step, "train_nll": point.train_nll}
+    if not job.trial:
+        losses, _ = token_losses(fitting.model, text.split(job.split), job.settings.length, CURVE_BLOCKS)
+        found["heldout_nll"] = float(losses.mean())
+    found |= {"path_a": point.paths.a, "path_b": point.paths.b}
+    return found if math.isnan(point.paths.cosine) else found | {"cosine": point.paths.cosine}
+
+
+def keep(fitting: Fitting, folder: Path) -> None:
+    """Write a checkpoint of `fitting` into a run's folder, and remove all but the newest."""
+    final = folder / f"checkpoint-{fitting.step}"
+    made = final.with_name(final.name + ".partial")
+    shutil.rmtree(made, ignore_errors=True)
+    made.mkdir()
+    write_whole(made / ARRAYS, save({name: np.asarray(value) for name, value in fitting.arrays().items()}))
+    write_json(made / STATE, {"global_step": fitting.step, "fitting": fitting.record()})
+    replace_path(made, final)
+    sync(folder)
+    old = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.partition("-")[2]))
+    for path in old[:-KEPT]:
+        shutil.rmtree(path)
+
+
+def take_up(fitting: Fitting, checkpoint: Path) -> None:
+    """Go on from a checkpoint.
+
+    Raises:
+        CheckpointError: it cannot be read, or is of another model or optimizer.
+    """
+    record = read_json(checkpoint / STATE).get("fitting")
+    if record is None:
+        raise CheckpointError(f"{checkpoint} is no checkpoint of the flax backend", "remove it to start the run again")
+    fitting.take_up(read(checkpoint / ARRAYS), record, str(checkpoint))
+
+
+KIND = FlaxDecoders()

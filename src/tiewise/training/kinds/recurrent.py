@@ -1,0 +1,485 @@
+"""Recurrent language models on words, as Zaremba, Press & Wolf, Inan and Merity trained theirs.
+
+The hidden state is carried from step to step, detached, begins anew with every epoch, and is saved in every checkpoint
+beside the optimizer's: a resumed run is the uninterrupted one. How the rate falls, when averaging begins and which
+weights are kept is decided at the ends of epochs:
+
+anneal: epochs     rate · decay^max(0, e − n) in epoch e (from 1), n = decay_after        Zaremba et al. 2014
+anneal: plateau    rate · decay^k after k epochs whose validation nll was not the lowest so far
+vary_length        every step's rate in proportion to its length                        Merity et al. 2018, §4.1
+average_patience   averaging begins when the validation nll is above the lowest of all but the last n epochs
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from tiewise.boundary.install import Installed
+from tiewise.core.errors import RunError, UnsupportedError
+from tiewise.core.files import written_whole
+from tiewise.core.records import require
+from tiewise.data.prepared import PreparedText
+from tiewise.data.split import RANDOM
+from tiewise.data.words import prepare_words, unknown_share
+from tiewise.models import RNNConfig, detached
+from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
+from tiewise.training.callbacks import Clock
+from tiewise.training.evaluate import Measured
+from tiewise.training.kind import SHAPE, Kind, Trained
+from tiewise.training.model import built, start_tables
+from tiewise.training.optimizers import AveragedSGD
+from tiewise.training.settings import Job, Settings, recipe
+from tiewise.training.streams import Steps, StreamPlan, measure_streams, one_step, plan
+from tiewise.training.trainer import TiewiseTrainer, arguments, callbacks
+
+CELLS = ("lstm", "gru", "tanh", "relu")
+BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
+CURVE_WORDS = 8_000  # of the held-out split, behind each point of a curve
+ALL = 1_000_000_000  # steps of a run whose number is not limited: its epochs have fewer
+_CHOICES = {
+    "bias": ("one", "two"),
+    "optimizer": ("sgd", "adamw"),
+    "objective": ("mean", "time"),
+    "anneal": ("epochs", "plateau"),
+    "keep": ("last", "best"),
+}
+_SHORTER = "leave it out; --set epochs=N makes them shorter"
+
+
+@dataclass(frozen=True)
+class RecurrentOptions:
+    """Settings of recurrent models, their training and their objective."""
+
+    embedding: int | None = None  # width E of the lookup's vectors; None: the hidden width, `width`
+    inner: int | None = None  # width of all layers but the last, which gives what the head reads; None: `width`
+    bias: str = "two"  # biases of each gate, one as papers count or two as fused kernels have them
+    dropout_embedding: float = 0.0  # share of words whose whole vector is dropped for a step
+    dropout_input: float = 0.0  # dropout of the looked-up vectors
+    dropout_between: float = 0.0  # dropout between layers
+    dropout_output: float = 0.0  # dropout of what the head reads
+    dropout_recurrent: float = 0.0  # dropout of h before its matrix, one mask per sequence
+    weight_drop: float = 0.0  # dropout of the hidden-to-hidden matrices
+    variational: bool = False  # one dropout mask for all positions of a sequence, not one for each
+    activation: float = 0.0  # coefficient of AWD-LSTM's activation regularisation (AR), on the mean squared output
+    slowness: float = 0.0  # coefficient of its temporal one (TAR), on the mean squared change from step to step
+    start: float = 0.1  # a of the uniform ±a that all weights start from
+    start_body: float = 0.0  # the same of the recurrent layers alone; 0: as `start`
+    output_bias: bool = True  # whether the softmax has a bias of its own
+    files: tuple[str, ...] = ()  # training, validation and test file; empty: train.txt, valid.txt, test.txt
+    epochs: int = 6  # passes over the training file
+    vary_length: bool = False  # draw each step's length around `length` (half of it once in twenty), and scale the rate
+    optimizer: str = "sgd"  # without momentum, or adamw
+    # what is differentiated and clipped: the mean over all words (mean), or the mean over streams of the sum over
+    # positions (time), which is `length` times as large
+    objective: str = "mean"
+    clip: float = 0.25  # largest norm of the gradient; 0 leaves it
+    anneal: str = "epochs"  # `decay` after every epoch, or after each that did not lower the validation nll (plateau)
+    decay: float = 1.0  # factor on the learning rate
+    decay_after: int = 0  # epochs at the full rate, for `anneal: epochs`
+    average_patience: int = 0  # n of NT-ASGD; 0 never averages
+    keep: str = "last"  # the weights that a run ends with: of the last epoch, or of the best by validation nll
+    augment: float = 0.0  # α of the augmented loss; 0 is plain cross-entropy
+    temperature: float = 10.0  # τ of the augmented loss
+    parallel: int = 10  # streams that a split is measured in, side by side; each word counts once
+
+    @property
+    def validates(self) -> bool:
+        """Whether training looks at the validation split after every epoch."""
+        return self.anneal == "plateau" or self.average_patience > 0 or self.keep == "best"
+
+    def check(self) -> None:
+        """Refuse values out of range. Raises RunError."""
+        for name, choices in _CHOICES.items():
+            require(self, name, choices.__contains__, f"choose {' or '.join(choices)}")
+        numbers = [item.name for item in fields(self) if isinstance(item.default, float)]
+        require(self, " ".join(numbers), math.isfinite, "use a number")
+        dropped = [name for name in numbers if name.startswith("dropout")]
+        require(self, " ".join([*dropped, "weight_drop"]), lambda x: 0 <= x < 1, "use zero or more, below 1")
+        require(self, "epochs parallel embedding inner", lambda n: n >= 1, "use 1 or more")
+        require(self, "start decay temperature", lambda x: x > 0, "use a positive number")
+        others = "clip decay_after average_patience augment activation slowness start_body"
+        require(self, others, lambda x: x >= 0, "use zero or a positive number")
+
+
+class Annealing(TrainerCallback, ExportableState):
+    """Sets the rate before every step, and validates after every epoch where something depends on it.
+
+    Args:
+        plan: the run's steps.
+        options: the run's.
+        rate: the full learning rate.
+        length: T, of which a varied step is a part.
+        validate: returns the validation nll of the weights as they are.
+        keep: called when these weights are the best so far.
+    """
+
+    def __init__(
+        self,
+        plan: StreamPlan,
+        options: RecurrentOptions,
+        rate: float,
+        length: int,
+        validate: Callable[[], float],
+        keep: Callable[[], None],
+    ) -> None:
+        self.plan, self.options, self.full, self.length = plan, options, rate, length
+        self._validate, self._keep = validate, keep
+        self.validations: list[float] = []
+        self.cuts = 0
+        self.rate = rate  # of the step at hand, as logs say it
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, in the form that `transformers` asks for."""
+        return {"args": {}, "attributes": {"validations": self.validations, "cuts": self.cuts}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Take up what a checkpoint brings."""
+        found = state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"]
+        self.validations, self.cuts = list(found["validations"]), int(found["cuts"])
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Set the rate of this step."""
+        o, step = self.options, state.global_step
+        power = self.cuts if o.anneal == "plateau" else max(0, int(self.plan.epochs[step]) + 1 - o.decay_after)
+        part = self.plan.lengths[step] / self.length if o.vary_length else 1.0
+        self.rate = float(self.full * o.decay**power * part)
+        for group in kw["optimizer"].param_groups:
+            group["lr"] = self.rate
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """At the end of an epoch: validate, and decide."""
+        if not self.options.validates or not self.plan.ends_epoch(state.global_step - 1):
+            return
+        optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
+        if isinstance(optimizer, AveragedSGD) and optimizer.averages:
+            with optimizer.averaged():
+                self._take(self._validate())
+            return
+        before = list(self.validations)
+        self._take(self._validate())
+        patience = self.options.average_patience
+        if patience and len(before) > patience and self.validations[-1] > min(before[:-patience]):
+            optimizer.average()
+
+    def _take(self, nll: float) -> None:
+        nll = nll if math.isfinite(nll) else float("1e30")  # a diverged epoch is the worst; JSON has no infinity
+        if nll < min(self.validations, default=math.inf):
+            self._keep()
+        else:
+            self.cuts += 1
+        self.validations.append(nll)
+
+
+class StatefulTrainer(TiewiseTrainer):
+    """Trains on `tiewise.training.streams.Steps` in order; its logged loss is the mean nll of the window's words."""
+
+    def __init__(self, installed: Installed, *, options: RecurrentOptions, annealing: Annealing, **kwargs: Any) -> None:
+        super().__init__(installed, data_collator=one_step, **kwargs)
+        self.options, self.annealing = options, annealing
+        self.carried: Any = None
+        self._nlls: list[tuple[Tensor, int]] = []
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Loss of one step from the state that the last one left; keeps the state that this one leaves."""
+        targets = inputs["labels"]
+        state = None if bool(inputs["begins"]) else self.carried
+        with self.installed.deferred():
+            output = model(input_ids=inputs["input_ids"], state=state)
+            loss, nll = self._loss(output.logits, targets)
+        self.carried = detached(output.state)
+        self._nlls.append((nll.detach(), targets.numel()))
+        if output.regularisation is not None:
+            loss = loss + output.regularisation
+        if self.options.objective == "time":
+            loss = loss * targets.shape[1]  # the mean over streams of the sum over positions
+        penalty = self.installed.penalty()
+        loss = loss if penalty is None else loss + penalty
+        return (loss, output) if return_outputs else loss
+
+    def _loss(self, logits: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """(what is differentiated, nll) as means over words; they differ by the augmented loss alone."""
+        flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+        if not self.options.augment:
+            nll = F.cross_entropy(flat, wanted)
+            return nll, nll
+        scale, bias, softcap = flat.fold.scale_bias_softcap()
+        if softcap is not None:
+            raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
+        hidden = flat.hidden if scale == 1 else flat.hidden * scale
+        chosen = AugmentedOptions(alpha=self.options.augment, temperature=self.options.temperature)
+        table = self.installed.tables()[0]
+        own = None if table is self.installed.tables()[1] else table
+        loss = augmented_cross_entropy(hidden, flat.table, wanted, own, bias, chosen)
+        with torch.no_grad():
+            nll = F.cross_entropy(flat, wanted)
+        return loss, nll
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """Plain SGD, able to average, or AdamW, over all weights alike, decay included: as the papers' code does."""
+        weights = [p for p in self.model.parameters() if p.requires_grad]
+        rate, decay = self.args.learning_rate, self.args.weight_decay
+        made: torch.optim.Optimizer
+        if self.options.optimizer == "sgd":
+            made = AveragedSGD(weights, rate, decay)
+        else:
+            made = torch.optim.AdamW(weights, rate, weight_decay=decay)
+        self.optimizer = made
+        return made
+
+    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Sampler:
+        return SequentialSampler(self.train_dataset)
+
+    def _get_learning_rate(self) -> float:
+        return self.annealing.rate
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log the mean nll per word of the window in place of the objective's value."""
+        if "loss" in logs and self._nlls:
+            words = sum(n for _, n in self._nlls)
+            logs = {**logs, "loss": sum(float(nll) * n for nll, n in self._nlls) / words}
+            self._nlls.clear()
+        super().log(logs, start_time)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)
+        torch.save(self.carried, Path(output_dir, CARRIED))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is not None:
+            device = self.installed.tables()[0].device
+            self.carried = torch.load(Path(checkpoint, CARRIED), map_location=device, weights_only=True)
+
+
+class RecurrentModels(Kind):
+    """Trained by a recipe, on a corpus that has a file for each split, by one process that carries the state."""
+
+    title = "recurrent models"
+    where = "in a recurrent run"
+    options = RecurrentOptions
+    defaults: Mapping[str, Any] = {"steps": ALL}
+    lacks: Mapping[str, tuple[Any, str]] = {
+        "minutes": (None, _SHORTER),
+        "match": ("width", _SHORTER),
+        "tune": (False, _SHORTER),
+        "split": (RANDOM, "leave it out: the corpus has a file for each"),
+        "accumulate": (1, "use --set batch for more streams: they carry their state from step to step"),
+    }
+    alone = ("recurrent models", "train them on one: a state is carried in order")
+    leftovers = ("checkpoint-*", BEST)
+
+    def check(self, settings: Settings) -> RecurrentOptions:
+        """Refuse what a recipe's run cannot have."""
+        options: RecurrentOptions = super().check(settings)
+        options.check()
+        if settings.model not in CELLS:
+            raise RunError(f"model = {settings.model!r} {self.where}", f"choose one of {', '.join(CELLS)}")
+        if options.average_patience and options.keep != "best":
+            raise RunError("average_patience without keep: best", "add keep: best, which keeps the better of both")
+        if options.keep == "best" and any(spec != spec.plainly() for spec in settings.specs().values()):
+            raise RunError("keep: best with a boundary that changes", "use keep: last, or a boundary that stays")
+        if len(settings.text) != 1:
+            raise RunError(f"{len(settings.text)} corpora for a recipe", "name one folder")
+        return options
+
+    def check_sizes(self, settings: Settings) -> None:
+        """Refuse arms that a model of these sizes cannot have."""
+        recurrent_config(settings, 1)
+        for spec in settings.specs().values():
+            spec.maps(settings.width)
+
+    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
+        """Read the corpus' words."""
+        return prepare_words(settings.text[0], folder, settings.own.files)
+
+    def steps(self, settings: Settings, text: PreparedText) -> int:
+        """Steps of the first seed: its epochs, or as many of their steps as are asked for."""
+        return len(run_plan(settings, text, 1))
+
+    def described(self, settings: Settings, text: PreparedText) -> str:
+        """Say which files, how many words, and how many of them training does not have."""
+        sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
+        shares = ", ".join(f"{unknown_share(text.facts, name):.2%} of {name}" for name in ("tune", "heldout"))
+        known = f"vocabulary {text.vocab:,}; <unk> for words that training does not have: {shares}"
+        files = ", ".join(text.facts["files"])
+        return f"text: {settings.text[0]} ({files}); words: {sizes}; {known}; {settings.steps:,} steps"
+
+    def build(self, job: Job, text: PreparedText, seed: int) -> Installed:
+        """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
+        s, spec = job.settings, job.spec
+
+        def start(installed: Installed) -> None:
+            if spec.init is None:
+                start_uniform(installed, s.own.start, spec.pad)
+            else:
+                start_tables(installed, spec.init, spec)
+
+        return built(recurrent_config(s, text.vocab), s.model, spec, text, seed, start)
+
+    def table_std(self, job: Job, vocab: int) -> float:
+        """Of the uniform, where the boundary does not say."""
+        return job.spec.init or float(job.settings.own.start / math.sqrt(3))
+
+    def first_loss(self, job: Job, installed: Installed, vocab: int) -> float:
+        """A state that starts at zero says nothing of any word."""
+        return math.log(vocab)
+
+    def trainer(
+        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock
+    ) -> StatefulTrainer:
+        """Make the trainer and what sets its rate."""
+        o: RecurrentOptions = job.settings.own
+        steps = run_plan(job.settings, text, job.seed)
+        s = replace(job.settings, steps=len(steps))  # of varied lengths, another seed has more or fewer
+        job = replace(job, settings=s)
+        annealing = Annealing(
+            steps,
+            o,
+            s.learning_rate,
+            s.length,
+            validate=lambda: measure_streams(trainer.installed, text.split("tune"), counts, o.parallel).nll,
+            keep=lambda: keep_best(job, trainer),
+        )
+        trainer: StatefulTrainer = StatefulTrainer(
+            installed,
+            options=o,
+            annealing=annealing,
+            evaluator=lambda: self.measure(job, trainer.installed, text, counts, job.split, point=True).nll,
+            args=arguments(
+                job, per_device_train_batch_size=1, lr_scheduler_type="constant", max_grad_norm=o.clip, warmup_steps=0
+            ),
+            train_dataset=Steps(text.split("train"), s.batch, steps),
+            callbacks=[*callbacks(job, clock), annealing],
+        )
+        return trainer
+
+    def fit(
+        self,
+        job: Job,
+        installed: Installed,
+        text: PreparedText,
+        counts: np.ndarray,
+        checkpoint: tuple[Path | None, int],
+    ) -> Trained:
+        """Train; the model ends with the weights of its best epoch, where it kept them."""
+        trained = super().fit(job, installed, text, counts, checkpoint)
+        best = job.folder / BEST
+        if job.settings.own.keep == "best" and best.is_file():
+            device = trained.installed.tables()[0].device
+            trained.installed.model.load_state_dict(torch.load(best, map_location=device, weights_only=True))
+        return trained
+
+    def measure(
+        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, split: str, *, point: bool = False
+    ) -> Measured:
+        """Evaluate a split from its beginning: of training text a part, as the papers do all of any other."""
+        most = CURVE_WORDS if point else job.settings.measured if split == "train" else None
+        return measure_streams(installed, text.split(split), counts, job.settings.own.parallel, most)
+
+    def tokens_seen(self, job: Job, text: PreparedText) -> np.ndarray:
+        """Words predicted up to and with each step [steps]."""
+        return run_plan(job.settings, text, job.seed).words(job.settings.batch)
+
+    def moments(self, job: Job) -> int:
+        """Adam's two, or the mean where SGD may come to average."""
+        if job.settings.own.optimizer == "sgd":
+            return 1 if job.settings.own.average_patience else 0
+        return 2
+
+    def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
+        """Return the settings, and which of them are not the recipe's."""
+        kept = [name for name in SHAPE if name not in ("heads", "accumulate")]
+        shape = {name: getattr(settings, name) for name in ("recipe", *kept, "bf16")}
+        steps = run_plan(settings, text, 1)
+        differ = changed(settings)
+        if len(steps) < len(run_plan(replace(settings, steps=ALL), text, 1)):
+            differ.append(f"steps={settings.steps}")
+        own = {"changed": differ, "vocab": text.vocab, "tokens_per_run": int(steps.words(settings.batch)[-1])}
+        return {**shape, **vars(settings.own), **own, "tokenizer": "words"}
+
+
+def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
+    """Return the configuration of a recurrent run's model.
+
+    Raises:
+        SpecError: sizes or options that no model can have.
+    """
+    o: RecurrentOptions = settings.own
+    return RNNConfig(
+        vocab_size=vocab,
+        hidden_size=o.inner or settings.width,
+        embedding_size=o.embedding or settings.width,
+        last_hidden_size=settings.width,
+        num_hidden_layers=settings.layers,
+        cell=settings.model,
+        lstm_bias=o.bias,
+        output_bias=o.output_bias,
+        embedding_dropout=o.dropout_embedding,
+        input_dropout=o.dropout_input,
+        layer_dropout=o.dropout_between,
+        recurrent_dropout=o.dropout_recurrent,
+        output_dropout=o.dropout_output,
+        weight_dropout=o.weight_drop,
+        variational=o.variational,
+        ar=o.activation,
+        tar=o.slowness,
+        table_range=o.start,
+        body_range=o.start_body or o.start,
+    )
+
+
+def start_uniform(installed: Installed, reach: float, pad: int | None = None) -> None:
+    """Draw tables and maps uniform in ± `reach`, the output table last; a padding row becomes zero."""
+    table_in, table_out = installed.tables()
+    maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
+    with torch.no_grad():
+        for table in dict.fromkeys((table_in, *maps, table_out)):
+            table.uniform_(-reach, reach)
+        for table in (table_in, table_out) if pad is not None else ():
+            table[pad].zero_()
+
+
+def run_plan(settings: Settings, text: PreparedText, seed: int) -> StreamPlan:
+    """Steps of one run: its epochs, or as many of their steps as `settings.steps`.
+
+    Raises:
+        DataError: a text too short for its streams.
+    """
+    vary = seed if settings.own.vary_length else None
+    epochs = plan(len(text.split("train")), settings.batch, settings.length, settings.own.epochs, vary=vary)
+    return epochs.first(settings.steps)
+
+
+def keep_best(job: Job, trainer: StatefulTrainer) -> None:
+    """Write the weights as they are, for `keep: best`."""
+    if job.settings.own.keep == "best":
+        with written_whole(job.folder / BEST) as made:
+            torch.save(trainer.installed.model.state_dict(), made)
+
+
+def changed(settings: Settings) -> list[str]:
+    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open.
+
+    Raises:
+        RunError: as `recipe`.
+    """
+    left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "own", "files"}
+    theirs, ours = ({**vars(s), **vars(s.own)} for s in (Settings.of(recipe(settings.recipe)), settings))
+    return [f"{name}={ours[name]}" for name in ours if name not in left_open and ours[name] != theirs[name]]
+
+
+KIND = RecurrentModels()

@@ -1,0 +1,157 @@
+"""Optimizers that PyTorch does not have: LAMB, of ALBERT, and SGD that averages the weights from some step on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tiewise.core.errors import RunError
+
+
+class Lamb(Optimizer):
+    """LAMB (You et al. 2020, arXiv:1904.00962, Algorithm 2): Adam's step, scaled for every tensor by its trust ratio.
+
+        m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
+        u = m̂ / (√v̂ + ε) + λ x       m̂ = m / (1 − β₁ᵗ), v̂ = v / (1 − β₂ᵗ)
+        x ← x − η · ratio · u        ratio = ‖x‖ / ‖u‖
+
+    What the paper leaves open is done as the authors' code does it: φ(z) = z, so the ratio is not clipped; where ‖x‖ or
+    ‖u‖ is 0 it is 1; the ratio is of each Parameter as a whole (a table is one), before the step; and `adapt=False` in
+    a group of parameters sets it to 1, as for biases and norms, which have no weight decay either.
+
+    Raises:
+        RunError: a number out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1.76e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        adapt: bool = True,
+    ) -> None:
+        if not (lr >= 0 and eps > 0 and weight_decay >= 0):
+            raise RunError(f"LAMB with lr={lr}, eps={eps}, weight_decay={weight_decay}", "use positive numbers")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise RunError(f"LAMB with betas={betas}", "use numbers from 0, below 1")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": adapt})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Take one step; moments are kept in fp32 for parameters of lower precision.
+
+        Raises:
+            RunError: a sparse gradient.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self._one(p, group)
+        return loss
+
+    def _one(self, p: Tensor, group: dict[str, Any]) -> None:
+        if p.grad is None or p.grad.is_sparse:
+            raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
+        state, wide = self.state[p], torch.promote_types(p.dtype, torch.float32)
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(p, dtype=wide)
+            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
+        state["step"] += 1
+        step, (beta1, beta2) = int(state["step"]), group["betas"]
+        grad, x = p.grad.to(wide), p.to(wide)
+        mean = state["exp_avg"].lerp_(grad, 1 - beta1)
+        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        update = (mean / (1 - beta1**step)).div_(root).add_(x, alpha=group["weight_decay"])
+        if group["adapt"]:
+            update.mul_(trust_ratio(x, update))
+        p.copy_(x - update.mul_(group["lr"]))
+
+
+def trust_ratio(x: Tensor, update: Tensor) -> Tensor:
+    """‖x‖ / ‖update‖, and 1 where either is 0; a scalar on their device."""
+    weight, change = torch.linalg.vector_norm(x), torch.linalg.vector_norm(update)
+    known = (weight > 0) & (change > 0)
+    return torch.where(known, weight / torch.where(known, change, 1), 1)
+
+
+def lamb_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Return the groups that LAMB's authors use: matrices with decay and a ratio, biases and norms with neither."""
+    chosen = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in chosen if p.ndim > 1], "weight_decay": weight_decay, "adapt": True},
+        {"params": [p for p in chosen if p.ndim < 2], "weight_decay": 0.0, "adapt": False},
+    ]
+
+
+class AveragedSGD(torch.optim.SGD):
+    """Plain steps, and beside them the mean of the weights since a moment (Polyak and Juditsky 1992).
+
+    `average()` begins to average, `averaged()` puts the means in place for a while. With no decay of its own this is
+    `torch.optim.ASGD` with `lambd=0, t0=-1` (with `t0=0`, which AWD-LSTM's code uses, the first of the averaged weights
+    is left out), except that the averaging may begin later, as NT-ASGD asks (Merity, Keskar and Socher 2018, Algorithm
+    1), and that the mean is a part of the state that is saved.
+    """
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.0) -> None:
+        super().__init__(params, lr=lr, weight_decay=weight_decay)
+        for group in self.param_groups:
+            group.setdefault("averaged_steps", None)
+
+    @property
+    def averages(self) -> bool:
+        """Whether it does by now."""
+        return self.param_groups[0]["averaged_steps"] is not None
+
+    def average(self) -> None:
+        """Begin with the next step."""
+        for group in self.param_groups:
+            group["averaged_steps"] = 0
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """Step, then take the new weights into the mean."""
+        loss = super().step(closure)
+        for group in self.param_groups:
+            if group["averaged_steps"] is None:
+                continue
+            group["averaged_steps"] += 1
+            for p in group["params"]:
+                state = self.state[p]
+                if "mean" not in state:
+                    state["mean"] = torch.zeros_like(p)
+                state["mean"].add_(p - state["mean"], alpha=1 / group["averaged_steps"])
+        return loss
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """Make the means the weights, for good."""
+        for p, mean in self._means():
+            p.copy_(mean)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Within this context the weights are the means, where there are any."""
+        kept = [(p, p.detach().clone()) for p, _ in self._means()]
+        self.settle()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for p, value in kept:
+                    p.copy_(value)
+
+    def _means(self) -> list[tuple[Tensor, Tensor]]:
+        return [(p, self.state[p]["mean"]) for g in self.param_groups for p in g["params"] if "mean" in self.state[p]]

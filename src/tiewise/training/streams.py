@@ -1,0 +1,171 @@
+"""A corpus as parallel streams: cut into steps for truncated back-propagation, and measured in one pass.
+
+    stream b of B:  x_0 x_1 … x_{n−1}        step reads x_i … x_{i+t−1} and predicts x_{i+1} … x_{i+t}
+
+The last words that do not fill a stream are left out of training. Every epoch begins at the beginning, with no state;
+its last step is as long as what is left. A whole run is one list of steps, so that a resumed run finds its place.
+
+A split is measured as the papers do: the state carried from end to end, `<eos>` a word too, in a few streams side by
+side for speed. Each has no state where it begins, and each word but the first is predicted once, the first word of a
+stream from the word before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from tiewise.boundary.install import Installed
+from tiewise.core.errors import DataError
+from tiewise.training.evaluate import Measured, Tally, evaluating
+
+_SHORTEST = 5  # words of a step of varied length
+_SPREAD = 5.0  # its standard deviation
+_HALVED = 0.05  # how often it is drawn around half the length
+_AT_ONCE = 4096  # words of a forward pass that measures
+_IGNORED = -100
+
+
+@dataclass(frozen=True)
+class StreamPlan:
+    """Every step of a run, in order."""
+
+    starts: np.ndarray  # first position of each step in its streams [steps]
+    lengths: np.ndarray  # words that it predicts in each stream [steps]
+    epochs: np.ndarray  # its epoch, from 0 [steps]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether a step is the last of its epoch in this run."""
+        return step + 1 == len(self) or self.epochs[step + 1] != self.epochs[step]
+
+    def first(self, steps: int) -> StreamPlan:
+        """Return its first steps, as a plan."""
+        return StreamPlan(self.starts[:steps], self.lengths[:steps], self.epochs[:steps])
+
+    def words(self, batch: int) -> np.ndarray:
+        """Words that were predicted up to and with each step [steps]."""
+        return np.cumsum(self.lengths) * batch
+
+
+def plan(tokens: int, batch: int, length: int, epochs: int, *, vary: int | None = None) -> StreamPlan:
+    """Cut `tokens` words in `batch` streams into steps of `length`, `epochs` times.
+
+    Args:
+        tokens: N of the training split.
+        batch: B.
+        length: T.
+        epochs: passes over the text.
+        vary: seed of lengths drawn anew for every step, as AWD-LSTM does (normal around T, around T/2 once in twenty);
+            None: all alike.
+
+    Raises:
+        DataError: streams of fewer than two words.
+    """
+    room = tokens // batch - 1
+    if room < 1:
+        what = f"the training text has {tokens:,} words, too few for {batch} streams"
+        raise DataError(what, "give more text, or --set batch to a smaller number")
+    draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
+    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    for epoch in range(epochs):
+        if draw is not None or epoch == 0:
+            lengths = _lengths(room, length, draw)
+        starts = np.cumsum(lengths) - lengths
+        parts.append((starts, lengths))
+    numbers = np.repeat(np.arange(epochs), [len(starts) for starts, _ in parts])
+    return StreamPlan(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), numbers)
+
+
+def _lengths(room: int, length: int, draw: np.random.Generator | None) -> np.ndarray:
+    if draw is None:
+        whole, rest = divmod(room, length)
+        return np.array([length] * whole + [rest] * (rest > 0), np.int64)
+    found: list[int] = []
+    while room > 0:
+        around = length / 2 if draw.random() < _HALVED else length
+        found.append(min(room, max(_SHORTEST, int(draw.normal(around, _SPREAD)))))
+        room -= found[-1]
+    return np.array(found, np.int64)
+
+
+class Steps(Dataset):
+    """`{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}` of each step; labels are the next words."""
+
+    def __init__(self, tokens: np.ndarray, batch: int, plan: StreamPlan) -> None:
+        self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of {len(self)}")
+        start, length = int(self.plan.starts[step]), int(self.plan.lengths[step])
+        rows = torch.from_numpy(self.streams[:, start : start + length + 1].astype(np.int64))
+        return {
+            "input_ids": rows[:, :-1].contiguous(),
+            "labels": rows[:, 1:].contiguous(),
+            "begins": torch.tensor(start == 0),
+        }
+
+
+def one_step(items: list[dict[str, Any]]) -> dict[str, Any]:
+    """Collate: a step is a batch already."""
+    (item,) = items
+    return item
+
+
+@torch.no_grad()
+def measure_streams(
+    installed: Installed, tokens: np.ndarray, counts: np.ndarray, parallel: int, most: int | None = None
+) -> Measured:
+    """Evaluate a split, or its first `most` words.
+
+    Args:
+        installed: the model, put into evaluation mode and back.
+        tokens: the split [N].
+        counts: how often each word occurs in training [V], for the bins.
+        parallel: streams side by side.
+        most: words to read at most; None reads all.
+    """
+    inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
+    tally, device = Tally(counts), installed.tables()[0].device
+    length = max(1, _AT_ONCE // len(inputs))
+    state: object = None
+    with evaluating(installed.model):
+        for start in range(0, inputs.shape[1], length):
+            wanted = targets[:, start : start + length].to(device)
+            losses, state = word_losses(installed, inputs[:, start : start + length].to(device), wanted, state)
+            known = wanted != _IGNORED
+            tally.add(losses[known], wanted[known])
+    return tally.measured()
+
+
+def side_by_side(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:
+    """(inputs, targets) [streams, n] of a split: every word but the first is a target once; padding is ignored."""
+    ids = torch.from_numpy(tokens.astype(np.int64))
+    predicted = len(ids) - 1
+    streams = max(1, min(parallel, predicted))
+    each = -(-predicted // streams)
+    padding = streams * each - predicted
+    inputs = F.pad(ids[:-1], (0, padding)).view(streams, each)
+    return inputs, F.pad(ids[1:], (0, padding), value=_IGNORED).view(streams, each)
+
+
+def word_losses(installed: Installed, inputs: Tensor, targets: Tensor, state: object) -> tuple[Tensor, object]:
+    """(loss of each word [streams, n], the state after it), without logits."""
+    with installed.deferred():
+        output = installed.model(input_ids=inputs, state=state)
+        logits = output.logits.reshape(-1, output.logits.shape[-1])
+        losses = F.cross_entropy(logits, targets.reshape(-1), reduction="none", ignore_index=_IGNORED)
+    return losses.view(targets.shape), output.state
