@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import RunError
-from tiewise.report.page import write_report
+from tiewise.report.comparison_page import write_report
 from tiewise.training import ranks
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.display import Display

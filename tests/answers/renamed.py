@@ -14,4 +14,5 @@ RENAMED: list[tuple[str, str | None, str]] = [
         None,
         "an answer is words, which may be put better any day; a short one was taken for a name",
     ),
+    (r":/env/processor$", None, "the name of the machine's processor, which is another elsewhere"),
 ]

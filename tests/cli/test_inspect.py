@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from tests.inspection.tiny_folders import write_model
-from tests.report.test_page_browser import BROWSER, FLAGS, Visit
+from tests.report.opened_page import BROWSER, FLAGS, Visit
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 

@@ -126,7 +126,7 @@ def test_one_table_is_held_against_both_of_the_other(across):
     assert note == "<one>: a note"
     assert found["tokens in both vocabularies"].value == ROWS
     titles = [panel.title for panel in panels({"<one>": found.about("<one>")})]
-    assert titles[:2] == ["The table of &lt;one&gt; against both of two", "Output less input, for &lt;one&gt;"]
+    assert titles[:2] == ["The table of <one> against both of two", "Output less input, for <one>"]
 
 
 @pytest.mark.parametrize(("tied", "said"), [((True, True), "one table"), ((False, False), "two tables")])
@@ -278,7 +278,7 @@ def test_every_table_is_drawn_in_a_plane_and_strangers_text_is_escaped(shorter):
     share = shorter.tables[1].plane.shares[0]
     assert f"{share:.1%} of the variance" in found.points[1].axes[0]
     drawn = {panel.title: panel for panel in panels({"<m>": found.about("<m>")})}
-    view = drawn["Rows in two dimensions: input: &lt;m&gt;"].figure
+    view = drawn["Rows in two dimensions: input: <m>"].figure
     assert sum(len(trace.x) for trace in view.data if trace.mode == "markers") == 40
     texts = [text for trace in view.data for text in trace.text or ()]
     assert "&lt;b&gt;" in texts

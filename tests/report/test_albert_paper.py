@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.report.albert_sample import ARMS, NLL, SHARINGS, albert_comparison
 from tests.report.comparison_sample import sample_comparison
-from tests.report.test_page import Page
+from tests.report.opened_page import Page
 
 from tiewise.core.errors import RunError
 from tiewise.report import faces

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.report.heat_map import asymmetry, centred, direct_path
+from tiewise.report.heat_map import asymmetry, centred, direct_path_panels
 from tiewise.report.labels import token_label
 from tiewise.training.results import DirectPath
 
@@ -46,7 +46,7 @@ def test_few_tokens_do_not_fail(n):
 
 
 def test_all_arms_share_a_scale_set_off_the_diagonal():
-    maps = direct_path(sample_comparison())
+    maps = [panel.figure for panel in direct_path_panels(sample_comparison())]
     limits = {(m.layout.coloraxis.cmin, m.layout.coloraxis.cmax) for m in maps}
     assert len(limits) == 1
     ((low, high),) = limits
@@ -66,7 +66,7 @@ def test_asymmetry_is_forward_minus_backward():
 
 def test_positions_not_labels_are_coordinates():
     comparison = sample_comparison()
-    figure = direct_path(comparison)[0]
+    figure = next(direct_path_panels(comparison)).figure
     assert list(figure.data[0].x) == list(range(len(comparison.direct_path[0].tokens)))
     assert figure.layout.xaxis.ticktext[0] == "␣the"
 

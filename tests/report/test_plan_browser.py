@@ -1,7 +1,7 @@
 """A plan's page in a real browser: every figure is drawn in both themes, nothing is asked for, nothing complains."""
 
 import pytest
-from tests.report.test_page_browser import Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
+from tests.report.opened_page import Visit, browser, pytestmark  # noqa: F401 - a fixture, and the skip
 
 from tiewise.planning.plan import plan
 from tiewise.report.plan_page import write_plan

@@ -5,7 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from tests.report.test_page import EVIL, Page
+from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError
 from tiewise.planning.architecture import COMPONENTS

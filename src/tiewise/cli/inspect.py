@@ -94,7 +94,7 @@ def _check_room(out: Path, overwrite: bool) -> None:
         TemporaryFile(dir=below).close()
     except OSError as error:
         raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
-    o.need("plotly", extra="plots")
+    o.need("plotly", "jinja2", extra="plots")
 
 
 def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool) -> None:

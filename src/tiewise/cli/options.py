@@ -85,7 +85,7 @@ def need_torch() -> None:
     Raises:
         RunError: without the extra.
     """
-    need("torch", "transformers", "datasets", "accelerate", "plotly")
+    need("torch", "transformers", "datasets", "accelerate", "plotly", "jinja2")
 
 
 def need(*names: str, extra: str = "torch") -> None:

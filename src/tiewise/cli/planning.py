@@ -79,7 +79,7 @@ def plan(
         Setting(Tokens(batch, length), dtype, World(world, tp), init),
     )
     if plot is not None:
-        o.need("plotly", extra="plots")
+        o.need("plotly", "jinja2", extra="plots")
         from tiewise.report.plan_page import write_plan
 
         page = write_plan(made, plot, o.command_line())
@@ -161,7 +161,7 @@ def models(
         return
     from rich.console import Console
 
-    from tiewise.report.plan_view import models_table
+    from tiewise.report.catalogue_view import models_table
 
     console = Console()
     console.print(models_table(found, console.width))

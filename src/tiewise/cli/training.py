@@ -138,11 +138,11 @@ def compare(
     from rich.console import Console
 
     from tiewise.report.albert_paper import orders
+    from tiewise.report.comparison_view import comparison_view, published_table, sharing_table
     from tiewise.report.published import of_comparison
-    from tiewise.report.table import published_table, results_table, sharing_table
 
     console = Console()
-    console.print(results_table(comparison))
+    console.print(comparison_view(comparison))
     beside = of_comparison(comparison)
     if beside is not None:
         console.print(published_table(beside))
@@ -227,8 +227,8 @@ def train(
     if "changed" in trained.setting:
         from rich.console import Console
 
+        from tiewise.report.comparison_view import published_table
         from tiewise.report.published import Beside
-        from tiewise.report.table import published_table
 
         recipe, changed = trained.setting["recipe"], trained.setting["changed"]
         Console().print(published_table(Beside(recipe, changed, {result.arm: [result.perplexity]}, trained.data)))

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from tiewise.core.numerals import NONE, plain
+from tiewise.core.numerals import NONE, plain, size
 
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
@@ -47,7 +47,9 @@ class Quantity:
     chance: float | None = None  # what no effect gives
     null: tuple[float, ...] = ()  # what permuted data gave
     of: str = ""  # the model, arm or table
-    unit: str = ""  # "nats per token", "cosine", "%" (the value is a share), "" for a count
+    unit: str = ""  # "nats per token", "cosine", "bytes", "" for a count; "%" and "points": a share
+    digits: int | None = None  # after the point; None as many as its size asks for
+    deviation: float = math.nan  # standard deviation over seeds, where that stands in place of an interval
     main: bool = True  # whether it stands in the one table that a reader sees first
     figure: str = ""  # title of the dot plot that it is always drawn in
     question: str = ""
@@ -73,19 +75,23 @@ class Quantity:
         return self.below if self.high < min(bar) else self.above if self.low > max(bar) else NEITHER
 
     def __str__(self) -> str:
-        """0.192 [0.184, 0.199]: the one form in which a number with its interval is written."""
+        """0.192 [0.184, 0.199], or 5.2851 ± 0.0042 over seeds: the one form in which a number is written."""
         if not math.isfinite(self.value):
-            return NONE
-        if self.unit == "%":
-            scale, digits, mark = 100.0, 1, " %"
-        elif not self.unit:
-            return plain(self.value, 0)
-        else:
-            scale, mark = 1.0, ""
-            size = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
-            digits = 3 if size >= 0.01 or not size else 5 if size >= 1e-4 else 8
-        value, low, high = (plain(scale * x, digits) for x in (self.value, self.low, self.high))
-        return f"{value}{mark}" if math.isnan(self.low) else f"{value}{mark} [{low}, {high}]"
+            return "diverged" if math.isinf(self.value) else NONE
+        if self.unit == "bytes":
+            return size(self.value)
+        scale, mark, digits = 1.0, "", self.digits
+        if self.unit in ("%", "points"):
+            scale, mark, digits = 100.0, " %" if self.unit == "%" else "", 1 if digits is None else digits
+        elif digits is None and self.unit:
+            largest = max(abs(x) for x in (self.value, self.low, self.high) if math.isfinite(x))
+            digits = 3 if largest >= 0.01 or not largest else 5 if largest >= 1e-4 else 8
+        value, low, high, spread = (
+            plain(scale * x, digits or 0) for x in (self.value, self.low, self.high, self.deviation)
+        )
+        if not math.isnan(self.low):
+            return f"{value}{mark} [{low}, {high}]"
+        return f"{value}{mark}" if math.isnan(self.deviation) else f"{value} ± {spread}"
 
 
 @dataclass(frozen=True)

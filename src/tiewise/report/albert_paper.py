@@ -20,9 +20,8 @@ from tiewise.core.ledger import ALBERT_AVERAGE, results
 from tiewise.core.numerals import plain, signed
 from tiewise.core.sharing_spec import KINDS
 from tiewise.core.student import holm
-from tiewise.report import shares
+from tiewise.report.comparison_found import CHANCE, share, share_over_rows
 from tiewise.report.grid import Table
-from tiewise.report.shares import CHANCE
 from tiewise.training.results import MASKED, Comparison, RunResult
 from tiewise.training.statistics import ALPHA, interval, paired
 
@@ -167,11 +166,11 @@ def objectives(comparisons: Sequence[Comparison]) -> dict[str, Found]:
             raise RunError(f"objective {objective} twice", "give one comparison for each objective")
         here, paper, said = [], [], []
         for name, words in JUDGED.items():
-            seeds, rows = shares.over_seeds(runs, name), shares.over_rows(runs, name)
+            seeds, rows = share(runs, name), share_over_rows(runs, name)
             if seeds is None or rows is None:
                 continue
             of_pairs: dict[str, Any] = {} if name == MASKED else {"chance": CHANCE, "figure": "Pairs judged right"}
-            q = Quantity(words, seeds.value, seeds.low, seeds.high, rows.rows, of=label, unit="%", **of_pairs)
+            q = replace(seeds, name=words, n=rows.count, of=label, **of_pairs)
             here.append(q)
             if objective in table_5():
                 value = table_5()[objective][name] / 100

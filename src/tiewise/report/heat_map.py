@@ -8,14 +8,23 @@ norms that would drown the rest. What is symmetric stays symmetric under this.
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
+from tiewise.core.found import visible
+from tiewise.core.numerals import count, signed
+from tiewise.report.grid import Table
 from tiewise.report.labels import token_label
+from tiewise.report.sheet import Panel
 from tiewise.report.theme import LIGHT, MARGIN
 from tiewise.training.results import Comparison, DirectPath
+
+CAPTION = (
+    "Logit of the next token (column) that the current token's embedding alone (row) produces at the output, less what "
+    "its row and its column have in common; colours saturate on the diagonal."
+)
 
 
 def centred(logits: Sequence[Sequence[float]]) -> np.ndarray:
@@ -39,13 +48,32 @@ def centred(logits: Sequence[Sequence[float]]) -> np.ndarray:
     return x - overall - a[:, None] - b[None, :]
 
 
-def direct_path(comparison: Comparison) -> list[go.Figure]:
+def direct_path_panels(comparison: Comparison) -> Iterator[Panel]:
     """One heat map per arm, all on one colour scale that reaches to the largest value off any diagonal."""
     maps = [(path, centred(path.logits)) for path in comparison.direct_path if path.tokens]
-    limit = max((_off_diagonal(values) for _, values in maps), default=0.0) or 1.0
-    return [
-        heat_map(path.tokens, values.round(4).tolist(), limit, f"Direct path of {path.arm}") for path, values in maps
+    limit = max((float(np.abs(x - np.diag(np.diag(x))).max()) for _, x in maps), default=0.0) or 1.0
+    for path, values in maps:
+        labels = [visible(token) for token in path.tokens]
+        rows = [[label, *(signed(float(x), 2) for x in row)] for label, row in zip(labels, values, strict=True)]
+        figure = heat_map(path.tokens, values.round(4).tolist(), limit, f"Direct path of {path.arm}")
+        yield Panel(figure, CAPTION, Table(["current ↓ next →", *labels], rows))
+
+
+def bigrams(comparison: Comparison) -> Table:
+    """List the most asymmetric bigrams with each arm's direct-path logit difference between the two orders."""
+    paths = comparison.direct_path
+    rows = [
+        [
+            f"{visible(pair['left'])} → {visible(pair['right'])}",
+            count(pair["count"]),
+            f"{pair['forward']:.3g}",
+            f"{pair['backward']:.3g}",
+            *(signed(asymmetry(path, pair["left"], pair["right"]), 3) for path in paths),
+        ]
+        for pair in comparison.bigrams
     ]
+    header = ["bigram", "count", "p(right | left)", "p(left | right)", *(path.arm for path in paths)]
+    return Table(header, rows)
 
 
 def asymmetry(path: DirectPath, left: str, right: str) -> float | None:
@@ -56,18 +84,10 @@ def asymmetry(path: DirectPath, left: str, right: str) -> float | None:
     return path.logits[i][j] - path.logits[j][i]
 
 
-def _off_diagonal(values: np.ndarray) -> float:
-    return float(np.abs(values - np.diag(np.diag(values))).max())
-
-
 def heat_map(tokens: Sequence[str], values: Sequence[Sequence[float | None]], limit: float, title: str) -> go.Figure:
-    """Draw what follows what: rows are current tokens, columns next ones.
+    """Draw what follows what: rows are current tokens [n], columns next ones, as a user wrote them.
 
-    Args:
-        tokens: texts, as a user wrote them [n].
-        values: [n][n]; None leaves a cell empty.
-        limit: where the colours end, either side of 0.
-        title: of the figure, plain text.
+    None among `values` [n][n] leaves a cell empty; colours end at `limit`, either side of 0.
     """
     labels = [token_label(token) for token in tokens]
     places = list(range(len(labels)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from tiewise.inspection.section import Inspection, SectionFound
@@ -34,13 +33,12 @@ def render(inspection: Inspection, command: str) -> str:
         command_name="inspect",
         title=f"{names}: tiewise inspection",
         subject=names,
-        heading=html.escape(evidence.TITLE),
-        lead=sheet.paragraphs("\n".join(evidence.lines(first.found))),
-        results="".join(sheet.table(table, caption) for caption, table in evidence.tables(first.found)),
-        note=_notes(left_out(first)),
+        heading=evidence.TITLE,
+        answer=evidence.lines(first.found),
+        results=Section("Results", tables=evidence.tables(first.found), notes=list(left_out(first))),
         sections=list(_sections(inspection)),
         command=command,
-        made=_places(inspection),
+        facts=[("Models", [(s.label, str(s.folder.path)) for s in inspection.subjects])],
         contents=True,
     ).render()
 
@@ -50,26 +48,17 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
     for part in inspection.sections[1:]:
         if part.found:
             yield _section(part)
-    yield Section("Not measured", [], _notes(absent(inspection.sections)))
+    yield Section("Not measured", notes=list(absent(inspection.sections)))
 
 
 def _section(part: SectionFound) -> Section:
     """One answer, one table with a row for each model, the figures, then every number for whoever asks."""
     first = faces.summary(part.found)
-    lead = f'<p class="said">{html.escape(faces.sentence(part.found))}</p>'
-    lead += sheet.table(first, title(part.name)) if first else ""
-    every = "".join(sheet.folded(made, caption) for caption, made in faces.tables(part.found))
-    extra = every + _notes(faces.notes(part.found)) + _notes(left_out(part))
-    return Section(html.escape(title(part.name)), panels(part.found), extra, lead=lead)
-
-
-def _notes(lines: Iterable[str]) -> str:
-    return "".join(f'<p class="note">{html.escape(line)}</p>' for line in lines)
-
-
-def _places(inspection: Inspection) -> str:
-    items = "".join(
-        f"<div><dt>{html.escape(s.label)}</dt><dd>{html.escape(str(s.folder.path))}</dd></div>"
-        for s in inspection.subjects
+    return Section(
+        title(part.name),
+        panels(part.found),
+        said=[faces.sentence(part.found)],
+        tables=[(title(part.name), first)] if first else [],
+        folded=list(faces.tables(part.found)),
+        notes=[*faces.notes(part.found), *left_out(part)],
     )
-    return f'<div class="facts"><div><h3>Models</h3><dl>{items}</dl></div></div>'

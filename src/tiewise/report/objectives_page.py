@@ -6,15 +6,15 @@ write_objectives(runs, "objectives.html")
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiewise.report import faces, shares
+from tiewise.report import faces
 from tiewise.report.albert_paper import PAPER, objectives
+from tiewise.report.comparison_found import SHARES_NOTE
 from tiewise.report.figures_of_found import panels
-from tiewise.report.sheet import Section, Sheet, paragraphs, table, write
+from tiewise.report.sheet import Section, Sheet, write
 from tiewise.training.results import Comparison
 
 
@@ -27,17 +27,21 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
     found = objectives(comparisons)
     rows = faces.summary(found)
     told = "Told from chance means by that interval and by Wilson’s over the rows."
-    note = f"{shares.NOTE} {told} The paper: {PAPER}, Table 5, on other texts."
+    note = f"{SHARES_NOTE} {told} The paper: {PAPER}, Table 5, on other texts."
     return write(
         Sheet(
             command_name="objectives",
             title="SOP beside NSP: tiewise",
             subject=", ".join(found),
             heading="SOP beside NSP",
-            lead=paragraphs("\n".join(f"Pretrained {label}: {one.answer}." for label, one in found.items())),
-            results=table(rows, "Judged right by objective of pretraining") if rows else "",
-            note=f'<p class="note">{html.escape(note)}</p>',
-            sections=[Section("Judged as both", panels(found))],
+            answer=[f"Pretrained {label}: {one.answer}." for label, one in found.items()],
+            results=Section(
+                "Judged as both",
+                panels(found),
+                tables=[("Judged right by objective of pretraining", rows)] if rows else [],
+                notes=[note],
+            ),
+            sections=[],
             command="\n".join(one.command for one in comparisons),
         ).render(),
         path,

@@ -70,12 +70,12 @@ def render(plan: Plan, command: str) -> str:
         title=f"{plan.name}: tiewise plan",
         subject=plan_rows.subject(record),
         heading="What each choice costs",
-        lead=sheet.paragraphs("\n".join(_lead(record))),
-        results=f"{sheet.table(costs, 'Costs by choice')}"
-        f"<h3>Thresholds</h3>{sheet.table(limits, 'Thresholds')}"
-        f"<h3>Nearest in V, D and L</h3>{sheet.table(others, 'Models nearest in size')}"
-        f'<p class="note">{html.escape(BETTER)}</p>',
-        note="".join(f'<p class="note">{html.escape(remark)}</p>' for remark in record["notes"]),
+        answer=list(_lead(record)),
+        results=Section(
+            "Results",
+            tables=[("Costs by choice", costs), ("Thresholds", limits), ("Nearest in V, D and L", others)],
+            notes=[BETTER, *record["notes"]],
+        ),
         sections=[
             Section("This model", list(_own(plan, record))),
             Section("As models grow", list(_growing(plan))),

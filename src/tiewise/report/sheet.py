@@ -1,9 +1,9 @@
 """One HTML file that opens from disk, offline, for as long as browsers exist: what every page of tiewise is made of.
 
-    sections of panels (figure, caption, table) → templates/report.html + .css + .js + plotly.js → one file
+    sections (lines, tables, figures) → templates/report.html + .css + .js + plotly.js → one file
 
-Whatever a user wrote is escaped: as HTML in the page, as plotly text in figures, and `<` in the embedded JSON. A
-content security policy forbids every request, so a slip could not reach the network either.
+Whatever a user wrote is escaped: by the template in the page, as plotly text in figures, and `<` in the embedded JSON.
+A content security policy forbids every request, so a slip could not reach the network either.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import html
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from importlib.resources import files
-from itertools import count as numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import plotly.graph_objects as go
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tiewise.core.errors import RunError
@@ -40,68 +41,82 @@ class Panel:
 
     @property
     def title(self) -> str:
-        """Heading of the panel, as escaped HTML."""
-        return str(self.figure.layout.title.text)
+        """Heading of the panel; plotly holds it as HTML."""
+        return html.unescape(str(self.figure.layout.title.text))
+
+    @property
+    def margin(self) -> dict[str, int]:
+        """Margins in the page, which writes the title itself: only a legend or a colour bar needs room above."""
+        bare = not any(trace.showlegend is not False or trace.type == "heatmap" for trace in self.figure.data)
+        return {"l": 6, "r": 12, "t": 10 if bare else 40, "b": 6}
+
+    @property
+    def height(self) -> int:
+        """Pixels of the figure in the page."""
+        return self.figure.layout.height - theme.MARGIN["t"] + self.margin["t"]
+
+    def record(self) -> dict[str, Any]:
+        """Return the figure as plotly.js takes it, without what the page gives: title, template and outer margins."""
+        found, dropped = json.loads(self.figure.to_json()), ("title", "template", "height")
+        layout = {key: value for key, value in found["layout"].items() if key not in dropped}
+        return {"data": found["data"], "layout": {**layout, "margin": self.margin}}
+
+
+Captioned = tuple[str, Table]
 
 
 @dataclass(frozen=True)
 class Section:
-    """Panels under a heading; `lead` is HTML before them and `extra` after them, `kind` classes of their grid."""
+    """What stands under a heading, all of it text, in this order."""
 
     title: str
-    panels: Sequence[Panel]
-    extra: str = ""
-    kind: str = "panels"
-    lead: str = ""
+    panels: Sequence[Panel] = ()
+    said: Sequence[str] = ()  # what was found, before all else
+    tables: Sequence[Captioned] = ()  # before the figures
+    folded: Sequence[Captioned] = ()  # after them, for a reader who opens them
+    notes: Sequence[str] = ()  # how to read it, last
+    kind: str = "panels"  # classes of the figures' grid
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to show under the heading."""
-        return not (self.panels or self.lead or self.extra)
+        return not (self.panels or self.said or self.tables or self.folded or self.notes)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """A page. Fields named `html` hold markup that is already escaped; the others are text."""
+    """A page: the answer, what it rests on, everything else."""
 
     command_name: str
     title: str
     subject: str
-    heading: str
-    lead: str  # html
-    results: str  # html
-    note: str  # html
+    heading: str  # of the answer
+    answer: Sequence[str]
+    results: Section  # the table and the figure that a reader sees first
     sections: Sequence[Section]
     command: str
-    made: str = ""  # html under the command, folded
+    facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # (heading, (name, value)s): how it was made, folded
+    made: Sequence[Section] = ()  # tables beside these facts
     contents: bool = False  # whether the sections are listed first
     banner: str = ""
-    panels: list[Panel] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "panels", [panel for section in self.sections for panel in section.panels])
+    @property
+    def panels(self) -> list[Panel]:
+        """Every figure, in the page's order."""
+        return [panel for section in (self.results, *self.sections) for panel in section.panels]
 
     def render(self) -> str:
         """Return the page as text."""
         themes = {name: look.to_plotly_json() for name, look in (("light", theme.LIGHT), ("dark", theme.DARK))}
-        index, shown = numbers(), [section for section in self.sections if not section.empty]
-        return Template(_resource("report.html")).substitute(
-            title=html.escape(self.title),
-            style=_resource("report.css"),
-            script=_resource("report.js"),
-            plotly=get_plotlyjs(),
-            figures=_json({"figures": [_figure(panel) for panel in self.panels], "themes": themes}),
-            name=self.command_name,
-            subject=html.escape(self.subject),
-            banner=f'<p class="banner" role="note">{html.escape(self.banner)}</p>' if self.banner else "",
-            heading=self.heading,
-            lead=self.lead,
-            contents=_contents(shown) if self.contents else "",
-            results=self.results,
-            note=self.note,
-            sections="\n".join(_section(section, index, place) for place, section in enumerate(shown)),
-            command=html.escape(self.command),
-            made=f"<details><summary>Settings, data and versions</summary>{self.made}</details>" if self.made else "",
+        figures = {"figures": [panel.record() for panel in self.panels], "themes": themes}
+        template = _template()
+        return template.render(
+            sheet=self,
+            sections=[section for section in self.sections if not section.empty],
+            number=count().__next__,
+            columns=_columns,
+            plotly=Markup(get_plotlyjs()),
+            figures=_json(figures),
         )
 
 
@@ -119,89 +134,31 @@ def write(text: str, path: str | os.PathLike[str], option: str) -> Path:
     return target
 
 
-def paragraphs(text: str) -> str:
-    """Return lines of text as HTML paragraphs."""
-    lines = html.escape(text).replace(" %", "&nbsp;%").splitlines()
-    return "".join(f"<p>{line}</p>" for line in lines)
-
-
-def table(found: Table, caption: str) -> str:
-    """Return a table as HTML that scrolls, and says so, where it is wider than the page.
-
-    A row of one cell heads those that follow.
-    """
-    said = [any(_sentence(row[i]) for row in found.rows if i < len(row)) for i in range(len(found.header))]
-    kinds = [' class="sentence"' if one else "" for one in said]
-    head = "".join(
-        f'<th scope="col"{kind}>{html.escape(name)}</th>' for name, kind in zip(found.header, kinds, strict=True)
+@cache
+def _template() -> Template:
+    made = Environment(
+        loader=PackageLoader("tiewise.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    body = "".join(_row(row, kinds) for row in found.rows)
-    return (
-        '<p class="more" aria-hidden="true">more columns: scroll sideways →</p>'
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(caption)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    made.filters["unbroken"] = lambda line: line.replace(" %", "\N{NO-BREAK SPACE}%")
+    return made.get_template("report.html")
 
 
-def folded(found: Table, caption: str) -> str:
-    """Return a table under its caption, shown when a reader opens it."""
-    return f"<details><summary>{html.escape(caption)}</summary>{table(found, caption)}</details>"
-
-
-def _resource(name: str) -> str:
-    return (files("tiewise.report") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _json(value: Any) -> str:
-    """JSON that can stand inside a script element whatever its strings hold."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _contents(sections: Sequence[Section]) -> str:
-    items = "".join(f'<li><a href="#section-{place}">{one.title}</a></li>' for place, one in enumerate(sections))
-    return f'<nav aria-label="Contents"><ol>{items}</ol></nav>'
-
-
-def _section(section: Section, index: Iterator[int], place: int) -> str:
-    body = "".join(_panel(panel, next(index)) for panel in section.panels)
-    grid = f'<div class="{section.kind}">{body}</div>' if body else ""
-    return f'<section id="section-{place}"><h2>{section.title}</h2>{section.lead}{grid}{section.extra}</section>'
-
-
-def _panel(panel: Panel, index: int) -> str:
-    caption = html.escape(panel.caption)
-    height = panel.figure.layout.height - theme.MARGIN["t"] + _margin(panel)["t"]
-    return (
-        f'<figure class="panel"><h3>{panel.title}</h3>'
-        f'<div class="plot" id="plot-{index}" role="img" aria-label="{panel.title}. {caption}" '
-        f'style="height:{height}px"></div>'
-        f"<figcaption>{caption}</figcaption>"
-        f'<details><summary>Data<span class="hidden"> of: {panel.title}</span></summary>'
-        f"{table(panel.table, f'Data of: {html.unescape(panel.title)}')}</details></figure>"
-    )
-
-
-def _margin(panel: Panel) -> dict[str, int]:
-    """Margins in the page, which writes the title itself: only a legend or a colour bar still needs room above."""
-    bare = not any(trace.showlegend is not False or trace.type == "heatmap" for trace in panel.figure.data)
-    return {"l": 6, "r": 12, "t": 10 if bare else 40, "b": 6}
-
-
-def _figure(panel: Panel) -> dict[str, Any]:
-    """Return a figure as plotly.js takes it, without what the page gives: title, template and outer margins."""
-    record, dropped = json.loads(panel.figure.to_json()), ("title", "template", "height")
-    layout = {key: value for key, value in record["layout"].items() if key not in dropped}
-    return {"data": record["data"], "layout": {**layout, "margin": _margin(panel)}}
-
-
-def _row(row: Sequence[str], kinds: Sequence[str]) -> str:
-    if len(row) == 1 < len(kinds):
-        return f'<tr class="head"><th scope="colgroup" colspan="{len(kinds)}">{html.escape(row[0])}</th></tr>'
-    first, *rest = (f"{kind}>{html.escape(cell)}" for cell, kind in zip(row, kinds, strict=True))
-    return f'<tr><th scope="row"{first}</th>{"".join(f"<td{cell}</td>" for cell in rest)}</tr>'
+def _columns(table: Table) -> list[str]:
+    """The class of each column: `sentence` where its cells are read as such."""
+    rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell heads those that follow
+    return ["sentence" if any(_sentence(row[i]) for row in rows) else "" for i in range(len(table.header))]
 
 
 def _sentence(cell: str) -> bool:
     """Whether a cell's column breaks into lines: sentences and long names do, numbers with their intervals do not."""
     return len(cell) > SENTENCE and any(map(str.isalpha, cell))
+
+
+def _json(value: Any) -> Markup:
+    """JSON that can stand inside a script element whatever its strings hold."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))

@@ -46,10 +46,17 @@ document.getElementById("copy").addEventListener("click", async (event) => {
   setTimeout(() => { button.textContent = "Copy"; }, 2000);
 });
 
-// a table that is wider than its place says so above
-const wider = new ResizeObserver((seen) => seen.forEach(({ target }) => {
-  target.previousElementSibling.classList.toggle("shown", target.scrollWidth > target.clientWidth + 1);
-}));
-document.querySelectorAll(".scroll").forEach((table) => wider.observe(table));
+// a table that is wider than its place shows each row as a block of named values, so nothing scrolls sideways
+const fits = new ResizeObserver((seen) => requestAnimationFrame(() => seen.forEach(({ target }) => {
+  const table = target.firstElementChild;
+  table.classList.remove("stacked");
+  table.classList.toggle("stacked", target.scrollWidth > target.clientWidth + 1);
+})));
+document.querySelectorAll(".scroll").forEach((place) => {
+  const [head, ...rows] = place.firstElementChild.rows;
+  const names = [...head.cells].map((cell) => cell.textContent);
+  rows.forEach((row) => [...row.cells].forEach((cell, i) => { cell.dataset.name = names[i]; }));
+  fits.observe(place);
+});
 
 show();

@@ -8,13 +8,13 @@ import pytest
 from rich.console import Console
 from tests.report.comparison_sample import ARMS, sample_comparison
 
-from tiewise.report.rows import header, rows, spread
-from tiewise.report.table import DEMO, results_table
+from tiewise.report.comparison_found import DEMO, results, verdict
+from tiewise.report.comparison_view import comparison_view
 
 
 def shown(comparison, width=80):
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(results_table(comparison))
+    console.print(comparison_view(comparison))
     return console.file.getvalue()
 
 
@@ -22,8 +22,9 @@ def test_every_number_of_the_page_fits_80_columns():
     comparison = sample_comparison()
     text = shown(comparison)
     assert max(map(len, text.splitlines())) <= 80
-    for cell in (*header(comparison), *(cell for row in rows(comparison) for cell in row)):
-        assert cell in text
+    for cell in (*results(comparison).header, *(cell for row in results(comparison).rows for cell in row)):
+        assert all(part in text for part in cell.split(" ["))  # an interval may stand in a line of its own
+    assert " ".join(text.split()).startswith(verdict(comparison))
     assert " ".join(comparison.finding.split()) in " ".join(text.split())
     assert DEMO in text
     assert DEMO not in shown(sample_comparison(demo=False))
@@ -37,14 +38,9 @@ def test_an_arm_is_never_markup():
     assert name in shown(changed, 160)
 
 
-def test_spread_over_seeds():
-    assert spread([1.0, 2.0, 3.0]) == "2.0000 ± 1.0000"
-    assert spread([5.0]) == "5.0000"
-    assert spread([5.0, float("nan")]) == "diverged"
-    assert spread([5.0, float("inf")]) == "diverged"
-
-
-@pytest.mark.parametrize("module", ["tiewise.report.table", "tiewise.training.statistics", "tiewise.training.results"])
+@pytest.mark.parametrize(
+    "module", ["tiewise.report.comparison_view", "tiewise.training.statistics", "tiewise.training.results"]
+)
 def test_the_terminal_needs_neither_torch_nor_plotly(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

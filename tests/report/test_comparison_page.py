@@ -4,50 +4,16 @@ import json
 import math
 import os
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
+from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError
-from tiewise.report.page import render, write_report
-from tiewise.report.table import DEMO
+from tiewise.report.comparison_found import DEMO
+from tiewise.report.comparison_page import render, write_report
 from tiewise.training.results import DirectPath
 from tiewise.training.statistics import complete
-
-EVIL = "</script><script>alert('x')</script><img src=http://example.com/x onerror=alert(1)> ]]> $style &amp;"
-
-
-class Page(HTMLParser):
-    """Elements, the text of the body, and the JSON of a page."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.elements, self.text, self.scripts, self.inside = [], [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs)))
-        self.inside.append(tag)
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        while self.inside and self.inside.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        if "script" in self.inside[-1:]:
-            self.scripts[-1] += data
-        elif "style" not in self.inside[-1:]:
-            self.text.append(data)
-
-    def all(self, tag):
-        return [attributes for name, attributes in self.elements if name == tag]
-
-    @property
-    def words(self):
-        return " ".join(" ".join(self.text).split())
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +40,8 @@ def test_size_and_nothing_from_outside(text, page):
 
 
 def test_finding_comes_first_then_results_then_figures(page):
-    places = [page.words.index(word) for word in ("What was found", "no difference detected", "Results", "Paired diff")]
+    said = ("What was found", "no difference detected", "Results", "Paired diff", "smallest detectable", "Loss")
+    places = [page.words.index(word) for word in said]
     assert places == sorted(places)
     assert page.words.index("Paired diff") < page.words.index("How it was made")
 
@@ -88,7 +55,7 @@ def test_what_the_comparison_measured_is_on_the_page(page):
         assert f"{math.exp(mean):.2f}" in page.words
         assert f"{runs[0].total_parameters:,}" in page.words
     d = comparison.difference("untied", "heldout_nll")
-    assert f"{d.low:+.4f} to {d.high:+.4f}".replace("-", "−") in page.words
+    assert f"{d.mean:.4f} [{d.low:.4f}, {d.high:.4f}]".replace("-", "−") in page.words
     for fact in (comparison.command, comparison.data["sha256"], "521,416", "2.13.0", "All tuning trials", "␣of → ␣the"):
         assert fact in page.words
 
@@ -103,7 +70,7 @@ def test_every_figure_is_named_and_has_its_numbers(page):
     record = json.loads(page.scripts[0])
     assert len(plots) == len(record["figures"]) == 11
     assert all(len(a["aria-label"]) > 40 for a in plots)
-    assert len(page.all("details")) == len(plots) + 2  # and the tuning trials, within what was set and read
+    assert len(page.all("details")) == len(plots) + 3  # and bigrams, and the tuning trials within what was set and read
     assert len(page.all("h3")) >= len(plots)
     assert len(page.all("h1")) == 1
 

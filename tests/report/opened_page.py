@@ -1,0 +1,110 @@
+"""Pages as tests read them: as text, and in a real browser, from disk and with the network off."""
+
+import os
+import shutil
+from html.parser import HTMLParser
+
+import pytest
+
+from tiewise.report.sheet import Section, Sheet
+
+EVIL = "</script><script>alert('x')</script><img src=http://example.com/x onerror=alert(1)> ]]> $style &amp;"
+
+
+class Page(HTMLParser):
+    """Elements, the text of the body, and the JSON of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.text, self.scripts, self.inside = [], [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.inside.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        while self.inside and self.inside.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "script" in self.inside[-1:]:
+            self.scripts[-1] += data
+        elif "style" not in self.inside[-1:]:
+            self.text.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+def page_of(*sections, **more):
+    """The text of a page of these sections."""
+    first = Section("Results")
+    given = {"answer": (), "results": first, "sections": sections, **more}
+    return Sheet(command_name="test", title="t", subject="s", heading="h", command="c", **given).render()
+
+
+BROWSER = os.environ.get("TIEWISE_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="no chromium on this machine: install it, or name one in TIEWISE_CHROMIUM"
+)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser; it is in [dev]")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """One opened page with everything it said and asked for."""
+
+    def __init__(self, browser, path, width=1280, scheme="light"):
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, offline=True, reduced_motion="reduce"
+        )
+        self.page = self.context.new_page()
+        self.said, self.asked = [], []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+        self.page.locator(".plot").last.locator(".main-svg").first.wait_for()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.context.close()
+
+    def style(self, selector, name):
+        return self.page.eval_on_selector(selector, f"e => getComputedStyle(e).{name}")
+
+    def colours(self):
+        """Background, text, figure text and the middle of a heat map's colours."""
+        return (
+            self.style("body", "backgroundColor"),
+            self.style(".finding", "color"),
+            self.style(".plot .xtick text", "fill"),
+            self.page.evaluate("document.querySelector('.maps .plot')._fullLayout.coloraxis.colorscale[1][1]"),
+        )

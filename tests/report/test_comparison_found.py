@@ -1,0 +1,141 @@
+"""What is said of every arm, and of ALBERTs: shares with intervals over seeds, bytes as counted, both orders."""
+
+import math
+import statistics
+from dataclasses import replace
+
+import pytest
+from tests.report.albert_sample import ARMS, UNIGRAM, albert_comparison
+from tests.report.comparison_sample import sample_comparison
+from tests.report.opened_page import Page
+from tests.report.test_comparison_view import shown
+
+from tiewise.report.comparison_figures import memory_panel, share_panels
+from tiewise.report.comparison_found import SHARES, difference, found, results, share, verdict
+from tiewise.report.comparison_page import render
+from tiewise.training.results import Comparison, Difference
+
+T_OF_2 = 4.302652729749464  # 97.5 % quantile of Student's t with two degrees of freedom, from tables
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return albert_comparison()
+
+
+def test_shares_over_seeds(comparison):
+    for name in SHARES:
+        runs = comparison.of(ARMS[3])
+        values = [run.shares[name].share for run in runs]
+        half = T_OF_2 * statistics.stdev(values) / math.sqrt(3)
+        found = share(runs, name)
+        assert (found.value, found.low, found.high) == pytest.approx(
+            (statistics.fmean(values), statistics.fmean(values) - half, statistics.fmean(values) + half)
+        )
+    one = share(comparison.of(ARMS[0])[:1], "sop")
+    assert (one.low, one.high) == (
+        comparison.of(ARMS[0])[0].shares["sop"].low,
+        comparison.of(ARMS[0])[0].shares["sop"].high,
+    )
+    assert share(sample_comparison().runs, "sop") is None
+
+
+def test_paired_differences_of_shares(comparison):
+    pairs = zip(comparison.of(ARMS[0]), comparison.of(ARMS[2]), strict=True)
+    d = [b.shares["nsp"].share - a.shares["nsp"].share for a, b in pairs]
+    found = comparison.difference(ARMS[2], "share:nsp")
+    half = T_OF_2 * statistics.stdev(d) / math.sqrt(3)
+    assert (found.mean, found.low, found.high) == pytest.approx(
+        (statistics.fmean(d), statistics.fmean(d) - half, statistics.fmean(d) + half)
+    )
+    assert comparison.difference(ARMS[2], "bits_per_byte") is None  # masked tokens are not a text
+
+
+def test_there_and_back(comparison):
+    again = Comparison.from_dict(comparison.record())
+    assert [run.shares for run in again.runs] == [run.shares for run in comparison.runs]
+    assert again.differences == comparison.differences
+
+
+def test_the_terminal_shows_every_share_and_difference(comparison):
+    text = shown(comparison)
+    words = text.split()
+    assert max(map(len, text.splitlines())) <= 80
+    for arm, one in found(comparison).items():
+        for name in SHARES:
+            assert str(share(comparison.of(arm), name)).split()[0] in words
+            d = comparison.difference(arm, f"share:{name}")
+            assert d is None or f"{100 * d.mean:.2f}".replace("-", "−") in words
+        assert "bits per byte" not in [q.name for q in one.quantities]
+
+
+def test_the_page_shows_shares_bytes_and_orders(comparison):
+    page = Page(render(comparison))
+    for words in ("Masked tokens right", "Pairs right (sop)", "Pairs right (nsp)", "Memory of training", "Table 4"):
+        assert words in page.words
+    assert f"{UNIGRAM:.4f} by the training text’s frequencies alone" in page.words
+    for name in SHARES:
+        q, d = share(comparison.of(ARMS[5]), name), comparison.difference(ARMS[5], f"share:{name}")
+        assert f"{100 * q.value:.1f} % [{100 * q.low:.1f}, {100 * q.high:.1f}]" in page.words
+        expected = f"{100 * d.mean:.2f} [{100 * d.low:.2f}, {100 * d.high:.2f}]"
+        assert expected.replace("-", "−") in page.words
+    assert "Masked tokens" not in Page(render(sample_comparison())).words
+
+
+def test_figures_hold_the_intervals(comparison):
+    figure = list(share_panels(comparison))[1].figure
+    for trace, arm in zip(figure.data, ARMS, strict=True):
+        q = share(comparison.of(arm), "sop")
+        assert trace.name == arm
+        assert trace.y[0].replace("<br>", "") == arm
+        assert trace.x[0] - trace.error_x.arrayminus[0] == pytest.approx(q.low)
+        assert trace.x[0] + trace.error_x.array[0] == pytest.approx(q.high)
+
+
+def test_sixteen_bytes_for_each_parameter(comparison):
+    figure = memory_panel(comparison).figure
+    together = [sum(trace.x[i] for trace in figure.data) for i in range(len(ARMS))]
+    assert together == [16 * comparison.of(arm)[0].total_parameters for arm in ARMS]
+    assert memory_panel(sample_comparison()) is None
+
+
+def test_a_row_for_each_arm_and_a_number_said_once():
+    comparison = sample_comparison()
+    rows = {row[0]: dict(zip(results(comparison).header, row, strict=True)) for row in results(comparison).rows}
+    for arm in ("tied", "untied", "factored:64"):
+        losses = [run.heldout_nll for run in comparison.of(arm)]
+        mean, deviation = statistics.fmean(losses), statistics.stdev(losses)
+        assert rows[arm]["held-out nll"] == f"{mean:.4f} ± {deviation:.4f}"
+        assert rows[arm]["perplexity"] == f"{math.exp(mean):.2f}"
+        assert rows[arm]["parameters"] == f"{comparison.of(arm)[0].total_parameters:,}"
+    assert rows["tied"]["held-out − tied"] == "–"
+    one_seed = results(sample_comparison(seeds=(0,)))
+    assert "tokens/s" not in one_seed.header
+    assert "±" not in one_seed.rows[0][2]
+
+
+@pytest.mark.parametrize(("mean", "low", "said"), [(-0.2, -0.3, "lower (better)"), (0.2, 0.1, "higher (worse)")])
+def test_the_verdict_names_every_arm_by_what_was_detected(mean, low, said):
+    sample = sample_comparison()
+    d = Difference("untied", "heldout_nll", 3, mean, low, low + 0.2, 0.05, True, 0.001)
+    equal = replace(d, arm="factored:64", mean=0.01, low=-0.01, detected=False)
+    text = verdict(replace(sample, differences=[d, equal]))
+    assert text == (
+        f"Against tied: held-out loss is {said} for untied by 0.2000 nats per token; no difference detected for "
+        "factored:64."
+    )
+    unknown = verdict(replace(sample, differences=[replace(d, low=None, high=None)]))
+    assert unknown == "Against tied: nothing can be said of untied, factored:64."
+
+
+def test_a_difference_is_a_quantity():
+    d = Difference("untied", "heldout_nll", 3, 0.00701, -0.0042, 0.0181, 0.01, False)
+    assert str(difference(d)) == "0.0070 [−0.0042, 0.0181]"
+    assert str(difference(replace(d, low=None, high=None))) == "0.0070"
+
+
+def test_a_diverged_seed_leaves_the_word():
+    sample = sample_comparison()
+    bad = replace(sample.runs[0], heldout_nll=math.nan)
+    first = found(replace(sample, runs=[bad, *sample.runs[1:]]))["tied"]
+    assert str(first["held-out nll"]) == "diverged"

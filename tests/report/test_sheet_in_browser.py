@@ -1,0 +1,159 @@
+"""The page in a real browser, from disk and with the network off: it draws, it asks for nothing, its toggle works."""
+
+from dataclasses import replace
+
+import pytest
+from tests.report.comparison_sample import ARMS, sample_comparison
+from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa: F401 - a fixture, and the skip
+
+from tiewise.report.comparison_figures import HELD_OUT, line_panel
+from tiewise.report.comparison_page import write_report
+from tiewise.report.grid import Table
+from tiewise.report.sheet import Section, write
+from tiewise.training.results import DirectPath
+
+# what the table of an inspection's evidence is at its longest
+EVIDENCE = Table(
+    ["question", "measured", "model", "value [95 %]", "no effect", "speaks for", "how to read it"],
+    [
+        [
+            "What must any symmetric direct path pay for the order of words?",
+            "identity map, mean cosine of held-out rows",
+            ", ".join(ARMS),
+            "−0.0213 [−0.1234, 0.0567]",
+            "0.000, permuted up to 0.012",
+            "one table",
+            "above zero a step for one use helps the other; below zero they work against each other, as in any tied "
+            "model where training comes to rest: there the two cancel",
+        ]
+    ]
+    * 3,
+)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    return write_report(sample_comparison(), tmp_path_factory.mktemp("report") / "report.html")
+
+
+def test_opens_offline_with_every_figure_and_no_request_or_complaint(browser, report):  # noqa: F811
+    with Visit(browser, report) as visit:
+        plots = visit.page.locator(".plot")
+        assert plots.count() == 11
+        drawn = [plots.nth(i).locator(".main-svg").first.bounding_box() for i in range(11)]
+        assert all(box["width"] > 200 and box["height"] > 100 for box in drawn)
+        marks = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .heatmaplayer image').length"
+        assert all(plots.nth(i).evaluate(marks) > 0 for i in range(11))
+        assert visit.asked == [report.as_uri()]
+        assert visit.said == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_follows_the_system_and_the_first_press_of_the_toggle_works(browser, report, scheme):  # noqa: F811
+    other = {"light": "dark", "dark": "light"}[scheme]
+    with Visit(browser, report, scheme=scheme) as visit, Visit(browser, report, scheme=other) as elsewhere:
+        toggle = visit.page.locator("#theme")
+        before = visit.colours()
+        assert toggle.inner_text() == f"Theme: {scheme}"
+        assert toggle.get_attribute("aria-pressed") == str(scheme == "dark").lower()
+        toggle.focus()
+        visit.page.keyboard.press("Enter")
+        after = visit.colours()
+        assert toggle.inner_text() == f"Theme: {other}"
+        assert after == elsewhere.colours()
+        assert all(a != b for a, b in zip(before, after, strict=True))
+        visit.page.keyboard.press("Space")
+        assert visit.colours() == before
+        assert visit.said == []
+
+
+def _system_turns(page, scheme):
+    """Change the system's theme, and wait for the frame after the one in which a page is told of it."""
+    page.emulate_media(color_scheme=scheme)
+    page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+
+def test_the_system_theme_may_change_while_the_page_is_open(browser, report):  # noqa: F811
+    with Visit(browser, report, scheme="light") as visit:
+        _system_turns(visit.page, "dark")
+        assert visit.page.locator("html").get_attribute("data-theme") == "dark"
+        visit.page.locator("#theme").click()  # now the reader has chosen
+        _system_turns(visit.page, "light")
+        _system_turns(visit.page, "dark")
+        assert visit.page.locator("html").get_attribute("data-theme") == "light"
+
+
+def test_never_wider_than_the_window_whatever_its_width(browser, report):  # noqa: F811
+    with Visit(browser, report, width=1900) as visit:
+        for width in (1280, 800, 400, 1900):
+            visit.page.set_viewport_size({"width": width, "height": 900})
+            last = visit.page.locator(".plot").last
+            # plotly follows a resize after a pause of its own
+            for _ in range(50):
+                drawn, room = (last.locator(".main-svg").first.bounding_box(), last.bounding_box())
+                if abs(drawn["width"] - room["width"]) < 1:
+                    break
+                visit.page.wait_for_timeout(50)
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+            rights = visit.page.eval_on_selector_all(
+                ".main-svg", "all => all.map(e => e.getBoundingClientRect().right)"
+            )
+            assert max(rights) <= width
+
+
+def test_no_table_is_cut_or_scrolled_sideways(browser, report, tmp_path):  # noqa: F811
+    """Its rows become blocks of named values where it is wider than its place."""
+    panel = line_panel(sample_comparison(), HELD_OUT)
+    sections = [Section("One", [panel], tables=[("Evidence", EVIDENCE)])]
+    long = write(page_of(*sections, contents=True), tmp_path / "page.html", "--out")
+    cut = (
+        "[document.documentElement, ...document.querySelectorAll('.scroll')]"
+        ".filter(e => e.scrollWidth > e.clientWidth).length"
+    )
+    for path in (report, long):
+        with Visit(browser, path, width=1900) as visit:
+            visit.page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
+            for width in (1900, 1200, 390, 800):
+                visit.page.set_viewport_size({"width": width, "height": 900})
+                for _ in range(50):  # a table takes a frame to follow, plotly a pause of its own
+                    if not visit.page.evaluate(cut):
+                        break
+                    visit.page.wait_for_timeout(50)
+                assert not visit.page.evaluate(cut)
+            assert visit.said == []
+    with Visit(browser, long, width=390) as visit:
+        cell = visit.page.locator(".stacked td").nth(2)
+        assert cell.get_attribute("data-name") == "value [95 %]"
+        assert visit.page.locator(".modebar-container:visible").count() == 0  # nothing over the legend
+        visit.page.locator("nav a").click()
+        assert visit.page.evaluate("location.hash") == "#section-0"
+
+
+def test_data_tables_open_by_keyboard(browser, report):  # noqa: F811
+    with Visit(browser, report) as visit:
+        details = visit.page.locator("details").first
+        details.locator("summary").focus()
+        visit.page.keyboard.press("Enter")
+        assert details.locator("table").is_visible()
+        assert details.locator("tbody tr").count() == 6  # two arms, three measures
+
+
+def test_the_command_can_be_copied(browser, report):  # noqa: F811
+    with Visit(browser, report) as visit:
+        visit.page.locator("#copy").click()
+        assert visit.page.evaluate("getSelection().toString()") == sample_comparison().command
+        visit.page.locator("#copy", has_text="Copied").or_(visit.page.locator("#copy", has_text="Selected")).wait_for()
+
+
+def test_markup_in_tokens_and_command_is_shown_not_run(browser, tmp_path):  # noqa: F811
+    evil = "<script>alert(1)</script>"
+    image = "<img src=x onerror=alert(2)>"
+    sample = sample_comparison()
+    path = DirectPath(ARMS[0], [evil, image, "c"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])
+    target = write_report(replace(sample, command=evil, direct_path=[path]), tmp_path / "report.html")
+    with Visit(browser, target) as visit:
+        assert visit.said == []
+        assert visit.asked == [target.as_uri()]
+        assert visit.page.locator("#command").inner_text() == evil
+        ticks = visit.page.locator(".maps .ytick text").all_text_contents()
+        assert ticks[:2] == [evil, image.replace(" ", "␣")]
