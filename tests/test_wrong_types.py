@@ -55,7 +55,7 @@ NO_CALLS |= {
     "Receipt",
     "Shared",
 }
-NO_CALLS |= {"AugmentedOptions", "Effort", "LookupOptions", "LossOptions", "Request", "Sizes"}
+NO_CALLS |= {"AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
 
 
 def test_every_public_name_is_asked():
