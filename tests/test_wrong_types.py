@@ -19,6 +19,7 @@ CALLS = {
     "BoundarySpec": (tiewise.BoundarySpec.parse, SpecError),
     "Vocabularies": (lambda x: tiewise.Vocabularies(x, 4), SpecError),
     "check": (tiewise.check, PATH),
+    "compare": (tiewise.compare, PATH),
     "augmented_cross_entropy": (lambda x: tiewise.augmented_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     **{name: (lambda x, name=name: getattr(tiewise, name)(x, "to"), PATH) for name in ("dedupe", "densify", "repair")},
     **{name: (lambda x, name=name: getattr(tiewise, name)(x, "to"), PATH) for name in ("tie", "untie")},
@@ -35,13 +36,25 @@ CALLS = {
     "plan": (tiewise.plan, PlanError),
     "share_layers": (lambda x: tiewise.share_layers(x, "ffn"), InstallError),
     "tie_at": (tiewise.tie_at, SpecError),
+    "train": (tiewise.train, PATH),
     "untie_at": (tiewise.untie_at, SpecError),
 }
 
 
 # what callers are given or catch, and options that are only kept
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
-NO_CALLS |= {"Audit", "Inspection", "Installed", "PathNorms", "PathRecord", "Plan", "Receipt", "Shared"}
+NO_CALLS |= {
+    "Audit",
+    "Comparison",
+    "SingleRun",
+    "Inspection",
+    "Installed",
+    "PathNorms",
+    "PathRecord",
+    "Plan",
+    "Receipt",
+    "Shared",
+}
 NO_CALLS |= {"AugmentedOptions", "Effort", "LookupOptions", "LossOptions", "Request", "Sizes"}
 
 

@@ -3,10 +3,11 @@
 import pytest
 from tiny_checkpoints import D, V, llama
 
+from tiewise.checkpoint.claims import auto_map
+from tiewise.checkpoint.custom_code import MOST_BYTES, read_code
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
-from tiewise.checkpoint.rules.custom_code import MOST_BYTES, auto_map, read_code
 
 HEAD = """import torch
 from transformers import PreTrainedConfig, PreTrainedModel

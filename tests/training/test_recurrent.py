@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from tiewise.core.errors import DataError, Interrupted, RunError, TiewiseError
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.frequency import token_counts
-from tiewise.data.words import prepare_words
+from tiewise.data.word_corpus import prepare_words
 from tiewise.training.callbacks import Clock
 from tiewise.training.folder import read_json
 from tiewise.training.kinds import recurrent

@@ -98,7 +98,7 @@ def open_adapter(folder: Folder) -> Adapter:
         try:
             tensors = read_header(inside(folder.path, WEIGHTS)).tensors
         except CheckpointError as error:
-            faults.append(Fault(WEIGHTS, error.what, error.fix))
+            faults.append(Fault.of(WEIGHTS, error))
     elif folder.has(PICKLE):
         fix = "save the adapter again with safe_serialization=True"
         faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", fix))

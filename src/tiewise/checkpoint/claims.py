@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.checkpoint.families import Ends, Family, class_ends, family
+from tiewise.checkpoint.families import class_ends, family
 from tiewise.checkpoint.untrusted import short
 
 FLAG = "tie_word_embeddings"
@@ -82,7 +82,9 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     kind = family_type(config)
     ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
     levels = dict(model_levels(config))
-    deciding = _deciding(levels, ends)
+    # by the data, else the outermost one that has the flag, else the root
+    outermost = next((path for path, level in levels.items() if FLAG in level), "")
+    deciding = (outermost,) if ends is None else ends.decides
     levels |= {path: {} for path in deciding if path not in levels}  # absent: the class takes its own default
     known = family(kind)
     nested = known.levels if known is not None else {}
@@ -92,13 +94,6 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     return Claims(tuple(claims), t5_like=t5_like, known=known is not None, fixed=fixed)
 
 
-def _deciding(levels: Mapping[str, Mapping[str, Any]], ends: Ends | None) -> tuple[str, ...]:
-    """Levels that decide: by the data, else the outermost one that has the flag, else the root."""
-    if ends is not None:
-        return ends.decides
-    return (next((path for path, level in levels.items() if FLAG in level), ""),)
-
-
 def architecture(config: Mapping[str, Any]) -> str | None:
     """Name of the class that saved the checkpoint, of its base class where this package did; None where absent."""
     names = config.get("architectures")
@@ -106,6 +101,19 @@ def architecture(config: Mapping[str, Any]) -> str | None:
     if not isinstance(name, str):
         return None
     return name.removeprefix(OWN_PREFIX) if config.get("model_type") == OWN_TYPE else name
+
+
+def auto_map(config: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return the class that config.json names for each auto class, where its code lies in the folder.
+
+    >>> auto_map({"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "org/other--configuration_x.C"}})
+    {'AutoModel': 'X'}
+    """
+    entries = (config or {}).get("auto_map")
+    if not isinstance(entries, Mapping):
+        return {}
+    named = {key: value for key, value in entries.items() if isinstance(key, str) and isinstance(value, str)}
+    return {key: value.rpartition(".")[2] for key, value in named.items() if "--" not in value}
 
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -138,6 +146,7 @@ def _is_part(key: Any, value: Mapping[str, Any]) -> bool:
 def _claim(path: str, level: Mapping[str, Any], decides: bool, usual_type: str | None) -> Claim:
     written = level.get(FLAG)
     known = family(family_type(level) or usual_type)
+    tie = known.tie if known is not None else None
     sizes = known.sizes if known is not None else {}
     widths = (sizes.get("hidden_size", ""), *_WIDTHS)
     vocabularies = (sizes.get("vocab_size", ""), "vocab_size")
@@ -145,18 +154,12 @@ def _claim(path: str, level: Mapping[str, Any], decides: bool, usual_type: str |
         path,
         model_type=family_type(level),
         written=written if isinstance(written, bool) else None,
-        default=_default(known, level),
+        default=False if known is not None and known.loose and level.get(FLAG, True) is None else tie,
         decides=decides,
         vocab_size=_first_count(level, vocabularies),
         hidden_size=_first_count(level, widths),
         malformed=short(written) if FLAG in level and not isinstance(written, bool) else None,
     )
-
-
-def _default(known: Family | None, level: Mapping[str, Any]) -> bool | None:
-    if known is None:
-        return None
-    return False if known.loose and level.get(FLAG, True) is None else known.tie
 
 
 def _first_count(level: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

@@ -197,7 +197,7 @@ def class_ends(model_type: str | None, architecture: str | None) -> Ends | None:
     own = family(model_type)
     classes = own.classes if own is not None else {}
     if architecture is None:
-        ranked = sorted(classes, key=_rank)
+        ranked = [name for end in (*_HEADED, "") for name in sorted(classes) if name.endswith(end)]
         return classes[ranked[0]] if ranked else None
     if architecture in classes:
         return classes[architecture]
@@ -215,10 +215,6 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     if known is None or known.classes or architecture is None:
         return False
     return architecture not in _data()["not_built"] and class_ends(model_type, architecture) is None
-
-
-def _rank(name: str) -> tuple[int, str]:
-    return next((i for i, end in enumerate(_HEADED) if name.endswith(end)), len(_HEADED)), name
 
 
 def _ends(name: str, entry: Mapping[str, Any]) -> Ends:

@@ -11,7 +11,7 @@ import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,11 @@ class Fault:
     file: str
     what: str
     fix: str
+
+    @classmethod
+    def of(cls, file: str, error: CheckpointError) -> Fault:
+        """The fault that an error tells of."""
+        return cls(file, error.what, error.fix)
 
 
 @dataclass(frozen=True)
@@ -95,16 +100,6 @@ class Folder:
         return read_json(os.fspath(inside(self.path, name)))
 
 
-@dataclass
-class _Faults:
-    """Collects faults while a folder is being read."""
-
-    found: list[Fault] = field(default_factory=list)
-
-    def note(self, file: str, error: CheckpointError) -> None:
-        self.found.append(Fault(file, error.what, error.fix))
-
-
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Read a Hugging Face folder, or one `.safetensors` (with the config.json beside it, if there is one).
 
@@ -124,24 +119,18 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
 
 def _file(path: Path) -> Folder:
     header = read_header(path)
-    faults = _Faults()
+    faults: list[Fault] = []
     names = _listing(path.parent)
-    config = _config(path.parent, faults) if CONFIG in names and _only_weights(path, names) else None
+    alone = [name for name in names if name.endswith(".safetensors")] == [path.name]  # not one shard of several
+    config = _config(path.parent, faults) if CONFIG in names and alone else None
     tensors = dict(header.tensors)
     files = (path.name, CONFIG) if config is not None else (path.name,)
-    return Folder(
-        path.parent, files, config, None, {path.name: header}, tensors, faults=tuple(faults.found), single=True
-    )
-
-
-def _only_weights(path: Path, names: tuple[str, ...]) -> bool:
-    """Whether a config beside a file speaks of it: not where the file is one shard of several."""
-    return [name for name in names if name.endswith(".safetensors")] == [path.name]
+    return Folder(path.parent, files, config, None, {path.name: header}, tensors, faults=tuple(faults), single=True)
 
 
 def _folder(path: Path) -> Folder:
     names = _listing(path)
-    faults = _Faults()
+    faults: list[Fault] = []
     config = _config(path, faults) if CONFIG in names else None
     index = _index(path, faults) if INDEX in names else None
     stored = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
@@ -158,14 +147,14 @@ def _folder(path: Path) -> Folder:
                 raise CheckpointError(f"{path / name}: no such file", "check the path")
             headers[name] = read_header(inside(path, name))
         except CheckpointError as error:
-            faults.note(name, error)
+            faults.append(Fault.of(name, error))
             continue
         tensors += len(headers[name].tensors)
         if tensors > MOST_TENSORS:
             fix = "give the checkpoint's own folder"
             raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", fix)
     extra = tuple(name for name in sorted(set(stored) - set(wanted)))
-    return Folder(path, names, config, index, headers, *_gather(headers, index), extra, tuple(faults.found))
+    return Folder(path, names, config, index, headers, *_gather(headers, index), extra, tuple(faults))
 
 
 def _gather(headers: dict[str, Header], index: Index | None) -> tuple[dict[str, Stored], tuple[Stored, ...]]:
@@ -196,18 +185,18 @@ def _listing(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _config(path: Path, faults: _Faults) -> dict[str, Any] | None:
+def _config(path: Path, faults: list[Fault]) -> dict[str, Any] | None:
     try:
         record = read_json(os.fspath(inside(path, CONFIG)), most=MOST_CONFIG)
         if isinstance(record, dict):
             return record
         raise CheckpointError(f"{path / CONFIG}: no JSON object", "take it from its source again")
     except CheckpointError as error:
-        faults.note(CONFIG, error)
+        faults.append(Fault.of(CONFIG, error))
         return None
 
 
-def _index(path: Path, faults: _Faults) -> Index | None:
+def _index(path: Path, faults: list[Fault]) -> Index | None:
     fix = "take it from its source again, or delete it where all tensors are in one file"
     try:
         record = read_json(os.fspath(inside(path, INDEX)), unique=True)
@@ -226,7 +215,7 @@ def _index(path: Path, faults: _Faults) -> Index | None:
         metadata = record.get("metadata")
         return Index(INDEX, weight_map, metadata if isinstance(metadata, dict) else {})
     except CheckpointError as error:
-        faults.note(INDEX, error)
+        faults.append(Fault.of(INDEX, error))
         return None
 
 
@@ -284,7 +273,7 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
         try:
             found_base, found_added = _read(folder, name)
         except CheckpointError as error:
-            faults.append(Fault(name, error.what, error.fix))
+            faults.append(Fault.of(name, error))
             continue
         files.append(name)
         base = {**base, **found_base} if base else found_base
@@ -306,11 +295,16 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
     if not isinstance(record, Mapping):
         raise CheckpointError(f"{where}: no JSON object", "take it from its source again")
     if name == "tokenizer.json":
-        model = record.get("model")
-        entries = record.get("added_tokens")
-        return _vocabulary(model.get("vocab") if isinstance(model, Mapping) else None), dict(_entries(entries))
+        model, listed = record.get("model"), record.get("added_tokens")
+        entries = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]
+        added = {one["id"]: str(one.get("content", "")) for one in entries if is_id(one.get("id"))}
+        return _vocabulary(model.get("vocab") if isinstance(model, Mapping) else None), added
     if name == "tokenizer_config.json":
-        return {}, dict(_decoder(record.get("added_tokens_decoder")))
+        decoder = record.get("added_tokens_decoder")
+        by_id = decoder if isinstance(decoder, Mapping) else {}
+        texts = {key: str(one.get("content", "")) if isinstance(one, Mapping) else "" for key, one in by_id.items()}
+        digits = (key for key in texts if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 19)
+        return {}, {int(key): texts[key] for key in digits}
     if name == "added_tokens.json":
         return {}, {number: text for text, number in _vocabulary(record).items()}
     return _vocabulary(record), {}
@@ -335,18 +329,6 @@ def _require_few(count: int, where: str) -> None:
     if count > MOST_TOKENS:
         fix = "no vocabulary is that large: take it from its source again"
         raise CheckpointError(f"{where}: more than {MOST_TOKENS:,} tokens", fix)
-
-
-def _entries(record: Any) -> Iterator[tuple[int, str]]:
-    for entry in record if isinstance(record, list) else ():
-        if isinstance(entry, Mapping) and is_id(entry.get("id")):
-            yield entry["id"], str(entry.get("content", ""))
-
-
-def _decoder(record: Any) -> Iterator[tuple[int, str]]:
-    for key, entry in record.items() if isinstance(record, Mapping) else ():
-        if isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 19:
-            yield int(key), str(entry.get("content", "")) if isinstance(entry, Mapping) else ""
 
 
 def is_id(value: Any) -> bool:

@@ -145,13 +145,18 @@ def predict(facts: Facts) -> tuple[Outcome, ...]:
     """Return what each loader makes of a checkpoint; nothing where there is no config, or no tensors, to load."""
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
+    # llama.cpp converts each family by a class of its own, T5 the only encoder-decoder
+    of_family = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
+    # mlx-lm takes the flag as written at any level, true where absent
+    written = [claim.written for claim in facts.claims.levels if claim.written is not None]
+    mlx = facts.claims.fixed if facts.claims.fixed is not None else any(written) if written else True
     return (
         _transformers(facts, TRANSFORMERS_4, _flag_of_text(facts)),
         _transformers(facts, TRANSFORMERS_5, facts.claims.tied),
         _server(facts, VLLM_BEFORE, _flag_of_any(facts)),
         _server(facts, VLLM_AFTER, _flag_of_any(facts)),
-        _server(facts, _llama_cpp(facts), facts.claims.tied),
-        _server(facts, MLX, _flag_or_true(facts)),
+        _server(facts, of_family.get(facts.claims.levels[0].model_type or "", LLAMA_CPP), facts.claims.tied),
+        _server(facts, MLX, mlx),
     )
 
 
@@ -204,14 +209,6 @@ def _flag_of_any(facts: Facts) -> bool | None:
     return True if written and facts.claims.fixed is not False else facts.claims.tied
 
 
-def _flag_or_true(facts: Facts) -> bool | None:
-    """What mlx-lm asks: the flag as written at any level, true where absent."""
-    if facts.claims.fixed is not None:
-        return facts.claims.fixed
-    written = [claim.written for claim in facts.claims.levels if claim.written is not None]
-    return any(written) if written else True
-
-
 # one loader
 
 
@@ -227,8 +224,11 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     if facts.roles.headless:
         return _without_head(facts, loader)
     deciding = facts.claims.deciding
-    if recent and deciding is not None and deciding.malformed is not None and _strict(deciding):
-        return _outcome(loader, ERROR, "The flag is neither true nor false, and its config class refuses that.")
+    if recent and deciding is not None and deciding.malformed is not None:
+        known = family(deciding.model_type)
+        loose = "" if known is None else known.loose
+        if loose != "any" and (loose, deciding.malformed) != ("null", "None"):
+            return _outcome(loader, ERROR, "The flag is neither true nor false, and its config class refuses that.")
     misfit = _misfit(facts)
     if misfit is not None:
         return _outcome(loader, ERROR, misfit)
@@ -277,18 +277,6 @@ def _without_head(facts: Facts, loader: Loader) -> Outcome:
     return _outcome(loader, NO_HEAD)
 
 
-def _strict(claim: Claim) -> bool:
-    """Whether the class refuses a flag that is no boolean."""
-    known = family(claim.model_type)
-    loose = "" if known is None else known.loose
-    return not (loose == "any" or (loose == "null" and claim.malformed == "None"))
-
-
-def _wrapped(facts: Facts) -> bool:
-    """Whether a table is stored under the name of a wrapped model, which no loader looks for."""
-    return any(unwrapped(name) != name for name in facts.roles.unread)
-
-
 def _misfit(facts: Facts) -> str | None:
     """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
     roles, wanted = facts.roles, None if facts.text is None else facts.text.vocab_size
@@ -306,13 +294,6 @@ def _misfit(facts: Facts) -> str | None:
     return None
 
 
-def _llama_cpp(facts: Facts) -> Loader:
-    """Return its column for this family: it converts each by a class of its own, T5 the only encoder-decoder."""
-    kind = facts.claims.levels[0].model_type
-    special = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
-    return special.get(kind or "", LLAMA_CPP)
-
-
 def _server(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     roles = facts.roles
     if facts.config.get("model_type") == OWN_TYPE:
@@ -323,7 +304,7 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
         return _outcome(loader, NOT_SERVED)
     if loader.name in ("llama.cpp", "mlx-lm") and not any(name.startswith("model") for name in facts.folder.headers):
         return _outcome(loader, ERROR, "It opens model*.safetensors alone.")
-    if _wrapped(facts):
+    if any(unwrapped(name) != name for name in roles.unread):
         return _outcome(loader, ERROR, "The names in the file are those of a wrapped model: nothing in it is found.")
     if roles.unread:
         return _outcome(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")

@@ -137,7 +137,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     if not found.inputs and not _stored(modules, found.output):
         found = _by_names(modules)
     if not found.inputs and not _stored(modules, found.output) and not tokenless:
-        found = _by_shapes(modules, _vocabularies(config))
+        sizes = (count(level.get("vocab_size")) for _, level in model_levels(config))
+        found = _by_shapes(modules, {size for size in sizes if size is not None})
     roles = _roles(modules, found)
     headless = tokenless or (ends.output is None if ends is not None else _sounds_headless(name, roles))
     output_name = None if headless and roles.output is None else roles.output_name
@@ -150,10 +151,6 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         unread=_unread(modules, found, ends),
         opaque=_opaque(modules, ends),
     )
-
-
-def _vocabularies(config: Mapping[str, Any]) -> set[int]:
-    return {size for _, level in model_levels(config) if (size := count(level.get("vocab_size"))) is not None}
 
 
 def _sounds_headless(name: str | None, roles: Roles) -> bool:
@@ -320,8 +317,7 @@ def _is_stack(module: str) -> bool:
 # by shapes
 
 
-def _by_shapes(modules: Modules, vocabularies: Iterable[int]) -> _Found:
-    wanted = set(vocabularies)
+def _by_shapes(modules: Modules, wanted: set[int]) -> _Found:
     found = [
         module
         for module, table in modules.tables.items()

@@ -36,12 +36,19 @@ def jsonl_documents(path: Path, field: str | None) -> Iterator[Document]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 where = f"{path}, line {number}"
-                value = _value(_row(line, where), field or FIELD, where)
-                if value is not None:
+                row, name = _json_row(line, where), field or FIELD
+                if name not in row:
+                    known = ", ".join(map(str, row)) or "none"
+                    raise DataError(f"{where}: no field {name!r}", f"name one with FILE:FIELD; fields seen: {known}")
+                value = row[name]
+                if isinstance(value, str):
                     yield Document(where, value)
+                elif value is not None:
+                    kind = type(value).__name__
+                    raise DataError(f"{where}: field {name!r} is a {kind}, not a string", "name a field of text")
 
 
-def _row(line: bytes, where: str) -> dict[str, Any]:
+def _json_row(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line.decode("utf-8-sig"))
     except ValueError as error:  # bad UTF-8 is one too
@@ -54,28 +61,23 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     return row
 
 
-def _value(row: dict[str, Any], field: str, where: str) -> str | None:
-    if field not in row:
-        known = ", ".join(map(str, row)) or "none"
-        raise DataError(f"{where}: no field {field!r}", f"name one with FILE:FIELD; fields seen: {known}")
-    value = row[field]
-    if value is not None and not isinstance(value, str):
-        raise DataError(f"{where}: field {field!r} is a {type(value).__name__}, not a string", "name a field of text")
-    return value
-
-
 def parquet_documents(path: Path, column: str | None) -> Iterator[Document]:
     """Yield `column` (default "text") of every row, a part of a row group at a time; nulls are passed over.
 
     Raises:
         DataError: where the file is not Parquet, or has no such column of strings.
     """
-    column = column or FIELD
+    column, row = column or FIELD, 0
     with opened(path) as file:
         try:
             parquet = pyarrow.parquet.ParquetFile(file)
-            _check_column(parquet.schema_arrow, column, path)
-            row = 0
+            schema = parquet.schema_arrow
+            if column not in schema.names:
+                fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
+                raise DataError(f"{path}: no column {column!r}", fix)
+            kind = schema.field(column).type
+            if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
             for batch in parquet.iter_batches(batch_size=_ROWS, columns=[column]):
                 for value in batch.column(0).to_pylist():
                     if value is not None:
@@ -83,15 +85,6 @@ def parquet_documents(path: Path, column: str | None) -> Iterator[Document]:
                     row += 1
         except pyarrow.ArrowException as error:
             raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}", "write it again") from None
-
-
-def _check_column(schema: Any, column: str, path: Path) -> None:
-    if column not in schema.names:
-        known = ", ".join(schema.names)
-        raise DataError(f"{path}: no column {column!r}", f"name one with FILE:COLUMN; columns: {known}")
-    kind = schema.field(column).type
-    if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-        raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
 
 
 class HubName(NamedTuple):
@@ -128,13 +121,18 @@ def hub_documents(name: str) -> Iterator[Document]:
         DataError: where the dataset, configuration or split is not to be had, or no column holds text.
     """
     column = None
-    for number, row in enumerate(_rows(name)):
-        column = column or _text_column(row, name)
+    for number, row in enumerate(_hub_rows(name)):
+        if column is None:
+            strings = [column for column, value in row.items() if isinstance(value, str)]
+            column = FIELD if FIELD in strings else strings[0] if len(strings) == 1 else None
+        if column is None:
+            fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
+            raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
         if row[column]:
             yield Document(f"hf:{name}, row {number}", row[column])
 
 
-def _rows(name: str) -> Iterator[dict[str, Any]]:
+def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
     parsed = parse_hub_name(name)
     try:
         yield from _load(parsed)
@@ -158,14 +156,3 @@ def _load(parsed: HubName) -> Any:
             if parsed.folder is not None:
                 raise
     return datasets.load_dataset(parsed.path, parsed.config, split=parsed.split)
-
-
-def _text_column(row: dict[str, Any], name: str) -> str:
-    strings = [column for column, value in row.items() if isinstance(value, str)]
-    if FIELD in strings:
-        return FIELD
-    if len(strings) != 1:
-        known = ", ".join(row)
-        fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {known}"
-        raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
-    return strings[0]

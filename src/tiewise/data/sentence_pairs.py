@@ -146,17 +146,15 @@ def _sentence_cuts(pieces: list[bytes]) -> Ints:
     """First tokens of a document's sentences."""
     text = b"".join(pieces)
     begins = np.cumsum([0, *map(len, pieces)][:-1])
-    found = [m.end() for m in _END.finditer(text) if not _abbreviates(text, m)]
+    found = []
+    for match in _END.finditer(text):
+        word = _WORD.search(text, max(0, match.start() - 12), match.start())
+        before = b"" if word is None else word[0]
+        abbreviates = before.lower() in _TITLES or (len(before) == 1 and before != b"I")
+        if match["mark"] != b"." or not abbreviates:
+            found.append(match.end())
     cuts = np.unique(np.append(0, np.searchsorted(begins, found)))
     return cuts[cuts < len(pieces)].astype(np.int64)
-
-
-def _abbreviates(text: bytes, match: re.Match[bytes]) -> bool:
-    if match["mark"] != b".":
-        return False
-    word = _WORD.search(text, max(0, match.start() - 12), match.start())
-    before = b"" if word is None else word[0]
-    return before.lower() in _TITLES or (len(before) == 1 and before != b"I")
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,14 @@ import codecs
 import glob
 import importlib
 import os
+import stat
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -107,19 +110,14 @@ def _documents(source: Source, size: int) -> Iterator[Document]:
         yield from hub_documents(source.text.removeprefix("hf:"))
     elif source.kind == "stdin":
         yield from _parts(sys.stdin.buffer, "standard input", size)
-    else:
-        for file in source.files:
-            yield from _rows_or_parts(file, source.field, size)
-
-
-def _rows_or_parts(path: Path, field: str | None, size: int) -> Iterator[Document]:
-    if path.suffix == ".parquet":
-        yield from parquet_documents(path, field)
-    elif path.suffix in TABLES:
-        yield from jsonl_documents(path, field)
-    else:
-        with opened(path) as file:
-            yield from _parts(file, str(path), size)
+    for path in source.files if source.kind == "files" else ():
+        if path.suffix == ".parquet":
+            yield from parquet_documents(path, source.field)
+        elif path.suffix in TABLES:
+            yield from jsonl_documents(path, source.field)
+        else:
+            with opened(path) as file:
+                yield from _parts(file, str(path), size)
 
 
 def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
@@ -140,46 +138,37 @@ def find_files(text: str) -> tuple[Path, ...]:
     path = Path(text).expanduser()
     if not os.path.lexists(path) and glob.has_magic(text):
         matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
-        files = tuple(file for file in matches if file.is_file() and _size(file))
+        files = tuple(file for file in matches if file.is_file() and _state(file).st_size)
         if not files:
             raise DataError(f"no file with text matches {text!r}", "check the pattern; ** goes into subfolders")
         return files
-    if _is_folder(path):
+    if stat.S_ISDIR(_state(path).st_mode):
         files = tuple(_text_files(path))
         if not files:
             raise DataError(f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files")
         return files
-    if path.is_file() and not _size(path):
+    if path.is_file() and not _state(path).st_size:
         raise DataError(f"the file {text!r} is empty", "give a file with text in it")
     return (path,)
 
 
-def _is_folder(path: Path) -> bool:
+def _state(path: Path) -> os.stat_result:
     try:
-        path.stat()
-    except OSError as error:
-        raise unreadable(path, error) from None
-    return path.is_dir()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
+        return path.stat()
     except OSError as error:
         raise unreadable(path, error) from None
 
 
 def _text_files(folder: Path) -> Iterator[Path]:
-    for where, folders, names in os.walk(folder, onerror=_refuse):
+    def refuse(error: OSError) -> None:
+        raise unreadable(error.filename, error) from None
+
+    for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(where, name)
-            if not name.startswith(".") and path.is_file() and _size(path) and _is_text(path):
+            if not name.startswith(".") and path.is_file() and _state(path).st_size and _is_text(path):
                 yield path
-
-
-def _refuse(error: OSError) -> None:
-    raise unreadable(error.filename, error) from None
 
 
 def _is_text(path: Path) -> bool:
@@ -208,32 +197,25 @@ def builtin_documents() -> Iterator[Document]:
     Raises:
         DataError: where this Python carries neither, as stripped and zipped ones do.
     """
+    texts: dict[str, Callable[[], str]] = {}
+    with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
+        topics = importlib.import_module("pydoc_data.topics").topics
+        texts |= {f"topic {name}": partial(topics.get, name) for name in sorted(topics)}
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        inner = path.relative_to(library)
+        if _SKIPPED.isdisjoint(inner.parts):
+            texts[f"module {inner.as_posix()}"] = partial(_docstrings, path)
     found = False
-    for documents in (_topics(), _modules(Path(sysconfig.get_path("stdlib")))):
-        for document in documents:
+    for name, read in texts.items():
+        if text := read():
             found = True
-            yield replace(document, text="\n\n".join(paragraphs(document.text)))
+            yield Document(name, "\n\n".join(paragraphs(text)))
     if not found:
         raise DataError(
             f"builtin: the Python at {sys.executable} carries no documentation",
             "name a text of your own with --text FILE, or use a complete CPython",
         )
-
-
-def _topics() -> Iterator[Document]:
-    try:
-        topics = importlib.import_module("pydoc_data.topics").topics
-    except ImportError:  # some distributions pack it apart; the docstrings alone are still a text
-        return
-    for name in sorted(topics):
-        yield Document(f"topic {name}", topics[name])
-
-
-def _modules(root: Path) -> Iterator[Document]:
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if _SKIPPED.isdisjoint(name.parts) and (text := _docstrings(path)):
-            yield Document(f"module {name.as_posix()}", text)
 
 
 def _docstrings(path: Path) -> str:

@@ -46,24 +46,38 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]]) -> PreTr
     """
     size = bpe_size(kind)
     if size is not None:
-        return _wrap(_train(size, train_texts()))
+        tokenizer = _byte_level(models.BPE())
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator(train_texts(), trainer)
+        return _wrap(tokenizer)
     if kind == "bytes":
-        return _wrap(_bytes())
+        vocabulary = {letter: byte for byte, letter in enumerate(byte_letters())}
+        return _wrap(_byte_level(models.BPE(vocab={**vocabulary, EOS: 256}, merges=[])))
     path = Path(kind).expanduser()
     if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
         path = path.parent  # which knows the special tokens' parts
     if path.is_file():
-        tokenizer = _from_file(path)
+        try:
+            found = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
+        except Exception as error:  # the Rust side raises Exception itself
+            raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
     elif path.is_dir():
-        tokenizer = _from_pretrained(str(path), f"the folder {kind!r} holds no tokenizer", _CHOICES, local=True)
+        found = _from_pretrained(str(path), f"the folder {kind!r} holds no tokenizer", _CHOICES, local=True)
     elif kind.endswith(".json") or kind.startswith((".", "/", "~")):
         raise DataError(f"no tokenizer file or folder {kind!r}", _CHOICES)
     elif _HUB_ID.fullmatch(kind):
         fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
-        tokenizer = _from_pretrained(kind, f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub", fix)
+        found = _from_pretrained(kind, f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub", fix)
     else:
         raise DataError(f"unknown tokenizer {kind!r}", _CHOICES)
-    return _with_eos(tokenizer)
+    if found.eos_token is None:  # the tokenizer's own separator, a usual end, or a new one
+        known = found.get_vocab()
+        own = [found.sep_token] if found.sep_token else [name for name in _ENDS if name in known]
+        found.add_special_tokens({"eos_token": own[0] if own else EOS})
+    return found
 
 
 def bpe_size(kind: str) -> int | None:
@@ -90,30 +104,8 @@ def _byte_level(model: models.BPE) -> Tokenizer:
     return tokenizer
 
 
-def _train(size: int, texts: Iterator[str]) -> Tokenizer:
-    tokenizer = _byte_level(models.BPE())
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=[EOS], initial_alphabet=sorted(alphabet), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
-
-
-def _bytes() -> Tokenizer:
-    vocabulary = {letter: byte for byte, letter in enumerate(byte_letters())}
-    return _byte_level(models.BPE(vocab={**vocabulary, EOS: 256}, merges=[]))
-
-
 def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
-
-
-def _from_file(path: Path) -> PreTrainedTokenizerFast:
-    try:
-        return PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
-    except Exception as error:  # the Rust side raises Exception itself
-        raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
 
 
 def _from_pretrained(name: str, what: str, fix: str, local: bool = False) -> PreTrainedTokenizerFast:
@@ -123,15 +115,6 @@ def _from_pretrained(name: str, what: str, fix: str, local: bool = False) -> Pre
         raise DataError(f"{what} ({one_line(error)})", fix) from None
     if not tokenizer.is_fast:
         raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer, or choose another")
-    return tokenizer
-
-
-def _with_eos(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
-    """Declare the token that ends documents: the tokenizer's own, its separator, a usual one, or a new `<eos>`."""
-    if tokenizer.eos_token is None:
-        known = tokenizer.get_vocab()
-        own = [tokenizer.sep_token] if tokenizer.sep_token else [name for name in _ENDS if name in known]
-        tokenizer.add_special_tokens({"eos_token": own[0] if own else EOS})
     return tokenizer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +42,10 @@ def read_tokens(
     folder = Path(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
         raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
-    tokenizer = _tokenizer(folder)
+    try:
+        tokenizer = make_tokenizer(str(folder), lambda: iter(()))
+    except DataError as error:
+        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
     encoder = StreamEncoder(tokenizer, np.dtype(np.int64))
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
@@ -59,13 +61,6 @@ def read_tokens(
         what = f"the tokenizer in {folder} gives token {int(ids.max())}, the table has {vocab:,} rows"
         raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
     return ids
-
-
-def _tokenizer(folder: Path) -> Any:
-    try:
-        return make_tokenizer(str(folder), lambda: iter(()))
-    except DataError as error:
-        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
 
 
 def windows(ids: Ids, length: int, count: int) -> Ids:

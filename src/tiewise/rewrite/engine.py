@@ -25,7 +25,7 @@ from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
 from tiewise.checkpoint.rule import ERROR, names, size
-from tiewise.checkpoint.stored import Header, read_header
+from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
 from tiewise.core.errors import CheckpointError
@@ -369,10 +369,7 @@ def _finite(value: float) -> float | None:
 def _digests(folder: Folder) -> dict[str, str]:
     """SHA-256 of config and index, and of each header: they name every tensor, and cost no read of one."""
     data = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in (CONFIG, INDEX) if folder.has(name)}
-    data |= {f"{file} (header)": _header_bytes(header) for file, header in folder.headers.items()}
+    for file, header in folder.headers.items():
+        with os.fdopen(open_regular(header.path), "rb") as opened:
+            data[f"{file} (header)"] = opened.read(header.data_start)
     return {name: hashlib.sha256(text).hexdigest() for name, text in data.items()}
-
-
-def _header_bytes(header: Header) -> bytes:
-    with os.fdopen(open_regular(header.path), "rb") as file:
-        return file.read(header.data_start)

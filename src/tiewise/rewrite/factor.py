@@ -120,12 +120,8 @@ def _factors(ends: PlainEnds, factors: list[Factors]) -> Iterator[NewTensor]:
     lookup, head = factors[0], factors[-1]
     maps = {f"{module_of(ends.input.name)[0]}.in_map": (lookup, lookup.map), f"{ends.head}.out_map": (head, head.map.T)}
     for name, (made, values) in maps.items():
-        write = partial(_one_piece, values.tobytes())
+        write = partial(iter, [values.tobytes()])
         yield NewTensor(f"{name}.weight", made.table.dtype, values.shape, made.table.path.name, write)
-
-
-def _one_piece(data: bytes) -> Iterator[bytes]:
-    yield data
 
 
 def _errors(ends: PlainEnds, fitted: list[tuple[Factors, Fit]], counts: NDArray[np.float64] | None) -> Iterator[str]:

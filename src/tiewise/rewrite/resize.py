@@ -81,10 +81,16 @@ def resize(
     if count > rows and not draw.used.any():
         fix = "train or repair the model first: new rows are drawn from those in use"
         raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
+    config: dict[str, int] = {}
+    if facts.folder.config is not None:
+        level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
+        # every key that gives the old size gives the new one; where none does, that of the vocabulary's level
+        paths = tuple(_size_keys(facts.config, rows)) or (f"{level}.vocab_size".lstrip("."),)
+        config = dict.fromkeys(paths, count)
     return Change(
         KEPT,
         put=tuple(draw.tensor(part, facts.folder.tensors[part.name].shape) for part in parts),
-        config=_sizes_in_config(facts, rows, count),
+        config=config,
         notes=(*draw.notes(tables, lengths), *notes),
     )
 
@@ -162,15 +168,6 @@ def _token_ids(record: Mapping[str, Any]) -> Iterator[int]:
         elif isinstance(key, str) and key.endswith(("token_id", "token_ids", "token_index")):
             found = value if isinstance(value, list) else [value]
             yield from (number for number in found if type(number) is int and number >= 0)
-
-
-def _sizes_in_config(facts: Facts, rows: int, count: int) -> dict[str, int]:
-    """Every key that gives the old size gives the new one; where none does, that of the vocabulary's level."""
-    if facts.folder.config is None:
-        return {}
-    paths = tuple(_size_keys(facts.config, rows))
-    level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
-    return dict.fromkeys(paths or (f"{level}.vocab_size".lstrip("."),), count)
 
 
 def _size_keys(config: Mapping[str, Any], rows: int) -> Iterator[str]:

@@ -102,7 +102,11 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     if rules & ENDS:
         change = parted(facts) if facts.truth is False else joined(facts)
     if rules & INDEX:
-        change = replace(change, reindex=True, drop=change.drop | _heads_of_the_index(facts))
+        index, head = facts.folder.index, facts.roles.output_name
+        only_there = index is not None and head in index.weight_map and head not in facts.folder.tensors
+        # the head of a tied model that only the index knows
+        gone = {head} if only_there and head is not None and facts.claims.tied else set()
+        change = replace(change, reindex=True, drop=change.drop | gone)
     if rules & COPIES:
         stored, found = facts.folder.tensors, facts.folder.copies
         unlike = {copy.name for copy in found if not facts.same(copy, stored[copy.name])}
@@ -269,13 +273,6 @@ def _how_they_differ(a: Stored, b: Stored) -> str:
     """Half a sentence on two tensors that are not equal."""
     alike = likeness(a, b)
     return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}" if alike is None else difference(alike)
-
-
-def _heads_of_the_index(facts: Facts) -> frozenset[str]:
-    """The head of a tied model where only the index knows it."""
-    index, head = facts.folder.index, facts.roles.output_name
-    known = index is not None and head in index.weight_map and head not in facts.folder.tensors
-    return frozenset({head}) if known and head is not None and facts.claims.tied else frozenset()
 
 
 def _require_repaired(made: Path) -> None:

@@ -32,7 +32,7 @@ from tiewise.core.files import written_whole
 from tiewise.core.records import require
 from tiewise.data.prepared import PreparedText
 from tiewise.data.split import RANDOM
-from tiewise.data.words import prepare_words, unknown_share
+from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.callbacks import Clock

@@ -1,19 +1,22 @@
-"""Long bars of the rewriting engine: killed at any moment, and checkpoints far larger than its memory."""
+"""Long bars of the rewriting engine: killed at any moment, and tables far larger than the memory that it may take."""
 
 import json
 import os
 import random
 import time
 
+import ml_dtypes
 import numpy as np
 import pytest
 from rewrite_tools import child, go, listing, start, untimed
 from tests.checkpoint.tiny_checkpoints import llama, llama_config
 
 from tiewise.checkpoint.audit import check
+from tiewise.rewrite.low_rank import memory_needed
 
 MOST_MEMORY = 400e6
 KILLS = 100
+ROWS, WIDTH = 65_536, 4096
 
 
 @pytest.mark.slow
@@ -56,13 +59,14 @@ def test_killed_at_any_moment(tmp_path):
     assert seen["debris"] > 0, seen
 
 
-def sparse(path, shards, config):
-    """A folder of bfloat16 tensors without content: {file: {tensor: shape}}."""
+def mostly_empty(path, shards, config):
+    """A folder of bfloat16 tensors, {file: {tensor: shape}}, random at first and zero after: they take no disk."""
     path.mkdir()
+    values = np.random.default_rng(0).normal(size=2**19).astype(ml_dtypes.bfloat16).tobytes()
     weight_map, total = {}, 0
-    for file, tensors in shards.items():
+    for file, shapes in shards.items():
         entries, at = {}, 0
-        for name, shape in tensors.items():
+        for name, shape in shapes.items():
             size = 2 * int(np.prod(shape))
             entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
             weight_map[name] = file
@@ -71,24 +75,28 @@ def sparse(path, shards, config):
         text += b" " * (-len(text) % 8)
         with open(path / file, "wb") as opened:
             opened.write(len(text).to_bytes(8, "little") + text)
+            for entry in entries.values():
+                begin, end = entry["data_offsets"]
+                opened.seek(8 + len(text) + begin)
+                opened.write(values[: end - begin])
             opened.truncate(8 + len(text) + at)
         total += at
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (path / "model.safetensors.index.json").write_text(json.dumps(index))
     (path / "config.json").write_text(json.dumps(config))
     return path
 
 
 def eight_gigabytes(path, head):
     """Llama-like, 8.6 GB in ten files: a table of 0.54 GB, a head where asked for, and layers."""
-    rows, width = 65_536, 4096
-    shards = {"model-00001.safetensors": {"model.embed_tokens.weight": (rows, width), "model.norm.weight": (width,)}}
+    shards = {"model-00001.safetensors": {"model.embed_tokens.weight": (ROWS, WIDTH), "model.norm.weight": (WIDTH,)}}
     if head:
-        shards["model-00002.safetensors"] = {"lm_head.weight": (rows, width)}
+        shards["model-00002.safetensors"] = {"lm_head.weight": (ROWS, WIDTH)}
     for number in range(8):
-        layer = {f"model.layers.{number}.mlp.up_proj.weight": (122_880, width)}
+        layer = {f"model.layers.{number}.mlp.up_proj.weight": (122_880, WIDTH)}
         shards[f"model-{number + 3:05d}.safetensors"] = layer
-    return sparse(path, shards, llama_config(not head, rows, width))
+    return mostly_empty(path, shards, llama_config(not head, ROWS, WIDTH))
 
 
 @pytest.mark.slow
@@ -109,7 +117,7 @@ def test_eight_gigabytes_in_little_memory(tmp_path, verb, head, options, rewritt
             file.seek(-2, 2)
             file.write(b"\x80\x3f")
     if verb == "repair":
-        (source / "config.json").write_text(json.dumps(llama_config(True, 65_536, 4096)))
+        (source / "config.json").write_text(json.dumps(llama_config(True, ROWS, WIDTH)))
     result = child(verb, source, tmp_path / "b", **options)
     assert result["rewritten"] == rewritten
     assert result["peak"] < MOST_MEMORY, f"{result['peak'] / 1e6:.0f} MB"
@@ -117,3 +125,33 @@ def test_eight_gigabytes_in_little_memory(tmp_path, verb, head, options, rewritt
         shared = os.path.samefile(source / name, tmp_path / "b" / name)
         assert shared or (tmp_path / "b" / name).stat().st_nlink == 1  # a reflink is a file of its own
     assert len(result["linked"]) >= 8
+
+
+OWN = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": "factored:32"}
+FACTORED = {"model.embed_tokens.weight": (ROWS, 32), "model.embed_tokens.in_map.weight": (WIDTH, 32)}
+FACTORED |= {"lm_head.out_map.weight": (32, WIDTH)}
+UNTIED = {"model.embed_tokens.weight": (ROWS, WIDTH), "lm_head.weight": (ROWS, WIDTH)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("verb", "shapes", "config", "options", "most"),
+    [
+        ("resize", UNTIED, llama_config(False, ROWS, WIDTH), {"vocab": ROWS + 2000}, MOST_MEMORY),
+        ("densify", FACTORED, llama_config(True, ROWS, WIDTH, **OWN), {}, MOST_MEMORY),
+        (  # takes what it announces for the decomposition, whatever the number of rows
+            "factor",
+            {"model.embed_tokens.weight": (200_000, 1024)},
+            llama_config(True, 200_000, 1024),
+            {"rank": 64},
+            memory_needed(1024, 64) + 100e6,
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_verbs_that_compute_with_rows_take_little_memory(tmp_path, verb, shapes, config, options, most):
+    source = mostly_empty(tmp_path / "a", {"model.safetensors": shapes}, config)
+    result = child(verb, source, tmp_path / "b", **options)
+    size = {"resize": 4 * (ROWS + 2000) * WIDTH, "densify": 4 * ROWS * WIDTH, "factor": 0}[verb]
+    assert (tmp_path / "b/model.safetensors").stat().st_size > size
+    assert result["peak"] < most, f"{result['peak'] / 1e6:.0f} MB"

@@ -1,71 +1,13 @@
-import pickle
 from collections import Counter
 from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from tiewise.core.errors import DataError
 from tiewise.data.frequency import asymmetric_bigrams, bin_of, frequency_bins, token_counts
-from tiewise.data.training_rows import Blocks
-
-
-@pytest.fixture
-def file_tokens(tmp_path):
-    path = tmp_path / "t.bin"
-    np.arange(1003, dtype="<u2").tofile(path)
-    return np.memmap(path, "<u2", mode="r")
-
-
-def test_blocks_are_contiguous_and_drop_the_rest(file_tokens):
-    data = Blocks(file_tokens, 10)
-    assert len(data) == 100
-    together = torch.cat([data[i]["input_ids"] for i in range(len(data))])
-    assert together.dtype == torch.int64
-    assert together.tolist() == list(range(1000))
-    assert torch.equal(data[7]["labels"], data[7]["input_ids"])
-    data[7]["labels"].fill_(-100)
-    assert data[7]["input_ids"].tolist() == list(range(70, 80))
-    for index in (100, -1):
-        with pytest.raises(IndexError):
-            data[index]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_blocks_collate_by_default_also_in_workers(file_tokens, workers):
-    loader = DataLoader(Blocks(file_tokens, 10), batch_size=4, num_workers=workers)
-    batches = list(loader)
-    assert batches[0]["input_ids"].shape == (4, 10)
-    assert torch.cat([b["input_ids"].flatten() for b in batches]).tolist() == list(range(1000))
-
-
-def test_pickled_blocks_name_the_file_and_carry_no_tokens(tmp_path):
-    path = tmp_path / "big.bin"
-    np.arange(500_000, dtype="<u4").tofile(path)
-    tokens = np.memmap(path, "<u4", mode="r")
-    data = pickle.dumps(Blocks(tokens, 100))
-    assert len(data) < 1000
-    loaded = pickle.loads(data)
-    assert isinstance(loaded.tokens, np.memmap)
-    assert loaded[4999]["input_ids"].tolist() == list(range(499_900, 500_000))
-
-
-def test_pickled_part_of_a_file_stays_that_part(file_tokens):
-    for tokens in (file_tokens[100:200], file_tokens[::2], np.arange(50)):
-        loaded = pickle.loads(pickle.dumps(Blocks(tokens, 10)))
-        assert loaded[1]["input_ids"].tolist() == tokens[10:20].tolist()
-        assert len(loaded) == len(tokens) // 10
-
-
-@pytest.mark.parametrize(("count", "length"), [(9, 10), (0, 1), (9, 0), (9, -1)])
-def test_too_few_tokens(count, length):
-    with pytest.raises(DataError, match=f"{count} tokens hold no block of {length}; give more text"):
-        Blocks(np.zeros(count, np.uint16), length)
-
 
 tokens_lists = st.lists(st.integers(0, 9), max_size=80)
 

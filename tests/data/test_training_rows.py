@@ -1,5 +1,6 @@
-"""Pairs of segments: what labels mean, that nothing else tells them, that rows are a function of the seed."""
+"""Blocks, and pairs of segments: what labels mean, that nothing else tells them, that rows come from the seed."""
 
+import pickle
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -7,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from pair_texts import marks, planted
+from torch.utils.data import DataLoader
 
 from tiewise.core.errors import DataError
 from tiewise.data.masking import Masking
 from tiewise.data.sentence_pairs import Packing, Sentences, make_pairs, swapped_labels
-from tiewise.data.training_rows import PairRows
+from tiewise.data.training_rows import Blocks, PairRows
 
 
 def rows(sentences, packing, seed=1, **options):
@@ -157,3 +159,59 @@ def test_texts_without_pairs(sentences, packing, said):
 def test_refused(wrong):
     with pytest.raises(DataError):
         Packing(**wrong)
+
+
+# blocks
+
+
+@pytest.fixture
+def file_tokens(tmp_path):
+    path = tmp_path / "t.bin"
+    np.arange(1003, dtype="<u2").tofile(path)
+    return np.memmap(path, "<u2", mode="r")
+
+
+def test_blocks_are_contiguous_and_drop_the_rest(file_tokens):
+    data = Blocks(file_tokens, 10)
+    assert len(data) == 100
+    together = torch.cat([data[i]["input_ids"] for i in range(len(data))])
+    assert together.dtype == torch.int64
+    assert together.tolist() == list(range(1000))
+    assert torch.equal(data[7]["labels"], data[7]["input_ids"])
+    data[7]["labels"].fill_(-100)
+    assert data[7]["input_ids"].tolist() == list(range(70, 80))
+    for index in (100, -1):
+        with pytest.raises(IndexError):
+            data[index]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_blocks_collate_by_default_also_in_workers(file_tokens, workers):
+    loader = DataLoader(Blocks(file_tokens, 10), batch_size=4, num_workers=workers)
+    batches = list(loader)
+    assert batches[0]["input_ids"].shape == (4, 10)
+    assert torch.cat([b["input_ids"].flatten() for b in batches]).tolist() == list(range(1000))
+
+
+def test_pickled_blocks_name_the_file_and_carry_no_tokens(tmp_path):
+    path = tmp_path / "big.bin"
+    np.arange(500_000, dtype="<u4").tofile(path)
+    tokens = np.memmap(path, "<u4", mode="r")
+    data = pickle.dumps(Blocks(tokens, 100))
+    assert len(data) < 1000
+    loaded = pickle.loads(data)
+    assert isinstance(loaded.tokens, np.memmap)
+    assert loaded[4999]["input_ids"].tolist() == list(range(499_900, 500_000))
+
+
+def test_pickled_part_of_a_file_stays_that_part(file_tokens):
+    for tokens in (file_tokens[100:200], file_tokens[::2], np.arange(50)):
+        loaded = pickle.loads(pickle.dumps(Blocks(tokens, 10)))
+        assert loaded[1]["input_ids"].tolist() == tokens[10:20].tolist()
+        assert len(loaded) == len(tokens) // 10
+
+
+@pytest.mark.parametrize(("count", "length"), [(9, 10), (0, 1), (9, 0), (9, -1)])
+def test_too_few_tokens(count, length):
+    with pytest.raises(DataError, match=f"{count} tokens hold no block of {length}; give more text"):
+        Blocks(np.zeros(count, np.uint16), length)

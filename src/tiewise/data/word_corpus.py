@@ -59,7 +59,14 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
         progress(KIND, 0, 1)
         words = _vocabulary(splits[0])
         facts = _write(work, splits, words)
-        _tokenizer(words).save_pretrained(work / TOKENIZER)
+        # gives a text these ids: white space cuts, a line end is `<eos>`, the rest `<unk>`
+        engine = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
+        engine.normalizer = normalizers.Replace("\n", f" {EOS} ")
+        engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(
+            tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+        )
+        tokenizer.save_pretrained(work / TOKENIZER)
         put_in_place(
             work, folder, facts | {"texts": [corpus], "demo": False, "files": [str(split) for split in splits]}
         )
@@ -141,16 +148,6 @@ def _write_split(path: Path, file: WordFile, words: dict[str, int], dtype: np.dt
             found["bytes"] += sum(len(word.encode()) for word in flat) - marks + breaks
     found["unknown"] = lost.total()
     return {**found, "unknown_words": len(lost)}
-
-
-def _tokenizer(words: dict[str, int]) -> PreTrainedTokenizerFast:
-    """Return the tokenizer that gives a text these ids: whitespace cuts, a line end is `<eos>`, the rest `<unk>`."""
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
-    tokenizer.normalizer = normalizers.Replace("\n", f" {EOS} ")
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-    )
 
 
 @dataclass(frozen=True)

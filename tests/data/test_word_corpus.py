@@ -6,7 +6,7 @@ from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
 from tiewise.data.prepared import load_prepared
-from tiewise.data.words import lines, prepare_words, unknown_share, word_files
+from tiewise.data.word_corpus import lines, prepare_words, unknown_share, word_files
 
 TRAIN = " the cat sat \n\n the <unk> sat on the mat \n"
 VALID = "the dog sat\n"
