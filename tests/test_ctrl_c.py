@@ -5,7 +5,9 @@ import signal
 import sys
 
 import pytest
+import typer
 
+from tiewise.cli.options import interruptible
 from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted
 from tiewise.training.callbacks import Interrupt
@@ -105,3 +107,17 @@ def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
     assert capsys.readouterr().err == ""
     Last(of_its_own)
     assert "no such module" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("work", "code"), [(by_cause, 130), (lambda: sys.exit(143), 143)])
+def test_a_command_says_how_it_was_left_whatever_became_of_the_press(work, code, capsys):
+    with pytest.raises(typer.Exit) as ended, interruptible("; nothing was written"):
+        work()
+    assert ended.value.exit_code == code
+    assert capsys.readouterr().err == "tiewise: interrupted; nothing was written\n"
+
+
+def test_a_command_lets_other_errors_through(capsys):
+    with pytest.raises(ImportError), interruptible("; nothing was written"):
+        of_its_own()
+    assert capsys.readouterr().err == ""

@@ -71,11 +71,8 @@ def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) 
     audits, unread = [], False
     for path in paths:
         try:
-            with long_reads(quiet):
+            with o.interruptible(f" while reading {path}"), long_reads(quiet):
                 found = audit(path, **options)
-        except KeyboardInterrupt:
-            o.tell(f"tiewise: interrupted while reading {path}")
-            raise typer.Exit(130) from None
         except CheckpointError as error:
             if len(paths) == 1:
                 raise

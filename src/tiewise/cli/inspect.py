@@ -52,15 +52,12 @@ def inspect(
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out).checked()
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort).checked()
-    try:
+    with o.interruptible("; nothing was written"):
         if out is not None:
             _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
         with long_work(quiet):
             found = with_evidence(carry_out(subjects, _measures(subjects, request), request))
-    except KeyboardInterrupt:
-        o.tell("tiewise: interrupted; nothing was written")
-        raise typer.Exit(130) from None
     _show(found, out, json_, quiet)
 
 

@@ -6,10 +6,13 @@ import json
 import re
 import shlex
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tiewise.core import ctrl_c
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
@@ -47,6 +50,18 @@ def command_line() -> str:
 def tell(line: str) -> None:
     """Print a line on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def interruptible(left: str | Callable[[], str]) -> Iterator[None]:
+    """End a command at Ctrl-C, also where a library made another error of it, or at a signal; `left` says how."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        if not isinstance(error, SystemExit) and not ctrl_c.behind(error):
+            raise
+        tell(f"tiewise: interrupted{left if isinstance(left, str) else left()}")
+        raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
 
 
 def print_json(record: dict[str, Any]) -> None:

@@ -148,13 +148,13 @@ def _carry_out(verb: str, source: Path, to: Path, *, json_: bool, quiet: bool, *
     from tiewise.rewrite.file_plan import PROVENANCE
 
     made = (to / PROVENANCE).exists()
-    try:
-        with ending(), long_reads(quiet):
-            receipt = getattr(rewrite, verb)(source, to, **options)
-    except (KeyboardInterrupt, SystemExit) as error:
+
+    def left() -> str:
         done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
-        o.tell(f"tiewise: interrupted; {source} is as it was and {to} {done}")
-        raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
+        return f"; {source} is as it was and {to} {done}"
+
+    with o.interruptible(left), ending(), long_reads(quiet):
+        receipt = getattr(rewrite, verb)(source, to, **options)
     if json_:
         o.print_json(receipt.record())
         return

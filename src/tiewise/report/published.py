@@ -37,21 +37,14 @@ class Beside:
         counts = (self.data["splits"]["train"]["tokens"], self.data["tokenizer"]["vocab"])
         return next((name for name, known in TEXTS.items() if known == counts), None)
 
-    def figures(self, arm: str) -> list[Result]:
-        """Return the ledger's test figures for an arm at these settings; where the text is known, those of it alone."""
-        return [r for r in self._of(arm) if r.status != "open"]
+    def figures(self, arm: str, *, matched: bool = True) -> list[Result]:
+        """Return the ledger's test figures for an arm at these settings; where the text is known, those of it alone.
 
-    def open_figures(self, arm: str) -> list[Result]:
-        """Return those whose settings agree as far as they are known, which is no match."""
-        return [r for r in self._of(arm) if r.status == "open"]
-
-    def _of(self, arm: str) -> list[Result]:
-        found = [
-            r
-            for r in results()
-            if (r.recipe, r.arm, r.setting.split()) == (self.recipe, arm, list(self.changed)) and _text(r) is not None
-        ]
-        return [r for r in found if self.text in (None, _text(r))]
+        Without `matched` those whose settings agree as far as they are known, which is no match.
+        """
+        setting = (self.recipe, arm, list(self.changed))
+        found = (r for r in results() if (r.recipe, r.arm, r.setting.split()) == setting and _text(r) is not None)
+        return [r for r in found if (r.status != "open") == matched and self.text in (None, _text(r))]
 
 
 def of_comparison(comparison: Any) -> Beside | None:
@@ -78,11 +71,12 @@ def table(beside: Beside) -> Table | None:
 def lines(beside: Beside) -> list[str]:
     """Say what the figures are of, and whether this run repeats them."""
     found = [r for arm in beside.own for r in beside.figures(arm)]
-    unsure = [f"{arm} {plain(r.value, 2)} ({_text(r)})" for arm in beside.own for r in beside.open_figures(arm)]
+    unsure = [(arm, r) for arm in beside.own for r in beside.figures(arm, matched=False)]
     if unsure:
-        sources = "; ".join(dict.fromkeys(r.source for arm in beside.own for r in beside.open_figures(arm)))
+        named = ", ".join(f"{arm} {plain(r.value, 2)} ({_text(r)})" for arm, r in unsure)
+        sources = "; ".join(dict.fromkeys(r.source for _, r in unsure))
         return [
-            f"Published for models of this size: {', '.join(unsure)}, by {sources}. Parts of that setting are unknown "
+            f"Published for models of this size: {named}, by {sources}. Parts of that setting are unknown "
             f"to us (see the recipe {beside.recipe}), so this run is no repetition of it."
         ]
     if not found:

@@ -1,0 +1,61 @@
+"""The main job from Python: what the commands leave and say, as objects."""
+
+import json
+import random
+
+import pytest
+
+import tiewise
+
+TINY = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": 6, "tokenizer": "bytes"}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(
+        "\n\n".join(
+            " ".join(draw.choices(["tie", "wise", "the", "two", "ends", "of", "a", "model"], k=40)) for _ in range(40)
+        )
+    )
+    return str(path)
+
+
+def test_a_comparison(text, tmp_path, capfd):
+    found = tiewise.compare(tmp_path / "run", arms=["tied", "untied"], seeds=2, text=text, **TINY)
+    assert found.folder == tmp_path / "run"
+    assert json.loads((found.folder / "results.json").read_text()) == found.record()
+    assert (found.folder / "report.html").is_file()
+    assert found.command.startswith(f"tiewise.compare('{tmp_path / 'run'}', arms=['tied', 'untied']")
+    assert found.finding.partition(":")[0] in found._repr_html_()
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "4/4 untied seed 2: held-out nll" in err
+    assert tiewise.compare(tmp_path / "run", resume=True, quiet=True) == found
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_run(text, tmp_path):
+    trained = tiewise.train(tmp_path / "run", boundary="factored:8", text=text, quiet=True, **TINY)
+    assert trained.record()["model"] == str(trained.model)
+    assert trained.result.arm == "factored:8"
+    assert tiewise.load(trained.model).get_input_embeddings().weight.shape[-1] == 8
+    assert "factored:8" in trained._repr_html_()
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"arms": ["glued"]}, "unknown boundary 'glued'"),
+        ({"breadth": 3}, "unknown setting 'breadth' in the settings"),
+        ({"resume": True, "width": 3}, "resume takes its settings from the run"),
+        ({"recipe": "lstm"}, "no recipe 'lstm'"),
+        ({"text": []}, "text in the settings must be a list of text"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_leaves_nothing(settings, says, tmp_path):
+    with pytest.raises(tiewise.TiewiseError, match=says) as refused:
+        tiewise.compare(tmp_path / "run", quiet=True, **settings)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,86 @@
+"""A kind of run is one file: a new one trains and is compared, and none is loaded that nobody asked for."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from tiewise.core.errors import RunError, UnsupportedError
+from tiewise.training import kinds, ranks
+from tiewise.training.compare import finish
+from tiewise.training.settings import Settings, find
+
+THROWAWAY = """
+from dataclasses import dataclass
+
+from tiewise.training.kinds.decoder import Decoders
+
+
+@dataclass(frozen=True)
+class Options:
+    louder: float = 1.0
+
+
+class Loud(Decoders):
+    where = "in a loud run"
+    options = Options
+    lacks = {"tune": (False, "leave it out")}
+
+    def table_std(self, job, vocab):
+        return job.settings.own.louder * super().table_std(job, vocab)
+
+
+KIND = Loud()
+"""
+
+
+@pytest.fixture
+def throwaway(tmp_path, monkeypatch):
+    """One file beside the others."""
+    (tmp_path / "kinds").mkdir()
+    (tmp_path / "kinds" / "loud.py").write_text(THROWAWAY)
+    monkeypatch.setattr(kinds, "__path__", [*kinds.__path__, str(tmp_path / "kinds")])
+    yield
+    sys.modules.pop("tiewise.training.kinds.loud", None)
+
+
+def test_a_new_kind_is_one_file(throwaway, tiny, tmp_path, lines):
+    settings = {name: value for name, value in vars(tiny(steps=6)).items() if name not in ("own", "kind")}
+    chosen = Settings.of({**settings, "kind": "loud", "louder": 2.0})
+    found = finish(lines.begin(chosen, tmp_path / "out"), lines.display)
+    plain = finish(lines.begin(tiny(steps=6), tmp_path / "plain"), lines.display)
+    assert [run.init_std for run in found.runs] == [2 * run.init_std for run in plain.runs]
+    assert found.setting["louder"] == 2.0
+    assert found.difference("untied", "heldout_nll").n == 1
+    with pytest.raises(RunError, match="tune = True in a loud run; leave it out"):
+        Settings.of({"kind": "loud", "tune": True}).checked()
+
+
+def test_a_kind_that_nobody_knows():
+    with pytest.raises(RunError, match="kind = 'loud'; choose one of albert, decoder, flax, recurrent"):
+        Settings.of({"kind": "loud"})
+
+
+@pytest.mark.parametrize(("kind", "says"), [("recurrent", "a state is carried in order"), ("flax", "start one")])
+def test_what_trains_alone_says_so_before_it_begins(monkeypatch, kind, says):
+    group = ranks._Group()
+    group.size = 2
+    monkeypatch.setattr(ranks, "_group", group)
+    with pytest.raises(UnsupportedError, match=says):
+        find(kind).check_processes(Settings())
+
+
+def test_a_decoder_s_comparison_loads_no_other_kind():
+    code = """
+        import sys
+        import tiewise.runs
+        from tiewise.training.kind import kind_of
+        from tiewise.training.settings import Settings
+        kind_of(Settings().checked())
+        others = ("albert", "recurrent", "flax", "jax", "streams", "pretraining_trainer", "optimizers")
+        ours = [name for name in sys.modules if name.startswith(("tiewise.training", "jax"))]
+        print([name for name in ours if name.rpartition(".")[2] in others])
+    """
+    said = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert said.stdout == "[]\n"
