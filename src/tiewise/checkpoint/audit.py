@@ -16,11 +16,11 @@ from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.loaders import Outcome, predict
+from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule, matching, rules
 from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.table_scans import IDENTICAL, Likeness
+from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.core.errors import CheckpointError
 from tiewise.core.late import Late
 from tiewise.core.version import __version__
@@ -48,11 +48,11 @@ class Audit:
     claims: Claims = field(default_factory=lambda: Claims(()))  # of the config; without levels where there is none
     roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
     parts: tuple[Part, ...] = ()  # their tensors, the two ends first
-    ends: Likeness | None = None  # how alike the two tables are; None where not both stored, comparable and read
+    ends: TableLikeness | None = None  # how alike the two tables are; None where not both stored, comparable and read
     spare: int = 0  # bytes that a second, equal copy of the table takes
     tensors: int = 0  # number of tensors, and
     nbytes: int = 0  # their bytes
-    outcomes: tuple[Outcome, ...] = ()  # what each loader will make of it; empty for an adapter or a GGUF file
+    outcomes: tuple[LoaderOutcome, ...] = ()  # what each loader will make of it; empty for an adapter or a GGUF file
     findings: tuple[Finding, ...] = ()  # the most severe first, then by id
     ran: tuple[str, ...] = ()  # ids of the rules that ran
     skipped: dict[str, str] = field(default_factory=dict)  # id → why a rule did not run

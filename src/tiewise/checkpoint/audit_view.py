@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
-from tiewise.checkpoint.loaders import Outcome
+from tiewise.checkpoint.loaders import LoaderOutcome
 from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, size
 from tiewise.checkpoint.untrusted import short
 
@@ -108,7 +108,7 @@ def _tensor(part: Part) -> str:
     return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
 
 
-def _loaders(outcomes: tuple[Outcome, ...]) -> Padding:
+def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("loader", "makes of it", "that is"):
         table.add_column(name, overflow="fold")

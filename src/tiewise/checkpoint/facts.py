@@ -15,7 +15,7 @@ from tiewise.checkpoint.families import in_layer, is_foreign
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
-from tiewise.checkpoint.table_scans import SAME_VALUES, Likeness, likeness, same_numbers
+from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.progress import doing
@@ -111,7 +111,7 @@ class Facts:
         return "quantization_config" in self.config or any(end.dtype not in FLOATING for end in ends)
 
     @cached_property
-    def ends(self) -> Likeness | None:
+    def ends(self) -> TableLikeness | None:
         """How alike the two tables are; None unless both are stored, comparable, and may be read."""
         table, head = self.roles.input, self.roles.output
         return None if table is None or head is None else self.compare(table, head)
@@ -207,7 +207,7 @@ class Facts:
         """What the tokenizer's files say; None without any, and for a single file."""
         return None if self.folder.single else read_tokenizer(self.folder)
 
-    def compare(self, a: Stored, b: Stored) -> Likeness | None:
+    def compare(self, a: Stored, b: Stored) -> TableLikeness | None:
         """How alike two tables are; None unless they are comparable and may be read."""
         with doing(f"comparing {short(a.name)}", a.nbytes):
             return likeness(a, b) if self.scan else None

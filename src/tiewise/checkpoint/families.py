@@ -95,7 +95,7 @@ _HEADED = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedL
 
 
 @dataclass(frozen=True)
-class Ends:
+class ClassEnds:
     """What one model class does at its two ends; names of modules, whose tensor is `<name>.weight`."""
 
     name: str  # of the class
@@ -122,7 +122,7 @@ class Ends:
         own = [name for name in (*self.inputs, self.output) if name is not None]
         return (*own, *(name for names in (self.loads or {}).values() for name in names))
 
-    def renamed(self, rename: Callable[[str], str]) -> Ends:
+    def renamed(self, rename: Callable[[str], str]) -> ClassEnds:
         """The same ends under other names."""
 
         def tensor(name: str) -> str:
@@ -165,7 +165,7 @@ class Family:
     # its own keys for `vocab_size` and `hidden_size`, where it has such
     sizes: Mapping[str, str] = field(default_factory=dict)
     scalars: Mapping[str, float] = field(default_factory=dict)  # numbers at the boundary where they are absent
-    classes: Mapping[str, Ends] = field(default_factory=dict)  # its model classes with tables of tokens, by name
+    classes: Mapping[str, ClassEnds] = field(default_factory=dict)  # its model classes with tables of tokens, by name
 
 
 @lru_cache(maxsize=1)
@@ -189,7 +189,7 @@ def family(model_type: str | None) -> Family | None:
     return Family(**rest, classes=classes)
 
 
-def class_ends(model_type: str | None, architecture: str | None) -> Ends | None:
+def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
     """Return what is known of a class; of the family's own main class where no class is named.
 
     A class is looked for in its family first, then in any other (several families share `EncoderDecoderModel`).
@@ -217,8 +217,8 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     return architecture not in _data()["not_built"] and class_ends(model_type, architecture) is None
 
 
-def _ends(name: str, entry: Mapping[str, Any]) -> Ends:
+def _ends(name: str, entry: Mapping[str, Any]) -> ClassEnds:
     lists = {"biases": "bias"} | {key: key for key in ("inputs", "positions", "maps", "decides")}
     made: dict[str, Any] = {to: tuple(entry[key]) for to, key in lists.items() if key in entry}
     plain = ("output", "tied", "disk", "prefix", "loads", "joined", "always", "never")
-    return Ends(name, **made, **{key: entry[key] for key in plain if key in entry})
+    return ClassEnds(name, **made, **{key: entry[key] for key in plain if key in entry})

@@ -124,7 +124,7 @@ _OURS = "loaded by this package's tests"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoaderOutcome:
     """What one loader makes of a checkpoint."""
 
     loader: str  # its name
@@ -141,7 +141,7 @@ _DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")
 
 
-def predict(facts: Facts) -> tuple[Outcome, ...]:
+def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     """Return what each loader makes of a checkpoint; nothing where there is no config, or no tensors, to load."""
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
@@ -212,7 +212,7 @@ def _flag_of_any(facts: Facts) -> bool | None:
 # one loader
 
 
-def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
+def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     recent = loader is TRANSFORMERS_5
     if facts.config.get("model_type") == OWN_TYPE and not recent:
         return _outcome(loader, ERROR, "It does not know the type `tiewise`.")
@@ -247,7 +247,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     return replace(made, predicted=False, source=_OURS) if recent and _verified(facts, made) else made
 
 
-def _verified(facts: Facts, made: Outcome) -> bool:
+def _verified(facts: Facts, made: LoaderOutcome) -> bool:
     """Whether the tests load this class with these flags, its own names and plain tables of one type."""
     if made.outcome == DEPENDS or facts.roles.unread or facts.quantised or facts.folder.single:
         return False
@@ -257,7 +257,7 @@ def _verified(facts: Facts, made: Outcome) -> bool:
     return written in VERIFIED.get(architecture(facts.config) or "", ()) and facts.config["model_type"] != OWN_TYPE
 
 
-def _file(facts: Facts, loader: Loader) -> Outcome | None:
+def _file(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     """What becomes of a folder whose tensors lie in no file that transformers opens; None where they do."""
     opened = facts.folder.opened
     if opened is None:
@@ -269,7 +269,7 @@ def _file(facts: Facts, loader: Loader) -> Outcome | None:
     return None
 
 
-def _without_head(facts: Facts, loader: Loader) -> Outcome:
+def _without_head(facts: Facts, loader: Loader) -> LoaderOutcome:
     roles = facts.roles
     missing = roles.known is not None and facts.complete and not roles.opaque
     if roles.read_input is None and (roles.unread or missing):
@@ -294,7 +294,7 @@ def _misfit(facts: Facts) -> str | None:
     return None
 
 
-def _server(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
+def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     roles = facts.roles
     if facts.config.get("model_type") == OWN_TYPE:
         return _outcome(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
@@ -322,7 +322,7 @@ def _generates(facts: Facts) -> bool:
     return not t5_or_bart and (name is None or name.endswith(_DECODERS))
 
 
-def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
+def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     found = state(facts, loader.compares)
     if found == UNKNOWN and (not facts.complete or facts.roles.opaque):
         return _outcome(loader, DEPENDS, "Some tensors could not be read.")
@@ -344,7 +344,7 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> Outcome:
     return replace(made, right=known.pop() if len(known) == 1 else None)
 
 
-def _tied(facts: Facts, loader: Loader) -> Outcome:
+def _tied(facts: Facts, loader: Loader) -> LoaderOutcome:
     """Of one table at both ends, where another one may lie beside it under a name that nobody looks for."""
     for name, wanted in facts.roles.unread.items():
         why = f"{short(name)} is not read, as the class looks for {wanted}; the other end takes its place."
@@ -353,6 +353,6 @@ def _tied(facts: Facts, loader: Loader) -> Outcome:
     return _outcome(loader, TIED)
 
 
-def _outcome(loader: Loader, word: str, sentence: str = "") -> Outcome:
+def _outcome(loader: Loader, word: str, sentence: str = "") -> LoaderOutcome:
     right = None if word in (DEPENDS, NOT_SERVED) else word in RIGHT
-    return Outcome(loader.name, loader.versions, word, sentence or PLAIN[word], right, loader.source)
+    return LoaderOutcome(loader.name, loader.versions, word, sentence or PLAIN[word], right, loader.source)

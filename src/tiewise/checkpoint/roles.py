@@ -16,7 +16,7 @@ from tiewise.checkpoint.families import (
     BESIDE,
     PACKED,
     POSITION,
-    Ends,
+    ClassEnds,
     class_ends,
     ends_with,
     in_layer,
@@ -98,7 +98,7 @@ class Roles:
     # tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where the class
     # is not in the architecture data
     ties: Mapping[str, str] = field(default_factory=dict)
-    known: Ends | None = None  # the class as the architecture data has it; None where it is not there
+    known: ClassEnds | None = None  # the class as the architecture data has it; None where it is not there
     # {name of an end as stored: name that the class looks for}, where transformers does not load the one
     unread: Mapping[str, str] = field(default_factory=dict)
     # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
@@ -123,7 +123,8 @@ class _Found:
     inputs: tuple[str, ...] = ()  # stored, the head's partner first
     input: str | None = None
     output: str | None = None
-    others: Ends = field(default_factory=lambda: Ends(""))  # biases, maps, positions, in this checkpoint's names
+    # biases, maps, positions, in this checkpoint's names
+    others: ClassEnds = field(default_factory=lambda: ClassEnds(""))
 
 
 def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) -> Roles:
@@ -170,7 +171,7 @@ def _stored(modules: Modules, name: str | None) -> bool:
 # by architecture data
 
 
-def _by_data(modules: Modules, ends: Ends | None) -> _Found:
+def _by_data(modules: Modules, ends: ClassEnds | None) -> _Found:
     if ends is None:
         return _Found(BY_DATA)
     styles = [_loaded(modules, ends), *_styles(ends)]
@@ -188,7 +189,7 @@ def _by_data(modules: Modules, ends: Ends | None) -> _Found:
     return _Found(BY_DATA, _first(partner, stored), partner, output, style)
 
 
-def _loaded(modules: Modules, ends: Ends) -> Ends:
+def _loaded(modules: Modules, ends: ClassEnds) -> ClassEnds:
     """The names from which transformers loads each end in this file; the first of several, as it does."""
     found: dict[str | None, str] = {}
     for module in sorted(_called(modules, ends.spellings)):
@@ -196,7 +197,7 @@ def _loaded(modules: Modules, ends: Ends) -> Ends:
     return ends.renamed(lambda name: found.get(name, ends.disk.get(name, name)))
 
 
-def _styles(ends: Ends) -> list[Ends]:
+def _styles(ends: ClassEnds) -> list[ClassEnds]:
     """The names that one class has in files: as it saves them, as its modules are called, as a body alone saves them.
 
     The body's last: GPT-2's first conversion is such a file.
@@ -206,18 +207,18 @@ def _styles(ends: Ends) -> list[Ends]:
     return [saved, ends, *([ends.renamed(lambda name: name.removeprefix(prefix))] if prefix else [])]
 
 
-def _hits(modules: Modules, ends: Ends) -> int:
+def _hits(modules: Modules, ends: ClassEnds) -> int:
     return sum(_stored(modules, name) for name in (*ends.inputs, ends.output))
 
 
-def _prefixes(modules: Modules, ends: Ends) -> list[str]:
+def _prefixes(modules: Modules, ends: ClassEnds) -> list[str]:
     """What stands before the class's own names in this file: a model inside another."""
     names = [*ends.inputs, *([ends.output] if ends.output else [])]
     found = {m.removesuffix(name) for m in _called(modules, names) for name in names if m.endswith(f".{name}")}
     return sorted((p for p in found if not is_foreign(p)), key=lambda p: (len(p), p))[:MOST_PREFIXES]
 
 
-def _partner(modules: Modules, ends: Ends, stored: tuple[str, ...]) -> str | None:
+def _partner(modules: Modules, ends: ClassEnds, stored: tuple[str, ...]) -> str | None:
     """The input table beside the head: of its shape, then the decoder's, then the one that the head may be tied to.
 
     Where an encoder and a decoder have tables of their own, `shared` is a rest that no forward reads.
@@ -238,7 +239,7 @@ def _first(name: str | None, names: tuple[str, ...]) -> tuple[str, ...]:
     return (name, *(other for other in names if other != name)) if name in names else names
 
 
-def _unread(modules: Modules, found: _Found, ends: Ends | None) -> dict[str, str]:
+def _unread(modules: Modules, found: _Found, ends: ClassEnds | None) -> dict[str, str]:
     """Ends that are stored where transformers does not look. Of an unknown class that is known of wrappers alone."""
     unread = {}
     for module in (*found.inputs, found.output):
@@ -251,7 +252,7 @@ def _unread(modules: Modules, found: _Found, ends: Ends | None) -> dict[str, str
     return unread
 
 
-def _wanted(ends: Ends, found: _Found, module: str) -> str:
+def _wanted(ends: ClassEnds, found: _Found, module: str) -> str:
     """The name under which the class saves what this checkpoint stores as `module`."""
     if module == found.output:
         own = ends.output
@@ -261,7 +262,7 @@ def _wanted(ends: Ends, found: _Found, module: str) -> str:
     return ends.disk.get(own or "", own or module)
 
 
-def _opaque(modules: Modules, ends: Ends | None) -> tuple[Stored, ...]:
+def _opaque(modules: Modules, ends: ClassEnds | None) -> tuple[Stored, ...]:
     """Tensors of the ends' own modules that make no table."""
     places = set() if ends is None else {*ends.spellings} - set(modules.tables)
     parts = [part for place in places for part in modules.parts.get(place, {}).items()]
@@ -287,7 +288,7 @@ def _by_names(modules: Modules) -> _Found:
         output = stored_output
     stacks = tuple(name for name in modules.tables if _is_stack(name) and name != module)
     inputs = (module, *stacks) if _is_stack(module) else (module,)
-    partner = _partner(modules, Ends("", inputs=inputs, output=output), inputs)
+    partner = _partner(modules, ClassEnds("", inputs=inputs, output=output), inputs)
     return _Found(BY_NAMES, _first(partner, inputs), partner, output)
 
 

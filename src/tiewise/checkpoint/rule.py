@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.stored import Stored
-from tiewise.checkpoint.table_scans import IDENTICAL, SAME_VALUES, SIGNS, UNRELATED, Likeness
+from tiewise.checkpoint.table_scans import IDENTICAL, SAME_VALUES, SIGNS, UNRELATED, TableLikeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -151,7 +151,7 @@ def numbers(values: Iterable[int], count: int) -> str:
     return f"{shown}, …" if count > len(shown.split(", ")) else shown
 
 
-def difference(alike: Likeness) -> str:
+def difference(alike: TableLikeness) -> str:
     """Return how alike two tables are, with numbers."""
     nan = ", and some values are NaN, which no loader finds equal" if alike.nan else ""
     if alike.kind == IDENTICAL:

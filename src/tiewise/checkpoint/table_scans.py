@@ -33,7 +33,7 @@ SAMPLED_ROWS = 4096
 
 
 @dataclass(frozen=True)
-class Likeness:
+class TableLikeness:
     """Two tables [V, E] held side by side."""
 
     kind: str  # one of the words above
@@ -80,16 +80,16 @@ def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda bl
     return True
 
 
-def likeness(a: Stored, b: Stored) -> Likeness | None:
+def likeness(a: Stored, b: Stored) -> TableLikeness | None:
     """Compare two tables of one shape row by row; None where their shapes or types allow no comparison.
 
     Advances by the bytes of `a`.
     """
     if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
         return None
-    tally = _Tally()
+    tally = _Differences()
     if same_bytes(a, b, look=lambda block: tally.look(block.view(NUMPY[a.dtype]))):
-        return Likeness(IDENTICAL, a.rows, nan=tally.nan)
+        return TableLikeness(IDENTICAL, a.rows, nan=tally.nan)
     narrow = min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
@@ -98,7 +98,7 @@ def likeness(a: Stored, b: Stored) -> Likeness | None:
     return tally.verdict(a.rows, SIGNS if a.dtype == b.dtype else SAME_VALUES)
 
 
-class _Tally:
+class _Differences:
     def __init__(self) -> None:
         self.differing = 0
         self.measured = 0
@@ -128,12 +128,12 @@ class _Tally:
             self.norm += float(np.square(x).sum())
             self.largest = max(self.largest, float(np.abs(x - y).max(initial=0.0)))
 
-    def verdict(self, rows: int, equal: str) -> Likeness:
+    def verdict(self, rows: int, equal: str) -> TableLikeness:
         if not self.differing:
-            return Likeness(equal, rows, nan=self.nan)
+            return TableLikeness(equal, rows, nan=self.nan)
         relative = float(np.sqrt(self.error / self.norm)) if self.norm > 0 else float("inf")
         kind = SOME_ROWS if self.differing <= FEW * rows else CLOSE if relative <= NEAR else UNRELATED
-        return Likeness(kind, rows, self.differing, tuple(self.first), relative, self.largest, self.nan)
+        return TableLikeness(kind, rows, self.differing, tuple(self.first), relative, self.largest, self.nan)
 
 
 def _differing(a: NDArray, b: NDArray) -> NDArray:

@@ -76,7 +76,10 @@ def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
         for path, leaf in jax.tree_util.tree_leaves_with_path(params)
         if getattr(leaf, "ndim", 0) == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
     ]
-    v = vocab if vocab is not None else _guess(matrices)
+    if vocab is None and not matrices:
+        raise DataError("no matrix in this tree", "give the tree of parameters")
+    named = [x.shape[0] for name, x in matrices if name.rpartition("/")[2] == "embedding"]
+    v = vocab if vocab is not None else max(named or [size for _, x in matrices for size in x.shape])
     tables = [(name, x) for name, x in matrices if v in x.shape]
     leaves = tuple(TableLeaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables)
     rows = {name: (x if x.shape[0] == v else x.T) for name, x in tables}
@@ -131,13 +134,6 @@ def _moves_one_column(apply: Callable[[Any, Array], Array], params: Any, ids: Ar
     tangent = jax.tree_util.tree_map_with_path(direction, params)
     moved = jax.jvp(lambda p: apply(p, ids), (params,), (tangent,))[1]
     return not np.any(np.delete(np.asarray(moved), token, axis=-1))
-
-
-def _guess(matrices: list[tuple[str, Any]]) -> int:
-    if not matrices:
-        raise DataError("no matrix in this tree", "give the tree of parameters")
-    named = [x.shape[0] for name, x in matrices if name.rpartition("/")[2] == "embedding"]
-    return max(named or [size for _, x in matrices for size in x.shape])
 
 
 def _name(path: Any) -> str:

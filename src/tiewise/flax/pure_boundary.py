@@ -240,7 +240,12 @@ def through_in_map(params: Params, rows: Array) -> Array:
     if "in_map.weight" in params:
         return rows @ params["in_map.weight"].T
     if "out_map.factor" in params:
-        return _inverse(_cholesky(params["out_map.factor"]), rows)
+        c = _cholesky(params["out_map.factor"])
+        wide = jnp.promote_types(rows.dtype, jnp.float32)  # x (C Cᵀ)⁻¹ by two triangular systems, in fp32 at least
+        columns = rows.reshape(-1, rows.shape[-1]).T.astype(wide)
+        half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
+        solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
+        return solved.T.reshape(rows.shape).astype(rows.dtype)
     return rows
 
 
@@ -278,12 +283,3 @@ def penalty(spec: BoundarySpec, params: Params) -> Array:
 def _cholesky(factor: Array) -> Array:
     """C [D, D], lower triangular, its diagonal the exponential of the parameter's."""
     return jnp.tril(factor, -1) + jnp.diag(jnp.exp(jnp.diag(factor)))
-
-
-def _inverse(c: Array, x: Array) -> Array:
-    """Solve for x (C Cᵀ)⁻¹ [.., D] by two triangular systems, in fp32 at least."""
-    wide = jnp.promote_types(x.dtype, jnp.float32)
-    columns = x.reshape(-1, x.shape[-1]).T.astype(wide)
-    half = jax.scipy.linalg.solve_triangular(c.astype(wide), columns, lower=True)
-    solved = jax.scipy.linalg.solve_triangular(c.astype(wide), half, lower=True, trans=1)
-    return solved.T.reshape(x.shape).astype(x.dtype)

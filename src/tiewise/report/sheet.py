@@ -109,15 +109,17 @@ class Sheet:
     def render(self) -> str:
         """Return the page as text."""
         themes = {name: look.to_plotly_json() for name, look in (("light", theme.LIGHT), ("dark", theme.DARK))}
-        figures = {"figures": [panel.record() for panel in self.panels], "themes": themes}
-        template = _template()
-        return template.render(
+        record = {"figures": [panel.record() for panel in self.panels], "themes": themes}
+        # JSON that can stand inside a script element whatever its strings hold
+        figures = json.dumps(record, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+        figures = figures.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+        return _template().render(
             sheet=self,
             sections=[section for section in self.sections if not section.empty],
             number=count().__next__,
             columns=_columns,
             plotly=Markup(get_plotlyjs()),
-            figures=_json(figures),
+            figures=Markup(figures),
         )
 
 
@@ -151,15 +153,6 @@ def _template() -> Template:
 def _columns(table: Table) -> list[str]:
     """The class of each column: `sentence` where its cells are read as such."""
     rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell heads those that follow
-    return ["sentence" if any(_sentence(row[i]) for row in rows) else "" for i in range(len(table.header))]
-
-
-def _sentence(cell: str) -> bool:
-    """Whether a cell's column breaks into lines: sentences and long names do, numbers with their intervals do not."""
-    return len(cell) > SENTENCE and any(map(str.isalpha, cell))
-
-
-def _json(value: Any) -> Markup:
-    """JSON that can stand inside a script element whatever its strings hold."""
-    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+    # sentences and long names break into lines, numbers with their intervals do not
+    long = [[len(cell) > SENTENCE and any(map(str.isalpha, cell)) for cell in row] for row in rows]
+    return ["sentence" if any(row[i] for row in long) else "" for i in range(len(table.header))]

@@ -20,6 +20,8 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
 # one place in these for each boundary, whatever the figure, and others for the two ends of a model
 PLACES = {"tied": 0, "untied": 1, "factored": 2, "projected": 3, "residual": 4, "spd": 5, "factored-untied": 6}
+# the kind of boundary that a name begins with, or one of the folders of a path
+KIND = re.compile(rf"(?:^|/)({'|'.join(sorted(PLACES, key=len, reverse=True))})(?![a-z])")
 ENDS = {"input": 3, "output": 5}
 COMPONENT_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
 COMPONENT_PATTERNS = ("", "/", "\\", "x", ".", "-")
@@ -45,7 +47,8 @@ def places(names: Sequence[str]) -> list[int]:
     found: dict[str, int] = {}
     left = []
     for name in dict.fromkeys(names):
-        place = PLACES.get(_kind(name))
+        said = KIND.search(name)
+        place = PLACES.get(said[1]) if said else None
         if place is None or place in found.values():
             left.append(name)
         else:
@@ -53,13 +56,6 @@ def places(names: Sequence[str]) -> list[int]:
     free = (place for place in count() if place % len(COLOURS) > PLACES["untied"] and place not in found.values())
     found |= dict(zip(left, free, strict=False))
     return [found[name] for name in names]
-
-
-def _kind(name: str) -> str:
-    """Kind of boundary that a name begins with, or one of the folders of a path."""
-    kinds = "|".join(sorted(PLACES, key=len, reverse=True))
-    said = re.search(rf"(?:^|/)({kinds})(?![a-z])", name)
-    return said[1] if said else ""
 
 
 def style(position: int) -> Style:

@@ -87,7 +87,7 @@ def found_of(found: AlignmentFound) -> Found:
     decides = len(set(found.names)) == 2  # one stored table behind two maps is no choice of two
     quantities = tuple(measures(one, decides=decides))
     return Found(
-        answer=f"a token's two rows have a mean cosine of {', '.join(f'{q} {q.name}' for q in quantities[:2])}",
+        answer=_answer(quantities),
         quantities=(
             *quantities,
             Quantity("tokens left out", found.unusable, main=False, why="a row is zero, repeated or not finite"),
@@ -95,6 +95,11 @@ def found_of(found: AlignmentFound) -> Found:
         curves=tuple(_spectra(one)),
         notes=(*left_out(one), *found.notes),
     )
+
+
+def _answer(quantities: tuple[Quantity, ...]) -> str:
+    above = [q.name for q in quantities if q.main and q.unit == "cosine" and q.low > max(q.chance or 0.0, *q.null)]
+    return f"more than by chance {', and '.join(above)}" if above else "no more than by chance"
 
 
 def spelled(measure: str) -> str:

@@ -68,21 +68,15 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     ]
     kinds = {APPLIED: whole, "by gain and scales alone": linear, CENTRED: whole.centred}
     return Found(
-        answer=_answer(path, whole, linear),
+        answer=(
+            "only by the length of its rows, which the final norm divides by"
+            if path.tied
+            else "it can: its two ends have different rows"
+        ),
         quantities=(*_energies(kinds), *_signs(kinds), *_own(own), *_asked(ways)),
         listings=(_most_asymmetric(folder, path, samples, seed),),
         notes=(f"{count(path.rows)} tokens, {count(path.input.width)} wide", *path.notes),
     )
-
-
-def _answer(path: DirectPath, whole: Grams, linear: Grams) -> str:
-    ratio, alone = (plain(asymmetry(g).ratio, 3) for g in (whole, linear))
-    if path.tied:
-        return (
-            f"only by the length of its rows: its asymmetry is {ratio} (0 none, 2 two unrelated tables), and {alone} "
-            "before each row is normalised"
-        )
-    return f"its asymmetry is {ratio} (0 none, 2 two unrelated tables)"
 
 
 def _energies(kinds: dict[str, Grams]) -> Iterator[Quantity]:

@@ -253,8 +253,7 @@ def _answer(found: TokensFound) -> str:
         return f"frequent tokens have {said} than rare ones"
     if any(table.norms.frequency is not None for table in found.tables):
         return "frequent tokens have neither longer nor shorter rows than rare ones, as far as is shown"
-    cosines = (f"{plain(t.anisotropy.mean_cosine.value, 3)} ({t.name})" for t in found.tables)
-    return f"two rows have a mean cosine of {', '.join(cosines)}, and 0 if they point anywhere"
+    return "without a text, only where they point and which say little"
 
 
 def _norms(table: TableTokens) -> Iterator[Quantity]:
