@@ -27,7 +27,6 @@ FLOORS = {
     "cli": 8,
     "__main__": 9,
 }
-# folders that still import each other; none may be added
 FILES = sorted(ROOT.rglob("*.py"))
 
 
