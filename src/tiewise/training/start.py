@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ from tiewise.training import ranks
 from tiewise.training.display import Display, RunsBar
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json
 from tiewise.training.kind import kind_of
-from tiewise.training.minutes import Gone, steps_within
 from tiewise.training.settings import Job, Settings
+from tiewise.training.short_trials import Gone, steps_within
 
 
 def start(
@@ -129,10 +129,8 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        return platform.processor() or "unknown"
     return platform.processor() or "unknown"
