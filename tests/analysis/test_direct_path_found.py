@@ -76,7 +76,7 @@ def test_all_of_it_equals_dense(tied, tmp_path):
     assert found["own token first"].value == pytest.approx((m.argmax(1) == np.arange(V)).mean())
     assert found["mean of the diagonal"].value == pytest.approx(m.diagonal().mean(), abs=1e-10)
     assert found.notes[:2] == (f"{V} tokens, {E} wide", "rms norm applied, eps 1e-06")
-    assert found.answer.startswith("only by the length of its rows") == tied
+    assert found.answer.startswith("by row lengths") == tied
     assert {done <= total for _, done, total in told} == {True}
 
 

@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.report.heat_map import asymmetry, centred, direct_path_panels
-from tiewise.report.labels import token_label
+from tiewise.report.heat_map import asymmetry, centred, direct_path_panels, token_label
 from tiewise.training.results import ArmDirectPath
 
 sizes = st.integers(3, 8)

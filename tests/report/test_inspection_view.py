@@ -1,20 +1,29 @@
 """The terminal's view of an inspection: a first minute on one screen, every table for whoever asks."""
 
+import html
 import io
 import json
+import math
+import re
 
 import pytest
 from rich.console import Console
+from tests.inspection import test_sections as samples
+from tests.inspection.test_table_sections import QUICK, ROWS, gaussian, one_model, over_seeds, tokens_found
 from tests.inspection.test_tables_over_seeds import planted, write_run
 
+from tiewise.analysis.align_tables import align
+from tiewise.analysis.row_pairs import one_vocabulary
 from tiewise.core.found import ONE, Found, Listing, Quantity
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.request import Request
 from tiewise.inspection.section import Inspection, SectionFound, sections
+from tiewise.inspection.sections import alignment, tokens
+from tiewise.inspection.sections.which_end import found_over_seeds
 from tiewise.inspection.subject import subjects_of
 from tiewise.report.inspection_view import MORE, inspection_view
 
-HOSTILE = "[red]x[/red]"
+HOSTILE = "[red]<b>x</b>[/red]"
 
 
 def one(label, place):
@@ -46,10 +55,8 @@ def printed(inspection, **options):
     return said.getvalue().splitlines()
 
 
-def test_the_first_minute_fits_one_screen(inspection):
+def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspection):
     lines = printed(inspection)
-    assert len(lines) <= 45
-    assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert text.index("Tie or not?") < text.index("Which has the lower held-out") < text.index(HOSTILE)
     assert (
@@ -59,6 +66,50 @@ def test_the_first_minute_fits_one_screen(inspection):
     assert f"{inspection.sections[-1].name}: it repeats no block" in text
     assert MORE in text
     assert not any(word in text for word in ("second", "listed", "0.250"))
+
+
+def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
+    models = planted((1, 2, 3))
+    subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
+    unlike = align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
+    late, early = ((samples.layer(depth, 7.0, 0.5) for depth in depths) for depths in ((0,), (0, 1)))
+    two = Found("by two different ends"), alignment.found_of(one_model(unlike))
+    one = Found("by row lengths alone"), alignment.found_of(one_model(None))
+    never, soon = (samples.lens(samples.lenses(*layers)) for layers in (late, early))
+    gradients = {"untied": samples.paths(null=None, cosine=math.nan), "tied": samples.paths()}
+    same = {
+        "bigrams": samples.bigrams(samples.text_and_path()),
+        "which_end": found_over_seeds(over_seeds(), "tied"),
+        "gradients_over_training": samples.over_training(samples.arm((0.5,) * 10)),
+        "tokens": tokens.found_of(tokens_found()),
+        "refinement": samples.refinement(samples.unshared()),
+        "first_mlp": samples.first_mlp(samples.mlp()),
+    }
+
+    def of(label):
+        path, likeness = one if label == "tied" else two
+        pulled = samples.gradients(gradients.get(label) or samples.paths(cosine=-0.5))
+        lens = soon if label == "tied" else never
+        return {"direct_path": path, "alignment": likeness, "gradients": pulled, "lens": lens, **same}
+
+    found = {subject.label: of(subject.label) for subject in subjects}
+    reason = "one layer, applied once; give a model that repeats whole layers"
+    made = [
+        SectionFound(name, {label: own[name].about(label) for label, own in found.items()}, {})
+        if name != "applications"
+        else SectionFound(name, {}, dict.fromkeys(found, reason))
+        for name in (section.name for section in sections())
+    ]
+    lines = printed(with_evidence(Inspection(subjects, Request(), tuple(made))))
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_notebook_shows_what_the_terminal_does(inspection):
+    page = inspection._repr_html_()
+    shown = html.unescape(re.sub("<[^>]*>", "", page))
+    assert all(said in shown for said in (HOSTILE, "Tie or not?", "→ one table", "Not measured", MORE))
+    assert "<b>" not in page
 
 
 def test_full_prints_every_table(inspection):

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tiewise.core.errors import TiewiseError
 from tiewise.core.found import Found
+from tiewise.core.late import Late
 from tiewise.core.records import strict
 from tiewise.inspection.request import SECTIONS as NAMES
 from tiewise.inspection.request import Request
@@ -29,6 +30,7 @@ from tiewise.inspection.subject import Subject
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
 T = TypeVar("T")
+_VIEW = Late("tiewise.report.inspection_view")  # needs rich, which an inspection does not
 LACKS = "needs torch and transformers", "pip install 'tiewise[torch]'"
 
 
@@ -131,7 +133,7 @@ class SectionFound:
 
 @dataclass(frozen=True, repr=False)
 class Inspection:
-    """All sections, in their order; its `repr` says what each answers, for a notebook."""
+    """All sections, in their order. In a notebook it shows what the command prints; its `repr` is the answers alone."""
 
     subjects: tuple[Subject, ...]
     request: Request
@@ -149,6 +151,9 @@ class Inspection:
             reasons = "; ".join(dict.fromkeys(section.left_out.values()))
             lines.append(f"  {section.name}: {'; '.join(said) or f'none: {reasons}'}")
         return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
+
+    def _repr_html_(self) -> str:
+        return str(_VIEW.inspection_html(self))
 
     def section(self, name: str) -> SectionFound | None:
         """Return one section, or None where it is not part of this inspection."""

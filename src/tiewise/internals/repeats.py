@@ -33,7 +33,7 @@ from tiewise.internals.stack import AppliedStack
 
 Key = tuple[Any, ...]
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
-_WHOLE = "give a model whose whole layers are shared over the whole depth"
+_WHOLE = "give a model that repeats whole layers"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,8 @@ def one_block(calls: list[LayerCall]) -> Repeat:
             return Repeat(0, period, count // period)
     shared = max(shared_fractions(calls), default=0.0)
     if not shared:
-        what = "every layer has parameters of its own" if count > 1 else "there is one layer, applied once"
-        raise UnsupportedError(f"{what}, so none can be applied more or less often", _WHOLE)
+        what = "every layer has parameters of its own" if count > 1 else "one layer, applied once"
+        raise UnsupportedError(what, _WHOLE)
     what = f"its {count} layers share parameters in part only, and are no one block that is applied again and again"
     raise UnsupportedError(what, _WHOLE)
 

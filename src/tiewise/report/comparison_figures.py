@@ -22,7 +22,6 @@ from tiewise.core.found import Quantity
 from tiewise.core.numerals import NONE, count, plain, signed, size
 from tiewise.planning.costs import training_bytes
 from tiewise.report import theme
-from tiewise.report.bars import finish, stacked
 from tiewise.report.comparison_found import CHANCE, NATS, PAIRS, SHARES, difference, found, measured_shares, share
 from tiewise.report.grid import Table
 from tiewise.report.sheet import Panel
@@ -141,7 +140,7 @@ def line_panel(comparison: Comparison, measured: Measured) -> Panel | None:
             hovertemplate="%{y:.4f}",
         )
     figure.update_layout(hovermode="x unified").update_xaxes(title="training step", zeroline=False)
-    figure = finish(figure, measured.title.format(reference=comparison.reference), measured.unit)
+    figure = theme.finish(figure, measured.title.format(reference=comparison.reference), measured.unit)
     if measured is OUTPUT_SHARE:
         figure.update_yaxes(range=[0, 1], tickformat=".0%")
     if measured.level is not None:
@@ -200,7 +199,7 @@ def frequency_panel(comparison: Comparison) -> Panel | None:
             figure.add_scatter(x=labels, y=[d.mean for d in own], name=html.escape(arm), **marks)
     figure.update_layout(scattermode="group", scattergap=0.7).add_hline(y=0, line=LEVEL)
     figure.update_xaxes(title="times the token occurs in the training text", type="category", categoryorder="trace")
-    figure = finish(figure, f"Difference to {comparison.reference} by token frequency", f"difference, {NATS}")
+    figure = theme.finish(figure, f"Difference to {comparison.reference} by token frequency", f"difference, {NATS}")
     caption = (
         f"Below zero an arm predicts these tokens better than {comparison.reference} does; rare tokens are on the left."
         f" {EACH}"
@@ -233,7 +232,7 @@ def parameter_panel(comparison: Comparison) -> Panel | None:
         [arm, *(count(run.parameters.get(name, 0)) for name in names), count(run.total_parameters)]
         for arm, run in arms.items()
     ]
-    figure = stacked(parts, "Where the parameters are", "unique parameters", count, first="body")
+    figure = theme.stacked(parts, "Where the parameters are", "unique parameters", count, first="body")
     return Panel(figure, "A table used at both ends is counted once.", Table(["arm", *names, "total"], rows))
 
 
@@ -248,7 +247,7 @@ def memory_panel(comparison: Comparison) -> Panel | None:
     if not counted:
         return None
     parts = {arm: {"weights": b.weights, "gradients": b.gradients, "moments": b.state} for arm, b in counted.items()}
-    figure = stacked(parts, "Memory of training, as counted", "bytes", size).update_xaxes(ticksuffix="B")
+    figure = theme.stacked(parts, "Memory of training, as counted", "bytes", size).update_xaxes(ticksuffix="B")
     caption = (
         "fp32 weights, gradients, and the two moments that AdamW and LAMB keep: 16 bytes for each parameter that is "
         "trained, however often it is used. What is kept for the backward pass comes on top, and sharing does not "
@@ -294,7 +293,7 @@ def _intervals(comparison: Comparison, rows: Sequence[Row], title: str) -> go.Fi
         marks = _marks([row.quantity], looks[row.arm], "x", row.hollow)
         figure.add_scatter(x=[row.quantity.value], y=[row.label], name=html.escape(row.arm), showlegend=False, **marks)
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    return finish(figure, title, None).update_layout(height=110 + 46 * max(len(rows), 1))
+    return theme.finish(figure, title, None).update_layout(height=110 + 46 * max(len(rows), 1))
 
 
 def _marks(quantities: Sequence[Quantity], look: theme.Style, along: str, hollow: bool = False) -> dict[str, Any]:

@@ -12,11 +12,9 @@ import plotly.graph_objects as go
 from tiewise.core.found import Curve, Found, Grid, Points, Quantity, Stack, visible
 from tiewise.core.numerals import NONE, plain
 from tiewise.report import theme
-from tiewise.report.bars import finish, stacked
 from tiewise.report.faces import no_effect
 from tiewise.report.grid import Table
-from tiewise.report.heat_map import heat_map
-from tiewise.report.labels import token_label
+from tiewise.report.heat_map import heat_map, token_label
 from tiewise.report.sheet import Panel
 
 INTERVALS = (
@@ -88,7 +86,7 @@ def _stacked(name: str, bars: Sequence[Stack]) -> Panel:
     values = {bar.bar or f"{bar.of}, its own": dict(bar.parts) for bar in bars}
     parts = list(dict.fromkeys(part for one in values.values() for part in one))
     rows = [[bar, *(plain(one.get(part)) for part in parts)] for bar, one in values.items()]
-    figure = stacked(values, name, bars[0].unit, plain, parts[0])
+    figure = theme.stacked(values, name, bars[0].unit, plain, parts[0])
     return Panel(figure, bars[0].why, Table(["", *parts], rows))
 
 
@@ -109,7 +107,7 @@ def _lines(name: str, curves: Sequence[Curve], looks: Mapping[str, theme.Style])
             showlegend=bool(said),
             line={"color": QUIET, "width": 1.6, "dash": "dot"},
         )
-    figure = finish(figure, name, first.unit).update_xaxes(title=first.along, zeroline=False)
+    figure = theme.finish(figure, name, first.unit).update_xaxes(title=first.along, zeroline=False)
     longest = max(x for curve in curves for x in curve.x)
     if 1 < longest < 12:  # layers are whole
         figure.update_xaxes(dtick=1)
@@ -202,7 +200,7 @@ def _plane(points: Points) -> Panel:
         showlegend=False,
         hoverinfo="skip",
     )
-    figure = finish(figure, f"{points.name}{points.of and f': {points.of}'}", None)
+    figure = theme.finish(figure, f"{points.name}{points.of and f': {points.of}'}", None)
     figure.update_layout(height=480, legend={"itemsizing": "constant"})
     figure.update_xaxes(title=points.axes[0]).update_yaxes(title=points.axes[1])
     rows = [[visible(points.labels[i]), *(plain(value, 3) for value in points.xy[i])] for i in points.named]
@@ -264,7 +262,7 @@ def _dot_plot(series: Sequence[DotSeries], title: str, unit: str) -> go.Figure:
     figure.add_vline(x=0, line={"width": 1, "color": QUIET})
     ticks = {"tickvals": list(place.values()), "ticktext": [html.escape(row) for row in rows]}
     figure.update_yaxes(**ticks, range=[len(rows) - 0.4, -0.6], zeroline=False)
-    figure = finish(figure, title, None)
+    figure = theme.finish(figure, title, None)
     figure.update_xaxes(title=unit, zeroline=False)
     return figure.update_layout(height=150 + ROW * max(len(rows), 1))
 

@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 from tiewise.core.found import visible
 from tiewise.core.numerals import count, signed
 from tiewise.report.grid import Table
-from tiewise.report.labels import token_label
 from tiewise.report.sheet import Panel
 from tiewise.report.theme import LIGHT, MARGIN
 from tiewise.training.results import ArmDirectPath, Comparison
@@ -119,3 +118,8 @@ def heat_map(tokens: Sequence[str], values: Sequence[Sequence[float | None]], li
         },
     )
     return figure
+
+
+def token_label(token: str) -> str:
+    """Return a token as plotly text: visible, and with its markup escaped (a quote is no markup to plotly)."""
+    return html.escape(visible(token), quote=False)

@@ -5,11 +5,12 @@ A reader who wants the numbers says `--full` or `--only`, or opens the page.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -38,6 +39,13 @@ def inspection_view(inspection: Inspection, full: bool = False) -> RenderableTyp
         *(_indented(line, "dim") for line in absent),
         *([] if full else [Text(MORE, "dim")]),
     )
+
+
+def inspection_html(inspection: Inspection) -> str:
+    """Return the same as HTML, for a notebook."""
+    console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
+    console.print(inspection_view(inspection))
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def _subjects(inspection: Inspection) -> Text:

@@ -24,7 +24,6 @@ from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
 from tiewise.report import sheet, theme
-from tiewise.report.bars import finish, stacked
 from tiewise.report.grid import Table
 from tiewise.report.sheet import Panel, Section, Sheet
 
@@ -103,7 +102,7 @@ def _bars(bars: Bars, title: str, unit: str, show: Callable[[float], str], capti
     """Stacked bars, and the numbers under them."""
     parts = list(dict.fromkeys(part for bar in bars.values() for part in bar))
     rows = [[bar, *(show(found[p]) if p in found else NONE for p in parts)] for bar, found in bars.items()]
-    return Panel(stacked(bars, title, unit, show, first), caption, Table(["", *parts], rows))
+    return Panel(theme.stacked(bars, title, unit, show, first), caption, Table(["", *parts], rows))
 
 
 def shares(record: Record) -> dict[str, dict[str, float]]:
@@ -232,7 +231,7 @@ def _by_width(curves: Curves, title: str, unit: str, here: int, caption: str) ->
     if WIDTHS[0] <= here <= WIDTHS[-1]:
         figure.add_vline(x=here, line={"width": 1, "color": "#8a8f99", "dash": "dot"})
     rows = [[f"{d:,}", *(count(curve[d]) for curve in curves.values())] for d in WIDTHS]
-    return Panel(finish(figure, title, unit), caption, Table(["D", *curves], rows))
+    return Panel(theme.finish(figure, title, unit), caption, Table(["D", *curves], rows))
 
 
 def presets() -> dict[str, dict[str, int]]:
@@ -280,7 +279,7 @@ def _published() -> Iterator[Panel]:
         for r in found
     ]
     yield Panel(
-        finish(figure, "Quality and parameters in the ALBERT paper", "score"),
+        theme.finish(figure, "Quality and parameters in the ALBERT paper", "score"),
         "Scores and parameters as the paper (arXiv:1909.11942) prints them, an average over SQuAD, MNLI, SST-2 and "
         "RACE: the higher and the further left, the more quality per parameter.",
         Table(["model", "choice", "parameters", "score", "points per million", "source"], rows),

@@ -1,4 +1,4 @@
-"""How figures look: one colour and one dash per boundary, and a light and a dark template.
+"""How figures look: one colour and one dash per boundary, a light and a dark template, and stacked bars.
 
 Arm colours are mid tones with a contrast of at least 3 : 1 on both page backgrounds, so a figure changes theme by its
 template alone; every arm also has a dash and a marker of its own, because colour must not carry meaning alone.
@@ -6,8 +6,9 @@ template alone; every arm also has a dash and a marker of its own, because colou
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -105,3 +106,43 @@ def template(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, 
 
 LIGHT = template("#22252b", "#656a75", "#e4e1db", "#ffffff", ("#2166ac", "#f7f5f1", "#b2441a"))
 DARK = template("#e8e6e1", "#a0a5b0", "#30343c", "#22252b", ("#5aa2ea", "#1f2227", "#ee8a4a"))
+
+
+def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
+    """Give a figure its template, title, height and margins, and its y axis a title."""
+    figure.update_layout(template=LIGHT, title=html.escape(title), height=380, margin=MARGIN)
+    return figure.update_yaxes(title=unit) if unit else figure
+
+
+def stacked(
+    values: Mapping[str, Mapping[str, float]], title: str, unit: str, shown: Callable[[float], str], first: str = ""
+) -> go.Figure:
+    """Draw {bar: {part: value}} as horizontal stacks.
+
+    Args:
+        values: parts in the order in which they are stacked; `first` comes before all.
+        title: of the figure.
+        unit: of the axis.
+        shown: a value as text, for the pointer.
+        first: the part that all bars share, so that what differs stands side by side.
+    """
+    names = dict.fromkeys(name for parts in values.values() for name in parts)
+    figure = go.Figure()
+    for position, name in enumerate(sorted(names, key=lambda name: name != first)):
+        found = [parts.get(name, 0) for parts in values.values()]
+        figure.add_trace(
+            go.Bar(
+                name=html.escape(name),
+                orientation="h",
+                y=[html.escape(bar) for bar in values],
+                x=found,
+                marker=component(position),
+                customdata=[shown(value) for value in found],
+                hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
+            )
+        )
+    figure.update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    figure = finish(figure, title, None)
+    figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
+    return figure.update_layout(height=140 + 44 * max(len(values), 1))

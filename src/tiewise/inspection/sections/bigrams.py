@@ -217,7 +217,7 @@ def found_of(found: BigramsFound) -> Found:
     """Say what the text costs a symmetric path, and where the model's own stands."""
     i, own = found.irreversibility, found.own
     return Found(
-        answer=f"a symmetric one, as a tied model's, at least {plain(i.held_out, 3)} nats per token, at any width"
+        answer="a symmetric one, as a tied model's, pays for it at any width"
         if i.low > 0
         else "nothing that can be told from chance in this text",
         quantities=(

@@ -68,11 +68,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     ]
     kinds = {APPLIED: whole, "by gain and scales alone": linear, CENTRED: whole.centred}
     return Found(
-        answer=(
-            "only by the length of its rows, which the final norm divides by"
-            if path.tied
-            else "it can: its two ends have different rows"
-        ),
+        answer="by row lengths alone" if path.tied else "by two different ends",
         quantities=(*_energies(kinds), *_signs(kinds), *_own(own), *_asked(ways)),
         listings=(_most_asymmetric(folder, path, samples, seed),),
         notes=(f"{count(path.rows)} tokens, {count(path.input.width)} wide", *path.notes),

@@ -59,12 +59,12 @@ def _answer(found: PathGradients) -> str:
     if not math.isfinite(found.whole.share_b):
         return "neither: both gradients are zero on this text"
     share, (low, high) = _share(found.per_batch.share_b), found.cosine_null
-    said = "the output head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
+    said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
     if not math.isfinite(found.whole.cosine):
-        return f"{said}, each a table of its own"
+        return f"{said}, in a table of its own"
     if low <= found.whole.cosine <= high:
-        return f"{said}, in directions as unrelated as those of different tokens"
-    return f"{said}, {'both the same way' if found.whole.cosine > high else 'one against the other'}"
+        return f"{said}, in unrelated directions"
+    return f"{said}, {'the same way' if found.whole.cosine > high else 'opposed'}"
 
 
 def _share(share: Estimate) -> Quantity:

@@ -51,10 +51,10 @@ def found_of(arm: ArmPaths) -> Found:
 
 
 def _answer(share: Quantity, moved: Quantity) -> str:
-    side = "the output head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
+    side = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
     if not math.isfinite(moved.value):
         return side
-    way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "stays, as far as the seeds tell,"
+    way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
     return f"{side}; the head's share {way} over training"
 
 

@@ -38,9 +38,9 @@ def found_of(found: Lenses) -> Found:
 def _answer(inner: list[LensLayer]) -> str:
     half = next((layer for layer in inner if layer.tuned is not None and layer.tuned.agreement.low > 0.5), None)
     if half is None:
-        return "nowhere before the last layer is the first choice read off at half of the positions"
+        return "not the first choice at half of the positions"
     where = "before any layer" if not half.depth else f"after layer {half.depth} of {len(inner)}"
-    return f"the first choice, {where} already, at more than half of the positions"
+    return f"the first choice at most positions, {where}"
 
 
 def _quantities(found: Lenses) -> Iterator[Quantity]:

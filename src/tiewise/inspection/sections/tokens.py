@@ -252,7 +252,7 @@ def _answer(found: TokensFound) -> str:
         said = " and ".join(f"{how} rows ({', '.join(names)})" for how, names in sides.items())
         return f"frequent tokens have {said} than rare ones"
     if any(table.norms.frequency is not None for table in found.tables):
-        return "frequent tokens have neither longer nor shorter rows than rare ones, as far as is shown"
+        return "rows of frequent tokens are not shown to be longer or shorter"
     return "without a text, only where they point and which say little"
 
 
