@@ -8,6 +8,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from cli_tiny import refused
 from safetensors.numpy import load_file, save_file
 from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
@@ -51,14 +52,6 @@ def here(tiewise, made, tmp_path):
     """Run `tiewise inspect` beside copies of the models."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     return lambda *arguments, **named: tiewise("inspect", *arguments, **named)
-
-
-def refused(said, line):
-    assert said.code == 2
-    assert said.out == ""
-    assert said.err.startswith("tiewise: ")
-    assert said.err.count("\n") == 1
-    assert line in said.err
 
 
 def test_one_model_without_a_text(here):
