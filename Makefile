@@ -24,6 +24,7 @@ check: $(STAMP)
 	$(BIN)/ruff check src tests benchmarks tools
 	$(BIN)/mypy
 	$(BIN)/python tools/house.py --hold
+	$(BIN)/python tools/files_that_run.py --hold
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.run

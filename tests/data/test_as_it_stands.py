@@ -127,6 +127,6 @@ def test_pieces_are_the_text_and_stay_short():
 
 def test_split_is_a_setting(tmp_path):
     assert Settings().split == "random"
-    assert Settings.of(Settings.typed({"split": "contiguous"}, "x")).checked().split == "contiguous"
+    assert Settings.of({"split": "contiguous"}, "x").checked().split == "contiguous"
     with pytest.raises(RunError, match="split = 'last'; choose random or contiguous"):
         Settings(split="last").checked()

@@ -46,12 +46,12 @@ from tiewise.analysis.table_maps import (
     split,
     sums,
 )
-from tiewise.analysis.token_table import Table, as_table
+from tiewise.analysis.token_table import TokenTable, as_table
 from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError, DataError
 
 FITTED, HELD_OUT = "fitted", "held out"
-AnyTable = Table | Stored | NDArray
+AnyTable = TokenTable | Stored | NDArray
 FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 
 
@@ -241,7 +241,7 @@ def _neighbours(paired: Paired, settings: Settings) -> Overlap:
     return overlap(ids_a, ids_b, max(1, settings.permutations), settings.seed)
 
 
-def neighbours_of(table: Table, which: Order, k: int, dtype: type[np.floating]) -> NDArray[np.int64]:
+def neighbours_of(table: TokenTable, which: Order, k: int, dtype: type[np.floating]) -> NDArray[np.int64]:
     """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)

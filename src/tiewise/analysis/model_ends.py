@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.row_pairs import texts_of
-from tiewise.analysis.token_table import Array, Behind, StoredTable, Table
+from tiewise.analysis.token_table import Array, Behind, StoredTable, TokenTable
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
@@ -43,10 +43,10 @@ class Ends:
     """Both ends of one model."""
 
     folder: Folder  # where they lie
-    input: Table  # the input table [V, D]
-    output: Table  # the output table [V', D']; the same object as `input` where the model is tied
+    input: TokenTable  # the input table [V, D]
+    output: TokenTable  # the output table [V', D']; the same object as `input` where the model is tied
     # the one stored table [V, E] that both ends read, directly or through maps; None where there are two
-    shared: Table | None
+    shared: TokenTable | None
     stored: tuple[Stored, ...]  # the stored tensors behind them, one or two, the input's first
     notes: tuple[str, ...] = ()  # what a reader must know of these tables
 
@@ -61,7 +61,7 @@ class Ends:
         return short(self.stored[0].name), short(self.stored[-1].name)
 
     @property
-    def tables(self) -> tuple[tuple[str, Table], ...]:
+    def tables(self) -> tuple[tuple[str, TokenTable], ...]:
         """(which end, table): `input` and `output`, or the one `table` of a tied model."""
         return (("table", self.input),) if self.tied else (("input", self.input), ("output", self.output))
 
@@ -137,7 +137,7 @@ def _own_ends(facts: Facts) -> Ends:
     return Ends(facts.folder, source, target, source if source is target else shared, stored, tuple(notes))
 
 
-def dense_table(dense: Dense) -> Table:
+def dense_table(dense: Dense) -> TokenTable:
     """Return one end of a stored boundary as its model meets it, rows made as they are read."""
     return MappedTable(dense) if dense.changed else StoredTable(dense.table)
 
@@ -151,7 +151,7 @@ class View:
     """One table to look at."""
 
     name: str  # "both ends", "input" or "output", for a table behind its map followed by "after its map"
-    table: Table  # its rows
+    table: TokenTable  # its rows
     stored: Stored | None = None  # the tensor that it is; None for rows behind a map
 
 
@@ -169,11 +169,11 @@ def views_of(folder: Folder) -> tuple[tuple[View, ...], tuple[str, ...]]:
     return (*stored, *own, *mapped), tuple(notes)
 
 
-def _met(ends: Ends) -> tuple[tuple[str, Table], ...]:
+def _met(ends: Ends) -> tuple[tuple[str, TokenTable], ...]:
     return ((BOTH, ends.input),) if ends.tied else ((INPUT, ends.input), (OUTPUT, ends.output))
 
 
-def _is_mapped(table: Table) -> bool:
+def _is_mapped(table: TokenTable) -> bool:
     """Whether there is a map, and not only a scale, which changes no direction."""
     return isinstance(table, MappedTable) and table.dense.map is not None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tiewise.analysis.model_ends import dense_table, stored_ends
 from tiewise.analysis.path_matrix import LAYER, NONE, RMS, DirectPath, Norm
-from tiewise.analysis.token_table import Array, StoredTable, Table
+from tiewise.analysis.token_table import Array, StoredTable, TokenTable
 from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
@@ -30,7 +30,7 @@ from tiewise.core.errors import CheckpointError
 
 
 @dataclass(frozen=True)
-class Ending:
+class FinalNorm:
     """How a family ends."""
 
     norm: str = "norm"  # the final norm's module, beside the input table
@@ -43,32 +43,32 @@ class Ending:
     scalars: tuple[str, ...] = ()  # keys of the config that this class applies at its two ends
 
 
-_PLAIN = Ending()
-_FIVE = Ending(eps=1e-5)
-_GPT = Ending("ln_f", LAYER, "layer_norm_epsilon", 1e-5)
-_GEMMA = Ending(plus_one=True, root_width=True)
+_PLAIN = FinalNorm()
+_FIVE = FinalNorm(eps=1e-5)
+_GPT = FinalNorm("ln_f", LAYER, "layer_norm_epsilon", 1e-5)
+_GEMMA = FinalNorm(plus_one=True, root_width=True)
 _CAPPED = replace(_GEMMA, scalars=("final_logit_softcapping",))
 
-FAMILIES: Mapping[str, Ending] = {
+FAMILIES: Mapping[str, FinalNorm] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3"), _PLAIN),
     **dict.fromkeys(("phi3", "olmo2", "olmoe", "mixtral"), _FIVE),
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "falcon"), _GPT),
-    "glm": Ending(eps=1.5625e-7),
+    "glm": FinalNorm(eps=1.5625e-7),
     "gemma": _GEMMA,
     "gemma2": _CAPPED,
     "gemma3_text": _CAPPED,
-    "granite": Ending(scalars=("embedding_multiplier", "logits_scaling")),
-    "olmo": Ending(kind=LAYER, eps_key="", eps=1e-5, stored=False),
-    "cohere": Ending(kind=LAYER, eps_key="layer_norm_eps", eps=1e-5, scalars=("logit_scale",)),
-    "gpt_neox": Ending("final_layer_norm", LAYER, "layer_norm_eps", 1e-5),
-    "opt": Ending("final_layer_norm", LAYER, "", 1e-5),
-    "phi": Ending("final_layernorm", LAYER, "layer_norm_eps", 1e-5),
-    "stablelm": Ending("norm", LAYER, "layer_norm_eps", 1e-5),
-    "starcoder2": Ending("norm", LAYER, "norm_epsilon", 1e-5),
+    "granite": FinalNorm(scalars=("embedding_multiplier", "logits_scaling")),
+    "olmo": FinalNorm(kind=LAYER, eps_key="", eps=1e-5, stored=False),
+    "cohere": FinalNorm(kind=LAYER, eps_key="layer_norm_eps", eps=1e-5, scalars=("logit_scale",)),
+    "gpt_neox": FinalNorm("final_layer_norm", LAYER, "layer_norm_eps", 1e-5),
+    "opt": FinalNorm("final_layer_norm", LAYER, "", 1e-5),
+    "phi": FinalNorm("final_layernorm", LAYER, "layer_norm_eps", 1e-5),
+    "stablelm": FinalNorm("norm", LAYER, "layer_norm_eps", 1e-5),
+    "starcoder2": FinalNorm("norm", LAYER, "norm_epsilon", 1e-5),
 }
 
 
-def plain_norm(ending: Ending, config: Mapping[str, Any]) -> Norm:
+def plain_norm(ending: FinalNorm, config: Mapping[str, Any]) -> Norm:
     """Return the norm of a family, without its stored vectors."""
     eps = number(config.get(ending.eps_key)) if ending.eps_key else None
     return Norm(ending.kind, ending.eps if eps is None or eps < 0 else eps)
@@ -100,7 +100,7 @@ def open_path(folder: Folder) -> DirectPath:
     )
 
 
-def _tables(facts: Facts) -> tuple[Stored, Table, Table, None]:
+def _tables(facts: Facts) -> tuple[Stored, TokenTable, TokenTable, None]:
     """(stored input table, input table, output table, no soft-cap) of a family's own classes."""
     table, head = stored_ends(facts)
     if facts.roles.maps:
@@ -110,7 +110,7 @@ def _tables(facts: Facts) -> tuple[Stored, Table, Table, None]:
     return table, source, source if head is None else StoredTable(head), None
 
 
-def _own_tables(facts: Facts) -> tuple[Stored, Table, Table, float | None]:
+def _own_tables(facts: Facts) -> tuple[Stored, TokenTable, TokenTable, float | None]:
     """The same behind the maps and scales of a boundary that this package stored."""
     boundary = read_boundary(facts)
     source = dense_table(boundary.lookup)
@@ -153,7 +153,7 @@ def _acts(facts: Facts, table: Stored, width: int) -> _Acts:
     return _Acts(norm, input_scale, output_scale, softcap or None, tuple(notes))
 
 
-def _norm(facts: Facts, ending: Ending, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
+def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
     norm = plain_norm(ending, level)
     if not ending.stored:
         return norm

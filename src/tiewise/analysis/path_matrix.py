@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.token_table import Array, Table
+from tiewise.analysis.token_table import Array, TokenTable
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
 
@@ -61,8 +61,8 @@ class Norm:
 class DirectPath:
     """Both tables and everything that acts between them."""
 
-    input: Table  # input table [V, E]
-    output: Table  # output table [V', E]; the same object where the model is tied
+    input: TokenTable  # input table [V, E]
+    output: TokenTable  # output table [V', E]; the same object where the model is tied
     norm: Norm = Norm()  # the model's final norm, applied to the scaled input row
     input_scale: float = 1.0  # times every input row
     output_scale: float = 1.0  # times every logit

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tiewise.analysis.estimates import Estimate, Z
 from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.table_maps import law
-from tiewise.analysis.token_table import CHUNK_VALUES, Array, Table
+from tiewise.analysis.token_table import CHUNK_VALUES, Array, TokenTable
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
 
@@ -92,7 +92,7 @@ class Anisotropy:
     isotropy: Isotropy  # of the partition function
 
 
-def moments(table: Table) -> Moments:
+def moments(table: TokenTable) -> Moments:
     """Sum them: one pass for the products, a second for the interval of the mean cosine."""
     dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
     norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
@@ -115,7 +115,7 @@ def moments(table: Table) -> Moments:
     return Moments(norms, total, gram, units, squares)
 
 
-def _pieces(table: Table) -> Iterator[tuple[int, int]]:
+def _pieces(table: TokenTable) -> Iterator[tuple[int, int]]:
     step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
     for start in range(0, table.rows, step):
         yield start, min(start + step, table.rows)
@@ -125,7 +125,7 @@ def _unit(rows: Array, norms: Array) -> Array:
     return rows / np.where(norms > 0, norms, 1.0)[:, None]
 
 
-def anisotropy(table: Table, found: Moments, seed: int = 0) -> Anisotropy:
+def anisotropy(table: TokenTable, found: Moments, seed: int = 0) -> Anisotropy:
     """Measure a table whose `moments` are `found`; `seed` draws the rows of the partition function and its chance."""
     values, _ = found.principal
     total, energy = float(values.sum()), float(np.trace(found.gram))
@@ -179,7 +179,7 @@ def gaussian_shares(rows: int, width: int) -> Array:
     return values / values.sum()
 
 
-def isotropy(table: Table, found: Moments, seed: int = 0) -> Isotropy:
+def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> Isotropy:
     """Isotropy of the partition function, over at most 20,000 rows drawn by `seed`."""
     ids = sampled(table.rows, MOST_ROWS, seed)
     _, axes = np.linalg.eigh(found.gram)
@@ -227,7 +227,7 @@ class Plane:
     variance: float  # Σ‖row − mean‖² / V: what the shares are of
 
 
-def plane(table: Table, found: Moments, ids: NDArray[np.int64], beside: Plane | None = None) -> Plane:
+def plane(table: TokenTable, found: Moments, ids: NDArray[np.int64], beside: Plane | None = None) -> Plane:
     """Project the rows `ids` of a table whose `moments` are `found`.
 
     The direction of an axis has no meaning. It is turned so that it runs along with the same axis of `beside`, else so

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.token_table import Table
+from tiewise.analysis.token_table import TokenTable
 from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
 from tiewise.core.errors import CheckpointError
 
@@ -111,8 +111,8 @@ Order = NDArray[np.int64]
 class Paired:
     """Two tables, the pairs of their rows, and the type in which rows are multiplied."""
 
-    a: Table  # table A
-    b: Table  # table B
+    a: TokenTable  # table A
+    b: TokenTable  # table B
     pairs: Pairs  # rows that belong together
     dtype: type[np.floating]  # type of the products
     # directions over the pairs, [pairs, k], whose products with both tables are summed too

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.similarity import NormCorrelation, norm_correlation
-from tiewise.analysis.token_table import Array, Table
+from tiewise.analysis.token_table import Array, TokenTable
 from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import scan_rows
@@ -123,7 +123,7 @@ class RowState:
 
 def row_state(
     stored: Stored,
-    table: Table,
+    table: TokenTable,
     unused: NDArray[np.int64],
     counts: NDArray[np.int64] | None = None,
 ) -> RowState:
@@ -148,7 +148,7 @@ def row_state(
     )
 
 
-def near_unused(table: Table, unused: NDArray[np.int64]) -> NearUnused:
+def near_unused(table: TokenTable, unused: NDArray[np.int64]) -> NearUnused:
     """Compare every row with the mean of the unused ones; two passes."""
     marked = np.zeros(table.rows, bool)
     marked[unused] = True

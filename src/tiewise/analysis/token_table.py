@@ -18,7 +18,7 @@ Array = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
 
-class Table(ABC):
+class TokenTable(ABC):
     """Rows of a table as floating numbers, whatever they are stored in; `name` is for messages."""
 
     name: str = "table"
@@ -52,7 +52,7 @@ class Table(ABC):
         """Return at least one row, all of them in the table, as a fresh array of `dtype`."""
 
 
-class HeldTable(Table):
+class HeldTable(TokenTable):
     """A table in memory."""
 
     def __init__(self, values: ArrayLike) -> None:
@@ -69,7 +69,7 @@ class HeldTable(Table):
         return self.values[ids].astype(dtype, copy=False)
 
 
-class StoredTable(Table):
+class StoredTable(TokenTable):
     """A table in a checkpoint's file, read by positioned reads.
 
     Raises:
@@ -108,7 +108,7 @@ class StoredTable(Table):
         return np.frombuffer(raw, NUMPY[self.tensor.dtype]).reshape(len(ids), self.width)
 
 
-class Behind(Table):
+class Behind(TokenTable):
     """Rows of another table as a function makes them, a few at a time.
 
     Args:
@@ -118,7 +118,7 @@ class Behind(Table):
         name: for messages; the other table's where none is given.
     """
 
-    def __init__(self, table: Table, make: Callable[[Array], Array], width: int, name: str = "") -> None:
+    def __init__(self, table: TokenTable, make: Callable[[Array], Array], width: int, name: str = "") -> None:
         self.table, self.make = table, make
         self.name, self.rows, self.width = name or table.name, table.rows, width
 
@@ -134,9 +134,9 @@ class Behind(Table):
         return made
 
 
-def as_table(given: Table | Stored | NDArray) -> Table:
+def as_table(given: TokenTable | Stored | NDArray) -> TokenTable:
     """Open a stored tensor, or take an array; a table stays what it is."""
-    if isinstance(given, Table):
+    if isinstance(given, TokenTable):
         return given
     if isinstance(given, Stored):
         return StoredTable(given)

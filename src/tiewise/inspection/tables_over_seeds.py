@@ -37,7 +37,7 @@ from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import Pairs, one_vocabulary
 from tiewise.analysis.row_products import CURVE, LINE
 from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL
-from tiewise.analysis.token_table import Table
+from tiewise.analysis.token_table import TokenTable
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
@@ -192,7 +192,7 @@ class _Bench:
     chance: Scores = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)  # id of a table → share of it that frequency takes out
 
-    def scores(self, first: Table, second: Table) -> Scores:
+    def scores(self, first: TokenTable, second: TokenTable) -> Scores:
         """Held-out score of each map from `first` to `second`, overlap of neighbours, CKA less its chance."""
         found = align(first, second, self.pairs, self.settings, counts=self.counts)
         self.done += 1
@@ -291,7 +291,7 @@ def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[tuple[str, Es
             yield f"{arm} {end}", mean_interval(shares)
 
 
-def _stored(ends: Ends) -> dict[str, Table]:
+def _stored(ends: Ends) -> dict[str, TokenTable]:
     return {"input": ends.input, "output": ends.output} if ends.shared is None else {"table": ends.shared}
 
 

@@ -40,7 +40,7 @@ from tiewise.data.training_rows import MARKS, Marks, PairRows
 from tiewise.data.windows import Ids, windows
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import LayerCall, Repeat, applied, one_block, relative
-from tiewise.internals.stack import LayerStack, find_stack
+from tiewise.internals.stack import AppliedStack, find_stack
 from tiewise.internals.text_loss import HIDDEN, NEXT
 from tiewise.internals.tuned_lens import chunks
 
@@ -131,7 +131,7 @@ def application_sweep(opened: Opened, ids: Ids, length: int = 128, count: int = 
 
 
 @torch.no_grad()
-def _measured(stack: LayerStack, block: Repeat, batch: Asked) -> Iterator[Tensor]:
+def _measured(stack: AppliedStack, block: Repeat, batch: Asked) -> Iterator[Tensor]:
     """Nll and change [2, b] after each application of the block."""
     others = {name: value for name, value in batch.given.items() if name != "input_ids"}
     states, calls = applied(stack, batch.given["input_ids"], **others)
@@ -164,7 +164,7 @@ def _states(states: list[Tensor], calls: list[LayerCall], block: Repeat) -> Iter
             yield state
 
 
-def _nll(stack: LayerStack, hidden: Tensor, targets: Tensor) -> Tensor:
+def _nll(stack: AppliedStack, hidden: Tensor, targets: Tensor) -> Tensor:
     """Nll [M] in fp64 of `targets` if the last layer had written `hidden` [M, D]; few logits are held at once."""
     parts = chunks(len(targets), stack.opened.vocab)
     found = [F.cross_entropy(stack.to_logits(hidden[part]), targets[part], reduction="none") for part in parts]

@@ -22,7 +22,7 @@ from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.progress import progress
 from tiewise.internals.loaded import Opened
-from tiewise.internals.stack import LayerStack, find_stack
+from tiewise.internals.stack import AppliedStack, find_stack
 from tiewise.internals.tuned_lens import (
     RATE,
     Translator,
@@ -174,7 +174,7 @@ def _check(opened: Opened, windows: NDArray[np.int64], held_out: NDArray[np.int6
 
 
 @torch.no_grad()
-def _fixed(stack: LayerStack, texts: Tensor) -> Tensor:
+def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
     """Logarithms of three distributions [3, V]: uniform, the text's tokens, the model's mean."""
     total, count = torch.zeros(0), 0
     for states, targets in passes(stack, texts):
@@ -189,7 +189,7 @@ def _fixed(stack: LayerStack, texts: Tensor) -> Tensor:
 
 
 def _train(
-    stack: LayerStack,
+    stack: AppliedStack,
     translators: list[Translator],
     texts: tuple[Tensor, Tensor],
     steps: int,
@@ -212,7 +212,7 @@ def _train(
 
 @torch.no_grad()
 def _measure(
-    stack: LayerStack, texts: Tensor, found: Sequence[_Lens], fixed: Tensor | None = None
+    stack: AppliedStack, texts: Tensor, found: Sequence[_Lens], fixed: Tensor | None = None
 ) -> tuple[list[LensRead], list[Estimate], Estimate]:
     """Read lenses on windows [m, T]: (what each reads, KL to the fixed distributions [k, V], the model's own nll)."""
     rows: list[Tensor] = []
@@ -237,7 +237,11 @@ def _measure(
 
 
 def _joined(
-    stack: LayerStack, reads: list[LensRead], marks: list[int], curves: NDArray[np.float64], fitted: NDArray[np.float64]
+    stack: AppliedStack,
+    reads: list[LensRead],
+    marks: list[int],
+    curves: NDArray[np.float64],
+    fitted: NDArray[np.float64],
 ) -> list[LensLayer]:
     names = ["input", *(one.name for one in stack.applications)]
     depth = len(stack.applications)

@@ -29,7 +29,7 @@ from tiewise.core.progress import advance, doing
 from tiewise.data.windows import Ids
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import LayerCall, Repeat, applied, iterate, keys, relative, repeats, shared_fractions
-from tiewise.internals.stack import LayerStack, find_stack
+from tiewise.internals.stack import AppliedStack, find_stack
 
 Parts = dict[str, list[NDArray]]  # quantity → its values per window, batch by batch
 
@@ -134,7 +134,7 @@ def _check(opened: Opened, windows: Ids) -> None:
         raise DataError(what, f"choose windows of at most {longest}")
 
 
-def _trajectory(stack: LayerStack, windows: Ids, seed: int, further: int) -> Trajectory:
+def _trajectory(stack: AppliedStack, windows: Ids, seed: int, further: int) -> Trajectory:
     sums: list[Parts] = [{} for _ in stack.applications]
     iterated: dict[Repeat, Parts] = {}
     alike, done = torch.zeros((len(sums) + 1,) * 2, dtype=torch.float64), 0

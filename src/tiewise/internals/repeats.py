@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.internals.stack import LayerStack
+from tiewise.internals.stack import AppliedStack
 
 Key = tuple[Any, ...]
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
@@ -72,7 +72,7 @@ class Repeat:
         return self.first + self.period * self.times
 
 
-def applied(stack: LayerStack, ids: Tensor, **others: Tensor) -> tuple[list[Tensor], list[LayerCall]]:
+def applied(stack: AppliedStack, ids: Tensor, **others: Tensor) -> tuple[list[Tensor], list[LayerCall]]:
     """Run ids [B, T]; return the residual stream, L + 1 tensors [B, T, D], and the L calls between them.
 
     `others` is what else the model's forward is given by name, as a mask.

@@ -42,7 +42,7 @@ class StackedLayer:
 
 
 @dataclass(frozen=True)
-class LayerStack:
+class AppliedStack:
     """Layers as they are applied, and the model's own way from the last one's output to logits."""
 
     opened: Opened  # the model that runs
@@ -86,7 +86,7 @@ class LayerStack:
         return logits.reshape(*hidden.shape[:-1], -1)
 
 
-def find_stack(opened: Opened) -> LayerStack:
+def find_stack(opened: Opened) -> AppliedStack:
     """Find the layers of a model and its way from the last of them to the logits, by running it.
 
     Raises:
@@ -112,7 +112,7 @@ def find_stack(opened: Opened) -> LayerStack:
         raise UnsupportedError(f"{kind}: {layers}", _FIX)
     applications = tuple(StackedLayer(call.name, call.module, call.returns) for call in layers)
     place = max(i for i, (_, module) in enumerate(ended) if module is applications[-1].module)
-    stack = LayerStack(
+    stack = AppliedStack(
         opened,
         applications,
         after=tuple(name for name, module in ended[place + 1 :] if not any(True for _ in module.children())),
@@ -124,7 +124,7 @@ def find_stack(opened: Opened) -> LayerStack:
     return stack
 
 
-def _verify(stack: LayerStack, layers: list[ObservedCall], logits: Tensor) -> None:
+def _verify(stack: AppliedStack, layers: list[ObservedCall], logits: Tensor) -> None:
     """Hold `to_logits` of the last layer's output against the model's logits."""
     kind = type(stack.opened.model).__name__
     try:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tiewise.internals.stack import LayerStack
+from tiewise.internals.stack import AppliedStack
 
 RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
 BETAS = (0.9, 0.99)
@@ -58,7 +58,7 @@ class Translator:
         weight, shift = parts
         return states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
 
-    def descend(self, stack: LayerStack, states: Tensor, wanted: Tensor, share: float) -> float:
+    def descend(self, stack: AppliedStack, states: Tensor, wanted: Tensor, share: float) -> float:
         """Add the gradient of `share` times the summed KL of some positions.
 
         Args:
@@ -86,7 +86,7 @@ class Translator:
             held.lerp_(weight.detach(), 1 - keep)
 
 
-def start(stack: LayerStack, texts: Tensor) -> list[Translator]:
+def start(stack: AppliedStack, texts: Tensor) -> list[Translator]:
     """Identity translators for every layer but the last, in the coordinates of their states on windows [n, T]."""
     depth, width = len(stack.applications), stack.width
     means, seconds = torch.zeros(depth, width), torch.zeros(depth, width, width)
@@ -99,7 +99,9 @@ def start(stack: LayerStack, texts: Tensor) -> list[Translator]:
     return [Translator.identity(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
 
 
-def train_step(stack: LayerStack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int) -> list[float]:
+def train_step(
+    stack: AppliedStack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int
+) -> list[float]:
     """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = positions(stack.states(ids))
     found = [0.0] * len(translators)
@@ -134,7 +136,7 @@ def positions(states: Sequence[Tensor]) -> list[Tensor]:
     return [held[:, :-1].reshape(-1, held.shape[-1]) for held in states]
 
 
-def passes(stack: LayerStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
+def passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
     """States before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
     wide = (len(stack.applications) + 1) * stack.width * texts.shape[1]
     for group in texts.split(max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
