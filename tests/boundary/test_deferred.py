@@ -344,15 +344,8 @@ _OPERATORS = [
 def test_methods_that_we_do_not_know_are_those_of_the_logits(pair):
     deferred, real, _ = pair
     unlike = {
-        "real",
-        "register_hook",
-        "retain_grad",
-        "data_ptr",
-        "const_data_ptr",
-        "to_mkldnn",
-        "new",
-        "resize",
-        "resize_as",
+        *("real", "register_hook", "retain_grad", "data_ptr", "const_data_ptr", "to_mkldnn", "new"),
+        *("resize", "resize_as"),
     }
     for name in _METHODS:
         if name.endswith("_"):
@@ -367,13 +360,8 @@ def test_methods_that_we_do_not_know_are_those_of_the_logits(pair):
 def test_operators_are_those_of_the_logits(pair, operand):
     deferred, real, _ = pair
     own = {
-        "__torch_function__",
-        "__torch_dispatch__",
-        "__setstate__",
-        "__dlpack__",
-        "__deepcopy__",
-        "__delitem__",
-        "__setitem__",
+        *("__torch_function__", "__torch_dispatch__", "__setstate__", "__dlpack__", "__deepcopy__"),
+        *("__delitem__", "__setitem__"),
     }
     comparisons = {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
     for name in {*_OPERATORS, *comparisons} - own:

@@ -132,12 +132,7 @@ def test_a_comparison_has_the_papers_arms_and_a_report(tiewise, corpus, tmp_path
     said = tiewise("compare", "--recipe", "press-wolf-small", corpus, *TINY, "--seeds", "1", "-o", "out", "--json")
     assert said.code == 0
     record = json.loads(said.out)
-    assert record["arms"] == [
-        "untied",
-        "tied",
-        "projected:untied,decay=0.0076923",
-        "projected:decay=0.0076923",
-    ]
+    assert record["arms"] == ["untied", "tied", "projected:untied,decay=0.0076923", "projected:decay=0.0076923"]
     assert record["setting"]["recipe"] == "press-wolf-small"
     assert "width=8" in record["setting"]["changed"]
     assert "Published figures" in (tmp_path / "out" / "report.html").read_text()
