@@ -338,3 +338,19 @@ def test_a_threads_writing_error_prints_nothing_and_another_error_does(monkeypat
             thread.start()
             thread.join()
     assert seen == [KeyError]
+
+
+@pytest.mark.parametrize("below", [False, True])
+def test_a_file_in_the_way(tmp_path, below):
+    path = tmp_path / "file"
+    path.write_text("x")
+    with pytest.raises(RunError, match=r"choose another --out"):
+        begin(path / "out" if below else path, Settings())
+    assert tree(tmp_path) == {"file": b"x"}
+
+
+@pytest.mark.parametrize(("name", "says"), [("file", "is a file"), ("file/run", "cannot write to"), ("/proc/run", "")])
+def test_where_no_lock_can_be(tmp_path, name, says):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(RunError, match=f"{says}.*choose another --out"):
+        locked(tmp_path / name).__enter__()
