@@ -13,9 +13,9 @@ from tiewise.training import ranks
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.display import Display
 from tiewise.training.folder import locked
-from tiewise.training.minutes import Gone
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
+from tiewise.training.short_trials import Gone
 from tiewise.training.start import start
 
 REPORT = "report.html"

@@ -164,8 +164,8 @@ def test_several_texts_from_files_and_standard_input(tiewise, text, tmp_path):
 
 
 def test_minutes_and_tuning(tiewise, compare, text, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.training.minutes.CALIBRATION_STEPS", (2, 3))
-    monkeypatch.setattr("tiewise.training.tuning.RATE_FACTORS", (1.0,))
+    monkeypatch.setattr("tiewise.training.short_trials.CALIBRATION_STEPS", (2, 3))
+    monkeypatch.setattr("tiewise.training.short_trials.RATE_FACTORS", (1.0,))
     tiny = [item for item in TINY if not item.startswith("--steps")]
     said = tiewise(
         "compare", "-t", text, *tiny, "--arms=tied,untied", "--seeds=1", "--minutes=0.005", "--tune", "--out=a"

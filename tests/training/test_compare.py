@@ -8,7 +8,7 @@ import pytest
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
-from tiewise.training import display, tuning
+from tiewise.training import display, short_trials
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.folder import saved_run
 from tiewise.training.results import Comparison
@@ -44,7 +44,7 @@ def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(ti
 
     out = lines.begin(tiny(seeds=2, steps=8, tune=True), tmp_path / "out")
     monkeypatch.setattr(display, "tqdm", Recorded)
-    monkeypatch.setattr(tuning, "INIT_FACTORS", (1.0,))
+    monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
     finish(out, display.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
     finish(out, display.Display(lines.append, bars=True))

@@ -25,9 +25,9 @@ from tiewise.training.kind import kind_of
 from tiewise.training.results import Comparison, DirectPath, SingleRun
 from tiewise.training.run import Outcome, Train, train
 from tiewise.training.settings import Job
+from tiewise.training.short_trials import per_arm, short_steps, tune
 from tiewise.training.start import environment, make_jobs, open_run, open_text
 from tiewise.training.statistics import complete
-from tiewise.training.tuning import per_arm, short_steps, tune
 
 BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
 CANDIDATES = 200

@@ -24,8 +24,8 @@ from tiewise.training import ranks
 from tiewise.training.display import Display, RunsBar
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json
 from tiewise.training.kind import kind_of
-from tiewise.training.minutes import Gone, steps_within
 from tiewise.training.settings import Job, Settings
+from tiewise.training.short_trials import Gone, steps_within
 
 
 def start(
