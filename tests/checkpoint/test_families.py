@@ -12,7 +12,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
 from tiewise.checkpoint.families import class_ends, data_version, family, without_tokens
-from tiewise.core.packaged import packaged_json
+from tiewise.core.files import packaged_json
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))

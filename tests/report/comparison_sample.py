@@ -3,7 +3,7 @@
 import math
 import random
 
-from tiewise.training.results import BinNll, Comparison, CurvePoint, DirectPath, RunResult
+from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult
 from tiewise.training.statistics import complete
 
 ARMS = ("tied", "untied", "factored:64")
@@ -148,4 +148,4 @@ def _direct_path(arm):
     logits = [[noise.gauss(-1, 0.8) for _ in range(n)] for _ in range(n)]
     if arm == "tied":  # one table and no map: W·Wᵀ is symmetric, with a long diagonal
         logits = [[logits[min(i, j)][max(i, j)] + 6 * (i == j) for j in range(n)] for i in range(n)]
-    return DirectPath(arm, list(TOKENS), logits)
+    return ArmDirectPath(arm, list(TOKENS), logits)

@@ -12,7 +12,7 @@ from tests.report.opened_page import EVIL, Page
 from tiewise.core.errors import RunError
 from tiewise.report.comparison_found import DEMO
 from tiewise.report.comparison_page import render, write_report
-from tiewise.training.results import DirectPath
+from tiewise.training.results import ArmDirectPath
 from tiewise.training.statistics import complete
 
 
@@ -84,7 +84,7 @@ def test_what_a_user_wrote_is_text():
             arms=[EVIL, *ARMS[1:]],
             reference=EVIL,
             runs=[replace(run, arm=EVIL) if run.arm == "tied" else run for run in sample.runs],
-            direct_path=[DirectPath(EVIL, [EVIL, "<script>", "b"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])],
+            direct_path=[ArmDirectPath(EVIL, [EVIL, "<script>", "b"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])],
             bigrams=[{"left": EVIL, "right": "<script>", "forward": 0.5, "backward": 0.1, "count": 3}],
             setting={EVIL: EVIL},
             data={"sources": [EVIL]},

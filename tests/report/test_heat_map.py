@@ -9,7 +9,7 @@ from tests.report.comparison_sample import sample_comparison
 
 from tiewise.report.heat_map import asymmetry, centred, direct_path_panels
 from tiewise.report.labels import token_label
-from tiewise.training.results import DirectPath
+from tiewise.training.results import ArmDirectPath
 
 sizes = st.integers(3, 8)
 values = st.floats(-5, 5)
@@ -58,7 +58,7 @@ def test_all_arms_share_a_scale_set_off_the_diagonal():
 
 
 def test_asymmetry_is_forward_minus_backward():
-    path = DirectPath("untied", ["a", "b"], [[0.0, 3.0], [1.0, 0.0]])
+    path = ArmDirectPath("untied", ["a", "b"], [[0.0, 3.0], [1.0, 0.0]])
     assert asymmetry(path, "a", "b") == 2.0
     assert asymmetry(path, "b", "a") == -2.0
     assert asymmetry(path, "a", "c") is None

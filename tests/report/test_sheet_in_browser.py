@@ -12,7 +12,7 @@ from tiewise.report.comparison_page import write_report
 from tiewise.report.grid import Table
 from tiewise.report.plan_page import write_plan
 from tiewise.report.sheet import Section, write
-from tiewise.training.results import DirectPath
+from tiewise.training.results import ArmDirectPath
 
 # what the table of an inspection's evidence is at its longest
 EVIDENCE = Table(
@@ -151,7 +151,7 @@ def test_markup_in_tokens_and_command_is_shown_not_run(browser, tmp_path):  # no
     evil = "<script>alert(1)</script>"
     image = "<img src=x onerror=alert(2)>"
     sample = sample_comparison()
-    path = DirectPath(ARMS[0], [evil, image, "c"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])
+    path = ArmDirectPath(ARMS[0], [evil, image, "c"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])
     target = write_report(replace(sample, command=evil, direct_path=[path]), tmp_path / "report.html")
     with Visit(browser, target) as visit:
         assert visit.said == []

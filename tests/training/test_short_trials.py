@@ -11,7 +11,7 @@ import pytest
 from tiewise.core.errors import RunError
 from tiewise.training import kind, short_trials
 from tiewise.training.compare import finish
-from tiewise.training.evaluate import Measured
+from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.folder import read_json, saved_run
 from tiewise.training.run import train
 from tiewise.training.settings import Job
@@ -92,7 +92,7 @@ class Machine:
     def measure(self, installed, tokens, length, counts, blocks):
         measured = min(len(tokens), blocks * length)
         self.now += measured * TOKEN
-        return Measured(5.0, measured, [])
+        return MeasuredSplit(5.0, measured, [])
 
     def train(self, job, text, counts, probe):
         """What run.py does, in its order: build, first loss, steps with a point at every window, last losses, save."""
@@ -175,7 +175,7 @@ def test_trials_evaluate_nothing_that_does_not_choose(text, counts, tiny, tmp_pa
     asked = []
     monkeypatch.setattr(
         "tiewise.training.kind.measure",
-        lambda installed, tokens, *rest: asked.append((len(tokens), rest[-1])) or Measured(5.0, 1, []),
+        lambda installed, tokens, *rest: asked.append((len(tokens), rest[-1])) or MeasuredSplit(5.0, 1, []),
     )
     settings = tiny(steps=80)
     job = Job("tied", settings.specs()["tied"], 1, settings, tmp_path)

@@ -105,7 +105,8 @@ def open_adapter(folder: Folder) -> Adapter:
     else:
         fix = "take the adapter from its source again"
         faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
-    targets = config.get("target_modules")
+    targets, rows = config.get("target_modules"), config.get("trainable_token_indices")
+    by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
     return Adapter(
         folder.path,
         method=_text(config.get("peft_type")) or "LORA",
@@ -113,7 +114,11 @@ def open_adapter(folder: Folder) -> Adapter:
         targets=_texts(targets),
         pattern=_text(targets),
         saved=_texts(config.get("modules_to_save")),
-        token_rows=_token_rows(config.get("trainable_token_indices")),
+        token_rows={
+            name: tuple(row for row in of_module if type(row) is int)
+            for name, of_module in by_module.items()
+            if isinstance(of_module, list)
+        },
         ties=config.get("ensure_weight_tying") is True,
         tensors=tensors,
         faults=tuple(faults),
@@ -155,18 +160,6 @@ def _text(value: Any) -> str | None:
 
 def _texts(value: Any) -> tuple[str, ...]:
     return tuple(item for item in value if isinstance(item, str)) if isinstance(value, list) else ()
-
-
-def _token_rows(value: Any) -> dict[str, tuple[int, ...]]:
-    if isinstance(value, list):
-        return {"": _indices(value)}
-    if isinstance(value, Mapping):
-        return {name: _indices(rows) for name, rows in value.items() if isinstance(rows, list)}
-    return {}
-
-
-def _indices(values: list[Any]) -> tuple[int, ...]:
-    return tuple(value for value in values if type(value) is int)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.text import Text
 from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.loaders import LoaderOutcome
-from tiewise.checkpoint.rule import SEVERITIES, Finding, Rule, difference, size
+from tiewise.checkpoint.rule import SEVERITIES, Rule, difference, size
 from tiewise.checkpoint.untrusted import short
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
@@ -23,11 +23,28 @@ ROLES = {"input": "input table", "output": "output head", "bias": "bias", "posit
 
 def audit_view(audit: Audit) -> RenderableType:
     """Return an audit as it is printed. Everything that comes from the checkpoint is `Text`, never markup."""
-    parts: list[RenderableType] = [_title(audit), _facts(audit)]
-    if audit.outcomes:
-        parts.append(_loaders(audit.outcomes))
-    parts += [_finding(finding) for finding in audit.findings]
-    parts.append(_verdict(audit))
+    what = f"{audit.tensors:,} tensors, {size(audit.nbytes)}"
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_claims(audit), *_stored(audit)):
+        table.add_row(name, Text(value))
+    parts: list[RenderableType] = [
+        Text.assemble((str(audit.path), "bold"), f"  {audit.kind}, {what}", overflow="fold"),
+        table,
+        *([_loaders(audit.outcomes)] if audit.outcomes else []),
+    ]
+    for found in audit.findings:
+        head = Text.assemble((found.rule, "bold"), " ", (found.severity, STYLE[found.severity]), "  ", found.evidence)
+        safe = "  (safe: tiewise repair does it)" if found.safe else ""
+        repair = Text.assemble(("  → ", "green"), found.repair, (safe, "dim"))
+        parts.append(Padding(Group(head, repair), (0, 0, 0, 2)))
+    if audit.findings:
+        counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
+        said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        parts.append(Text(f"  {said}; tiewise check --explain {audit.findings[0].rule} says more", "dim"))
+    else:
+        parts.append(Text(f"  nothing found by {len(audit.ran)} rules", "green"))
     return Group(*parts)
 
 
@@ -47,20 +64,6 @@ def rule_view(rule: Rule) -> RenderableType:
     if len(about) == 2:
         about[1] = Text.assemble(("What to do: ", "bold"), about[1])
     return Group(head, Text(), *about, Text(), *(Text(line, "dim") for line in (when, sources) if line))
-
-
-def _title(audit: Audit) -> Text:
-    what = f"{audit.tensors:,} tensors, {size(audit.nbytes)}"
-    return Text.assemble((str(audit.path), "bold"), f"  {audit.kind}, {what}", overflow="fold")
-
-
-def _facts(audit: Audit) -> Table:
-    table = Table(box=None, show_header=False, padding=(0, 2, 0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in (*_claims(audit), *_stored(audit)):
-        table.add_row(name, Text(value))
-    return table
 
 
 def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
@@ -86,7 +89,8 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
         if part.role == "input":
             yield ROLES["input"], _tensor(part)
     if roles is not None and roles.output is None and roles.input is not None:
-        yield ROLES["output"], _absent_head(audit)
+        used = "not stored: the input table is used" if audit.claims.tied else "not stored"
+        yield ROLES["output"], "none: this class has no token head" if roles.headless else used
     for part in audit.parts:
         if part.role != "input":
             yield ROLES.get(part.role, part.role), _tensor(part)
@@ -95,12 +99,6 @@ def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
         yield "the two are", difference(audit.ends) + spare
     elif roles is not None and roles.input is not None and roles.output is not None:
         yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
-
-
-def _absent_head(audit: Audit) -> str:
-    if audit.roles is not None and audit.roles.headless:
-        return "none: this class has no token head"
-    return "not stored: the input table is used" if audit.claims.tied else "not stored"
 
 
 def _tensor(part: Part) -> str:
@@ -118,19 +116,3 @@ def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:
         word = Text(outcome.outcome, STYLE["error"] if outcome.right is False else "")
         table.add_row(loader, word, Text(outcome.sentence))
     return Padding(table, (0, 0, 0, 2))
-
-
-def _finding(finding: Finding) -> Padding:
-    head = Text.assemble(
-        (finding.rule, "bold"), " ", (finding.severity, STYLE[finding.severity]), "  ", finding.evidence
-    )
-    safe = "  (safe: tiewise repair does it)" if finding.safe else ""
-    return Padding(Group(head, Text.assemble(("  → ", "green"), finding.repair, (safe, "dim"))), (0, 0, 0, 2))
-
-
-def _verdict(audit: Audit) -> Text:
-    if not audit.findings:
-        return Text(f"  nothing found by {len(audit.ran)} rules", "green")
-    counts = {name: sum(f.count for f in audit.findings if f.severity == name) for name in reversed(SEVERITIES)}
-    said = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    return Text(f"  {said}; tiewise check --explain {audit.findings[0].rule} says more", "dim")

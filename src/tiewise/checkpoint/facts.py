@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,18 +26,6 @@ _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
-
-
-def _sizes(level: Mapping[str, Any]) -> Iterator[int]:
-    wanted = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
-    sizes = [size for value in wanted if (size := count(value)) is not None]
-    yield from sizes
-    family = level.get("model_type")
-    extra = [rows for name, rows in _EXTRA_ROWS.items() if isinstance(family, str) and family.startswith(name)]
-    extra += [rows for rows in [count(level.get("additional_vocab_size"))] if rows is not None]
-    prompts = count(level.get("prompt_types")), count(level.get("prompt_length"))
-    extra += [prompts[0] * prompts[1]] if prompts[0] is not None and prompts[1] is not None else []
-    yield from (size + rows for size in sizes for rows in extra)
 
 
 @dataclass(frozen=True)
@@ -102,7 +90,17 @@ class Facts:
     @cached_property
     def vocabularies(self) -> frozenset[int]:
         """Sizes of vocabularies that the config names at any level, and these with the extra rows of a family."""
-        return frozenset(size for level in self.levels.values() for size in _sizes(level))
+        found: set[int] = set()
+        for level in self.levels.values():
+            wanted = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
+            sizes = {size for value in wanted if (size := count(value)) is not None}
+            family = level.get("model_type")
+            extra = [rows for name, rows in _EXTRA_ROWS.items() if isinstance(family, str) and family.startswith(name)]
+            extra += [rows for rows in [count(level.get("additional_vocab_size"))] if rows is not None]
+            prompts = count(level.get("prompt_types")), count(level.get("prompt_length"))
+            extra += [prompts[0] * prompts[1]] if prompts[0] is not None and prompts[1] is not None else []
+            found |= sizes | {size + rows for size in sizes for rows in extra}
+        return frozenset(found)
 
     @cached_property
     def quantised(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from tiewise.core.packaged import packaged_json
+from tiewise.core.files import packaged_json
 
 POSITION = re.compile(
     r"(^|\.)(wpe|positions?_embed\w*|embed_positions?|pos_embed\w*|positional_embed\w*|pos_emb)(\.|$)"

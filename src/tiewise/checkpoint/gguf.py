@@ -204,7 +204,11 @@ def open_gguf(path: str | os.PathLike[str]) -> Gguf:
     first = read_gguf(path)
     if first.parts == 1:
         return first
-    names = _part_names(first)
+    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", first.path.name, re.DOTALL)
+    if match is None or int(match[2]) != first.parts:
+        what = f"{first.path}: part of a model in {first.parts} files, and its name does not say which"
+        raise CheckpointError(what, "give it its own name again: NAME-00001-of-0000N.gguf")
+    names = (f"{match[1]}-{number:05d}-of-{match[2]}.gguf" for number in range(1, first.parts + 1))
     parts = [read_gguf(inside(first.path.parent, name)) for name in names]
     tensors: dict[str, Stored] = {}
     for part in parts:
@@ -213,14 +217,6 @@ def open_gguf(path: str | os.PathLike[str]) -> Gguf:
                 raise CheckpointError(f"{part.path}: {short(name)} lies in {tensors[name].path.name} too", DAMAGED)
             tensors[name] = tensor
     return replace(parts[0], path=first.path, tensors=tensors, size=sum(part.size for part in parts))
-
-
-def _part_names(first: Gguf) -> list[str]:
-    match = re.fullmatch(r"(.*)-\d{5}-of-(\d{5})\.gguf", first.path.name, re.DOTALL)
-    if match is None or int(match[2]) != first.parts:
-        what = f"{first.path}: part of a model in {first.parts} files, and its name does not say which"
-        raise CheckpointError(what, "give it its own name again: NAME-00001-of-0000N.gguf")
-    return [f"{match[1]}-{number:05d}-of-{match[2]}.gguf" for number in range(1, first.parts + 1)]
 
 
 def read_gguf(path: str | os.PathLike[str]) -> Gguf:

@@ -111,13 +111,9 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     path = Path(path)
     if os.path.isdir(path):
         return _folder(path)
-    if path.suffix == ".safetensors" or os.path.isfile(path):
-        return _file(path)
-    what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
-    raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
-
-
-def _file(path: Path) -> Folder:
+    if path.suffix != ".safetensors" and not os.path.isfile(path):
+        what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+        raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
     header = read_header(path)
     faults: list[Fault] = []
     names = _listing(path.parent)

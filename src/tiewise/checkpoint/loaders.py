@@ -221,8 +221,11 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
         return stopped
     if not facts.claims.known:
         return _outcome(loader, DEPENDS, "The family is not in the architecture data: its own code decides.")
-    if facts.roles.headless:
-        return _without_head(facts, loader)
+    roles = facts.roles
+    if roles.headless:
+        missing = roles.known is not None and facts.complete and not roles.opaque
+        lost = roles.read_input is None and (roles.unread or missing)
+        return _outcome(loader, RANDOM_TABLE if lost else NO_HEAD)
     deciding = facts.claims.deciding
     if recent and deciding is not None and deciding.malformed is not None:
         known = family(deciding.model_type)
@@ -236,8 +239,8 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     tables = [pair for pair in anew if not pair[0].endswith("bias")]
     if tables:
         return _outcome(loader, RANDOM_TABLE, _ANEW.format(*tables[0]))
-    canonical = facts.roles.ties.get(facts.roles.input_name or "")
-    if not recent and state(facts) == ALONE and canonical == facts.roles.output_name:
+    canonical = roles.ties.get(roles.input_name or "")
+    if not recent and state(facts) == ALONE and canonical == roles.output_name:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
@@ -269,14 +272,6 @@ def _file(facts: Facts, loader: Loader) -> LoaderOutcome | None:
     return None
 
 
-def _without_head(facts: Facts, loader: Loader) -> LoaderOutcome:
-    roles = facts.roles
-    missing = roles.known is not None and facts.complete and not roles.opaque
-    if roles.read_input is None and (roles.unread or missing):
-        return _outcome(loader, RANDOM_TABLE)
-    return _outcome(loader, NO_HEAD)
-
-
 def _misfit(facts: Facts) -> str | None:
     """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
     roles, wanted = facts.roles, None if facts.text is None else facts.text.vocab_size
@@ -300,7 +295,10 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
         return _outcome(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
     if roles.headless:
         return _outcome(loader, NO_HEAD)
-    if loader is not LLAMA_CPP_T5 and not _generates(facts):
+    name = architecture(facts.config)
+    t5_or_bart = facts.config.get("is_encoder_decoder") is True or facts.claims.t5_like
+    writes_text = not t5_or_bart and (name is None or name.endswith(_DECODERS))  # token by token
+    if loader is not LLAMA_CPP_T5 and not writes_text:
         return _outcome(loader, NOT_SERVED)
     if loader.name in ("llama.cpp", "mlx-lm") and not any(name.startswith("model") for name in facts.folder.headers):
         return _outcome(loader, ERROR, "It opens model*.safetensors alone.")
@@ -315,13 +313,6 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     return _from_matrix(facts, loader, flag)
 
 
-def _generates(facts: Facts) -> bool:
-    """Whether the class is a decoder that writes text token by token."""
-    name = architecture(facts.config)
-    t5_or_bart = facts.config.get("is_encoder_decoder") is True or facts.claims.t5_like
-    return not t5_or_bart and (name is None or name.endswith(_DECODERS))
-
-
 def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     found = state(facts, loader.compares)
     if found == UNKNOWN and (not facts.complete or facts.roles.opaque):
@@ -329,8 +320,11 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutco
     flags = [flag] if flag is not None else [True, False]
     states = [found] if found not in (ROUNDED, UNKNOWN) else [SAME, DIFFERENT]
     words = {loader.column[choice, cell] for choice in flags for cell in states}
-    if words == {TIED}:
-        return _tied(facts, loader)
+    # one table at both ends: another one may lie beside it under a name that nobody looks for
+    for name, wanted in facts.roles.unread.items() if words == {TIED} else ():
+        why = f"{short(name)} is not read, as the class looks for {wanted}; the other end takes its place."
+        equal = None if facts.ends is None else facts.ends.equal
+        return _outcome(loader, {True: TIED, False: DROPPED, None: DEPENDS}[equal], why)
     if len(words) == 1:
         return _outcome(loader, words.pop())
     what = "on whether table and head hold the same values"
@@ -342,15 +336,6 @@ def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutco
     made = _outcome(loader, DEPENDS, f"It depends {what}: {parts}.")
     known = {word in RIGHT for word in words}
     return replace(made, right=known.pop() if len(known) == 1 else None)
-
-
-def _tied(facts: Facts, loader: Loader) -> LoaderOutcome:
-    """Of one table at both ends, where another one may lie beside it under a name that nobody looks for."""
-    for name, wanted in facts.roles.unread.items():
-        why = f"{short(name)} is not read, as the class looks for {wanted}; the other end takes its place."
-        equal = None if facts.ends is None else facts.ends.equal
-        return _outcome(loader, {True: TIED, False: DROPPED, None: DEPENDS}[equal], why)
-    return _outcome(loader, TIED)
 
 
 def _outcome(loader: Loader, word: str, sentence: str = "") -> LoaderOutcome:

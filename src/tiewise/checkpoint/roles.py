@@ -143,6 +143,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
     roles = _roles(modules, found)
     headless = tokenless or (ends.output is None if ends is not None else _sounds_headless(name, roles))
     output_name = None if headless and roles.output is None else roles.output_name
+    places = set() if ends is None else {*ends.spellings} - set(modules.tables)  # of the ends, without a table
+    opaque = (part for place in places for name, part in modules.parts.get(place, {}).items() if name != "bias")
     return replace(
         roles,
         headless=headless,
@@ -150,7 +152,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         scalars=read_scalars(model_levels(config)),
         known=ends,
         unread=_unread(modules, found, ends),
-        opaque=_opaque(modules, ends),
+        opaque=tuple(opaque),
     )
 
 
@@ -262,13 +264,6 @@ def _wanted(ends: ClassEnds, found: _Found, module: str) -> str:
     return ends.disk.get(own or "", own or module)
 
 
-def _opaque(modules: Modules, ends: ClassEnds | None) -> tuple[Stored, ...]:
-    """Tensors of the ends' own modules that make no table."""
-    places = set() if ends is None else {*ends.spellings} - set(modules.tables)
-    parts = [part for place in places for part in modules.parts.get(place, {}).items()]
-    return tuple(tensor for name, tensor in parts if name != "bias")
-
-
 # by usual names
 
 
@@ -346,7 +341,12 @@ def _roles(modules: Modules, found: _Found) -> Roles:
         output=head,
         output_name=None if found.output is None else f"{found.output}.weight",
         biases=tuple(_biases(modules, found, rows)),
-        positions=tuple(_positions(modules, found)),
+        positions=tuple(
+            table
+            for module, table in modules.tables.items()
+            if module in found.others.positions or POSITION.search(module)
+            if module not in (*found.inputs, found.output) and not in_layer(module) and not is_foreign(module)
+        ),
         maps=tuple(_maps(modules, found)),
         quantised_input=modules.quantised(stored),
         quantised_output=modules.quantised(found.output),
@@ -363,13 +363,6 @@ def _biases(modules: Modules, found: _Found, rows: set[int]) -> Iterable[Stored]
             long = bool(tensor.shape) and (tensor.shape[-1] in rows or name in found.others.biases)
             if len(tensor.shape) <= 2 and (long or not rows):
                 yield tensor
-
-
-def _positions(modules: Modules, found: _Found) -> Iterable[Stored]:
-    for module, table in modules.tables.items():
-        ours = module not in (*found.inputs, found.output) and not in_layer(module) and not is_foreign(module)
-        if ours and (module in found.others.positions or POSITION.search(module)):
-            yield table
 
 
 def _maps(modules: Modules, found: _Found) -> Iterable[Stored]:

@@ -159,7 +159,14 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
             spool = _Spool(work / "text", deduplicate(documents))
         where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
         progress("tokenizer", 0, 1)
-        tokenizer = _learnt(kind, spool, np.flatnonzero(where == 0)) if ready is None else ready
+        if ready is None:
+            train = np.flatnonzero(where == 0)
+            # every k-th part of the training split: a folder's first files may be of one kind
+            step = -(-int(spool.characters[train].sum()) // _LEARNT)
+            learnt = train[::step]
+            tokenizer = make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(learnt))))
+        else:
+            tokenizer = ready
         progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
         facts = _write_splits(work, spool, where, tokenizer)
@@ -190,12 +197,6 @@ def _check_length(facts: dict[str, Any], length: int) -> None:
         f"needs at least {needed[short]} there for length {length}",
         f"give more text, or a length of at most {fits}" if fits else "give more text",
     )
-
-
-def _learnt(kind: str, spool: _Spool, train: np.ndarray) -> PreTrainedTokenizerFast:
-    # every k-th part of the training split: a folder's first files may be of one kind
-    step = -(-int(spool.characters[train].sum()) // _LEARNT)
-    return make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(train[::step]))))
 
 
 def _write_splits(work: Path, spool: _Spool, where: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:

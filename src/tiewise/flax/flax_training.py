@@ -173,7 +173,7 @@ def _named(module: nnx.Module, head: str) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class FlaxTrained:
     """What a run leaves beside its model: the curve; seconds and tokens of all steps but the compiling first."""
 
     curve: tuple[TrainingPoint, ...]
@@ -181,14 +181,14 @@ class Trained:
     tokens: int
 
 
-def fit(model: LanguageModel, tokens: np.ndarray, recipe: OptaxRecipe) -> Trained:
+def fit(model: LanguageModel, tokens: np.ndarray, recipe: OptaxRecipe) -> FlaxTrained:
     """Train `model` in place on blocks of `tokens`. Raises as `Fitting.steps`."""
     fitting, curve = Fitting(model, tokens, recipe), []
     for point in fitting.steps():
         if point is not None:
             curve.append(point)
             progress("training", fitting.step, recipe.steps)
-    return Trained(tuple(curve), fitting.seconds, fitting.timed * recipe.batch * recipe.length)
+    return FlaxTrained(tuple(curve), fitting.seconds, fitting.timed * recipe.batch * recipe.length)
 
 
 def token_losses(

@@ -20,7 +20,7 @@ from operator import attrgetter
 from typing import Any
 
 from tiewise.core.errors import PlanError
-from tiewise.core.packaged import packaged_json
+from tiewise.core.files import packaged_json
 
 BETTER = "`tiewise check PATH` on the files themselves is better evidence than this catalogue."
 NAMED_SIZE = re.compile(r"(?:^|-)(\d+(?:\.\d+)?)([bm])(?:-|$)")

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 from tiewise.core.errors import PlanError
-from tiewise.core.packaged import packaged_json
+from tiewise.core.files import packaged_json
 from tiewise.planning.architecture import TokenTables
 
 # Beyond these no model is meant; a plan of more layers would take minutes.

@@ -19,7 +19,7 @@ from tiewise.report.grid import Table
 from tiewise.report.labels import token_label
 from tiewise.report.sheet import Panel
 from tiewise.report.theme import LIGHT, MARGIN
-from tiewise.training.results import Comparison, DirectPath
+from tiewise.training.results import ArmDirectPath, Comparison
 
 CAPTION = (
     "Logit of the next token (column) that the current token's embedding alone (row) produces at the output, less what "
@@ -76,7 +76,7 @@ def bigrams(comparison: Comparison) -> Table:
     return Table(header, rows)
 
 
-def asymmetry(path: DirectPath, left: str, right: str) -> float | None:
+def asymmetry(path: ArmDirectPath, left: str, right: str) -> float | None:
     """logit(right after left) − logit(left after right); None where the map lacks one of the two."""
     if left not in path.tokens or right not in path.tokens:
         return None

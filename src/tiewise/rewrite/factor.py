@@ -145,10 +145,8 @@ def read_counts(path: str | os.PathLike[str], rows: int) -> NDArray[np.float64]:
         CheckpointError: the file cannot be read, holds other than counts, or counts a token that the table lacks.
     """
     name = os.fspath(path)
-    readers = {".json": _counts_of_json, ".npy": _counts_of_npy, ".safetensors": _counts_of_safetensors}
-    reader = readers.get(Path(name).suffix, lambda name: [float(line) for line in read_whole(name, MOST_BYTES).split()])
     try:
-        found = np.asarray(reader(name), np.float64)
+        found = np.asarray(_stored_counts(name), np.float64)
     except CheckpointError:
         raise
     except (ValueError, TypeError, OverflowError, EOFError) as error:
@@ -171,7 +169,20 @@ def checked_counts(counts: Any, rows: int, name: str = "counts") -> NDArray[np.f
     return np.pad(found.astype(np.float64), (0, rows - len(found)))
 
 
-def _counts_of_json(name: str) -> Any:
+def _stored_counts(name: str) -> Any:
+    """What a file holds, by its suffix; ValueError where that is no counts."""
+    kind = Path(name).suffix
+    if kind == ".npy":
+        with os.fdopen(open_regular(name), "rb") as file:
+            return np.load(file, allow_pickle=False)
+    if kind == ".safetensors":
+        tensors = list(read_header(name).tensors.values())
+        if len(tensors) != 1 or len(tensors[0].shape) != 1 or tensors[0].dtype not in NUMPY:
+            raise ValueError("it holds other than one vector")
+        with Reader(tensors[0]) as reader:
+            return reader.rows()
+    if kind != ".json":
+        return [float(line) for line in read_whole(name, MOST_BYTES).split()]
     record = read_json(name, most=MOST_BYTES, unique=True)
     if not isinstance(record, dict):
         return record
@@ -181,19 +192,6 @@ def _counts_of_json(name: str) -> Any:
     made = np.zeros(max(ids, default=-1) + 1)
     made[ids] = list(record.values())
     return made
-
-
-def _counts_of_npy(name: str) -> Any:
-    with os.fdopen(open_regular(name), "rb") as file:
-        return np.load(file, allow_pickle=False)
-
-
-def _counts_of_safetensors(name: str) -> Any:
-    tensors = list(read_header(name).tensors.values())
-    if len(tensors) != 1 or len(tensors[0].shape) != 1 or tensors[0].dtype not in NUMPY:
-        raise ValueError("it holds other than one vector")
-    with Reader(tensors[0]) as reader:
-        return reader.rows()
 
 
 def decades(counts: NDArray[np.float64]) -> list[tuple[str, NDArray[np.bool_]]]:

@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder, Index
@@ -95,18 +96,10 @@ def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> t
     for tensor in left.values():
         places = [i + 1 for i, other in enumerate(made) if BITS[other.dtype] >= BITS[tensor.dtype]]
         made.insert(places[-1] if places else 0, tensor)
-    if not _aligned(made):
+    starts = accumulate((tensor.nbytes for tensor in made), initial=0)
+    if any(start % max(1, BITS[tensor.dtype] // 8) for start, tensor in zip(starts, made, strict=False)):
         made.sort(key=lambda tensor: -BITS[tensor.dtype])
     return tuple(made)
-
-
-def _aligned(tensors: Iterable[NewTensor]) -> bool:
-    at = 0
-    for tensor in tensors:
-        if at % max(1, BITS[tensor.dtype] // 8):
-            return False
-        at += tensor.nbytes
-    return True
 
 
 def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:

@@ -50,7 +50,12 @@ def _edited(text: str, levels: list[str], key: str, value: Any) -> str:
     members = _members(text, at)
     found = next((member for member in reversed(members) if member.key == key), None)  # of two, readers take the last
     if value is DELETE:
-        return text if found is None else _without(text, members, found)
+        if found is None:
+            return text
+        place = members.index(found)
+        if place + 1 < len(members):
+            return text[: found.lead] + text[members[place + 1].lead :]
+        return text[: members[place - 1].end if place else found.lead] + text[found.end :]
     if found is not None:
         return text[: found.value] + json.dumps(value) + text[found.end :]
     return _with(text, at, members, key, json.dumps(value))
@@ -68,14 +73,6 @@ def _with(text: str, at: int, members: list[_Member], key: str, value: str) -> s
     last = members[-1]
     lead = text[last.lead : last.start]
     return f"{text[: last.end]},{lead}{entry}{text[last.end :]}"
-
-
-def _without(text: str, members: list[_Member], gone: _Member) -> str:
-    place = members.index(gone)
-    if place + 1 < len(members):
-        return text[: gone.lead] + text[members[place + 1].lead :]
-    start = members[place - 1].end if place else gone.lead
-    return text[:start] + text[gone.end :]
 
 
 def _members(text: str, at: int) -> list[_Member]:

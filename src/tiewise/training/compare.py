@@ -8,7 +8,6 @@ holds whole pairs. Everything that finished is on disk, and the next call takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,13 +15,12 @@ from typing import Any
 
 from tiewise.core.errors import RunError
 from tiewise.core.version import __version__
-from tiewise.data.frequency import Bigram, asymmetric_bigrams, token_counts
-from tiewise.data.prepared import PreparedText
+from tiewise.data.frequency import asymmetric_bigrams, token_counts
 from tiewise.training import ranks
 from tiewise.training.display import Display
 from tiewise.training.folder import ENVIRONMENT, read_json, write_json
 from tiewise.training.kind import kind_of
-from tiewise.training.results import Comparison, DirectPath, SingleRun
+from tiewise.training.results import ArmDirectPath, Comparison, SingleRun
 from tiewise.training.run import Outcome, Train, train
 from tiewise.training.settings import Job
 from tiewise.training.short_trials import per_arm, short_steps, tune
@@ -51,7 +49,11 @@ def finish(out: Path, display: Display, train: Train = train) -> Comparison:
     text = open_text(out)
     counts = token_counts(text.split("train"), text.vocab)
     trials: list[Any] = []
-    bigrams = _telling_bigrams(text)
+    found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
+    tokenizer = text.tokenizer()
+    names = {token: tokenizer.decode([token]) for b in found for token in (b.left, b.right)}
+    # two words come before punctuation, which says less to a reader
+    bigrams = sorted(found, key=lambda b: not all(names[t].strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]
     probe = list(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))
     steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
     outcomes: list[Outcome] = []
@@ -68,7 +70,7 @@ def finish(out: Path, display: Display, train: Train = train) -> Comparison:
                 display.say(f"{title}: held-out nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}, {r.seconds:.0f} s")
                 if job.bar is not None:
                     job.bar.ended(job.settings.steps)
-    kind, name = kind_of(settings), _names(text)
+    kind = kind_of(settings)
     first = {o.result.arm: o for o in reversed(outcomes)}
     comparison = complete(
         Comparison(
@@ -84,14 +86,14 @@ def finish(out: Path, display: Display, train: Train = train) -> Comparison:
             runs=[o.result for o in outcomes],
             tuning=trials,
             direct_path=[
-                DirectPath(arm, [name(t) for t in probe], first[arm].direct_path)
+                ArmDirectPath(arm, [names[t] for t in probe], first[arm].direct_path)
                 for arm in settings.arms
                 if first[arm].direct_path
             ],
             bigrams=[
                 {
-                    "left": name(b.left),
-                    "right": name(b.right),
+                    "left": names[b.left],
+                    "right": names[b.right],
                     "forward": b.p_forward,
                     "backward": b.p_backward,
                     "count": b.forward,
@@ -124,15 +126,3 @@ def finish_one(out: Path, display: Display) -> SingleRun:
 def seeded(job: Job, seed: int, title: str) -> Job:
     """Return the job of one seed, counted from 1."""
     return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title)
-
-
-def _telling_bigrams(text: PreparedText) -> list[Bigram]:
-    """Return the most asymmetric bigrams; two words come before punctuation, which says less to a reader."""
-    found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
-    name = _names(text)
-    return sorted(found, key=lambda b: not all(name(t).strip().isalpha() for t in (b.left, b.right)))[:BIGRAMS]
-
-
-def _names(text: PreparedText) -> Callable[[int], str]:
-    tokenizer = text.tokenizer()
-    return lambda token: tokenizer.decode([token])

@@ -25,7 +25,7 @@ CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final fig
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSplit:
     """What a split was found to be."""
 
     nll: float  # mean, in nats per predicted token
@@ -50,14 +50,14 @@ class Tally:
         self._sums.index_add_(0, bins, losses.double().cpu())
         self._sizes += bins.bincount(minlength=len(self._labels))
 
-    def measured(self, **more: Any) -> Measured:
+    def measured(self, **more: Any) -> MeasuredSplit:
         """Return what was found; `more` are further fields."""
         found = [
             BinNll(label, int(n), float(s / n) if n else None)
             for label, s, n in zip(self._labels, self._sums, self._sizes, strict=True)
         ]
         total = int(self._sizes.sum())
-        return Measured(float(self._sums.sum() / total) if total else math.nan, total, found, **more)
+        return MeasuredSplit(float(self._sums.sum() / total) if total else math.nan, total, found, **more)
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[None]:
 
 def measure(
     installed: Installed, tokens: np.ndarray, length: int, counts: np.ndarray, blocks: int | None = None
-) -> Measured:
+) -> MeasuredSplit:
     """Evaluate contiguous blocks of `length` tokens (each predicts length − 1); `counts` [V] are training counts.
 
     Args:

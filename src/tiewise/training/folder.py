@@ -93,19 +93,15 @@ def _check_room(out: Path, overwrite: bool) -> None:
 def _put_in_place(out: Path) -> None:
     """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
     old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms] if (out / FILE).is_file() else []
-    for name in (*old, *_MADE):
-        _remove(out / name)
+    for path in (out / name for name in (*old, *_MADE)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
     for name in _STAGED:
         if (out / _STAGE / name).exists():
             replace_path(out / _STAGE / name, out / name)
     shutil.rmtree(out / _STAGE)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def replace_path(made: Path, final: Path) -> None:
@@ -217,7 +213,8 @@ def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
     code = _code(error)
     if code is None:
         return None
-    mount = _mount(out)
+    whole = out.absolute()
+    mount = next(folder for folder in (whole, *whole.parents) if folder.is_mount())
     if code == 0:
         code = errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO
     return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
@@ -230,11 +227,6 @@ def _code(error: BaseException) -> int | None:
     if isinstance(error, Exception) and (found := _RUST.search(str(error))):
         return int(found[1]) if int(found[1]) in _CODES else None
     return 0 if isinstance(error, RuntimeError) and _TORCH.search(str(error)) else None
-
-
-def _mount(path: Path) -> Path:
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_mount())
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tiewise.data.corpus import prepare
 from tiewise.data.prepared import PreparedText
 from tiewise.training import ranks
 from tiewise.training.callbacks import Clock, Interrupt
-from tiewise.training.evaluate import CURVE_BLOCKS, Measured, measure
+from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, measure
 from tiewise.training.model import (
     build,
     make_config,
@@ -163,7 +163,7 @@ class Kind:
 
     def measure(
         self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, split: str, *, point: bool = False
-    ) -> Measured:
+    ) -> MeasuredSplit:
         """Evaluate a split: all of it that a result takes, or the little that a `point` of a curve does."""
         length = job.settings.length
         most = min(len(text.split(job.split)), job.settings.measured)  # of training text as much as is held out
@@ -189,7 +189,7 @@ class Kind:
         """Numbers that the optimizer keeps for each that is trained: Adam's and LAMB's two."""
         return 2
 
-    def finish(self, job: Job, heldout: Measured) -> None:
+    def finish(self, job: Job, heldout: MeasuredSplit) -> None:
         """Write what a run of this kind has beside its result."""
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:

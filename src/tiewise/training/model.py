@@ -206,7 +206,9 @@ def matched_feed_forward(settings: Settings, vocab: int) -> dict[str, int | None
         return dict.fromkeys(specs)
     config = make_config(settings, vocab)
     wide = feed_forward_width(config)
-    one, two = (_body_size(make_config(settings, vocab, wide + extra)) for extra in (0, 8))
+    configs = [make_config(settings, vocab, wide + extra) for extra in (0, 8)]
+    with torch.device("meta"):
+        one, two = (sum(p.numel() for p in AutoModelForCausalLM.from_config(c).parameters()) for c in configs)
     per_unit = (two - one) / 8
     if per_unit <= 0:
         raise RunError(f"{config.model_type}: its feed-forward width changes no parameter", "use --match width")
@@ -220,8 +222,3 @@ def boundary_size(spec: BoundarySpec, vocab: int, d: int) -> int:
     """Parameters of a boundary, each counted once."""
     with torch.device("meta"):
         return sum(p.numel() for p in Boundary(replace(spec.plainly(), pad=None), vocab, d).parameters())
-
-
-def _body_size(config: Any) -> int:
-    with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from tiewise.boundary.install import Installed
 from tiewise.data.training_rows import PairRows
 from tiewise.training import ranks
-from tiewise.training.evaluate import Measured, Tally, evaluating
+from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED, Share
 from tiewise.training.trainer import TiewiseTrainer
@@ -106,7 +106,7 @@ def _sampled(logits: Any, labels: Tensor) -> Tensor:
     return (logits[:SAMPLE].argmax(-1) == labels[labels != -100][:SAMPLE]).float()
 
 
-def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> Measured:
+def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
     """Evaluate a model on rows by the objective of their pairs; masked tokens are taken from the first of them.
 
     Args:

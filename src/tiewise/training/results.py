@@ -120,7 +120,7 @@ class SingleRun:
 
 
 @dataclass(frozen=True)
-class DirectPath:
+class ArmDirectPath:
     """Logits of the lookup followed at once by the output projection, on a few tokens."""
 
     arm: str
@@ -158,7 +158,7 @@ class Comparison:
     env: dict[str, Any]
     runs: list[RunResult]
     tuning: list[dict[str, Any]] = field(default_factory=list)  # arm, init, learning_rate, nll, chosen
-    direct_path: list[DirectPath] = field(default_factory=list)
+    direct_path: list[ArmDirectPath] = field(default_factory=list)
     # left, right (tokens), forward = p(right | left), backward = p(left | right), count of left-then-right
     bigrams: list[dict[str, Any]] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)

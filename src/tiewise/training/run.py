@@ -23,7 +23,7 @@ from tiewise.data.prepared import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
 from tiewise.training.callbacks import MEASURED, METRICS, read_lines
-from tiewise.training.evaluate import Measured, bits_per_byte, direct_path
+from tiewise.training.evaluate import MeasuredSplit, bits_per_byte, direct_path
 from tiewise.training.folder import DENSE, FINAL, newest_checkpoint, read_json, replace_path, write_json
 from tiewise.training.kind import Trained, kind_of
 from tiewise.training.results import AGAIN, CurvePoint, RunResult
@@ -97,7 +97,7 @@ def _result(job: Job, trained: Trained, text: PreparedText, counts: np.ndarray, 
     kind, installed = kind_of(job.settings), trained.installed
     heldout = kind.measure(job, installed, text, counts, job.split)
     kind.finish(job, heldout)
-    training = Measured(math.nan, 0, []) if job.trial else kind.measure(job, installed, text, counts, "train")
+    training = MeasuredSplit(math.nan, 0, []) if job.trial else kind.measure(job, installed, text, counts, "train")
     size, count, seen = text.facts["splits"][job.split], kind.parameters(installed), kind.tokens_seen(job, text)
     weights = list(installed.model.parameters())
     size_of_weights = sum(p.numel() * p.element_size() for p in weights)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,10 +129,8 @@ def environment() -> dict[str, Any]:
 
 
 def _processor() -> str:
-    try:
+    with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
-    except OSError:
-        return platform.processor() or "unknown"
     return platform.processor() or "unknown"

@@ -90,16 +90,12 @@ def _differences(comparison: Comparison) -> Iterator[Difference]:
                 continue  # masked tokens are not a text
             values = [(getattr(a, metric), getattr(b, metric)) for a, b in pairs]
             yield paired(*zip(*values, strict=True), arm=arm, metric=metric)
-        yield from _share_differences(arm, pairs)
+        runs = [run for pair in pairs for run in pair]
+        for name in runs[0].shares if runs else ():
+            if all(name in run.shares for run in runs):
+                shares = [(a.shares[name].share, b.shares[name].share) for a, b in pairs]
+                yield paired(*zip(*shares, strict=True), arm=arm, metric=f"share:{name}")
         yield from _bin_differences(arm, pairs)
-
-
-def _share_differences(arm: str, pairs: Sequence[tuple[RunResult, RunResult]]) -> Iterator[Difference]:
-    runs = [run for pair in pairs for run in pair]
-    for name in runs[0].shares if runs else ():
-        if all(name in run.shares for run in runs):
-            values = [(a.shares[name].share, b.shares[name].share) for a, b in pairs]
-            yield paired(*zip(*values, strict=True), arm=arm, metric=f"share:{name}")
 
 
 def _bin_differences(arm: str, pairs: Sequence[tuple[RunResult, RunResult]]) -> Iterator[Difference]:
@@ -168,12 +164,9 @@ def _tokens(comparison: Comparison, arm: str) -> str:
     for word, sign in (("better", -1), ("worse", 1)):
         bins = [d.metric.removeprefix("frequency:") for d in found if d.detected and sign * d.mean > 0]
         if bins:
-            said.append(f"{word} the tokens that the training text has {_listed(bins)} times")
+            listed = " or ".join(filter(None, (", ".join(bins[:-1]), bins[-1])))
+            said.append(f"{word} the tokens that the training text has {listed} times")
     return f" It predicts {', and '.join(said)} (p < 0.05 over all bins, Holm)." if said else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _parameters(comparison: Comparison, arm: str) -> str:

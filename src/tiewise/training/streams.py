@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError
-from tiewise.training.evaluate import Measured, Tally, evaluating
+from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
 
 _SHORTEST = 5  # words of a step of varied length
 _SPREAD = 5.0  # its standard deviation
@@ -128,7 +128,7 @@ def one_step(items: list[dict[str, Any]]) -> dict[str, Any]:
 @torch.no_grad()
 def measure_streams(
     installed: Installed, tokens: np.ndarray, counts: np.ndarray, parallel: int, most: int | None = None
-) -> Measured:
+) -> MeasuredSplit:
     """Evaluate a split, or its first `most` words.
 
     Args:

@@ -187,7 +187,10 @@ def custom_code(facts: Facts) -> Told:
     for found in code.classes.values():
         if _is_model(code, found, used):
             yield from _keys(facts, code, found)
-            yield from _method(found)
+            if found.tie_weights is not None and not found.takes_arguments:
+                what = f"{found.name}.tie_weights does not take missing_keys and recompute_mapping"
+                fix = f"write: {_SIGNATURE}"
+                yield _finding(ERROR, found, found.tie_weights, f"{what}, which transformers 5 passes", fix)
     config = code.classes.get(used.get("AutoConfig", ""))
     if config is not None:
         yield from _default(facts, config)
@@ -230,12 +233,6 @@ def _inherits_keys(code: Code, found: Class) -> bool:
         elif not _PLAIN.fullmatch(above):
             return True
     return False
-
-
-def _method(found: Class) -> Told:
-    if found.tie_weights is not None and not found.takes_arguments:
-        what = f"{found.name}.tie_weights does not take missing_keys and recompute_mapping, which transformers 5 passes"
-        yield _finding(ERROR, found, found.tie_weights, what, f"write: {_SIGNATURE}")
 
 
 def _default(facts: Facts, config: Class) -> Told:

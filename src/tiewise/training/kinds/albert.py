@@ -33,7 +33,7 @@ from tiewise.models.albert import OpenAlbertForPreTraining
 from tiewise.models.albert_layers import OpenAlbertConfig
 from tiewise.training import ranks
 from tiewise.training.callbacks import Clock
-from tiewise.training.evaluate import Measured
+from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.folder import write_json
 from tiewise.training.kind import Kind, check_rows
 from tiewise.training.model import TABLES, parameters
@@ -202,7 +202,7 @@ class Alberts(Kind):
 
     def measure(
         self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, split: str, *, point: bool = False
-    ) -> Measured:
+    ) -> MeasuredSplit:
         """Evaluate rows of a split: on the run's own objective, a finished model's held-out rows on both."""
         s = job.settings
         objectives = dict.fromkeys((s.own.objective, *(("sop", "nsp") if split == job.split and not point else ())))
@@ -218,7 +218,7 @@ class Alberts(Kind):
             rest -= found[name]
         return {**found, "positions, projection, heads": rest}
 
-    def finish(self, job: Job, heldout: Measured) -> None:
+    def finish(self, job: Job, heldout: MeasuredSplit) -> None:
         """Write what was found on tokens and pairs."""
         pairs = {name: to_record(share) for name, share in heldout.shares.items() if name != MASKED}
         tokens = to_record(heldout.shares[MASKED])

@@ -36,7 +36,7 @@ from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.callbacks import Clock
-from tiewise.training.evaluate import Measured
+from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.kind import SHAPE, Kind, Trained
 from tiewise.training.model import built, start_tables
 from tiewise.training.optimizers import AveragedSGD
@@ -385,7 +385,7 @@ class RecurrentModels(Kind):
 
     def measure(
         self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, split: str, *, point: bool = False
-    ) -> Measured:
+    ) -> MeasuredSplit:
         """Evaluate a split from its beginning: of training text a part, as the papers do all of any other."""
         most = CURVE_WORDS if point else job.settings.measured if split == "train" else None
         return measure_streams(installed, text.split(split), counts, job.settings.own.parallel, most)
