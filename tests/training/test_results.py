@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import RunError
-from tiewise.training.results import SCHEMA, BinNll, Comparison, CurvePoint, Difference, DirectPath, RunResult
+from tiewise.training.results import SCHEMA, ArmDirectPath, BinNll, Comparison, CurvePoint, Difference, RunResult
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 whole = st.integers(0, 10**12)
@@ -32,7 +32,7 @@ comparisons = st.builds(
     Comparison,
     runs=st.lists(runs, max_size=3),
     tuning=st.lists(facts, max_size=2),
-    direct_path=st.lists(st.builds(DirectPath, word, st.lists(word, max_size=2), st.just([[0.5]])), max_size=2),
+    direct_path=st.lists(st.builds(ArmDirectPath, word, st.lists(word, max_size=2), st.just([[0.5]])), max_size=2),
     bigrams=st.lists(facts, max_size=2),
     differences=st.lists(st.builds(Difference, word, word, whole, finite, *[st.none() | finite] * 3, st.booleans())),
     finding=word,
