@@ -1,11 +1,16 @@
-"""The augmented loss alone draws the output table into the input table's span, which cross-entropy does not."""
+"""The augmented loss alone draws the output table into the input table's span; the distance of two column spans."""
 
 import itertools
+import math
 
+import numpy as np
 import pytest
 import torch
+from benchmarks.column_spans import subspace_distance
 from benchmarks.subspace import Training, measure, numbered
+from scipy.linalg import subspace_angles
 
+from tiewise.core.errors import DataError
 from tiewise.data.sources import builtin_documents
 
 
@@ -32,3 +37,61 @@ def test_the_augmented_loss_alone_draws_the_output_table_into_the_input_table_s_
     else:
         assert after.residual_b > 0.9
         assert after.distance > 0.9
+
+
+RNG = np.random.default_rng(0)
+A, B = RNG.normal(size=(200, 7)), RNG.normal(size=(200, 7))
+
+
+def projector(table):
+    return table @ np.linalg.pinv(table)
+
+
+def test_equals_the_projectors_and_the_principal_angles():
+    found = subspace_distance(A, B)
+    assert math.isclose(found.distance, np.linalg.norm(projector(A) - projector(B)) / math.sqrt(14), rel_tol=1e-10)
+    sines = np.sin(subspace_angles(A, B))
+    assert math.isclose(found.largest, sines.max(), rel_tol=1e-10)
+    assert math.isclose(found.distance, math.sqrt(np.mean(sines**2)), rel_tol=1e-10)
+    assert math.isclose(found.residual_a, np.linalg.norm(A - projector(B) @ A) / np.linalg.norm(A), rel_tol=1e-10)
+
+
+def test_one_span_in_two_bases_and_scales():
+    found = subspace_distance(A, 100 * A @ RNG.normal(size=(7, 7)))
+    assert found.distance < 1e-12
+    assert found.residual_b < 1e-12
+
+
+def test_orthogonal_spans():
+    q = np.linalg.qr(RNG.normal(size=(50, 8)))[0]
+    found = subspace_distance(q[:, :4], q[:, 4:])
+    assert math.isclose(found.distance, 1)
+    assert math.isclose(found.residual_a, 1)
+
+
+def test_a_planted_small_angle_is_exact():
+    q = np.linalg.qr(RNG.normal(size=(80, 6)))[0]
+    turned = math.cos(1e-9) * q[:, :3] + math.sin(1e-9) * q[:, 3:]
+    assert math.isclose(subspace_distance(q[:, :3], turned).distance, 1e-9, rel_tol=1e-5)
+
+
+def test_unrelated_tables_are_apart_by_chance():
+    found = [subspace_distance(RNG.normal(size=(200, 40)), RNG.normal(size=(200, 40))) for _ in range(30)]
+    squares = [f.distance**2 for f in found]
+    assert abs(np.mean(squares) - found[0].chance ** 2) < 4 * np.std(squares) / math.sqrt(30)
+
+
+def test_ranks_are_counted_and_the_smaller_one_matters():
+    found = subspace_distance(A, A[:, [0, 1, 1]])
+    assert found.ranks == (7, 2)
+    assert found.distance < 1e-12
+    assert found.record()["ranks"] == [7, 2]
+
+
+@pytest.mark.parametrize(
+    ("a", "said"),
+    [(A[:100], "common words"), (A[0], "common words"), (0 * A, "spans nothing"), (A * np.nan, "not finite")],
+)
+def test_what_cannot_be_compared(a, said):
+    with pytest.raises(DataError, match=said):
+        subspace_distance(a, B)

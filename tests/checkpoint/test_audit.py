@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -291,3 +292,13 @@ def test_a_file_that_leads_out_of_its_folder_is_not_read(tmp_path):
     audit = check(path)
     assert ids(audit) == ["B001"]
     assert "leads outside the folder" in audit.findings[0].evidence
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_table_of_rules_is_the_catalogue():
+    lines = (DOCS / "check.md").read_text(encoding="utf-8").splitlines()
+    table = [line.split("|")[1:4] for line in lines if line.startswith("| B0")]
+    said = [(rule.id, rule.severity, rule.title) for rule in rules().values()]
+    assert [tuple(cell.strip() for cell in row) for row in table] == said

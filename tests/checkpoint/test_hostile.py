@@ -1,14 +1,21 @@
-"""Thousands of damaged checkpoints: plain errors or findings, and never anything outside the folder."""
+"""Damaged, oversized and oddly typed checkpoints: plain errors or findings, in bounded memory, and nothing outside."""
 
 import json
 import os
+import resource
+import struct
 import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoint
 
+from tiewise.checkpoint.audit import check
+from tiewise.checkpoint.rule import rules
 from tiewise.checkpoint.untrusted import MOST_VALUES, parse_json
 from tiewise.core.errors import CheckpointError
 
@@ -41,3 +48,197 @@ def test_json_of_too_many_values_is_not_parsed(values):
         assert tracemalloc.get_traced_memory()[1] < 2**20
     finally:
         tracemalloc.stop()
+
+
+MOST = 512 * 2**20
+SECONDS = 60  # of CPU, on a machine as busy as it may be: none of these hangs
+CHECKING = """
+import json, sys
+from tiewise.checkpoint.audit import check
+from tiewise.core.errors import CheckpointError
+try:
+    said = [(f["rule"], f["evidence"], f["count"]) for f in check(sys.argv[1]).record()["findings"]]
+except CheckpointError as error:
+    said = str(error)
+# its own peak: what getrusage tells is the parent's too, whose memory it had for a moment before it became this program
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps([said, int(peak.split()[1]) * 1024]))
+"""
+
+
+def checked(path):
+    """Check a folder in a process of its own: its findings, once it has stayed within its memory."""
+    limits = {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))}
+    made = subprocess.run([sys.executable, "-c", CHECKING, str(path)], capture_output=True, text=True, **limits)
+    assert made.returncode == 0, made.stderr[-2000:]
+    said, peak = json.loads(made.stdout)
+    assert peak < MOST, f"{peak / 2**20:.0f} MB: {said}"
+    return said
+
+
+def vocabulary(tokens):
+    return '{"model":{"vocab":{' + ",".join(f'"token {i}":{i}' for i in range(tokens)) + "}}}"
+
+
+def header(tensors):
+    entry = '"model.layers.{}.w":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+    text = ("{" + ",".join(entry.format(i) for i in range(tensors)) + "}").encode()
+    return struct.pack("<Q", len(text)) + text
+
+
+EMOJI = "\U0001f600"
+MANY = "more than 1,500,000 tokens"
+# file, what it holds, what is said of it: nothing where it is as large as may be, and read
+QUICK = {
+    "pieces": ("tokenizer.model", lambda: b"\n\0" * 5_000_000, MANY),
+    "other fields": ("spiece.model", lambda: b"\x10\0" * 5_000_000, MANY),
+    "lines": ("vocab.txt", lambda: b"\n" * 20_000_000, MANY),
+    "one wide character": ("vocab.txt", lambda: b"x" * 60_000_000 + EMOJI.encode(), "more than 420 MB of memory"),
+}
+SLOW = {
+    "200 MB of pieces": ("tokenizer.model", lambda: b"\n\0" * 100_000_000, MANY),
+    "200 MB of lines": ("vocab.txt", lambda: b"\n" * 200_000_000, MANY),
+    "5 M tokens": ("tokenizer.json", lambda: vocabulary(5_000_000).encode(), "more than 6,000,000 values"),
+    "2 M tokens": ("tokenizer.json", lambda: vocabulary(2_000_000).encode(), None),
+    "a long config": ("config.json", lambda: b'{"a":[' + b"[]," * 3_000_000 + b"0]}", " bytes"),
+}
+CASES = [pytest.param(*case, id=name) for name, case in QUICK.items()]
+CASES += [pytest.param(*case, id=name, marks=pytest.mark.slow) for name, case in SLOW.items()]
+
+
+@pytest.mark.parametrize(("file", "content", "says"), CASES)
+def test_a_file_beyond_all_bounds_is_a_finding(tmp_path, file, content, says):
+    path = llama(tmp_path / "a")
+    (path / file).write_bytes(content())
+    faults = [evidence for rule, evidence, _ in checked(path) if rule == "B001"]
+    assert len(faults) == (says is not None)
+    assert all(evidence.startswith(f"{file}: ") and says in evidence for evidence in faults)
+
+
+def index(path, shards):
+    weight_map = {f"t{i}": f"model-{i:06d}.safetensors" for i in range(shards)}
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+@pytest.mark.parametrize("shards", [10, 11, 12, pytest.param(20_000, id="many")])
+def test_findings_of_one_kind_are_counted_after_the_tenth(tmp_path, shards):
+    path = write_checkpoint(tmp_path / "a", llama_config())
+    (path / "model.safetensors").unlink()
+    index(path, shards)
+    found = [(evidence, count) for rule, evidence, count in checked(path) if rule == "B002"]
+    assert sum(count for _, count in found) == shards
+    assert len(found) == min(shards, 11)
+    assert found[0][0] == "the index maps 1 tensor to it (t0), and it is not there"
+    if shards > 11:
+        last = (
+            f"{shards - 10:,} more of {shards:,} findings of this kind, the last at model-{shards - 1:06d}.safetensors"
+        )
+        assert found[-1] == (last, shards - 10)
+
+
+def test_the_terminal_counts_them_all(tmp_path):
+    path = write_checkpoint(tmp_path / "a", llama_config())
+    (path / "model.safetensors").unlink()
+    index(path, 3000)
+    said = subprocess.run([sys.executable, "-m", "tiewise", "check", path], capture_output=True, text=True)
+    assert said.returncode == 1
+    assert "2,990 more of 3,000 findings of this kind" in " ".join(said.stdout.split())
+    assert "3,000 fatal" in said.stdout
+    assert len(said.stdout) < 10_000
+
+
+def test_more_shards_than_any_checkpoint_has(tmp_path):
+    path = write_checkpoint(tmp_path / "a", llama_config())
+    index(path, 40_000)
+    assert any("40,000 tensors in 40,000 files are no checkpoint" in evidence for _, evidence, _ in checked(path))
+
+
+@pytest.mark.slow
+def test_many_empty_shards(tmp_path):
+    path = write_checkpoint(tmp_path / "a", llama_config())
+    for i in range(20_000):
+        (path / f"model-{i}.safetensors").touch()
+    (path / "model.safetensors").unlink()
+    assert sum(count for rule, _, count in checked(path) if rule == "B001") == 20_000
+
+
+@pytest.mark.slow
+def test_more_tensors_than_any_checkpoint_has(tmp_path):
+    path = write_checkpoint(tmp_path / "a", llama_config())
+    (path / "model.safetensors").write_bytes(header(170_000))
+    assert "more than 160,000 tensors are no checkpoint" in checked(path)
+
+
+ODD = st.sampled_from([-1, 0, 1, 2**63, 10**400, 1e308, float("inf"), float("nan"), True, "", "32000", "\x1b[2J", None])
+VALUES = st.recursive(
+    ODD | st.integers() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+KEYS = [
+    *("model_type", "architectures", "vocab_size", "hidden_size", "tie_word_embeddings", "dtype", "torch_dtype"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "text_config", "decoder", "generator", "quantization_config"),
+    *(
+        "auto_map",
+        "additional_vocab_size",
+        "pad_vocab_size_multiple",
+        "prompt_types",
+        "prompt_length",
+        "embedding_size",
+    ),
+    *("logits_scaling", "tiewise_boundary", "base_model_type", "is_encoder_decoder", "initializer_range"),
+]
+LEVELS = ["", "text_config", "decoder", "\x1b[2J_config", "\x1b_config"]
+TOKENIZERS = ["added_tokens", "model", "version"]
+
+
+@st.composite
+def configs(draw):
+    """A Llama's config in which some keys, at the root or below it, hold anything."""
+    config = llama_config(draw(st.booleans()))
+    config["model_type"] = draw(st.sampled_from(["llama", "t5", "granite", "mllama", "tiewise", "llava", "nobody's"]))
+    for level in draw(st.lists(st.sampled_from(LEVELS), min_size=1, max_size=2)):
+        part = config if not level else config.setdefault(level, llama_config())
+        if level.startswith("\x1b"):
+            part["text_config"] = llama_config(draw(st.booleans()), logits_scaling=2.0)
+        if isinstance(part, dict):
+            part |= draw(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+    return config
+
+
+def assert_sane(audit):
+    for finding in audit.findings:
+        assert finding.rule in rules()
+        assert len(finding.evidence) < 1500
+        assert all(text.isprintable() for text in (finding.where, finding.evidence, finding.repair))
+    json.dumps(audit.record(), allow_nan=False)
+
+
+SLOW_DISK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@SLOW_DISK
+@given(config=configs(), generation=VALUES, stored_head=st.booleans())
+def test_configs(tmp_path, config, generation, stored_head):
+    path = llama(tmp_path, not stored_head, files={"generation_config.json": generation})
+    (path / "config.json").write_text(json.dumps(config))
+    assert_sane(check(path, deep=True))
+
+
+@SLOW_DISK
+@given(whole=st.booleans(), entries=st.dictionaries(st.sampled_from(TOKENIZERS), VALUES), beside=VALUES)
+def test_tokenizers(tmp_path, whole, entries, beside):
+    record = bpe_tokenizer() | entries if whole else entries
+    files = {"added_tokens.json": beside, "tokenizer_config.json": {"added_tokens_decoder": beside}}
+    assert_sane(check(llama(tmp_path, tokenizer=record, files=files), deep=True))
+
+
+@SLOW_DISK
+@given(weight_map=st.dictionaries(st.text(max_size=5), st.text(max_size=5) | VALUES, max_size=4), metadata=VALUES)
+def test_indexes(tmp_path, weight_map, metadata):
+    path = llama(tmp_path, shards=2)
+    index = path / "model.safetensors.index.json"
+    record = json.loads(index.read_text())
+    record["weight_map"] |= weight_map
+    index.write_text(json.dumps(record | {"metadata": metadata}))
+    assert_sane(check(path))

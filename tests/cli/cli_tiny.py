@@ -1,4 +1,4 @@
-"""Options that make a run of a second, and a text for it."""
+"""Options that make a run of a second, a text for it, and what a refusal looks like."""
 
 import random
 
@@ -13,3 +13,13 @@ def write_text(folder):
     path = folder / "text.txt"
     path.write_text("\n\n".join(" ".join(draw.choice(words) for _ in range(30)) for _ in range(60)))
     return path.name
+
+
+def refused(said, says=""):
+    """The one line of a command that refuses: exit 2, nothing else printed."""
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("tiewise: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err
+    assert says in said.err
+    return said.err

@@ -8,6 +8,7 @@ import tempfile
 
 import numpy as np
 import pytest
+from cli_tiny import refused
 from safetensors.numpy import load_file, save_file
 from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
@@ -53,14 +54,6 @@ def here(tiewise, made, tmp_path):
     return lambda *arguments, **named: tiewise("inspect", *arguments, **named)
 
 
-def refused(said, line):
-    assert said.code == 2
-    assert said.out == ""
-    assert said.err.startswith("tiewise: ")
-    assert said.err.count("\n") == 1
-    assert line in said.err
-
-
 def test_one_model_without_a_text(here):
     said = here("untied", "--json", "--samples", "100")
     assert (said.code, said.err) == (0, "")
@@ -97,11 +90,7 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
         assert set(record["sections"][name]["found"]) == {"tied", "untied"}, record["sections"][name]["left_out"]
     assert set(record["sections"]["which_end"]["found"]) == {"tied"}
     page = (tmp_path / "seen/report.html").read_text()
-    for title in (
-        "Tie or not?",
-        "Does the direct path know",
-        "How much of the final prediction can be read off",
-    ):
+    for title in ("Tie or not?", "Does the direct path know", "How much of the final prediction can be read off"):
         assert title in said.out
         assert title in page
     assert "No verdict: no tied and untied model were trained side by side" in " ".join(said.out.split())

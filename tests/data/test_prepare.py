@@ -1,14 +1,25 @@
+"""A text prepared: repeated for repeated, split, refused where it cannot be, in memory that does not grow with it."""
+
 import hashlib
+import io
 import json
+import os
+import random
+import shutil
+import signal
+import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import heard
+from tiewise.data import corpus
 from tiewise.data.corpus import prepare
 from tiewise.data.plain_text import paragraphs
 from tiewise.data.prepared import load_prepared
+from tiewise.data.training_rows import Blocks
 
 SPLITS = ("train", "tune", "heldout")
 
@@ -104,3 +115,269 @@ def test_builtin_is_a_demo(out):
     heldout = {" ".join(p.split()) for p in paragraphs(text["heldout"])}
     assert heldout
     assert train.isdisjoint(heldout)
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"", "standard input is empty; pipe a text"),
+        (b"ab\xff", "standard input is not UTF-8 text: byte 2"),
+        (b"ab\0", "standard input is a binary file: byte 2"),
+        (b"  \n ", "'-' holds no text"),
+        (b"too short", "the text makes 1 document without its repetitions; needs at least 3"),
+    ],
+)
+def test_unusable_standard_input_is_not_kept(out, monkeypatch, data, match):
+    out.mkdir(parents=True)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    with pytest.raises(DataError, match=match):
+        prepare(["-"], "bytes", out, length=8)
+    assert list(out.iterdir()) == []
+
+
+def test_too_short_a_text_says_how_long_it_is(source, out):
+    with pytest.raises(DataError) as caught:
+        prepare([str(source)], "bytes", out, length=5000)
+    message = str(caught.value)
+    assert not out.exists()
+    fits = int(message.rpartition("a length of at most ")[2])
+    prepared = prepare([str(source)], "bytes", out, length=fits)
+    tokens = {name: len(prepared.split(name)) for name in SPLITS}
+    assert message.startswith(f"the text has {sum(tokens.values())} tokens, {tokens['tune']} of them for tune; ")
+    assert "needs at least 5000 there for length 5000; give more text" in message
+    assert fits == min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
+    for name, least in (("train", 2), ("tune", 1), ("heldout", 1)):
+        assert len(Blocks(prepared.split(name), fits)) >= least
+    with pytest.raises(DataError, match=f"for length {fits + 1}"):
+        prepare([str(source)], "bytes", out, length=fits + 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"texts": []}, "no text is given; name a file"),
+        ({"texts": ["-", "-"]}, "'-' is given twice"),
+        ({"texts": ["none.txt"]}, "no file or folder 'none.txt'"),
+        ({"tokenizer": "bpe:0"}, "'bpe:0': needs at least 257"),
+        ({"tokenizer": "./none"}, "no tokenizer file or folder './none'"),
+        ({"length": 0}, "a block of 0 tokens"),
+        ({"seed": -1}, "seed -1; use zero or a positive number"),
+        ({"fractions": (0.5, 0.6, 0.1)}, "give 3 positive shares that sum to 1"),
+        ({"fractions": (0.9, 0.1, 0.0)}, "give 3 positive shares"),
+        ({"fractions": (0.9, 0.1)}, "give 3 positive shares"),
+    ],
+)
+def test_bad_requests_leave_nothing_behind(source, out, change, match):
+    request = {"texts": [str(source)], "tokenizer": "bytes", "length": 8} | change
+    with pytest.raises(DataError, match=match) as caught:
+        prepare(request.pop("texts"), request.pop("tokenizer"), out, **request)
+    assert "\n" not in str(caught.value)
+    assert not out.exists()
+
+
+def test_a_tokenizer_is_refused_before_the_text_is_read(source, out):
+    stages = []
+    with pytest.raises(DataError, match="no tokenizer file"), heard(lambda stage, done, total: stages.append(stage)):
+        prepare([str(source)], "./none", out, length=8)
+    assert stages == []
+
+
+def test_folder_that_cannot_be_written(source, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(RunError, match=r"cannot prepare the text in '.*file.*; choose another folder"):
+            prepare([str(source)], "bytes", folder, length=8)
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_damaged_folders(source, out):
+    with pytest.raises(DataError, match=r"no prepared text in '.*' \(data.json is missing\); prepare"):
+        load_prepared(out)
+    prepared = prepare([str(source)], "bytes", out, length=8)
+    with pytest.raises(DataError, match="no split 'test'; choose one of train, tune, heldout"):
+        prepared.split("test")
+    (out / "train.bin").write_bytes(b"")
+    with pytest.raises(DataError, match=r"train.bin' does not hold the \d+ tokens"):
+        load_prepared(out)
+    for damage in ("{}", "[]", "not json", '{"tokenizer": 3}'):
+        (out / "data.json").write_text(damage)
+        with pytest.raises(DataError, match=r"data.json' is damaged; prepare the text again"):
+            load_prepared(out)
+
+
+MEGABYTE = 1 << 20
+SCRIPT = """
+import json, resource, sys
+from pathlib import Path
+from tiewise.data.frequency import token_counts, asymmetric_bigrams
+from tiewise.data.corpus import prepare
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+Path(sys.argv[2], "small.txt").write_text("\\n\\n".join(f"paragraph {i} of a small text" for i in range(9999)))
+prepare([str(Path(sys.argv[2], "small.txt"))], sys.argv[3], Path(sys.argv[2], "small"), length=8)  # loads all code
+before = peak()
+prepared = prepare([sys.argv[1]], sys.argv[3], Path(sys.argv[2], "big"), length=128)
+after = peak()
+print(json.dumps({"grown": after - before, "facts": prepared.facts}))
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    generator = random.Random(0)
+    words = ["".join(generator.choices("abcdefghijklmnopqrstuvwxyz", k=generator.randint(2, 9))) for _ in range(20_000)]
+    path = tmp_path_factory.mktemp("large") / "large.txt"
+    with path.open("w") as file:
+        while file.tell() < 200 * MEGABYTE:
+            for _ in range(1000):
+                file.write(" ".join(generator.choices(words, k=60)) + "\n\n")
+    yield path
+    path.unlink()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tokenizer", ["bpe:4096", "bytes"])
+def test_memory_does_not_grow_with_the_text(large, tmp_path, tokenizer):
+    command = [sys.executable, "-c", SCRIPT, large, tmp_path, tokenizer]
+    result = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    size = large.stat().st_size
+    assert result["facts"]["bytes"] > 0.99 * size  # nothing repeats, nothing is lost
+    assert result["facts"]["tokens"] > size / 6
+    # the file, its token lists or Python strings of its paragraphs would each take more; hashes take some 30 bytes
+    # for each of its 500,000 paragraphs, and their merging as much again
+    assert result["grown"] < 110 * MEGABYTE
+
+
+AGAIN = """
+import os, signal, sys
+from pathlib import Path
+from tiewise.core.progress import heard
+from tiewise.data.corpus import prepare
+def progress(stage, done, total):
+    if stage == sys.argv[3]:
+        os.kill(os.getpid(), signal.SIGKILL)
+with heard(progress):
+    prepare([sys.argv[1]], "bpe:400", Path(sys.argv[2]), length=8, seed=5)
+"""
+
+
+def run(source, out, kill, hash_seed="0"):
+    environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+    return subprocess.run([sys.executable, "-c", AGAIN, source, out, kill], env=environment).returncode
+
+
+def contents(folder):
+    return {p.name: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_killed_leaves_nothing_that_looks_prepared_and_the_next_run_is_the_same(source, out, tmp_path):
+    assert run(source, out, "tokens", "1") == -signal.SIGKILL
+    assert not (out / "data.json").exists()
+    with pytest.raises(DataError, match="no prepared text"):
+        load_prepared(out)
+    prepare([str(source)], "bpe:400", out, length=8, seed=5)
+    assert run(source, tmp_path / "other", "never", "2") == 0  # another process, another hash seed
+    assert contents(out) == contents(tmp_path / "other")
+
+
+@pytest.mark.parametrize("stage", ["reading", "tokenizer", "tokens"])
+def test_interrupted_keeps_what_was_there(source, out, stage):
+    def interrupt(at, done, total):
+        if at == stage:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), heard(interrupt):
+        prepare([str(source)], "bytes", out, length=8)
+    assert list(out.iterdir()) == []
+    prepare([str(source)], "bytes", out, length=8)
+    before = contents(out)
+    with pytest.raises(KeyboardInterrupt), heard(interrupt):
+        prepare([str(source)], "bytes", out, length=8, seed=1)
+    assert contents(out) == before
+
+
+def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
+    prepare([str(source)], "bytes", out, length=8)
+    monkeypatch.setattr("tiewise.data.prepared.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        prepare([str(source)], "bytes", out, length=8, seed=1)
+    with pytest.raises(DataError, match="no prepared text"):
+        load_prepared(out)
+
+
+def never(stage, done, total):
+    raise AssertionError("there is nothing to do")
+
+
+def test_equal_request_is_reused(source, out):
+    prepared = prepare([str(source)], "bpe:400", out, length=8)
+    with heard(never):
+        assert prepare([str(source)], "bpe:400", out, length=16) == prepared
+    with pytest.raises(DataError, match="needs at least"), heard(never):
+        prepare([str(source)], "bpe:400", out, length=1_000_000)
+    assert load_prepared(out) == prepared
+
+
+def changed(source, out):
+    stages = set()
+    with heard(lambda stage, done, total: stages.add(stage)):
+        prepared = prepare([str(source)], "bytes", out, length=8)
+    return stages == {"reading", "tokenizer", "tokens"}, prepared
+
+
+def test_other_requests_and_changed_files_are_prepared_again(source, out):
+    assert changed(source, out)[0]
+    assert not changed(source, out)[0]
+    os.utime(source, ns=(0, 0))
+    assert changed(source, out)[0]
+    prepare([str(source)], "bytes", out, length=8, seed=1)
+    assert changed(source, out)[0]
+    prepare([str(source)], "bytes", out, length=8, fractions=(0.8, 0.1, 0.1))
+    assert changed(source, out)[0]
+    prepare([str(source)], "bpe:400", out, length=8)
+    assert changed(source, out)[0]
+    (out / "tune.bin").write_bytes(b"short")
+    assert changed(source, out)[0]
+    (out / "data.json").write_text("{")
+    renewed, prepared = changed(source, out)
+    assert renewed
+    assert load_prepared(out) == prepared
+
+
+def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
+    prepare([str(source)], "bpe:400", tmp_path / "a", length=8)
+    prepare([str(source)], "bpe:500", tmp_path / "b", length=8)
+    mine = tmp_path / "mine"
+    shutil.copytree(tmp_path / "a" / "tokenizer", mine)
+    assert prepare([str(source)], str(mine), out, length=8).vocab == 400
+    shutil.copy(tmp_path / "b" / "tokenizer" / "tokenizer.json", mine / "tokenizer.json")
+    assert prepare([str(source)], str(mine), out, length=8).vocab == 500
+
+
+def stdin(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+PIPED = "\n\n".join(f"Paragraph {i} of the piped text, which is not long." for i in range(200))
+
+
+def test_standard_input_is_kept(out, monkeypatch):
+    stdin(monkeypatch, PIPED.encode())
+    prepared = prepare(["-"], "bytes", out, length=8)
+    assert prepared.facts["texts"] == ["-"]
+    assert prepared.facts["characters"] > 0.9 * len(PIPED)
+    stdin(monkeypatch, b"")
+    with heard(never):
+        assert prepare(["-"], "bytes", out, length=8) == prepared
+    (out / "data.json").unlink()  # killed before the end
+    again = prepare(["-"], "bytes", out, length=8)
+    assert again.facts == prepared.facts
+
+
+def test_version_of_python_decides_about_builtin_only(source, out, monkeypatch):
+    prepare([str(source)], "bytes", out, length=8)
+    monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")
+    with heard(never):
+        prepare([str(source)], "bytes", out, length=8)

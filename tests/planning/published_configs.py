@@ -188,19 +188,7 @@ PUBLISHED = {
     "mamba-130m": {"model_type": "mamba", "hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50280},
 }
 QUICK = [
-    "gpt2",
-    "pythia-70m",
-    "opt-125m",
-    "opt-350m",
-    "smollm2-135m",
-    "qwen2.5-0.5b",
-    "gemma-3-270m",
-    "bert-base-model",
-    "albert-base",
-    "t5-small",
-    "t5-v1.1-base",
-    "bart-large",
-    "qwen1.5-moe-a2.7b",
-    "mamba-130m",
-    "falcon-rw-1b",
+    *("gpt2", "pythia-70m", "opt-125m", "opt-350m", "smollm2-135m", "qwen2.5-0.5b", "gemma-3-270m"),
+    *("bert-base-model", "albert-base", "t5-small", "t5-v1.1-base", "bart-large", "qwen1.5-moe-a2.7b"),
+    *("mamba-130m", "falcon-rw-1b"),
 ]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tiewise.core.errors import CheckpointError, PlanError, SpecError, TiewiseEr
 from tiewise.planning import catalogue
 from tiewise.planning.costs import Tokens, World
 from tiewise.planning.plan import Setting, plan
+from tiewise.planning.plan_rows import columns, operations, rows, scale, subject, thresholds
 from tiewise.planning.read_config import READERS, Sizes, count_on_meta, read
 
 CONFIG = {"model_type": "gpt2", "vocab_size": 50257, "n_embd": 768, "n_layer": 12, "n_head": 12}
@@ -125,3 +127,94 @@ def test_planning_a_model_of_the_catalogue_imports_nothing_heavy():
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     for heavy in ("'torch'", "'transformers'", "'scipy'", "'numpy'", "'typer'"):
         assert heavy not in run.stdout
+
+
+@pytest.fixture(scope="module")
+def made():
+    return plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"), Setting(Tokens(2, 128), world=World(8, 4)))
+
+
+def remarks(*arguments):
+    return plan(*arguments).record()["notes"]
+
+
+def test_every_row_has_a_cell_for_every_choice(made):
+    record = made.record()
+    assert len(columns(record)) == 6
+    assert {len(row) for row in rows(record)} == {1, 7}
+    names = [row[0] for row in rows(record) if len(row) == 1]
+    assert names[0] == "parameters"
+    assert names[-3:] == ["data parallel, 1 of 8", "fsdp, 1 of 8", "vocabulary parallel, tp 4"]
+
+
+def test_components_sum_to_the_total(made):
+    shown = rows(made.record())
+    first = next(i for i, row in enumerate(shown) if row[0] == "total")
+    numbers = [[int(c.replace(",", "").replace("–", "0")) for c in row[1:]] for row in shown[1 : first + 1]]
+    assert [sum(column) for column in zip(*numbers[:-1], strict=True)] == numbers[-1]
+    assert numbers[-1] == [choice.budget.total for choice in made.choices]
+
+
+def test_a_plan_shows_itself_as_its_table(made):
+    lines = repr(made).splitlines()
+    assert lines[0] == subject(made.record())
+    assert lines[1].split()[-6:] == ["factored:128,", "share", "none", "factored:128,", "share", "all"]
+    for name, *cells in rows(made.record()):
+        (line,) = [line for line in lines if line.split() == [*name.split(), *" ".join(cells).split()]][:1]
+        assert len(line) == len(lines[1]) or not cells
+
+
+def test_a_single_rank_has_no_picture_of_ranks():
+    assert not any("of 1" in name or "parallel" in name for name, *_ in rows(plan("gpt2").record()))
+
+
+def test_one_sharing_is_not_repeated_in_every_column():
+    assert columns(plan("gpt2").record()) == ["tied", "untied"]
+    assert columns(plan("gpt2", share=("none", "all")).record())[1] == "tied\nshare all"
+
+
+def test_what_is_not_known_is_said():
+    about = subject(plan("opt-350m").record())
+    assert about == "opt-350m: V 50,272, D 1,024, tables of width 512, L 24; as it is tied"
+    assert "sharing all" in subject(plan("albert-base-v2").record())
+    assert any("matrices alone are counted" in line for line in remarks(Sizes(1000, 64, 2)))
+    assert any("about 31 billion parameters by its name" in line for line in remarks("gemma-4-31b"))
+    assert any("nobody was seen to say whether" in line for line in remarks("starcoder2-15b"))
+    assert not any("catalogue" in line or "nobody" in line for line in remarks("gpt2"))
+    other = replace(plan(Sizes(1000, 64, 2)), name="gpt2").record()["notes"]
+    assert "gpt2 has 124,439,808 parameters by the catalogue; 162,304 are counted here" in other
+
+
+def test_a_schedule_is_counted_as_it_starts():
+    (tied,) = plan("gpt2", ["tied+untie_at=400"]).choices
+    assert tied.budget.total == 124_439_808
+    assert any("counted as it starts" in line for line in remarks("gpt2", ["tied+untie_at=400"]))
+    assert not any("as it starts" in line for line in remarks("gpt2"))
+
+
+def test_thresholds_come_with_what_they_stand_on():
+    record = plan(Sizes(32_000, 1024, 12)).record()
+    assert scale(record).startswith("V/d = 31.25, c = B/d² = 144 ")
+    found = {name: value for name, value, _ in thresholds(record)}
+    assert found["V/d above which tying saves more than 30 %"] == "108"
+    assert found["share of the untied model that tying saves"] == "0.1513"
+
+
+def test_a_model_without_a_head_is_one_table_wherever_it_is_told():
+    made = plan({"model_type": "bert", "architectures": ["BertModel"]})
+    record = made.record()
+    assert subject(record).endswith("as it is one table and no head")
+    assert {choice.saved for choice in made.choices} == {0}
+    assert record["model"]["boundary"] is None
+    assert scale(record).startswith("V/d = 39.74, c = B/d² = ")
+    said = [*record["notes"], *(name for name, _, _ in thresholds(record))]
+    assert [line for line in said if "tying" in line] == [line for line in said if "tying saves nothing" in line] != []
+
+
+def test_neighbours_leave_the_model_out(made):
+    assert "gpt2" not in {model["name"] for model in made.record()["neighbours"]}
+
+
+@pytest.mark.parametrize(("value", "text"), [(15.5e9, "15.5 GFLOP"), (999.6e3, "1 MFLOP"), (3e15, "3 PFLOP")])
+def test_operations_in_words(value, text):
+    assert operations(value) == text

@@ -1,18 +1,23 @@
 """What is said of every arm, and of ALBERTs: shares with intervals over seeds, bytes as counted, both orders."""
 
+import io
 import math
 import statistics
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
-from tests.report.albert_sample import ARMS, UNIGRAM, albert_comparison
-from tests.report.comparison_sample import sample_comparison
+from rich.console import Console
+from tests.report.albert_sample import ARMS as ALBERT_ARMS
+from tests.report.albert_sample import UNIGRAM, albert_comparison
+from tests.report.comparison_sample import ARMS, sample_comparison
 from tests.report.opened_page import Page
-from tests.report.test_comparison_view import shown
 
 from tiewise.report.comparison_figures import memory_panel, share_panels
-from tiewise.report.comparison_found import SHARES, difference, found, results, share, verdict
+from tiewise.report.comparison_found import DEMO, SHARES, difference, found, results, share, verdict
 from tiewise.report.comparison_page import render
+from tiewise.report.comparison_view import comparison_view
 from tiewise.training.results import Comparison, Difference
 
 T_OF_2 = 4.302652729749464  # 97.5 % quantile of Student's t with two degrees of freedom, from tables
@@ -25,30 +30,30 @@ def comparison():
 
 def test_shares_over_seeds(comparison):
     for name in SHARES:
-        runs = comparison.of(ARMS[3])
+        runs = comparison.of(ALBERT_ARMS[3])
         values = [run.shares[name].share for run in runs]
         half = T_OF_2 * statistics.stdev(values) / math.sqrt(3)
         found = share(runs, name)
         assert (found.value, found.low, found.high) == pytest.approx(
             (statistics.fmean(values), statistics.fmean(values) - half, statistics.fmean(values) + half)
         )
-    one = share(comparison.of(ARMS[0])[:1], "sop")
+    one = share(comparison.of(ALBERT_ARMS[0])[:1], "sop")
     assert (one.low, one.high) == (
-        comparison.of(ARMS[0])[0].shares["sop"].low,
-        comparison.of(ARMS[0])[0].shares["sop"].high,
+        comparison.of(ALBERT_ARMS[0])[0].shares["sop"].low,
+        comparison.of(ALBERT_ARMS[0])[0].shares["sop"].high,
     )
     assert share(sample_comparison().runs, "sop") is None
 
 
 def test_paired_differences_of_shares(comparison):
-    pairs = zip(comparison.of(ARMS[0]), comparison.of(ARMS[2]), strict=True)
+    pairs = zip(comparison.of(ALBERT_ARMS[0]), comparison.of(ALBERT_ARMS[2]), strict=True)
     d = [b.shares["nsp"].share - a.shares["nsp"].share for a, b in pairs]
-    found = comparison.difference(ARMS[2], "share:nsp")
+    found = comparison.difference(ALBERT_ARMS[2], "share:nsp")
     half = T_OF_2 * statistics.stdev(d) / math.sqrt(3)
     assert (found.mean, found.low, found.high) == pytest.approx(
         (statistics.fmean(d), statistics.fmean(d) - half, statistics.fmean(d) + half)
     )
-    assert comparison.difference(ARMS[2], "bits_per_byte") is None  # masked tokens are not a text
+    assert comparison.difference(ALBERT_ARMS[2], "bits_per_byte") is None  # masked tokens are not a text
 
 
 def test_there_and_back(comparison):
@@ -75,7 +80,7 @@ def test_the_page_shows_shares_bytes_and_orders(comparison):
         assert words in page.words
     assert f"{UNIGRAM:.4f} by the training text’s frequencies alone" in page.words
     for name in SHARES:
-        q, d = share(comparison.of(ARMS[5]), name), comparison.difference(ARMS[5], f"share:{name}")
+        q, d = share(comparison.of(ALBERT_ARMS[5]), name), comparison.difference(ALBERT_ARMS[5], f"share:{name}")
         assert f"{100 * q.value:.1f} % [{100 * q.low:.1f}, {100 * q.high:.1f}]" in page.words
         expected = f"{100 * d.mean:.2f} [{100 * d.low:.2f}, {100 * d.high:.2f}]"
         assert expected.replace("-", "−") in page.words
@@ -84,7 +89,7 @@ def test_the_page_shows_shares_bytes_and_orders(comparison):
 
 def test_figures_hold_the_intervals(comparison):
     figure = list(share_panels(comparison))[1].figure
-    for trace, arm in zip(figure.data, ARMS, strict=True):
+    for trace, arm in zip(figure.data, ALBERT_ARMS, strict=True):
         q = share(comparison.of(arm), "sop")
         assert trace.name == arm
         assert trace.y[0].replace("<br>", "") == arm
@@ -94,8 +99,8 @@ def test_figures_hold_the_intervals(comparison):
 
 def test_sixteen_bytes_for_each_parameter(comparison):
     figure = memory_panel(comparison).figure
-    together = [sum(trace.x[i] for trace in figure.data) for i in range(len(ARMS))]
-    assert together == [16 * comparison.of(arm)[0].total_parameters for arm in ARMS]
+    together = [sum(trace.x[i] for trace in figure.data) for i in range(len(ALBERT_ARMS))]
+    assert together == [16 * comparison.of(arm)[0].total_parameters for arm in ALBERT_ARMS]
     assert memory_panel(sample_comparison()) is None
 
 
@@ -139,3 +144,38 @@ def test_a_diverged_seed_leaves_the_word():
     bad = replace(sample.runs[0], heldout_nll=math.nan)
     first = found(replace(sample, runs=[bad, *sample.runs[1:]]))["tied"]
     assert str(first["held-out nll"]) == "diverged"
+
+
+def shown(comparison, width=80):
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(comparison_view(comparison))
+    return console.file.getvalue()
+
+
+def test_every_number_of_the_page_fits_80_columns():
+    comparison = sample_comparison()
+    text = shown(comparison)
+    assert max(map(len, text.splitlines())) <= 80
+    for cell in (*results(comparison).header, *(cell for row in results(comparison).rows for cell in row)):
+        assert all(part in text for part in cell.split(" ["))  # an interval may stand in a line of its own
+    assert " ".join(text.split()).startswith(verdict(comparison))
+    assert " ".join(comparison.finding.split()) in " ".join(text.split())
+    assert DEMO in text
+    assert DEMO not in shown(sample_comparison(demo=False))
+
+
+def test_an_arm_is_never_markup():
+    comparison = sample_comparison()
+    name = "tied+vectors=[bold]x[/bold].txt"
+    runs = [type(run)(**{**vars(run), "arm": name}) if run.arm == "tied" else run for run in comparison.runs]
+    changed = type(comparison)(**{**vars(comparison), "runs": runs, "arms": [name, *ARMS[1:]], "reference": name})
+    assert name in shown(changed, 160)
+
+
+@pytest.mark.parametrize(
+    "module", ["tiewise.report.comparison_view", "tiewise.training.statistics", "tiewise.training.results"]
+)
+def test_the_terminal_needs_neither_torch_nor_plotly(module):
+    code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The page in a real browser, from disk and with the network off: it draws, it asks for nothing, its toggle works."""
+"""Pages in a real browser, from disk, the network off: every figure is drawn, nothing is asked for, toggles work."""
 
 from dataclasses import replace
 
@@ -6,9 +6,11 @@ import pytest
 from tests.report.comparison_sample import ARMS, sample_comparison
 from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa: F401 - a fixture, and the skip
 
+from tiewise.planning.plan import plan
 from tiewise.report.comparison_figures import HELD_OUT, line_panel
 from tiewise.report.comparison_page import write_report
 from tiewise.report.grid import Table
+from tiewise.report.plan_page import write_plan
 from tiewise.report.sheet import Section, write
 from tiewise.training.results import ArmDirectPath
 
@@ -157,3 +159,27 @@ def test_markup_in_tokens_and_command_is_shown_not_run(browser, tmp_path):  # no
         assert visit.page.locator("#command").inner_text() == evil
         ticks = visit.page.locator(".maps .ytick text").all_text_contents()
         assert ticks[:2] == [evil, image.replace(" ", "␣")]
+
+
+MARKS = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    made = plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"))
+    return write_plan(made, tmp_path_factory.mktemp("plan") / "plan.html", "tiewise plan --like gpt2")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_figure_is_drawn_offline(browser, page, scheme):  # noqa: F811
+    with Visit(browser, page, scheme=scheme) as visit:
+        plots = visit.page.locator(".plot")
+        assert plots.count() == 5  # of published BERTs and ALBERTs none: nobody asked
+        for index in range(5):
+            box = plots.nth(index).locator(".main-svg").first.bounding_box()
+            assert box["width"] > 200
+            assert box["height"] > 100
+            assert plots.nth(index).evaluate(MARKS) > 0
+        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert visit.asked == [page.as_uri()]
+        assert visit.said == []

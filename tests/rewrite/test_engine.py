@@ -13,7 +13,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewrite_tools import child, listing, untimed
+from rewrite_models import child, listing, untimed
 from safetensors.numpy import load_file, save_file
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
 

@@ -8,7 +8,7 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
-from rewrite_tools import child, go, listing, start, untimed
+from rewrite_models import child, go, listing, start, untimed
 from tests.checkpoint.tiny_checkpoints import llama, llama_config
 
 from tiewise.checkpoint.audit import check

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from rewrite_tools import listing, untimed
+from rewrite_models import listing, untimed
 from tests.checkpoint.tiny_checkpoints import llama
 
 from tiewise.rewrite import engine, new_folder, untie

@@ -104,3 +104,12 @@ def dies_at_step(out, number):
     """Run it until the end of its `number`-th step."""
     on_call(Clock, "on_step_end", number)
     compare.finish(Path(out), Display(lambda line: None))
+
+
+def killed(context, target, *arguments):
+    """Run `target` in a process of its own; return its exit code."""
+    child = context.Process(target=target, args=arguments)
+    child.start()
+    child.join(120)
+    assert not child.is_alive()
+    return child.exitcode

@@ -82,15 +82,11 @@ def test_a_comparison_that_diverges_says_so(tiny, tmp_path, lines):
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
-        ({"batch": 4000}, DataError, "one step takes 4000"),
         ({"batch": 200, "accumulate": 20}, DataError, "one step takes 4000"),
         ({"length": 5000}, DataError, "length"),
-        ({"arms": ("tied", "factored:17")}, SpecError, "k = 17 exceeds the model width 16"),
         ({"arms": ("tied", "tied+pad=300")}, SpecError, "pad=300"),
         ({"arms": ("tied", "tied+vectors=none.txt")}, TiewiseError, "none.txt"),
         ({"model": "nothing"}, RunError, "unknown model 'nothing'"),
-        ({"tokenizer": "bpe:10"}, DataError, "bpe:10"),
-        ({"text": ("missing.txt",)}, DataError, "missing.txt"),
     ],
 )
 def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, lines, changes, error, says):
@@ -98,14 +94,6 @@ def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, li
         lines.begin(tiny(**changes), tmp_path / "a" / "out")
     assert says in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_new_start_that_fails_leaves_the_old_run(tiny, tmp_path, lines):
-    out = lines.begin(tiny(steps=5), tmp_path / "out")
-    found = finish(out, lines.display)
-    with pytest.raises(DataError):
-        lines.begin(tiny(batch=4000), out, overwrite=True)
-    assert finish(out, lines.display) == found
 
 
 def test_overwriting_starts_anew(tiny, tmp_path, lines):

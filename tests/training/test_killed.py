@@ -11,7 +11,7 @@ import signal
 
 import killed_child
 import pytest
-from killing import killed
+from killed_child import killed
 
 from tiewise.training.compare import finish
 from tiewise.training.display import Display
