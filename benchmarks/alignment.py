@@ -15,12 +15,12 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.measure import peak_megabytes
-from tiewise.analysis.align_tables import Alignment, Settings, align
+from tiewise.analysis.align_tables import Alignment, AlignSettings, align
 from tiewise.analysis.row_pairs import one_vocabulary
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.progress import heard
 
-SETTINGS = Settings(maps=("identity", "orthogonal"), permutations=1, sampled=20_000)
+SETTINGS = AlignSettings(maps=("identity", "orthogonal"), permutations=1, sampled=20_000)
 
 
 def write_tables(path: Path, rows: int, width: int) -> None:

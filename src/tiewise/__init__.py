@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from tiewise.core.spec import BoundarySpec as BoundarySpec
     from tiewise.core.vocabulary import Vocabularies as Vocabularies
     from tiewise.hf import load as load
-    from tiewise.inspection.inspect import inspect as inspect
+    from tiewise.inspection.carry_out import inspect as inspect
     from tiewise.inspection.section import Inspection as Inspection
     from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
     from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import Settings, align, closer
+from tiewise.analysis.align_tables import AlignSettings, align, closer
 from tiewise.analysis.row_pairs import Pairs, by_text, one_vocabulary
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
@@ -51,7 +51,7 @@ def dense_maps(x, y, rank):
 @pytest.mark.parametrize("view", ["centred", "raw"])
 def test_scores_equal_the_dense_computation(widths, view):
     a, b = tables(d1=widths[0], d2=widths[1])
-    found = align(a, b, one_vocabulary(400, 400), Settings(ranks=(3,), raw=True, **QUICK))
+    found = align(a, b, one_vocabulary(400, 400), AlignSettings(ranks=(3,), raw=True, **QUICK))
     fit, held = rows_of(0, 400)
     mean_a, mean_b = (t[fit].mean(0) if view == "centred" else 0 for t in (a, b))
     x, y = a - mean_a, b - mean_b
@@ -73,7 +73,7 @@ def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
     """Both tables centred, one rotation by scipy from all rows, mean cosine of all rows."""
     a, b = tables(rows=rows)
     pairs = one_vocabulary(rows, rows)
-    found = align(a, b, pairs, Settings(held_out=0, raw=True, **QUICK | {"permutations": 0}))
+    found = align(a, b, pairs, AlignSettings(held_out=0, raw=True, **QUICK | {"permutations": 0}))
     for view, x, y in (("centred", a - a.mean(0), b - b.mean(0)), ("raw", a, b)):
         rotation, _ = scipy.linalg.orthogonal_procrustes(x, y)
         score = found.score("orthogonal", "fitted", view)
@@ -81,7 +81,7 @@ def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
         assert score.estimate.rows == rows
     assert found.fitted_rows == found.pairs == rows
     assert {score.rows for score in found.scores} == {"fitted"}
-    leans = {x.measure: x for x in closer(b, a, b, pairs, Settings(held_out=0, **QUICK)).leans}
+    leans = {x.measure: x for x in closer(b, a, b, pairs, AlignSettings(held_out=0, **QUICK)).leans}
     rotation, _ = scipy.linalg.orthogonal_procrustes(a - a.mean(0), b - b.mean(0))
     expected = cosines((a - a.mean(0)) @ rotation, b - b.mean(0)).mean()
     assert leans["orthogonal"].input.value == pytest.approx(expected, abs=1e-9)
@@ -90,12 +90,12 @@ def test_nothing_held_out_fits_and_scores_all_rows_as_published(rows):
 @pytest.mark.parametrize("share", [-0.1, 0.6, float("nan")])
 def test_shares_that_cannot_be_held_out_are_refused(share):
     with pytest.raises(CheckpointError, match=r"held_out = .*; use a share from 0 \(fit and score all rows\) to 0.5"):
-        align(*tables(), one_vocabulary(400, 400), Settings(held_out=share))
+        align(*tables(), one_vocabulary(400, 400), AlignSettings(held_out=share))
 
 
 def test_measures_without_a_map_equal_the_dense_computation():
     a, b = tables(d2=12, noise=3.0)
-    found = align(a, b, one_vocabulary(400, 400), Settings(**QUICK))
+    found = align(a, b, one_vocabulary(400, 400), AlignSettings(**QUICK))
     x, y = a - a.mean(0), b - b.mean(0)
     kx, ky = x @ x.T, y @ y.T
     assert found.similarity.cka.value == pytest.approx(
@@ -120,7 +120,7 @@ def test_measures_without_a_map_equal_the_dense_computation():
 def test_neighbours_equal_those_of_all_cosines(monkeypatch):
     monkeypatch.setattr("tiewise.analysis.similarity.BLOCK", 37)
     a, b = tables(rows=200, noise=4.0)
-    found = align(a, b, one_vocabulary(200, 200), Settings(neighbours=5, permutations=2))
+    found = align(a, b, one_vocabulary(200, 200), AlignSettings(neighbours=5, permutations=2))
 
     def near(t):
         unit = (t - t.mean(0)) / np.linalg.norm(t - t.mean(0), axis=1, keepdims=True)
@@ -143,7 +143,7 @@ def test_procrustes_recovers_a_planted_rotation(seed, d, noise):
     a = draw.normal(size=(200, d))
     turn = scipy.stats.ortho_group.rvs(d, random_state=seed % 2**31) if d > 1 else np.array([[-1.0]])
     b = a @ turn + 0.7 + noise * draw.normal(size=a.shape)
-    found = align(a, b, one_vocabulary(200, 200), Settings(maps=("orthogonal",), permutations=0, neighbours=0))
+    found = align(a, b, one_vocabulary(200, 200), AlignSettings(maps=("orthogonal",), permutations=0, neighbours=0))
     held = found.score("orthogonal").estimate
     assert held.value > 1 - (1e-12 if noise == 0 else 0.05 if d == 1 else 1e-3)
 
@@ -151,7 +151,7 @@ def test_procrustes_recovers_a_planted_rotation(seed, d, noise):
 def test_unrelated_tables_stand_at_chance_and_their_null_does_too():
     draw = np.random.default_rng(5)
     a, b = draw.normal(size=(2, 2000, 64))
-    found = align(a, b, one_vocabulary(2000, 2000), Settings(ranks=(8,), permutations=4, neighbours=5))
+    found = align(a, b, one_vocabulary(2000, 2000), AlignSettings(ranks=(8,), permutations=4, neighbours=5))
     for score in found.scores:
         wide = 5 * score.chance_deviation + 0.015 * score.chance  # the law's own error at n/d = 25
         assert abs(score.estimate.value - score.chance) < wide, score
@@ -161,7 +161,7 @@ def test_unrelated_tables_stand_at_chance_and_their_null_does_too():
 
 
 def test_null_of_related_tables_is_far_below_the_score():
-    found = align(*tables(), one_vocabulary(400, 400), Settings(permutations=9, neighbours=0))
+    found = align(*tables(), one_vocabulary(400, 400), AlignSettings(permutations=9, neighbours=0))
     for name in ("orthogonal", "linear"):
         score = found.score(name)
         assert score.null.p == 0.1
@@ -175,7 +175,7 @@ def test_files_give_what_their_arrays_give(tmp_path, dtype):
     stored = read_header(tmp_path / "t.safetensors").tensors
     rows = np.arange(0, 500, 7)
     pairs = Pairs(rows, 499 - rows, "by token text")
-    options = Settings(permutations=2, neighbours=3, subspaces=(4,))
+    options = AlignSettings(permutations=2, neighbours=3, subspaces=(4,))
     told = []
     with heard(lambda *said: told.append(said)):
         streamed = align(stored["a"], stored["b"], pairs, options)
@@ -189,7 +189,9 @@ def test_files_give_what_their_arrays_give(tmp_path, dtype):
 def test_fp32_is_as_close_as_its_stated_error_lets_expect():
     a, b = tables(rows=3000, d1=40, d2=40)
     one, other = (
-        align(a.astype(np.float32), b.astype(np.float32), one_vocabulary(3000, 3000), Settings(precision=p, **QUICK))
+        align(
+            a.astype(np.float32), b.astype(np.float32), one_vocabulary(3000, 3000), AlignSettings(precision=p, **QUICK)
+        )
         for p in ("fp64", "fp32")
     )
     assert (one.precision, one.error) == ("fp64", 0.0)
@@ -205,16 +207,16 @@ def test_closer_names_the_table_that_it_was_made_from():
     turn = np.linalg.qr(draw.normal(size=(20, 20)))[0]
     table = np.concatenate([draw.normal(size=(5, 20)), second @ turn + 0.5 * draw.normal(size=(800, 20))])
     pairs = by_text([None] * 5 + [str(i) for i in range(800)], [str(i) for i in range(800)])
-    found = closer(table, first, second, pairs, Settings(neighbours=5))
+    found = closer(table, first, second, pairs, AlignSettings(neighbours=5))
     leans = {(lean.measure, lean.view): lean for lean in found.leans}
     for name in ("orthogonal", "linear", "neighbours"):
         lean = leans[name, "centred"]
         assert lean.toward == "output"
         assert lean.difference.value == pytest.approx(lean.output.value - lean.input.value, abs=1e-12)
         assert lean.difference.low < lean.difference.value < lean.difference.high
-    swapped = closer(table, second, first, pairs, Settings(neighbours=5))
+    swapped = closer(table, second, first, pairs, AlignSettings(neighbours=5))
     assert {lean.toward for lean in swapped.leans if lean.measure != "identity"} == {"input"}
-    same = closer(table, second, second, pairs, Settings(neighbours=5))
+    same = closer(table, second, second, pairs, AlignSettings(neighbours=5))
     assert {lean.toward for lean in same.leans} == {"neither"}
     json.dumps(asdict(found), allow_nan=False)
 
@@ -223,9 +225,9 @@ def test_zero_rows_are_counted_and_can_be_left_out():
     a, b = tables()
     a[:3] = 0
     pairs = one_vocabulary(400, 400)
-    assert align(a, b, pairs, Settings(**QUICK)).zero_rows == 3
+    assert align(a, b, pairs, AlignSettings(**QUICK)).zero_rows == 3
     left = pairs.without(mask_a=~a.any(axis=1))
-    found = align(a, b, left, Settings(**QUICK))
+    found = align(a, b, left, AlignSettings(**QUICK))
     assert (found.zero_rows, found.pairs) == (0, 397)
 
 
@@ -245,7 +247,7 @@ def test_zero_rows_are_counted_and_can_be_left_out():
 def test_bad_input_is_one_line(change, options, said):
     a, b = change(*tables())
     with pytest.raises(CheckpointError, match=said) as caught:
-        align(a, b, one_vocabulary(len(a), len(b)), Settings(**options))
+        align(a, b, one_vocabulary(len(a), len(b)), AlignSettings(**options))
     assert "\n" not in str(caught.value)
 
 

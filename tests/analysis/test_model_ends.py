@@ -8,7 +8,7 @@ import pytest
 import scipy.linalg
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import Settings
+from tiewise.analysis.align_tables import AlignSettings
 from tiewise.analysis.model_ends import ends_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
@@ -17,7 +17,7 @@ from tiewise.inspection.sections.which_end import across
 
 ROWS, WIDTH = 600, 12
 IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
-QUICK = Settings(permutations=1, sampled=300)
+QUICK = AlignSettings(permutations=1, sampled=300)
 
 
 def checkpoint(where, tensors, texts=None, **config):
@@ -178,5 +178,5 @@ def test_two_tables_under_a_tied_config_are_noted(tmp_path):
 
 
 def test_large_tables_are_permuted_once():
-    assert sized(1000, 64, 5) == Settings(seed=5)
+    assert sized(1000, 64, 5) == AlignSettings(seed=5)
     assert sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1

@@ -11,7 +11,7 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.analysis.align_tables import Settings, align
+from tiewise.analysis.align_tables import AlignSettings, align
 from tiewise.analysis.row_pairs import Pairs, one_vocabulary
 from tiewise.analysis.row_products import CURVE, LINE, Products, directions
 from tiewise.analysis.similarity import similarity
@@ -26,7 +26,7 @@ from tiewise.analysis.table_maps import (
 )
 from tiewise.core.errors import DataError
 
-QUICK = Settings(permutations=0, neighbours=0, subspaces=(4,))
+QUICK = AlignSettings(permutations=0, neighbours=0, subspaces=(4,))
 ROWS = 900
 
 
@@ -117,7 +117,7 @@ def test_chance_is_the_mean_for_unrelated_tables():
 def test_a_table_that_is_a_function_of_frequency_leaves_nothing():
     counts = zipf()
     a = np.outer(np.log1p(counts), gaussian(0, 10, 1)) + 4
-    found = align(a + 0, gaussian(1), one_vocabulary(ROWS, ROWS), Settings(maps=("identity",)), counts=counts)
+    found = align(a + 0, gaussian(1), one_vocabulary(ROWS, ROWS), AlignSettings(maps=("identity",)), counts=counts)
     assert [x.cka.value for x in found.similarity.without] == [0.0, 0.0]
     json.dumps(asdict(found), allow_nan=False)
 

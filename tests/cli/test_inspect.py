@@ -217,7 +217,7 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     assert left_out["tokens left out"] == 1
 
 
-@pytest.mark.parametrize("where", ["tiewise.inspection.inspect.carry_out", "tiewise.inspection.subject.subjects_of"])
+@pytest.mark.parametrize("where", ["tiewise.inspection.carry_out.carry_out", "tiewise.inspection.subject.subjects_of"])
 def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -229,7 +229,7 @@ def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.inspect.carry_out", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("tiewise.inspection.carry_out.carry_out", lambda *_: pytest.fail("it was measured"))
     refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
 
     def read_only(**_):

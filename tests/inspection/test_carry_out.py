@@ -12,7 +12,7 @@ from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.found import ONE, Found, Quantity
 from tiewise.core.progress import heard, progress
 from tiewise.inspection import request, section, sections
-from tiewise.inspection.inspect import carry_out, chosen, inspect
+from tiewise.inspection.carry_out import carry_out, chosen, inspect
 from tiewise.inspection.request import Effort, Request, pairs_of
 from tiewise.inspection.section import NotHere, Section
 from tiewise.inspection.subject import labels, subjects_of

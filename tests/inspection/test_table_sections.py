@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tiewise.analysis.align_tables import Settings, align, closer
+from tiewise.analysis.align_tables import AlignSettings, align, closer
 from tiewise.analysis.estimates import Estimate, correlation_interval
 from tiewise.analysis.row_directions import anisotropy, moments, plane
 from tiewise.analysis.row_pairs import one_vocabulary
@@ -29,7 +29,7 @@ from tiewise.inspection.tables_over_seeds import (
 from tiewise.report.figures_of_found import panels
 
 ROWS, WIDTH = 400, 8
-QUICK = Settings(permutations=2, sampled=200, subspaces=(4,))
+QUICK = AlignSettings(permutations=2, sampled=200, subspaces=(4,))
 NAMES = ("embed", "head")
 
 

@@ -10,7 +10,7 @@ import scipy.linalg
 import scipy.stats
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import Settings
+from tiewise.analysis.align_tables import AlignSettings
 from tiewise.core.errors import RunError
 from tiewise.inspection.tables_over_seeds import (
     AGAIN,
@@ -29,7 +29,7 @@ from tiewise.training.results import Comparison, RunResult
 
 ROWS, WIDTH = 1500, 16
 IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
-QUICK = Settings(sampled=300, subspaces=())
+QUICK = AlignSettings(sampled=300, subspaces=())
 
 
 def gaussian(*seed, rows=ROWS):

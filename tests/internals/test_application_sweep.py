@@ -19,8 +19,8 @@ from tiewise.data.windows import windows
 from tiewise.internals.application_sweep import application_sweep, questions
 from tiewise.internals.loaded import Opened
 from tiewise.internals.text_loss import HIDDEN, NEXT
-from tiewise.models.albert import OpenAlbertForPreTraining
 from tiewise.models.albert_layers import OpenAlbertConfig
+from tiewise.models.open_albert import OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 
 TRAINED = 3

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from tiewise.report.sheet import Section, Sheet
+from tiewise.report.sheet import PageSection, Sheet
 
 EVIL = "</script><script>alert('x')</script><img src=http://example.com/x onerror=alert(1)> ]]> $style &amp;"
 
@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 def page_of(*sections, **more):
     """The text of a page of these sections."""
-    first = Section("Results")
+    first = PageSection("Results")
     given = {"answer": (), "results": first, "sections": sections, **more}
     return Sheet(command_name="test", title="t", subject="s", heading="h", command="c", **given).render()
 

@@ -56,7 +56,7 @@ FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 
 
 @dataclass(frozen=True)
-class Settings:
+class AlignSettings:
     """What to measure, and on how many rows."""
 
     maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)  # of identity, orthogonal and linear
@@ -133,7 +133,7 @@ def align(
     a: AnyTable,
     b: AnyTable,
     pairs: Pairs,
-    settings: Settings | None = None,
+    settings: AlignSettings | None = None,
     counts: ArrayLike | None = None,
 ) -> Alignment:
     """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
@@ -149,7 +149,7 @@ def align(
         CheckpointError: fewer than 16 pairs, no map that applies, rows that are not finite, or no tables of floats.
         DataError: counts of other tokens, or that are none.
     """
-    settings = settings or Settings()
+    settings = settings or AlignSettings()
     table_a, table_b = as_table(a), as_table(b)
     dtype = settings.dtype(len(pairs), (table_a.width, table_b.width))
     paired = Paired(table_a, table_b, pairs, dtype, _beside(counts, len(pairs)))
@@ -186,7 +186,7 @@ def _beside(counts: ArrayLike | None, pairs: int) -> NDArray | None:
     return directions(given)
 
 
-def _scores(paired: Paired, fitter: Fitter, parts: tuple[Order, Order], settings: Settings) -> list[Score]:
+def _scores(paired: Paired, fitter: Fitter, parts: tuple[Order, Order], settings: AlignSettings) -> list[Score]:
     fit, held = parts
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(held) else len(fit)
@@ -233,7 +233,7 @@ def sample(count: int, most: int, seed: int) -> Order:
     return np.sort(np.random.default_rng([seed, 2]).choice(count, min(most, count), replace=False))
 
 
-def _neighbours(paired: Paired, settings: Settings) -> Overlap:
+def _neighbours(paired: Paired, settings: AlignSettings) -> Overlap:
     which = sample(len(paired.pairs), settings.sampled, settings.seed)
     k = min(settings.neighbours, len(which) - 1)
     ids_a = neighbours_of(paired.a, paired.pairs.a[which], k, paired.dtype)
@@ -281,7 +281,7 @@ def closer(
     input_other: AnyTable,
     output_other: AnyTable,
     pairs: Pairs,
-    settings: Settings | None = None,
+    settings: AlignSettings | None = None,
 ) -> Closer:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
 
@@ -297,7 +297,7 @@ def closer(
     Raises:
         CheckpointError: as `align` does.
     """
-    settings = settings or Settings()
+    settings = settings or AlignSettings()
     turned = Pairs(pairs.b, pairs.a, pairs.how)
     tied, first, second = as_table(table), as_table(input_other), as_table(output_other)
     found, left_out, fitted_rows = {}, [], 0
@@ -322,7 +322,9 @@ def closer(
     return Closer(len(pairs), fitted_rows, tuple(leans), tuple(left_out), k / (len(which) - 1), settings.seed)
 
 
-def _cosines(paired: Paired, settings: Settings) -> tuple[dict[tuple[str, str], NDArray], list[tuple[str, str]], int]:
+def _cosines(
+    paired: Paired, settings: AlignSettings
+) -> tuple[dict[tuple[str, str], NDArray], list[tuple[str, str]], int]:
     fit, held = split(len(paired.pairs), settings.held_out, settings.scored, settings.seed)
     names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
     products, _, _, error = sums(paired, fit)

@@ -55,7 +55,7 @@ def inspect(
             _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
         _need(request)
-        from tiewise.inspection.inspect import inspected
+        from tiewise.inspection.carry_out import inspected
 
         with long_work(quiet):
             found = inspected(subjects, request)

@@ -1,6 +1,6 @@
 """`tiewise.inspect`: every section that a request can have, on every model, and what they say of tying.
 
 - `section`: how a section is written; `sections/`: one file each, found by themselves.
-- `inspect`: carries them out; `request`: what was asked for; `subject`: the models; `workbench`: what sections share.
+- `carry_out`: `inspect`, which runs them; `request`: what was asked for; `subject`: the models; `workbench`: what sections share.
 - `evidence`: which of their numbers speak for one table or two.
 """

@@ -31,7 +31,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.align_tables import HELD_OUT, NEITHER, Settings, align
+from tiewise.analysis.align_tables import HELD_OUT, NEITHER, AlignSettings, align
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
 from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import Pairs, one_vocabulary
@@ -131,7 +131,7 @@ class OverSeeds:
 
 def over_seeds(
     run: str | os.PathLike[str],
-    settings: Settings,
+    settings: AlignSettings,
     training_counts: Callable[[Path], NDArray],
 ) -> OverSeeds:
     """Compare the tables of all final models of a comparison.
@@ -185,7 +185,7 @@ class _Bench:
     """Scores of two tables of the run, over the same rows and with the same split every time."""
 
     pairs: Pairs
-    settings: Settings
+    settings: AlignSettings
     counts: NDArray | None
     total: int = 0
     done: int = 0

@@ -6,8 +6,8 @@
 
 Explicit, as `import tiewise.hf` is: importing `tiewise` alone registers nothing.
 
-- `rnn`: the recurrent language model, over `recurrent`, its layers and what they drop.
-- `albert`: ALBERT with every choice open, over `albert_layers`, its sizes and parts; weights from transformers'.
+- `rnn`: the recurrent language model, over `recurrent_layers`, its layers and what they drop.
+- `open_albert`: ALBERT with every choice open, over `albert_layers`, its sizes and parts; weights from transformers'.
 """
 
 from transformers import (
@@ -19,7 +19,8 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from tiewise.models.albert import (
+from tiewise.models.albert_layers import OpenAlbertConfig, preset
+from tiewise.models.open_albert import (
     OpenAlbertForPreTraining,
     OpenAlbertForSequenceClassification,
     OpenAlbertModel,
@@ -27,8 +28,7 @@ from tiewise.models.albert import (
     from_hugging_face,
     to_hugging_face,
 )
-from tiewise.models.albert_layers import OpenAlbertConfig, preset
-from tiewise.models.recurrent import State, detached
+from tiewise.models.recurrent_layers import State, detached
 from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput
 
 AutoConfig.register(RNNConfig.model_type, RNNConfig, exist_ok=True)

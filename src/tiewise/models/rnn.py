@@ -23,7 +23,7 @@ from transformers.utils import ModelOutput
 
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.models.recurrent import CELLS, RecurrentLayer, RecurrentStack, State, drop, drop_words
+from tiewise.models.recurrent_layers import CELLS, RecurrentLayer, RecurrentStack, State, drop, drop_words
 
 SHARES = (
     "embedding_dropout",

@@ -12,7 +12,7 @@ from tiewise.report import albert_paper, heat_map, published, sheet
 from tiewise.report import comparison_figures as figures
 from tiewise.report.comparison_found import DEMO, SHARES_NOTE, results, verdict
 from tiewise.report.grid import Table
-from tiewise.report.sheet import Panel, Section, Sheet
+from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import Comparison
 
 NOTE = (
@@ -47,10 +47,10 @@ def render(comparison: Comparison) -> str:
         subject=f"{', '.join(comparison.arms)} · {seeds} seed{'' if seeds == 1 else 's'}",
         heading="What was found",
         answer=[verdict(comparison)],
-        results=Section("Results", _there(figures.paired_differences(comparison)), tables=[table], notes=notes),
+        results=PageSection("Results", _there(figures.paired_differences(comparison)), tables=[table], notes=notes),
         sections=list(_sections(comparison)),
         command=comparison.command,
-        made=[Section("Starting point of each arm", folded=_trials(comparison), tables=[_starts(comparison)])],
+        made=[PageSection("Starting point of each arm", folded=_trials(comparison), tables=[_starts(comparison)])],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
@@ -60,7 +60,7 @@ def render(comparison: Comparison) -> str:
     ).render()
 
 
-def _sections(comparison: Comparison) -> Iterator[Section]:
+def _sections(comparison: Comparison) -> Iterator[PageSection]:
     """Those that have nothing to show are left out of the page."""
 
     def lines(*measured: figures.Measured) -> list[Panel]:
@@ -70,21 +70,21 @@ def _sections(comparison: Comparison) -> Iterator[Section]:
     if beside is not None:
         made = published.table(beside)
         tables = [("Beside this run", made)] if made else []
-        yield Section("Published figures", said=published.lines(beside), tables=tables)
+        yield PageSection("Published figures", said=published.lines(beside), tables=tables)
     orders = albert_paper.orders(comparison)
     tables = [("What layers share, here and in the paper", albert_paper.order_table(orders))] if orders else []
-    yield Section("What layers share", said=albert_paper.order_lines(orders), tables=tables)
+    yield PageSection("What layers share", said=albert_paper.order_lines(orders), tables=tables)
     by_frequency = _there(figures.frequency_panel(comparison))
-    yield Section("Loss", [*by_frequency, *lines(figures.AHEAD, figures.HELD_OUT, figures.TRAINING)])
+    yield PageSection("Loss", [*by_frequency, *lines(figures.AHEAD, figures.HELD_OUT, figures.TRAINING)])
     if shares := list(figures.share_panels(comparison)):
-        yield Section("Masked tokens and pairs", shares, notes=list(_of_shares(comparison)))
-    yield Section("Gradient paths", lines(figures.OUTPUT_SHARE, figures.COSINE))
+        yield PageSection("Masked tokens and pairs", shares, notes=list(_of_shares(comparison)))
+    yield PageSection("Gradient paths", lines(figures.OUTPUT_SHARE, figures.COSINE))
     counted = figures.parameter_panel(comparison), figures.memory_panel(comparison)
-    yield Section("Parameters", _there(*counted))
+    yield PageSection("Parameters", _there(*counted))
     bigrams = [("Most asymmetric bigrams", heat_map.bigrams(comparison))] if comparison.bigrams else []
     maps = list(heat_map.direct_path_panels(comparison))
     notes = [BIGRAMS] if bigrams else []
-    yield Section("Direct path", maps, folded=bigrams, notes=notes, kind="panels maps")
+    yield PageSection("Direct path", maps, folded=bigrams, notes=notes, kind="panels maps")
 
 
 def _there(*panels: Panel | None) -> list[Panel]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from tiewise.inspection.section import Inspection
 from tiewise.report import faces, sheet
 from tiewise.report.figures_of_found import panels
-from tiewise.report.sheet import Section, Sheet
+from tiewise.report.sheet import PageSection, Sheet
 
 NAME = "report.html"
 
@@ -35,7 +35,7 @@ def render(inspection: Inspection, command: str) -> str:
         subject=", ".join(models),
         heading=faces.TITLE,
         answer=[faces.verdict(evidence)],
-        results=Section("What can decide", tables=[(faces.EVIDENCE, decisive)] if decisive else [], folded=behind),
+        results=PageSection("What can decide", tables=[(faces.EVIDENCE, decisive)] if decisive else [], folded=behind),
         sections=list(_sections(inspection)),
         command=command,
         facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],
@@ -43,11 +43,11 @@ def render(inspection: Inspection, command: str) -> str:
     ).render()
 
 
-def _sections(inspection: Inspection) -> Iterator[Section]:
+def _sections(inspection: Inspection) -> Iterator[PageSection]:
     for part in inspection.sections[1:]:
         if part.found:
             title, first, figures = faces.title(part.name), faces.summary(part.found), panels(part.found)
-            yield Section(
+            yield PageSection(
                 title,
                 figures[:1],
                 said=[faces.sentence(part.found)],
@@ -56,4 +56,4 @@ def _sections(inspection: Inspection) -> Iterator[Section]:
                 folded=list(faces.every(part.found)),
                 notes=faces.notes(part),
             )
-    yield Section("Not measured", notes=faces.absent(inspection.sections))
+    yield PageSection("Not measured", notes=faces.absent(inspection.sections))

@@ -14,7 +14,7 @@ from tiewise.report import faces
 from tiewise.report.albert_paper import PAPER, objectives
 from tiewise.report.comparison_found import SHARES_NOTE
 from tiewise.report.figures_of_found import panels
-from tiewise.report.sheet import Section, Sheet, write
+from tiewise.report.sheet import PageSection, Sheet, write
 from tiewise.training.results import Comparison
 
 
@@ -35,7 +35,7 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
             subject=", ".join(found),
             heading="SOP beside NSP",
             answer=[f"Pretrained {label}: {one.answer}." for label, one in found.items()],
-            results=Section(
+            results=PageSection(
                 "Judged as both",
                 panels(found),
                 tables=[("Judged right by objective of pretraining", rows)] if rows else [],

@@ -25,7 +25,7 @@ from tiewise.planning.plan_rows import Record
 from tiewise.planning.read_config import Sizes, from_sizes, read
 from tiewise.report import sheet, theme
 from tiewise.report.grid import Table
-from tiewise.report.sheet import Panel, Section, Sheet
+from tiewise.report.sheet import PageSection, Panel, Sheet
 
 Curves = Mapping[str, Mapping[int, int]]  # parameters by width, by what grows
 Bars = Mapping[str, Mapping[str, float]]  # parts of every bar
@@ -70,15 +70,15 @@ def render(plan: Plan, command: str) -> str:
         subject=plan_rows.subject(record),
         heading="What each choice costs",
         answer=list(_lead(record)),
-        results=Section(
+        results=PageSection(
             "Results",
             tables=[("Costs by choice", costs), ("Thresholds", limits), ("Nearest in V, D and L", others)],
             notes=[BETTER, *record["notes"]],
         ),
         sections=[
-            Section("This model", list(_own(plan, record))),
-            Section("As models grow", list(_growing(plan))),
-            Section("What others built", list(_published()) if is_published else []),
+            PageSection("This model", list(_own(plan, record))),
+            PageSection("As models grow", list(_growing(plan))),
+            PageSection("What others built", list(_published()) if is_published else []),
         ],
         command=command,
     ).render()

@@ -66,7 +66,7 @@ Captioned = tuple[str, Table]
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """What stands under a heading, all of it text, in this order."""
 
     title: str
@@ -93,11 +93,11 @@ class Sheet:
     subject: str
     heading: str  # of the answer
     answer: Sequence[str]
-    results: Section  # the table and the figure that a reader sees first
-    sections: Sequence[Section]
+    results: PageSection  # the table and the figure that a reader sees first
+    sections: Sequence[PageSection]
     command: str
     facts: Sequence[tuple[str, Sequence[tuple[str, str]]]] = ()  # (heading, (name, value)s): how it was made, folded
-    made: Sequence[Section] = ()  # tables beside these facts
+    made: Sequence[PageSection] = ()  # tables beside these facts
     contents: bool = False  # whether the sections are listed first
     banner: str = ""
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tiewise.analysis.align_tables import FITTED, HELD_OUT, Alignment, Score, Settings, align
+from tiewise.analysis.align_tables import FITTED, HELD_OUT, Alignment, AlignSettings, Score, align
 from tiewise.analysis.model_ends import ends_of
 from tiewise.analysis.row_pairs import one_vocabulary
 from tiewise.analysis.table_maps import CENTRED, IDENTITY
@@ -49,7 +49,7 @@ def alignment(subject: Subject, bench: Bench) -> Found:
 
 
 def alignment_of(
-    folder: Folder, settings: Settings | None = None, seed: int = 0, held_out: float = Settings.held_out
+    folder: Folder, settings: AlignSettings | None = None, seed: int = 0, held_out: float = AlignSettings.held_out
 ) -> AlignmentFound:
     """Align the input table of one model with its output table; a tied model has one table and nothing to align.
 
@@ -73,10 +73,10 @@ def alignment_of(
     return AlignmentFound(False, ends.names, rows, widths, len(every) - len(pairs), found, ends.notes)
 
 
-def sized(pairs: int, width: int, seed: int = 0, held_out: float = Settings.held_out) -> Settings:
+def sized(pairs: int, width: int, seed: int = 0, held_out: float = AlignSettings.held_out) -> AlignSettings:
     """Return settings for tables of this size: the usual ones; one permutation in place of three for large tables."""
-    permutations = 1 if pairs * width**2 > LARGE else Settings.permutations
-    return Settings(seed=seed, permutations=permutations, held_out=held_out)
+    permutations = 1 if pairs * width**2 > LARGE else AlignSettings.permutations
+    return AlignSettings(seed=seed, permutations=permutations, held_out=held_out)
 
 
 def found_of(found: AlignmentFound) -> Found:

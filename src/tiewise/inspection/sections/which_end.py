@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tiewise.analysis.align_tables import NEITHER, Alignment, Closer, Settings, align, closer
+from tiewise.analysis.align_tables import NEITHER, Alignment, AlignSettings, Closer, align, closer
 from tiewise.analysis.model_ends import Ends, ends_of
 from tiewise.analysis.row_pairs import FEWEST, Pairs, by_text
 from tiewise.analysis.row_products import CURVE
@@ -65,7 +65,7 @@ def which_end(subject: Subject, bench: Bench) -> Found:
     request = bench.request
     run = subject.run
     if run is not None:
-        settings = Settings(seed=request.seed, sampled=2048)
+        settings = AlignSettings(seed=request.seed, sampled=2048)
         of_run = bench.once("which_end", lambda: over_seeds(run, settings, bench.training_counts))
         if subject.label not in of_run.arms:
             raise NotHere(f"{', '.join(of_run.arms)}: held against its two tables", "see there")
@@ -88,10 +88,10 @@ def which_end(subject: Subject, bench: Bench) -> Found:
 def across(
     first: Folder,
     second: Folder,
-    settings: Settings | None = None,
+    settings: AlignSettings | None = None,
     labels: tuple[str, str] = ("A", "B"),
     seed: int = 0,
-    held_out: float = Settings.held_out,
+    held_out: float = AlignSettings.held_out,
 ) -> AcrossFound:
     """Align every end of one model with every end of another, tokens matched by text.
 

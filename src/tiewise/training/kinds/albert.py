@@ -29,8 +29,8 @@ from tiewise.data.masking import Masking
 from tiewise.data.prepared import PreparedText
 from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Marks, PairRows, mark, split_sentences
-from tiewise.models.albert import OpenAlbertForPreTraining
 from tiewise.models.albert_layers import OpenAlbertConfig
+from tiewise.models.open_albert import OpenAlbertForPreTraining
 from tiewise.training import ranks
 from tiewise.training.callbacks import Clock
 from tiewise.training.evaluate import MeasuredSplit
