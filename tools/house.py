@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 39_173,
+    "lines": 39_200,
     "files": 224,
     "lines of code": 23_938,
     "class names defined twice": 0,
@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 18,
     "folders that import each other": 0,
     "words printed by inspect and report": 5_918,
-    "lines of tests": 33_014,
+    "lines of tests": 33_020,
 }
 
 

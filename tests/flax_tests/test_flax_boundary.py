@@ -263,7 +263,7 @@ def test_a_training_step_moves_the_one_table_and_keeps_it_one():
     after = np.asarray(model.table_in[...])
     assert losses[-1] < losses[0]
     assert np.array_equal(after[2], np.zeros(D))
-    assert np.all(np.any(np.delete(after != before, 2, axis=0), axis=1))  # Path B reaches every row
+    assert np.all(np.any(np.delete(after != before, 2, axis=0), axis=1))  # The head path reaches every row
 
 
 def test_first_loss_is_what_the_table_predicts():

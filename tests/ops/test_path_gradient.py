@@ -33,7 +33,7 @@ def theirs(table, body, ids, targets):
 
 
 def separate(table, body, ids, targets):
-    """Path A and Path B by two leaves: what the paths are by definition."""
+    """The lookup path and the head path by two leaves: what the paths are by definition."""
     a, b = table.clone().requires_grad_(), table.clone().requires_grad_()
     F.cross_entropy(torch.tanh(F.embedding(ids, a) @ body) @ b.T, targets).backward()
     return a.grad, b.grad

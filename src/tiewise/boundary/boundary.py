@@ -66,7 +66,7 @@ class Boundary(nn.Module):
         table_in, table_out: [V, E] Parameters; the same object where tied.
         in_map, out_map: modules of `tiewise.boundary.maps`, or None.
         bias: [V_out] Parameter, or None.
-        record: where Path A is kept for `path_norms`; None (the default) records nothing.
+        record: where the lookup path is kept for `path_norms`; None (the default) records nothing.
 
     Raises:
         SpecError: a spec that these sizes cannot have, or a schedule (which belongs to a training run).

@@ -58,19 +58,19 @@ class Installed:
 
     @property
     def record(self) -> PathRecord | None:
-        """Path A's rows since its last `clear`, or None where `track` is off."""
+        """The lookup path's rows since its last `clear`, or None where `track` is off."""
         return self._link.options.record
 
     def track(self, on: bool = True) -> PathRecord | None:
-        """Record Path A's gradient rows, for `path_norms`; clear them at each step."""
+        """Record the lookup path's gradient rows, for `path_norms`; clear them at each step."""
         self._link.options = replace(self._link.options, record=PathRecord() if on else None)
         return self.record
 
     def path_norms(self) -> PathNorms:
         """Norms of both paths in the gradient, between the last backward of a step and clipping.
 
-        One table needs `track()` before the forward, for what Path A brought; of two each holds its own path, and they
-        have no cosine. Over several processes Path A's rows are averaged as DDP averages the gradient.
+        One table needs `track()` before the forward, for what the lookup path brought; of two each holds its own path,
+        and they have no cosine. Over several processes the lookup path's rows are averaged as DDP averages gradients.
 
         Raises:
             UnsupportedError: one table that has no gradient yet, a sharded one, or no record.

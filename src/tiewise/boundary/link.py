@@ -36,7 +36,7 @@ BACKWARD_HOOK = "a backward hook on its output head"
 
 
 class Link:
-    """State of one installed boundary. `options` holds α, the padding row and the record of Path A."""
+    """State of one installed boundary. `options` holds α, the padding row and the record of the lookup path."""
 
     def __init__(self, spec: BoundarySpec, ends: ModelEnds, structure: Structure, hidden_width: int) -> None:
         self.spec, self.ends, self.structure = spec, ends, structure

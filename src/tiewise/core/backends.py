@@ -22,7 +22,7 @@ def chunk_rows(n: int, v: int, device: str, asked: int | None = None) -> int:
 
 @dataclass(frozen=True)
 class PathNorms:
-    """Frobenius norms of Path A, of Path B and of their sum [V, E], and the cosine between the two paths."""
+    """Frobenius norms of the lookup path, the head path and their sum [V, E], and the cosine between the two."""
 
     a: float
     b: float

@@ -4,11 +4,11 @@
     loss = head(body(rows), W')     # the head uses W', so the backward pass runs head first, lookup last
 
     backward of `enter`, with both gradients complete:
-        gradient of W = gradient of W' (Path B), with the gradient of rows (Path A) scattered into it
+        gradient of W = gradient of W' (head path), with the gradient of rows (lookup path) scattered into it
 
-A pytree does not alias, and neither does a gradient: without this, JAX builds a dense [V, E] for Path A and adds it to
-Path B's. The norms of both paths leave the backward pass as the gradient of a `probe`, three numbers that enter the
-forward pass and do nothing there:
+A pytree does not alias, and neither does a gradient: without this, JAX builds a dense [V, E] for the lookup path and
+adds it to the head path's. The norms of both paths leave the backward pass as the gradient of a `probe`, three numbers
+that enter the forward pass and do nothing there:
 
     loss_of = lambda params, probe: boundary_loss(params, ids, targets, probe)
     loss, (grads, seen) = jax.value_and_grad(loss_of, (0, 1))(params, probe())
@@ -49,9 +49,9 @@ def enter(
 
     Args:
         table, ids, probe: as above.
-        stop_lookup: row whose Path A is stopped and whose Path B is not.
+        stop_lookup: row whose lookup path is stopped and whose head path is not.
         stop_both: row that receives no gradient from either path.
-        alpha: factor on Path A.
+        alpha: factor on the lookup path.
 
     Returns:
         rows [..., E] and the table to use from here on. A number outside the table gives a row of nan.

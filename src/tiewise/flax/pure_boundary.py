@@ -146,8 +146,8 @@ class PureBoundary:
     ) -> Array:
         """Loss of `body` between lookup and head, the table threaded through: one gradient buffer where tied.
 
-        The gradient of `probe` (`tiewise.flax.flax_paths.probe()`) holds the norms of both paths. Untied, Path B is
-        the other table's and the probe sees Path A alone.
+        The gradient of `probe` (`tiewise.flax.flax_paths.probe()`) holds the norms of both paths. Untied, the head path
+        is the other table's and the probe sees the lookup path alone.
         """
         rows, after = self._embed(params, ids, probe)
         return self._loss(params, body(rows), after if self.tied else self._entered(params), targets, options)

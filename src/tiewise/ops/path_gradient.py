@@ -1,14 +1,14 @@
 """One table, two gradients, one buffer.
 
-A tied table W receives Path A (through the lookup, a few rows) and Path B (through the output projection, all rows).
+A tied table W has two gradients: the lookup path's (A, a few rows) and the head path's (B, every row).
 Plain autograd builds a dense [V, E] tensor for each and a third for their sum. Here the lookup hands the table on:
 
     rows, W' = tied_lookup(W, ids)      # forward: rows = W[ids], W' = W (a view)
     loss = head(body(rows), W')         # the head uses W', so the graph orders the backward: head first, lookup last
 
     backward of `tied_lookup`, called once with both gradients complete:
-        gradient of W = gradient of W'          (Path B, the head's own buffer)
-        gradient of W[ids] += gradient of rows  (Path A, in place, distinct rows only)
+        gradient of W = gradient of W'          (head path: the loss's own buffer)
+        gradient of W[ids] += gradient of rows  (lookup path: in place, distinct rows only)
 
 Nothing is shared on the side: if the rows are detached, or the head is not used, the other path still arrives.
 Several lookups of one table chain (`tied_lookup(W', more_ids)`). The method orders nodes by the autograd graph alone.
@@ -31,7 +31,7 @@ from tiewise.core.errors import UnsupportedError
 
 @dataclass
 class PathRecord:
-    """Path A's rows since the last `clear`: kept apart, one per distinct token, until the optimizer step."""
+    """The lookup path's rows since the last `clear`: kept apart, one per distinct token, until the optimizer step."""
 
     pieces: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class PathRecord:
             self.pieces = [self.merged()]
 
     def merged(self) -> tuple[Tensor, Tensor]:
-        """Return (distinct tokens [U], their summed Path A rows [U, E])."""
+        """Return (distinct tokens [U], their summed rows of the lookup path [U, E])."""
         ids, rows = (torch.cat(parts) for parts in zip(*self.pieces, strict=True))
         return _distinct(ids, rows)
 
@@ -55,10 +55,10 @@ class PathRecord:
 class LookupOptions:
     """What the gradient of a lookup respects."""
 
-    stop_lookup: int | None = None  # row whose Path A is stopped and whose Path B is not: `padding_idx` of torch
+    stop_lookup: int | None = None  # row whose lookup path alone is stopped: `padding_idx` of torch
     stop_both: int | None = None  # row that receives no gradient from either path
-    alpha: float = 1.0  # factor on Path A
-    record: PathRecord | None = None  # where Path A's rows are kept for `path_norms`
+    alpha: float = 1.0  # factor on the lookup path
+    record: PathRecord | None = None  # where the lookup path's rows are kept for `path_norms`
 
 
 _NONE = LookupOptions()
@@ -70,7 +70,7 @@ def tied_lookup(table: Tensor, ids: Tensor, options: LookupOptions = _NONE) -> t
     Returns:
         rows [..., E] and the table to use from here on. The second may feed only lookups through `tied_lookup`, matrix
         products and `linear_cross_entropy`: their gradients are written once and owned by nobody else, which is
-        what makes adding Path A in place safe. A regulariser takes the original `table`.
+        what makes adding the lookup path in place safe. A regulariser takes the original `table`.
 
     Raises:
         UnsupportedError: no tensors, inside `torch.func` transforms, and (in backward) when asked for a second
@@ -96,7 +96,7 @@ def without_row(table: Tensor, row: int | None) -> Tensor:
 
 
 def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
-    """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of Path A.
+    """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of the lookup path.
 
     One pass over `gradient` and no matrix product: B equals the gradient outside the recorded rows, and the gradient
     minus A on them, so nothing cancels. Call it after the last backward of a step and before clipping; under a
@@ -109,7 +109,7 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
         raise UnsupportedError(f"path_norms of a {type(gradient).__name__}", "give table.grad, after backward()")
     if not isinstance(record, PathRecord):
         fix = "turn recording on before the forward: record = installed.track()"
-        raise UnsupportedError(f"path_norms with a {type(record).__name__} for Path A's record", fix)
+        raise UnsupportedError(f"path_norms with a {type(record).__name__} for the lookup path's record", fix)
     if hasattr(gradient, "full_tensor"):
         fix = "give gradient.full_tensor(), on every process, and gather(record)"
         raise UnsupportedError(f"path_norms of a sharded gradient ({type(gradient).__name__})", fix)
@@ -129,7 +129,7 @@ def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
 
 
 def gather(record: PathRecord) -> PathRecord:
-    """Average Path A's rows over all processes of the default group, as DDP averages the gradient they belong to."""
+    """Average the lookup path's rows over all processes of the default group, as DDP averages their gradient."""
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
         return record
     parts: list[Any] = [None] * dist.get_world_size()

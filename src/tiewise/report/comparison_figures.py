@@ -72,14 +72,14 @@ TRAINING = Measured(
 OUTPUT_SHARE = Measured(
     "Share of the output path in the gradient",
     "‖B‖ / (‖A‖ + ‖B‖)",
-    "Path A is the gradient through the lookup, Path B the one through the output projection, of one table or of two; "
+    "The lookup path is the gradient through the lookup, the head path that through the head, of one table or of two; "
     f"above 50 % the output end pulls harder than the input end. {THIN}",
     _output_share,
     level=0.5,
 )
 COSINE = Measured(
     "Do both paths pull the same way?",
-    "cosine of Path A and Path B",
+    "cosine of lookup path and head path",
     f"Above zero the two paths agree, at zero they are unrelated, below zero they work against each other. {THIN}",
     lambda point: point.cosine,
     level=0.0,

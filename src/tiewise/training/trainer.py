@@ -1,7 +1,8 @@
 """`transformers.Trainer` with the norms of both gradient paths, measured where they are still what they are.
 
 The gradient of a step is whole after its last micro-batch and is scaled by the clipping that follows, so the paths are
-measured between the two, at no matrix product: Path A's rows were kept apart by the lookup, and B follows from the sum.
+measured between the two, at no matrix product: the lookup path's rows were kept apart by the lookup, and the head path
+follows from the sum.
 """
 
 from __future__ import annotations
