@@ -83,7 +83,7 @@ _OFFERS = {
     "core.spec": "BoundarySpec",
     "core.vocabulary": "Vocabularies",
     "hf": "load",
-    "inspection.inspect": "inspect",
+    "inspection.carry_out": "inspect",
     "inspection.section": "Inspection",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
     "ops.chunked": "LossOptions",
