@@ -12,8 +12,9 @@ from scipy.special import log_softmax
 
 from tiewise.analysis import path_matrix as module
 from tiewise.analysis import token_table as tables
+from tiewise.analysis.estimates import wilson
 from tiewise.analysis.path_matrix import DirectPath, Norm, asymmetry, definiteness, grams, sampled_asymmetry
-from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions, wilson
+from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions
 from tiewise.analysis.token_table import HeldTable
 from tiewise.core.errors import DataError
 from tiewise.core.progress import doing, heard

@@ -24,9 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.bigram_counts import Chain, Ids
+from tiewise.analysis.estimates import Z
 from tiewise.analysis.lbfgs import minimise
 from tiewise.analysis.path_matrix import DirectPath, no_numbers
-from tiewise.analysis.path_tokens import CONFIDENCE_95, logits, transitions
+from tiewise.analysis.path_tokens import logits, transitions
 from tiewise.analysis.token_table import Array
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
@@ -249,5 +250,5 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
     if exact:
         nll = float((losses * chain.counts).sum() / chain.pairs)
         return PathLoss(nll, nll, nll, len(chosen), True)
-    nll, half = float(losses.mean()), CONFIDENCE_95 * float(losses.std(ddof=1)) / math.sqrt(sample)
+    nll, half = float(losses.mean()), Z * float(losses.std(ddof=1)) / math.sqrt(sample)
     return PathLoss(nll, nll - half, nll + half, sample, False)

@@ -24,6 +24,14 @@ class Estimate:
     rows: int
 
 
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share seen in `count` independent draws (Wilson's score interval)."""
+    z = Z
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def mean_interval(values: ArrayLike) -> Estimate:
     """Mean of independent values with Student's interval, mean ± t·s/√n; nan for what too few values do not give.
 

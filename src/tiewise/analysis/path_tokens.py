@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tiewise.analysis.estimates import wilson
 from tiewise.analysis.path_matrix import DirectPath, Grams, asymmetry
 from tiewise.analysis.token_table import Array
 from tiewise.analysis.token_texts import find_tokens
@@ -22,7 +23,6 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
 
-CONFIDENCE_95 = 1.959963984540054
 MOST_PAIRS = 4096  # held against one block of output rows
 ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
 BLOCK = 1024
@@ -196,14 +196,6 @@ def sampled(rows: int, count: int, seed: int) -> NDArray[np.int64]:
     if count >= rows:
         return np.arange(rows, dtype=np.int64)
     return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False)).astype(np.int64)
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share seen in `count` independent draws (Wilson's score interval)."""
-    z = CONFIDENCE_95
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ nats per token unless the name says otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -17,13 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tiewise.analysis.estimates import wilson
 from tiewise.core.errors import RunError
 from tiewise.core.records import from_record, to_record
 from tiewise.training.folder import DENSE, FINAL
 
 SCHEMA = 1
 MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged
-_SURE = 1.959963984540054  # standard errors of a 95 % interval
 AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
 
@@ -49,10 +48,7 @@ class Share:
     @classmethod
     def of(cls, right: int, count: int, nll: float) -> Share:
         """Make one of a count."""
-        p, z = right / count, _SURE
-        middle, spread = p + z * z / (2 * count), z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-        scale = 1 + z * z / count
-        return cls(p, (middle - spread) / scale, (middle + spread) / scale, count, nll)
+        return cls(right / count, *wilson(right / count, count), count, nll)
 
 
 @dataclass(frozen=True)
