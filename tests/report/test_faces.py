@@ -141,6 +141,13 @@ def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
     assert panel.table.rows[2] == ["3", "–", "1.000 [0.500, 1.500]"]
 
 
+def test_a_level_that_could_not_be_estimated_is_not_drawn():
+    lost, kept = line("a", (4.0, 3.0), level=math.nan, level_name="none"), line("b", (4.0, 3.0), level=2.0)
+    (panel,) = panels({"a": found(curves=(lost,)), "b": found(curves=(replace(kept, level_name="one"),))})
+    levels = [trace for trace in panel.figure.data if trace.line.dash == "dot"]
+    assert [(trace.name, set(trace.y)) for trace in levels] == [("one", {2.0})]
+
+
 def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
     grid = Grid("Alike", ("0", "1"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
     (panel,) = panels({"a": found(grids=(grid,))})

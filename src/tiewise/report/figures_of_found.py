@@ -96,9 +96,11 @@ def _lines(name: str, curves: Sequence[Curve], looks: Mapping[str, theme.Style])
     which = list(dict.fromkeys(curve.which for curve in curves))
     for curve in curves:
         _draw(figure, curve, looks[curve.of], theme.DASHES[which.index(curve.which) % len(theme.DASHES)])
-    levels = {(curve.level, curve.level_name) for curve in curves if curve.level is not None}
-    for level, said in levels:
-        whose = said if len(levels) == 1 else f"{said}, {next(c.of for c in curves if c.level == level)}"
+    # the first curve that has a level names it; NaN is a level that could not be estimated
+    finite = [curve for curve in reversed(curves) if curve.level is not None and math.isfinite(curve.level)]
+    levels = {(curve.level, curve.level_name): curve.of for curve in finite}
+    for (level, said), of in levels.items():
+        whose = said if len(levels) == 1 else f"{said}, {of}"
         figure.add_scatter(
             x=[min(x for c in curves for x in c.x), max(x for c in curves for x in c.x)],
             y=[level, level],
