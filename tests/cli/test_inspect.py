@@ -123,6 +123,7 @@ def check_in_a_browser(path):
     with playwright.sync_playwright() as driver:
         chromium = driver.chromium.launch(executable_path=BROWSER, args=FLAGS)
         with Visit(chromium, path) as visit:
+            visit.page.evaluate("document.querySelectorAll('details').forEach(place => place.open = true)")
             plots, drawn = visit.page.locator(".plot"), visit.page.locator(".plot .main-svg:first-child")
             assert plots.count() > 10
             drawn.nth(plots.count() - 1).wait_for(timeout=60_000)

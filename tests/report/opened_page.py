@@ -84,7 +84,7 @@ class Visit:
         self.page.on("dialog", lambda dialog: (self.said.append(dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self.asked.append(request.url))
         self.page.goto(path.as_uri())
-        self.page.locator(".plot").last.locator(".main-svg").first.wait_for()
+        self.page.locator(".plot").last.locator(".main-svg").first.wait_for(state="attached")  # it may be folded
 
     def __enter__(self):
         return self
