@@ -17,9 +17,9 @@ from tiewise.analysis.token_table import Array, Behind, StoredTable, TokenTable
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError

@@ -22,8 +22,8 @@ from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
+from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.stored_boundary import read_boundary
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.plain_ends import readable, require_head, tied_names
+from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA
 from tiewise.checkpoint.rule import INFO, Finding, difference
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
