@@ -194,8 +194,10 @@ class Found:
     def about(self, label: str) -> Found:
         """Return it with everything that names no model as of this one."""
         kinds = (f.name for f in fields(self) if f.name not in ("answer", "notes"))
-        parts = {kind: [part if part.of else replace(part, of=label) for part in getattr(self, kind)] for kind in kinds}
-        return replace(self, **{kind: tuple(found) for kind, found in parts.items()})
+        named: dict[str, Any] = {
+            kind: tuple(part if part.of else replace(part, of=label) for part in getattr(self, kind)) for kind in kinds
+        }
+        return replace(self, **named)
 
     def __getitem__(self, name: str) -> Quantity:
         """Return the first quantity of this name; KeyError where there is none."""
