@@ -189,7 +189,7 @@ class Asked:
 class Questions:
     """All that a model is asked of a text."""
 
-    kind: str  # "next token" or "hidden", as `text_loss` names them
+    kind: str  # "next token" or "hidden", as `two_paths` names them
     windows: int  # how many there are
     batches: Iterator[Asked]  # a few windows at a time, so that few states and logits are held at once
 

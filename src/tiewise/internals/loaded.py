@@ -15,9 +15,8 @@ from transformers import AutoConfig, PreTrainedModel
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.untrusted import short
+from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, DataError, TiewiseError
-from tiewise.core.memory import require
 from tiewise.data.windows import Ids
 from tiewise.hf import model_class
 
@@ -72,7 +71,7 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     if not folder.tensors:
         fix = "convert the weights to safetensors first; pickled files are never opened"
         raise CheckpointError(f"{folder.path}: no safetensors in it", fix)
-    require(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
+    require_memory(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         made = model_class(config, folder.path)
