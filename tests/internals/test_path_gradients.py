@@ -15,8 +15,8 @@ from tiewise.analysis.estimates import mean_interval
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
+from tiewise.core.frequency import bin_of
 from tiewise.core.progress import heard
-from tiewise.data.frequency import bin_of
 from tiewise.internals.loaded import Opened
 from tiewise.internals.path_gradients import HISTOGRAM, by_batch, path_gradients
 from tiewise.internals.text_loss import HALF, HIDDEN, NEXT, TextLoss

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from tiewise.analysis.estimates import Estimate, mean_interval, ratio
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
+from tiewise.core.frequency import bin_of, frequency_bins, token_counts
 from tiewise.core.progress import progress
-from tiewise.data.frequency import bin_of, frequency_bins, token_counts
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.internals.loaded import Opened
 from tiewise.internals.text_loss import TextLoss
 from tiewise.internals.two_paths import Adam, AdamPaths, PathSplit, RowSums, cosine_null, parted, row_sums
@@ -73,7 +73,7 @@ class Activation:
 class Bin:
     """Tokens of one frequency."""
 
-    label: str  # counts in the text, as `tiewise.data.frequency.frequency_bins` has them
+    label: str  # counts in the text, as `tiewise.core.frequency.frequency_bins` has them
     tokens: int  # rows of the table
     occurrences: int  # how often they occur together
     gradient: PathSplit  # of the text's mean loss, on these rows

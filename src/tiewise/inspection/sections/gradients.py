@@ -8,8 +8,8 @@ from typing import Any
 
 from tiewise.analysis.estimates import Estimate
 from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, visible
+from tiewise.core.frequency import token_counts
 from tiewise.core.numerals import count, plain
-from tiewise.data.frequency import token_counts
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
