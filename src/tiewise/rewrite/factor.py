@@ -36,10 +36,10 @@ from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.plain_ends import plain_ends, tied_names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
-from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
-from tiewise.core import memory
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.numerals import size
 from tiewise.core.progress import advance, doing
 from tiewise.core.spec import BoundarySpec
 from tiewise.rewrite.change import (
@@ -96,13 +96,13 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
         seen = read_counts(counts, ends.input.rows)
         groups = [(found, bin_of(seen) == i) for i, found in enumerate(frequency_bins(seen)) if found.tokens]
     widest = max(table.shape[1] for table in ends.tables)
-    memory.require(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
+    require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
     made: list[tuple[Factored, Fit]] = []
     notes: list[str] = []
     for table in ends.tables:
         name, width = short(table.name), table.shape[1]
-        needs = memory.gigabytes(memory_needed(width, rank))
+        needs = size(memory_needed(width, rank))
         with doing(f"decomposing {name} (needs {needs} of memory)", table.nbytes):
             factored = low_rank(table, rank)
         with doing(f"measuring {name}", table.nbytes):
