@@ -22,7 +22,6 @@ from tests.checkpoint.tiny_checkpoints import llama, llama_config, table, write_
 
 import tiewise.hf
 from tiewise.checkpoint.stored import read_header
-from tiewise.core import memory
 from tiewise.core.errors import CheckpointError, InstallError
 from tiewise.core.progress import doing, heard
 from tiewise.rewrite import factor
@@ -311,10 +310,10 @@ def test_the_largest_rank_that_saves_is_taken(tmp_path):
 def test_refuses_before_it_runs_out_of_memory(tmp_path, monkeypatch):
     broken(tmp_path / "a")
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\nMemAvailable:       3 kB\n")
-    monkeypatch.setattr(memory, "MEMINFO", str(tmp_path / "meminfo"))
-    with pytest.raises(CheckpointError, match=r"needs 0\.1 GB of memory, and 3\.1e-06 GB are free"):
+    monkeypatch.setattr("tiewise.checkpoint.untrusted.MEMINFO", str(tmp_path / "meminfo"))
+    with pytest.raises(CheckpointError, match=r"needs \d+ MB of memory, and 3.07 kB are free"):
         factor(tmp_path / "a", tmp_path / "b", rank=3)
-    monkeypatch.setattr(memory, "MEMINFO", str(tmp_path / "nothing"))
+    monkeypatch.setattr("tiewise.checkpoint.untrusted.MEMINFO", str(tmp_path / "nothing"))
     factor(tmp_path / "a", tmp_path / "b", rank=3)
 
 

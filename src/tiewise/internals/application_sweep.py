@@ -41,8 +41,8 @@ from tiewise.data.windows import Ids, windows
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import LayerCall, Repeat, applied, one_block, relative
 from tiewise.internals.stack import AppliedStack, find_stack
-from tiewise.internals.text_loss import HIDDEN, NEXT
 from tiewise.internals.tuned_lens import chunks
+from tiewise.internals.two_paths import HIDDEN, NEXT
 
 MOST = 24
 TOKENS_AT_ONCE = 2048
@@ -189,7 +189,7 @@ class Asked:
 class Questions:
     """All that a model is asked of a text."""
 
-    kind: str  # "next token" or "hidden", as `text_loss` names them
+    kind: str  # "next token" or "hidden", as `two_paths` names them
     windows: int  # how many there are
     batches: Iterator[Asked]  # a few windows at a time, so that few states and logits are held at once
 

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from tiewise.core.errors import PlanError
-from tiewise.core.mean_field import ACTIVATIONS, FreshBody
+from tiewise.core.first_loss import ACTIVATIONS, FreshBody
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.planning.architecture import (
     AppliedLayers,

@@ -28,10 +28,10 @@ from tiewise.checkpoint.rule import ERROR, names, size
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
+from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
 from tiewise.core.progress import doing
-from tiewise.core.version import __version__
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_tensors
 from tiewise.rewrite.new_folder import become, beside, cannot_write, copy, destination, share

@@ -26,9 +26,9 @@ from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.plain_ends import PlainEnds, plain_ends, tied_names
 from tiewise.checkpoint.stored import NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
-from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
-from tiewise.core import memory
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.numerals import size
 from tiewise.core.progress import doing
 from tiewise.core.spec import BoundarySpec
 from tiewise.rewrite.change import DELETE, PROBES, Change, Moved, NewTensor, TableRows, copy_of, measure_move
@@ -63,7 +63,7 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
         read = read_counts if isinstance(counts, str | os.PathLike) else checked_counts
         counts = read(counts, ends.input.rows)
     width = max(table.shape[1] for table in ends.tables)
-    memory.require(memory_needed(width, rank), f"{facts.path}: the decomposition of a table {width} wide")
+    require_memory(memory_needed(width, rank), f"{facts.path}: the decomposition of a table {width} wide")
     fitted = [_fit(table, rank) for table in ends.tables]
     how = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
     return Change(
@@ -101,7 +101,7 @@ def _factored_config(facts: Facts, ends: PlainEnds, rank: int) -> dict[str, Any]
 
 
 def _fit(table: Stored, rank: int) -> tuple[Factors, Fit]:
-    need = memory.gigabytes(memory_needed(table.shape[1], rank))
+    need = size(memory_needed(table.shape[1], rank))
     with doing(f"decomposing {short(table.name)} (needs {need} of memory)", table.nbytes):
         factors = Factors(table, low_rank(table, rank))
     with doing(f"measuring {short(table.name)}", table.nbytes):

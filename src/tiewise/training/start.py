@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import transformers
 
-from tiewise.core.version import __version__
+from tiewise.core import __version__
 from tiewise.data.prepared import PreparedText, load_prepared
 from tiewise.training import ranks
 from tiewise.training.display import Display, RunsBar

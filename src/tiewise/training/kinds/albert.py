@@ -20,7 +20,7 @@ import torch
 
 from tiewise.boundary.install import Installed, install
 from tiewise.core.errors import DataError, RunError, SpecError
-from tiewise.core.random_logits import first_step
+from tiewise.core.first_loss import first_step
 from tiewise.core.records import require, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
