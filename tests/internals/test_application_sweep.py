@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.data.windows import windows
+from tiewise.data.tokenizer import windows
 from tiewise.internals.application_sweep import application_sweep, questions
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import HIDDEN, NEXT
