@@ -19,7 +19,7 @@ def text(seed=0, length=4000):
 
 
 def test_the_text_map_is_the_log_ratio_of_counts():
-    ids = text()
+    ids = text(length=400)
     chain = Chain.of([ids], V)
     shown = frequent(chain, 6, also=[V - 1, 3])
     counts = np.bincount(ids, minlength=V)

@@ -10,6 +10,8 @@ import pytest
 from rich.console import Console
 from tests.inspection import test_sections as samples
 from tests.inspection.test_first_mlp import opened
+from tests.inspection.test_gradients import paths
+from tests.inspection.test_gradients_over_training import arm
 from tests.inspection.test_path_sections import checkpoint, text
 from tests.inspection.test_table_sections import over_seeds
 from tests.inspection.test_tables_over_seeds import planted, write_run
@@ -19,6 +21,7 @@ from tiewise.core.found import ONE, Found, Listing, Quantity
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.request import Request
 from tiewise.inspection.section import Inspection, SectionFound, sections
+from tiewise.inspection.sections import gradients, gradients_over_training
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
 from tiewise.inspection.sections.direct_path import direct_path_of
@@ -82,11 +85,11 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         (tmp_path / label).mkdir()
         folders[label], _ = checkpoint(tmp_path / label, tied)
     never, soon = (samples.lens(samples.lenses(*layers)) for layers in (late, early))
-    gradients = {"untied": samples.paths(null=None, cosine=math.nan), "tied": samples.paths()}
+    pulling = {"untied": paths(one_table=False, null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
         "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),
         "which_end": found_over_seeds(over_seeds(), "tied"),
-        "gradients_over_training": samples.over_training(samples.arm((0.5,) * 10)),
+        "gradients_over_training": gradients_over_training.found_of(arm((0.5,) * 10)),
         "tokens": tokens_of(folders["untied"], text()),
         "refinement": samples.refinement(samples.unshared()),
         "first_mlp": first_mlp_of(opened(one_layer("llama"), tmp_path / "model")),
@@ -94,7 +97,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
 
     def of(label):
         own = folders.get(label, folders["untied"])
-        pulled = samples.gradients(gradients.get(label) or samples.paths(cosine=-0.5))
+        pulled = gradients.found_of(pulling.get(label) or paths(cosine=-0.5))
         lens = soon if label == "tied" else never
         return {
             "direct_path": direct_path_of(own),

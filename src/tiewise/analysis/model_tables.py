@@ -18,10 +18,9 @@ from numpy.typing import ArrayLike, NDArray
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder, open_folder, read_tokenizer
-from tiewise.checkpoint.plain_ends import is_own
+from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
-from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
@@ -198,7 +197,7 @@ def ends_of(folder: Folder) -> Ends:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
     facts, notes = Facts(folder), []
-    if not is_own(facts):
+    if not facts.is_own:
         table, head = stored_ends(facts)
         if facts.roles.maps:
             stands = f"{short(facts.roles.maps[0].name)} stands between a table and the body"
