@@ -18,8 +18,7 @@ from typing import Any
 from flax import linen, nnx
 from jax import Array
 
-from tiewise.core.spec import BoundarySpec
-from tiewise.core.vocabulary import Vocabularies
+from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.flax.pure_boundary import Body, PureBoundary
 
 

@@ -26,9 +26,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from tiewise.core.errors import SpecError
-from tiewise.core.random_logits import starting_nll
-from tiewise.core.spec import BoundarySpec
-from tiewise.core.vocabulary import Vocabularies
+from tiewise.core.first_loss import starting_nll
+from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.flax.flax_loss import FlaxLossOptions, as_array, check_range, linear_cross_entropy
 from tiewise.flax.flax_paths import enter
 

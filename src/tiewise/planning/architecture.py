@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tiewise.core.errors import PlanError, SpecError
-from tiewise.core.mean_field import FreshBody
+from tiewise.core.first_loss import FreshBody
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 

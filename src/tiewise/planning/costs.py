@@ -12,7 +12,7 @@ from functools import cache
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
 from tiewise.core.files import packaged_json
-from tiewise.core.random_logits import POSITIONS, Computed, FirstStep, first_step
+from tiewise.core.first_loss import POSITIONS, Computed, FirstStep, first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import Architecture

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tiewise.core.errors import PlanError
-from tiewise.core.mean_field import ACTIVATIONS, FreshBody
+from tiewise.core.first_loss import ACTIVATIONS, FreshBody
 from tiewise.planning.architecture import (
     AppliedLayers,
     Architecture,

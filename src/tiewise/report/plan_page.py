@@ -179,8 +179,8 @@ def growth_panels(plan: Plan) -> list[Panel]:
             models,
             f"Whole models of {layers} layers by width",
             "unique parameters",
-            "Plain decoders of this vocabulary, 12·D² per layer. With one shared layer the body grows as 12·D² instead of "
-            f"12·L·D². {here}",
+            "Plain decoders of this vocabulary, 12·D² per layer. With one shared layer the body grows as 12·D² instead "
+            f"of 12·L·D². {here}",
         ),
     )[: 2 if a.layers else 1]:
         curves = [
