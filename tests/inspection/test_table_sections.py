@@ -23,7 +23,7 @@ from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import across, found_over_seeds
 from tiewise.inspection.tables_over_seeds import AGAIN, OTHER_SEED, SAME_SEED, Again, Leaning, OverSeeds
-from tiewise.report.figures_of_found import panels
+from tiewise.report.figures import panels
 
 ROWS, WIDTH = 400, 8
 QUICK = AlignSettings(permutations=2, sampled=200, subspaces=(4,))
