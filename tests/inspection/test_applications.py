@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, models
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.data.windows import windows
+from tiewise.data.tokenizer import windows
 from tiewise.inspection.sections.applications import Sweep, applications_of, found_of, questions
 from tiewise.internals.loaded import Opened
 from tiewise.models.albert_layers import OpenAlbertConfig

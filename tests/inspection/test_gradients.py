@@ -12,9 +12,9 @@ from tests.internals.test_two_paths import KINDS, by_hand, opened, text
 
 from tiewise.core.errors import DataError
 from tiewise.core.found import NEITHER, ONE, Quantity
+from tiewise.core.frequency import bin_of, frequency_bins
 from tiewise.core.numerals import count, plain
 from tiewise.core.progress import heard
-from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,
     SIZES,

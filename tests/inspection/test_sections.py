@@ -14,16 +14,12 @@ from tiewise.inspection.sections.bigrams import found_of as bigrams
 from tiewise.inspection.sections.first_mlp import found_of as first_mlp
 
 
-def about(value, half=0.02, rows=4):
-    return Estimate(value, value - half, value + half, rows)
+def about(value, half=0.02):
+    return Estimate(value, value - half, value + half, 4)
 
 
 def numbers(quantity):
     return quantity.value, quantity.low, quantity.high
-
-
-def curves(found, name):
-    return {curve.which: curve for curve in found.curves if curve.name == name}
 
 
 # --- first MLP and bigrams

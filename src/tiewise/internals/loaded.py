@@ -17,7 +17,7 @@ from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
 from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, DataError, TiewiseError
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.hf import model_class
 
 TOKENS_AT_ONCE = 2048

@@ -37,7 +37,7 @@ from tiewise.analysis.estimates import ratio
 from tiewise.boundary.locate import ModelEnds
 from tiewise.checkpoint.hf_folder import read_tokenizer
 from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.internals.loaded import Opened
 
 NEXT, HIDDEN, HALF = "next token", "hidden", "second half"

@@ -21,7 +21,7 @@ from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import first_step
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.planning.read_config import read
 from tiewise.training.settings import Settings
 

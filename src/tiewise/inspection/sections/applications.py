@@ -28,14 +28,12 @@ from torch.utils.data import default_collate
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError
 from tiewise.core.found import Curve, Found, Quantity
+from tiewise.core.frequency import token_counts
 from tiewise.core.numerals import size
 from tiewise.core.progress import progress
-from tiewise.data.frequency import token_counts
-from tiewise.data.masking import IGNORED, Masking
-from tiewise.data.sentence_pairs import Packing, find_sentences
-from tiewise.data.tokenizer import make_tokenizer
-from tiewise.data.training_rows import MARKS, Marks, PairRows
-from tiewise.data.windows import Ids, windows
+from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
+from tiewise.data.tokenizer import Ids, make_tokenizer, windows
+from tiewise.data.training_rows import IGNORED, Masking, PairRows
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
@@ -177,7 +175,15 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
             where[:, -1] = False
             found.append(Question({"input_ids": tokens}, torch.ones_like(where), where, tokens[:, 1:].flatten()))
         return found
-    rows = _rows(opened, ids, length, seed)
+    folder, vocab = opened.folder.path, opened.vocab
+    tokenizer = make_tokenizer(str(folder))
+    marks = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
+    missing = [piece for piece, number in marks.items() if number is None or number >= vocab]
+    if missing:
+        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
+        raise DataError(what, "put the model's own tokenizer beside it")
+    sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
+    rows = PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)
     count = min(count, len(rows))
     for start in range(0, count, step):
         batch = default_collate([rows[i] for i in range(start, min(start + step, count))])
@@ -187,19 +193,6 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
         where = labels != IGNORED
         found.append(Question(batch, batch["attention_mask"].bool(), where, labels[where]))
     return found
-
-
-def _rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
-    folder, vocab = opened.folder.path, opened.vocab
-    tokenizer = make_tokenizer(str(folder), lambda: iter(()))
-    found = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
-    missing = [piece for piece, number in found.items() if number is None or number >= vocab]
-    if missing:
-        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
-        raise DataError(what, "put the model's own tokenizer beside it")
-    marks = Marks.read(tokenizer, vocab)
-    sentences = find_sentences(ids, marks.vocabulary, tokenizer.eos_token_id)
-    return PairRows(sentences, marks, Packing(length, "none", short=0.0), Masking(), seed=seed)
 
 
 def found_of(found: Sweep) -> Found:

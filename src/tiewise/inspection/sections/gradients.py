@@ -23,10 +23,10 @@ from tiewise.analysis.estimates import mean_interval, ratio
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
 from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, visible
+from tiewise.core.frequency import bin_of, frequency_bins, token_counts
 from tiewise.core.numerals import count, plain
 from tiewise.core.progress import progress
-from tiewise.data.frequency import bin_of, frequency_bins, token_counts
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench

@@ -20,7 +20,7 @@ from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import NONE, plain
 from tiewise.core.progress import progress
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench

@@ -22,7 +22,7 @@ from tiewise.boundary.locate import locate
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE
 from tiewise.core.progress import advance, doing
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
