@@ -13,13 +13,12 @@ from tests.training.conftest import prose
 
 from tiewise.core.errors import RunError
 from tiewise.internals.paths_over_training import paths_of, paths_over_training
-from tiewise.training.compare import finish
+from tiewise.training.compare import finish, start
 from tiewise.training.display import Display
 from tiewise.training.folder import folder_name
 from tiewise.training.kinds import decoder
 from tiewise.training.results import Comparison, CurvePoint, RunResult
 from tiewise.training.settings import Settings
-from tiewise.training.start import start
 from tiewise.training.trainer import TiewiseTrainer
 
 STEPS = 40  # logging windows of two steps

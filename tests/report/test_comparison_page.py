@@ -12,8 +12,7 @@ from tests.report.opened_page import EVIL, Page
 from tiewise.core.errors import RunError
 from tiewise.report.comparison_found import DEMO
 from tiewise.report.comparison_page import render, write_report
-from tiewise.training.results import ArmDirectPath
-from tiewise.training.statistics import complete
+from tiewise.training.results import ArmDirectPath, complete
 
 
 @pytest.fixture(scope="module")

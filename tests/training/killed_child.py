@@ -12,8 +12,8 @@ from pathlib import Path
 from transformers import Trainer, TrainerState, trainer
 
 from tiewise.training import compare, run
-from tiewise.training.callbacks import Clock, Lines
 from tiewise.training.display import Display
+from tiewise.training.trainer import RunRecord
 
 
 def die(*arguments, **named):
@@ -60,15 +60,15 @@ def after(real, *arguments, **named):
 
 # Two runs of 40 steps, a checkpoint every 8: five saves each. A call beyond 5 is the second run's.
 MOMENTS = {
-    "before the first checkpoint": lambda: on_call(Clock, "on_step_end", 5),
-    "at a step": lambda: on_call(Clock, "on_step_end", 29),
-    "at a step of the second run": lambda: on_call(Clock, "on_step_end", 60),
+    "before the first checkpoint": lambda: on_call(RunRecord, "on_step_end", 5),
+    "at a step": lambda: on_call(RunRecord, "on_step_end", 29),
+    "at a step of the second run": lambda: on_call(RunRecord, "on_step_end", 60),
     "checkpoint without optimizer": lambda: on_call(Trainer, "_save_optimizer_and_scheduler", 2),
     "checkpoint without random state": lambda: on_call(Trainer, "_save_rng_state", 1),
     "checkpoint without its state": lambda: on_call(TrainerState, "save_to_json", 3),
     "checkpoint with half its state": lambda: on_call(TrainerState, "save_to_json", 7, half_a_state),
     "old checkpoint half removed": lambda: on_call(trainer, "rotate_checkpoints", 3, half_a_rotation),
-    "half a line of metrics": lambda: on_call(Lines, "on_log", 13, half_a_line),
+    "half a line of metrics": lambda: on_call(RunRecord, "on_log", 13, half_a_line),
     "while the final loss is measured": lambda: on_call(run, "_result", 1),
     "before the final model is in place": lambda: on_call(run, "replace_path", 2, half_a_model),
     "before the result is written": lambda: on_call(run, "write_json", 1),
@@ -102,7 +102,7 @@ TOUCHES = ("open", "os.rename", "os.remove", "os.mkdir", "os.rmdir")
 
 def dies_at_step(out, number):
     """Run it until the end of its `number`-th step."""
-    on_call(Clock, "on_step_end", number)
+    on_call(RunRecord, "on_step_end", number)
     compare.finish(Path(out), Display(lambda line: None))
 
 

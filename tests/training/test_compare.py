@@ -8,9 +8,10 @@ import pytest
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
-from tiewise.training import display, short_trials
+from tiewise.training import compare, display, short_trials
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.folder import saved_run
+from tiewise.training.kinds import decoder
 from tiewise.training.results import Comparison
 
 
@@ -66,7 +67,7 @@ def test_what_is_finished_is_not_done_again(tiny, tmp_path, lines, monkeypatch):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
     found = finish(out, lines.display)
     (out / "results.json").unlink()
-    monkeypatch.setattr("tiewise.training.kind.build", lambda *arguments: pytest.fail("built again"))
+    monkeypatch.setattr(decoder.Decoders, "build", lambda *arguments: pytest.fail("built again"))
     assert finish(out, lines.display).runs == found.runs
 
 
@@ -143,12 +144,13 @@ def test_a_single_run_and_a_comparison_are_told_apart(tiny, tmp_path, lines):
     assert (trained.model / "model.safetensors").is_file()
 
 
-def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines):
+def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines, monkeypatch):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
 
-    def stop(job, *rest):
+    def stop(job):
         raise Interrupted(str(job.folder))
 
+    monkeypatch.setattr(compare, "train", stop)
     with pytest.raises(Interrupted):
-        finish(out, lines.display, stop)
+        finish(out, lines.display)
     assert not (out / "results.json").exists()

@@ -17,32 +17,24 @@ from transformers import AutoModelForCausalLM
 
 import tiewise.hf
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
-from tiewise.core.spec import BoundarySpec
 from tiewise.flax import flax_training
 from tiewise.flax.flax_models import FlaxRNN
 from tiewise.flax.flax_training import OptaxRecipe
-from tiewise.training.compare import finish
+from tiewise.training.compare import finish, start
 from tiewise.training.display import Display
 from tiewise.training.evaluate import bits_per_byte
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.kinds import flax
-from tiewise.training.run import train
-from tiewise.training.settings import Job
-from tiewise.training.start import start
 
 assert tiewise.hf  # factored checkpoints load through it
-
-
-def job(settings, folder, arm):
-    return Job(arm, BoundarySpec.parse(arm), 1, settings, folder)
 
 
 @pytest.mark.parametrize(
     "arm", ["tied", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("untied", "factored:8"))]
 )
-def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_path):
-    theirs = train(job(tiny(), tmp_path / "torch", arm), text, counts, [3, 4])
-    ours = train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4])
+def test_both_backends_start_alike_and_end_close(arm, text, trained, tiny, tmp_path):
+    theirs = trained(tiny(), tmp_path / "torch", arm, probe=(3, 4))
+    ours = trained(tiny(backend="flax"), tmp_path / "flax", arm, probe=(3, 4))
     a, b = ours.result, theirs.result
     for name in (
         "initial_nll",
@@ -70,7 +62,7 @@ def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_pa
     torch.testing.assert_close(path, torch.tensor(ours.direct_path), rtol=1e-5, atol=1e-6)
     record = json.loads((tmp_path / "flax" / "result.json").read_text())
     assert record["result"]["heldout_nll"] == a.heldout_nll
-    assert train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4]) == ours
+    assert trained(tiny(backend="flax"), tmp_path / "flax", arm, probe=(3, 4)) == ours
 
 
 @pytest.mark.parametrize(
@@ -105,12 +97,6 @@ def test_a_comparison_by_flax_has_the_report_of_every_comparison(tiny, tmp_path)
     assert again.runs == found.runs
 
 
-def trained(tiny, text, counts, folder, **changes):
-    return train(
-        Job("tied", BoundarySpec.parse("tied"), 1, tiny(backend="flax", **changes), folder), text, counts, [3, 4]
-    )
-
-
 def pressed(monkeypatch, number):
     """Press Ctrl-C before the `number`-th step from here on."""
     real, calls = flax_training._step, []
@@ -135,18 +121,18 @@ def same(one, other):
 
 
 @pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, text, counts, tmp_path, monkeypatch):
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, trained, tmp_path, monkeypatch):
     """In the middle of a window of the curve, right before one ends, and at the last step."""
-    whole = trained(tiny, text, counts, tmp_path / "whole").result
+    whole = trained(tiny(backend="flax"), tmp_path / "whole").result
     folder = tmp_path / "cut"
     for number, step in ((5, 5), (3, 8), (32, 40)):
         with monkeypatch.context() as patch:
             pressed(patch, number)
             with pytest.raises(Interrupted):
-                trained(tiny, text, counts, folder)
+                trained(tiny(backend="flax"), folder)
         assert json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())["global_step"] == step
         assert len(list(folder.glob("checkpoint-*"))) <= 2
-    resumed = trained(tiny, text, counts, folder).result
+    resumed = trained(tiny(backend="flax"), folder).result
     same(resumed, whole)
     assert resumed.seconds > 0
     assert resumed.tokens_per_second == pytest.approx((40 - 3) * 64 / resumed.seconds)  # three processes' first steps

@@ -36,7 +36,7 @@ def tree(root):
 
 
 def begin(out, settings, data="tokens", **options):
-    with starting(out, **{"overwrite": False, **options}) as stage:
+    with locked(out), starting(out, **{"overwrite": False, **options}) as stage:
         (stage / "data").mkdir()
         (stage / "data" / "train.bin").write_text(data)
         write_json(stage / "env.json", {"command": data})
@@ -64,7 +64,7 @@ def test_a_run_is_there_whole(tmp_path):
 
 
 def fail(out, stop, **options):
-    with starting(out, **options) as stage:
+    with locked(out), starting(out, **options) as stage:
         (stage / "data").mkdir()
         raise stop
 

@@ -13,9 +13,8 @@ import killed_child
 import pytest
 from killed_child import killed
 
-from tiewise.training.compare import finish
+from tiewise.training.compare import finish, start
 from tiewise.training.display import Display
-from tiewise.training.start import start
 
 SILENT = Display(lambda line: None)
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")

@@ -22,8 +22,7 @@ from tiewise.core.sharing_spec import KINDS
 from tiewise.core.student import holm
 from tiewise.report.comparison_found import CHANCE, share, share_over_rows
 from tiewise.report.grid import Table
-from tiewise.training.results import MASKED, Comparison, RunResult
-from tiewise.training.statistics import ALPHA, interval, paired
+from tiewise.training.results import ALPHA, MASKED, Comparison, RunResult, interval, paired
 
 PAPER = "ALBERT (arXiv:1909.11942)"
 AGREES, DISAGREES, OPEN = VERDICTS = ("as in the paper", "the other way", "not told apart at this budget")

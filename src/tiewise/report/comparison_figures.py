@@ -25,8 +25,7 @@ from tiewise.report import theme
 from tiewise.report.comparison_found import CHANCE, NATS, PAIRS, SHARES, difference, found, measured_shares, share
 from tiewise.report.grid import Table
 from tiewise.report.sheet import Panel
-from tiewise.training.results import MASKED, Comparison, CurvePoint
-from tiewise.training.statistics import gaps
+from tiewise.training.results import MASKED, Comparison, CurvePoint, gaps
 
 THIN = "Thick lines are means over seeds, thin lines single seeds."
 EACH = "Each interval is 95 % on its own: of twenty that hold zero in truth, about one excludes it by chance."

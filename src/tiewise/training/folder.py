@@ -42,26 +42,24 @@ _MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it make
 def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """Within this context a folder in `out` takes `data`, `env.json` and `run.yaml`; at its end they are `out`'s run.
 
-    Where the block raises, `out` is as it was before, absent included.
+    `out` is `locked`. Where the block raises, it is as it was before.
 
     Raises:
-        RunError: `out` holds a run and `overwrite` is off, holds something else, or cannot be written.
+        RunError: `out` holds a run and `overwrite` is off, or holds something else.
     """
-    _check_room(out, overwrite)
-    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
+    if (out / FILE).is_file():
+        if not overwrite:
+            raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
+        Settings.load(out / FILE).checked()  # says what is there to be replaced
+    elif out.exists() and any(path.name not in (_STAGE, LOCK) for path in out.iterdir()):
+        raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
     stage = out / _STAGE
     try:
-        try:
-            shutil.rmtree(stage, ignore_errors=True)
-            stage.mkdir(parents=True)
-        except OSError as error:
-            raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir(parents=True)
         yield stage
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
-        with suppress(OSError):  # not ours alone any more, or never made
-            for folder in absent:
-                folder.rmdir()
         raise
     _put_in_place(out)
 
@@ -77,17 +75,6 @@ def saved_run(out: Path) -> Settings:
     if not (out / FILE).is_file():
         raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
     return Settings.load(out / FILE).checked()
-
-
-def _check_room(out: Path, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file", "choose another --out")
-    if (out / FILE).is_file():
-        if not overwrite:
-            raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
-        Settings.load(out / FILE).checked()  # says what is there to be replaced
-    elif out.exists() and any(path.name not in (_STAGE, LOCK) for path in out.iterdir()):
-        raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
 
 
 def _put_in_place(out: Path) -> None:

@@ -177,23 +177,16 @@ def _agree(error: BaseException | None, value: Any = None) -> Any:
         return value
     if error is None and _group.press.pressed:
         error = KeyboardInterrupt()
-    found = _group.gather((_told(error), value))
-    for rank, (told, _) in enumerate(found):
-        if told is not None:
-            raise everywhere(error if rank == _group.rank and error is not None else _heard(rank, *told))
+    told = None  # what the others need to know, in a form that survives pickling whatever the error is
+    if error is not None:
+        how = "interrupted" if isinstance(error, Interrupted) else "stopped" if ctrl_c.behind(error) else "failed"
+        told = how, error.out if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
+    found = _group.gather((told, value))
+    for rank, (said, _) in enumerate(found):
+        if said is not None:
+            how, what = said
+            heard: BaseException = Elsewhere(f"process {rank} ended ({what})")
+            if how != "failed":
+                heard = Interrupted(what) if how == "interrupted" else KeyboardInterrupt()
+            raise everywhere(error if rank == _group.rank and error is not None else heard)
     return found[0][1]
-
-
-def _told(error: BaseException | None) -> tuple[str, str] | None:
-    """What the others need to know of an error, in a form that survives pickling whatever it is."""
-    if error is None:
-        return None
-    if isinstance(error, Interrupted):
-        return "interrupted", error.out
-    return ("stopped" if ctrl_c.behind(error) else "failed"), f"{type(error).__name__}: {error}"
-
-
-def _heard(rank: int, how: str, what: str) -> BaseException:
-    if how == "interrupted":
-        return Interrupted(what)
-    return KeyboardInterrupt() if how == "stopped" else Elsewhere(f"process {rank} ended ({what})")

@@ -1,28 +1,30 @@
 """What a comparison or a single training run is asked to do: one dataclass, written to `run.yaml`, read on resume.
 
-Options of one kind of run (`tiewise.training.kind`) stand beside the others in YAML and after `--set`; here they are
-`own`, a dataclass of that kind. A kind's file is loaded where a run is of that kind: a decoder's settings are all here,
-so that a mistake in them is said before torch is imported.
+Options of one kind of run (`run.Kind`) stand beside the others in YAML and after `--set`; here they are `own`, a
+dataclass of that kind. A kind's file is loaded where a run is of that kind: a decoder's settings are all here, so that
+a mistake in them is said before torch is imported.
 """
 
 from __future__ import annotations
 
 import pkgutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
+import numpy as np
 import yaml
 
 from tiewise.core.errors import RunError
 from tiewise.core.records import require, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.split import CONTIGUOUS, RANDOM
+from tiewise.training.display import RunsBar
 
-if TYPE_CHECKING:
-    from tiewise.training.display import RunsBar
+if TYPE_CHECKING:  # it loads the tokenizers, which a mistake in the settings need not wait for
+    from tiewise.data.prepared import PreparedText
 
 FILE = "run.yaml"
 DECODER = "decoder"
@@ -36,7 +38,7 @@ def kinds() -> list[str]:
 
 
 def find(kind: str) -> Any:
-    """Return the `tiewise.training.kind.Kind` of this name.
+    """Return the `tiewise.training.run.Kind` of this name.
 
     Raises:
         RunError: there is none.
@@ -209,17 +211,20 @@ def recipe(name: str) -> dict[str, Any]:
     return {**read_yaml(_RECIPES / f"{name}.yaml"), "recipe": name}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Job:
     """What to train and where: one arm with one seed."""
 
     arm: str
     spec: BoundarySpec
-    seed: int
     settings: Settings
     folder: Path
+    text: PreparedText
+    counts: np.ndarray  # how often each token occurs in the training split [V]
+    seed: int = 1
     feed_forward: int | None = None  # width that `match parameters` gives the arm
     title: str = ""  # names it in progress, which `bar` shows
-    bar: RunsBar | None = None
+    bar: RunsBar = field(default_factory=RunsBar)
+    probe: tuple[int, ...] = ()  # tokens whose direct path is wanted
     split: str = "heldout"  # what the run is measured on
     trial: bool = False  # nothing but its last loss on `split` is wanted
