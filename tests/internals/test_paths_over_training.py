@@ -10,9 +10,9 @@ import torch.nn.functional as F
 import transformers as tr
 from safetensors.torch import load_file, save_file
 from tests.training.conftest import prose
+from tiewise.internals.paths_over_training import paths_of, paths_over_training
 
 from tiewise.core.errors import RunError
-from tiewise.internals.paths_over_training import paths_of, paths_over_training
 from tiewise.training.compare import finish, start
 from tiewise.training.display import Display
 from tiewise.training.folder import folder_name

@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from tiewise.core.errors import Interrupted
+from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import prepare
-from tiewise.data.frequency import token_counts
 from tiewise.training.compare import start
 from tiewise.training.display import Display
 from tiewise.training.folder import locked

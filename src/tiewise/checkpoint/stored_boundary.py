@@ -24,8 +24,7 @@ from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.plain_ends import is_own, readable
 from tiewise.checkpoint.stored import CHUNK_BYTES, FLOATING, Reader, Stored, rounded
-from tiewise.checkpoint.untrusted import short
-from tiewise.core import memory
+from tiewise.checkpoint.untrusted import require_memory, short
 from tiewise.core.errors import CheckpointError, SpecError
 from tiewise.core.spec import BoundarySpec
 
@@ -182,7 +181,7 @@ def _mapped(
         if p.any() and q.any():  # P Q is never formed
             head = replace(head, map=lambda rows: rows + spec.strength * ((rows @ p) @ q), mapped="correction")
     elif "factor" in out:
-        memory.require(8 * _SPD_MATRICES * head.width**2, f"{facts.path}: a positive definite map {head.width} wide")
+        require_memory(8 * _SPD_MATRICES * head.width**2, f"{facts.path}: a positive definite map {head.width} wide")
         factor = _values(out["factor"])  # C below its diagonal, and log C on it
         if np.tril(factor).any():
             c = np.tril(factor, -1) + np.diag(np.exp(np.diagonal(factor)))

@@ -22,10 +22,10 @@ from typing import Any
 import torch
 import transformers
 
+from tiewise.core import __version__
 from tiewise.core.errors import RunError
-from tiewise.core.version import __version__
-from tiewise.data.frequency import asymmetric_bigrams, token_counts
-from tiewise.data.prepared import PreparedText, load_prepared
+from tiewise.core.frequency import asymmetric_bigrams, token_counts
+from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.training import ranks
 from tiewise.training.display import Display, RunsBar
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json

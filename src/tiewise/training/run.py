@@ -30,7 +30,7 @@ from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.records import from_record, to_record
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
 from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, bits_per_byte, direct_path

@@ -20,11 +20,11 @@ import yaml
 from tiewise.core.errors import RunError
 from tiewise.core.records import require, setting
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.split import CONTIGUOUS, RANDOM
+from tiewise.data.documents import CONTIGUOUS, RANDOM
 from tiewise.training.display import RunsBar
 
 if TYPE_CHECKING:  # it loads the tokenizers, which a mistake in the settings need not wait for
-    from tiewise.data.prepared import PreparedText
+    from tiewise.data.corpus import PreparedText
 
 FILE = "run.yaml"
 DECODER = "decoder"

@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConf
 from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
-from tiewise.core.random_logits import first_step
-from tiewise.data.corpus import prepare
-from tiewise.data.prepared import PreparedText
+from tiewise.core.first_loss import first_step
+from tiewise.data.corpus import PreparedText, prepare
 from tiewise.data.training_rows import Blocks
 from tiewise.planning.read_config import read
 from tiewise.training import ranks
