@@ -12,8 +12,8 @@ from tiewise.training.compare import start
 from tiewise.training.display import Display
 from tiewise.training.folder import locked
 from tiewise.training.run import train
-from tiewise.training.settings import Job, Settings
-from tiewise.training.trainer import RunRecord
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, RunRecord
 
 LENGTH = 16
 gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
@@ -106,6 +106,17 @@ def differing(one, other):
     """Fields of two outcomes that differ, beyond how long it took."""
     left, right = vars(one.result), vars(other.result)
     return {name for name in left if name not in ("tokens_per_second", "seconds") and left[name] != right[name]}
+
+
+def assert_same(one, other):
+    """See that two runs' figures are the same; times and memory are each run's own."""
+    assert (one.arm, one.seed) == (other.arm, other.seed)
+    for name in ("heldout_nll", "train_nll", "initial_nll", "bits_per_byte"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-6), name
+    for a, b in zip(one.curve, other.curve, strict=True):
+        assert a.step == b.step
+        for name in ("train_nll", "heldout_nll", "path_a", "path_b", "cosine"):
+            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-6), (a.step, name)
 
 
 class Lines(list):

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
@@ -19,7 +18,8 @@ from tiewise.data.training_rows import mark
 from tiewise.training.kinds import albert
 from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, rows_of
 from tiewise.training.run import train
-from tiewise.training.settings import FILE, Job, Settings, recipe, recipes
+from tiewise.training.settings import Settings, recipe, recipes
+from tiewise.training.trainer import Job
 
 SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 12, "measured": 480}
 
@@ -178,12 +178,6 @@ def test_arms(arm, width, sharing, tied, projected, settings, text, job):
     assert (table_in is table_out) == tied
     assert installed.model.config.sharing == sharing
     assert isinstance(installed.model.albert.embeddings.projection, torch.nn.Linear) == projected
-
-
-def test_settings_there_and_back(settings, tmp_path):
-    settings.save(tmp_path)
-    assert Settings.load(tmp_path / FILE) == settings
-    assert yaml.safe_load((tmp_path / FILE).read_text())["optimizer"] == "adamw"
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("albert")])

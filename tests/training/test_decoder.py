@@ -9,7 +9,6 @@ import torch
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary, sound_std
-from tiewise.boundary.install import install
 from tiewise.core.errors import RunError, SpecError, TiewiseError
 from tiewise.training.evaluate import measure
 from tiewise.training.kinds.decoder import KIND, make_config
@@ -243,8 +242,3 @@ def test_word_vectors_of_another_width(text, made, tiny, tmp_path):
     path = vectors_file(tmp_path / "v.txt", text, 5)
     with pytest.raises(SpecError, match="use factored:5 or, beyond the model's width, projected:5"):
         made(tiny(), arm=f"tied+vectors={path}")
-
-
-def test_the_handle_is_of_the_model(text, made, tiny):
-    installed = made(tiny(), arm="tied")
-    assert install(installed.model).tables()[0] is installed.tables()[0]

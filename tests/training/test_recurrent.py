@@ -16,13 +16,12 @@ from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.word_corpus import prepare_words
-from tiewise.training.folder import read_json
 from tiewise.training.kinds import recurrent
 from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_plan
-from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import train
-from tiewise.training.settings import FILE, Job, Settings, recipe, recipes
+from tiewise.training.settings import FILE, Settings, recipe, recipes
 from tiewise.training.streams import Steps, measure_streams, plan, side_by_side
+from tiewise.training.trainer import Job
 
 BATCH, LENGTH, WIDTH = 4, 6, 10
 
@@ -276,26 +275,6 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, built, tmp_path, 
     assert {rate for step, rate in rates.items() if step > 4 * each} == {1 / 16}
 
 
-def test_averaged_sgd_is_the_frameworks_asgd():
-    torch.manual_seed(0)
-    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
-    theirs.load_state_dict(ours.state_dict())
-    mine = AveragedSGD(ours.parameters(), 0.1, 1e-3)
-    asgd = torch.optim.ASGD(theirs.parameters(), lr=0.1, lambd=0.0, t0=-1, weight_decay=1e-3)
-    mine.average()
-    for _ in range(12):
-        x, y = torch.randn(7, 5), torch.randn(7, 3)
-        for model, optimizer in ((ours, mine), (theirs, asgd)):
-            optimizer.zero_grad()
-            F.mse_loss(model(x), y).backward()
-            optimizer.step()
-    stepped = ours.weight.detach().clone()
-    with mine.averaged():
-        torch.testing.assert_close(ours.weight, asgd.state[theirs.weight]["ax"])
-    torch.testing.assert_close(ours.weight, stepped)
-    torch.testing.assert_close(stepped, theirs.weight)
-
-
 def test_the_augmented_loss_is_trained_on_and_the_nll_is_logged(job, tmp_path):
     results = {}
     for augment in (0.0, 50.0):
@@ -406,8 +385,3 @@ def test_recurrent_settings_need_a_recipe():
 def test_a_vocabulary_of_two_widths_is_refused_where_tied(built):
     with pytest.raises(TiewiseError, match="projected"):
         built(settings(embedding=6))
-
-
-def test_result_files_hold_no_state(job, tmp_path):
-    train(job(settings(epochs=1, steps=3), tmp_path))
-    assert read_json(tmp_path / "result.json")["result"]["steps"] == 3

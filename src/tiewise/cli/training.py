@@ -112,7 +112,8 @@ def compare(
     from tiewise.report.albert_paper import orders
     from tiewise.report.comparison_view import comparison_view, published_table, sharing_table
     from tiewise.report.published import of_comparison
-    from tiewise.training.folder import FINAL, folder_name, how_it_loads
+    from tiewise.training.folder import folder_name, how_it_loads
+    from tiewise.training.results import FINAL
 
     console = Console()
     console.print(comparison_view(comparison))
@@ -253,9 +254,6 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
 
     They are those of one run where `single`, else of a comparison; a recipe of several arms is trained tied. `--share`
     is for every arm. With `--resume`, None: the run has its settings.
-
-    Raises:
-        RunError, SpecError: a file, name or value that cannot be used, or `--resume` with anything else.
     """
     import yaml
 
@@ -314,11 +312,7 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
 
 
 def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...] | None:
-    """Return what a command is to read: `--text`, or the corpus of a recipe.
-
-    Raises:
-        RunError: a corpus without a recipe, a recipe without a corpus, or both of them with `--text`.
-    """
+    """Return what a command is to read: `--text`, or the corpus of a recipe."""
     if recipe is None and corpus is None:
         return tuple(text) if text else None
     if recipe is not None and recipe.startswith("albert"):  # of any text, in sentences

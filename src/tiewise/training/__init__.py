@@ -2,6 +2,6 @@
 
 - `settings`, `folder`: what is asked for, and the folder that holds it.
 - `run`: one arm with one seed, and what a kind of model may do its own way, one file each in `kinds/`.
-- `compare`: all of them; `results`, `statistics`: what came out, and whether it differs.
+- `compare`: all of them; `results`: what came out, and whether it differs.
 - `ranks`: what several processes agree on.
 """

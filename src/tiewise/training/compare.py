@@ -31,8 +31,9 @@ from tiewise.training.display import Display, RunsBar
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, kind_of, train
-from tiewise.training.settings import Job, Settings
+from tiewise.training.settings import Settings
 from tiewise.training.short_trials import Gone, per_arm, short_steps, steps_within, tune
+from tiewise.training.trainer import Job
 
 BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
 CANDIDATES = 200
@@ -168,12 +169,7 @@ def finish_one(out: Path, display: Display) -> SingleRun:
 
 
 def opened(out: Path) -> tuple[Settings, PreparedText]:
-    """Settings and tokens of the run in `out`, which as many processes as are here can train.
-
-    Raises:
-        RunError: no run is there, or its batch cannot be divided.
-        UnsupportedError: a run or an arm that only one process can train.
-    """
+    """Settings and tokens of the run in `out`, which as many processes as are here can train."""
 
     def settings() -> Settings:
         saved = saved_run(out)
@@ -184,11 +180,7 @@ def opened(out: Path) -> tuple[Settings, PreparedText]:
 
 
 def make_jobs(settings: Settings, text: PreparedText, out: Path, bar: RunsBar | None = None) -> list[Job]:
-    """One job per arm, not yet seeded.
-
-    Raises:
-        SpecError, RunError: an arm that this model or vocabulary cannot have.
-    """
+    """One job per arm, not yet seeded."""
     wide = kind_of(settings).feed_forward(settings, text.vocab)
     counts = token_counts(text.split("train"), text.vocab)
     return [

@@ -29,10 +29,10 @@ from tiewise.core.files import write_whole
 from tiewise.core.numerals import size
 from tiewise.core.spec import MODEL_TYPE
 from tiewise.training import ranks
+from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
-FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
 _MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
@@ -43,9 +43,6 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """Within this context a folder in `out` takes `data`, `env.json` and `run.yaml`; at its end they are `out`'s run.
 
     `out` is `locked`. Where the block raises, it is as it was before.
-
-    Raises:
-        RunError: `out` holds a run and `overwrite` is off, or holds something else.
     """
     if (out / FILE).is_file():
         if not overwrite:
@@ -65,11 +62,7 @@ def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
 
 
 def saved_run(out: Path) -> Settings:
-    """Return the settings of the run in `out`.
-
-    Raises:
-        RunError: no run is there.
-    """
+    """Return the settings of the run in `out`."""
     if (out / _STAGE / FILE).is_file():  # killed while it was put in place
         _put_in_place(out)
     if not (out / FILE).is_file():
@@ -148,9 +141,6 @@ def locked(out: Path) -> Iterator[None]:
     """Hold `out` for as long as the context lasts; of several processes of one run the first holds it for all.
 
     A folder that was made for the lock alone is gone afterwards, and so is the lock's file.
-
-    Raises:
-        RunError: another run works in `out`, or it cannot be written.
     """
     with ExitStack() as stack:
         ranks.first_does(lambda: stack.enter_context(_held(out)))

@@ -29,9 +29,9 @@ from tiewise.core import student
 from tiewise.core.errors import RunError
 from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.core.records import from_record, to_record
-from tiewise.training.folder import DENSE, FINAL
 
 SCHEMA = 1
+FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
 MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged
 ALPHA = 0.05
 UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
@@ -193,11 +193,7 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
-        """Read what `record` returned.
-
-        Raises:
-            RunError: on another schema, a missing field or a value of the wrong type, naming the field.
-        """
+        """Read what `record` returned. Raises RunError for what cannot be read, naming the field."""
         schema = record.get("schema") if isinstance(record, Mapping) else None
         if schema != SCHEMA:
             raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", AGAIN)
@@ -233,9 +229,6 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` = λ·s/√n, where λ is the
     noncentrality at which that two-sided 5 % test has 80 % power (see `student.detectable`); it takes s for the true
     spread. One pair has no interval, and a value that is not finite leaves nothing but a mean of nan.
-
-    Raises:
-        ValueError: when the lengths differ or there is no pair.
     """
     if len(reference) != len(other) or not reference:
         raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")

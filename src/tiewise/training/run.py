@@ -34,13 +34,14 @@ from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
 from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, bits_per_byte, direct_path
-from tiewise.training.folder import DENSE, FINAL, newest_checkpoint, read_json, replace_path, write_json
-from tiewise.training.results import AGAIN, CurvePoint, RunResult
-from tiewise.training.settings import Job, Settings, find
+from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
+from tiewise.training.results import AGAIN, DENSE, FINAL, CurvePoint, RunResult
+from tiewise.training.settings import Settings, find
 from tiewise.training.trainer import (
     MEASURED,
     METRICS,
     Interrupt,
+    Job,
     RunRecord,
     TiewiseTrainer,
     logging_window,
@@ -125,9 +126,6 @@ class Kind(ABC):
 
         Returns:
             how many steps were timed, and their seconds.
-
-        Raises:
-            Interrupted: after Ctrl-C.
         """
         with ranks.agreed():
             # the boundary as it was when the checkpoint was written
@@ -218,9 +216,6 @@ def build_causal(job: Job, config: Any, start: Callable[[Installed], None]) -> I
     Arms of one seed have the same body, bit for bit: it is drawn first, by a plain tied model, and only then does the
     boundary change. Tables are drawn last, from a seed of their own, so the arms' input tables agree where shapes do.
     The boundary's schedule, if any, is the caller's.
-
-    Raises:
-        RunError, SpecError, InstallError: as the parts do.
     """
     torch.manual_seed(job.seed)
     try:

@@ -26,7 +26,8 @@ from tiewise.core.progress import progress
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.run import kind_of, train
-from tiewise.training.settings import Job, Settings
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
@@ -110,9 +111,6 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone) -> int:
     """Return how many steps every run can have, from trials in `folder`, which is removed.
 
     `jobs` are one per arm, their settings with minutes, of which `gone` seconds are past.
-
-    Raises:
-        RunError: not even `LEAST` steps of each run fit; says what would.
     """
     s = jobs[0].settings
     assert s.minutes is not None

@@ -61,9 +61,6 @@ def plan(tokens: int, batch: int, length: int, epochs: int, *, vary: int | None 
 
     `vary` is the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it
     once in twenty.
-
-    Raises:
-        DataError: streams of fewer than two words.
     """
     room = tokens // batch - 1
     if room < 1:

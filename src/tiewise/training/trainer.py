@@ -1,4 +1,4 @@
-"""`transformers.Trainer` with the norms of both gradient paths, and what else a run adds to it as callbacks.
+"""The Trainer of one job: `transformers.Trainer` with the norms of both gradient paths, and a run's callbacks.
 
 The gradient of a step is whole after its last micro-batch and is scaled by the clipping that follows, so the paths are
 measured between the two, at no matrix product: the lookup path's rows were kept apart by the lookup, and the head path
@@ -12,10 +12,12 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
@@ -29,11 +31,33 @@ from tiewise.core import ctrl_c
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import write_whole
+from tiewise.core.spec import BoundarySpec
+from tiewise.data.corpus import PreparedText
 from tiewise.training import ranks
-from tiewise.training.settings import Job
+from tiewise.training.display import RunsBar
+from tiewise.training.settings import Settings
 
 METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
 MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What to train and where: one arm with one seed."""
+
+    arm: str
+    spec: BoundarySpec
+    settings: Settings
+    folder: Path
+    text: PreparedText
+    counts: np.ndarray  # how often each token occurs in the training split [V]
+    seed: int = 1
+    feed_forward: int | None = None  # width that `match parameters` gives the arm
+    title: str = ""  # names it in progress, which `bar` shows
+    bar: RunsBar = field(default_factory=RunsBar)
+    probe: tuple[int, ...] = ()  # tokens whose direct path is wanted
+    split: str = "heldout"  # what the run is measured on
+    trial: bool = False  # nothing but its last loss on `split` is wanted
 
 
 class TiewiseTrainer(Trainer):

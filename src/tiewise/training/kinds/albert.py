@@ -37,8 +37,8 @@ from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED, Share
 from tiewise.training.run import TABLES, Kind, check_rows
-from tiewise.training.settings import Job, Settings
-from tiewise.training.trainer import TiewiseTrainer, arguments, callbacks
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 FOUND = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
 CURVE_ROWS = 64  # of the validation split, behind each point of a curve
@@ -81,12 +81,7 @@ class AlbertOptions:
     clip: float = 1.0  # largest norm of the gradient; 0 leaves it
 
     def checked(self) -> AlbertOptions:
-        """Return these options, `share` in its canonical form.
-
-        Raises:
-            RunError: a value out of range.
-            DataError, SpecError: as `Masking` and `SharingSpec`.
-        """
+        """Return these options, `share` in its canonical form."""
         for name, choices in _CHOICES.items():
             require(self, name, choices.__contains__, f"choose one of {', '.join(choices)}")
         numbers = " ".join(item.name for item in fields(self) if isinstance(item.default, float))
@@ -106,20 +101,12 @@ class AlbertOptions:
         return Packing(length, objective or self.objective, self.in_order, self.short)
 
     def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
-        """(canonical name, boundary) of an arm.
-
-        Raises:
-            SpecError: it cannot be read.
-        """
+        """(canonical name, boundary) of an arm."""
         boundary, sharing = parts_of(text)
         return str(boundary) + (f"{_SHARE}{sharing}" if sharing is not None else ""), boundary
 
     def shared_arms(self, arms: Sequence[str], shares: Sequence[str]) -> tuple[str, ...]:
-        """Every arm with every sharing, boundary by boundary.
-
-        Raises:
-            SpecError: an arm that has a sharing of its own.
-        """
+        """Every arm with every sharing, boundary by boundary."""
         own = next((arm for arm in arms if _SHARE in arm), None)
         if own is not None:
             raise SpecError(f"{own} says itself what its layers share", "leave +share= out, or --share")
@@ -250,11 +237,7 @@ class Alberts(Kind):
 def rows_of(
     settings: Settings, text: PreparedText, split: str, *, seed: int, count: int | None = None, objective: str = ""
 ) -> PairRows:
-    """Rows of a split as a run's settings make them, from `seed`.
-
-    Raises:
-        DataError: a text that makes no pairs.
-    """
+    """Rows of a split as a run's settings make them, from `seed`."""
     packing = settings.own.packing(settings.length, objective)
     most = None if split == "train" and count is not None else 8 * settings.measured
     sentences = split_sentences(text, split, most)
@@ -271,11 +254,7 @@ def measured_rows(job: Job, split: str, objectives: Iterable[str], most: int) ->
 
 
 def arm_config(settings: Settings, arm: str, vocab: int, **marks: int | None) -> OpenAlbertConfig:
-    """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names.
-
-    Raises:
-        SpecError: sizes or options that no model can have.
-    """
+    """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names."""
     o: AlbertOptions = settings.own
     boundary, share = parts_of(arm)
     factored = boundary.kind in _FACTORED

@@ -21,8 +21,8 @@ from tiewise.planning.read_config import read
 from tiewise.training import ranks
 from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, measure
 from tiewise.training.run import Kind, build_causal, check_rows
-from tiewise.training.settings import Job, Settings
-from tiewise.training.trainer import TiewiseTrainer, arguments, callbacks
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 # The width of the feed-forward layer, as families call it: what `match parameters` widens.
 _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
@@ -121,11 +121,7 @@ class Decoders(Kind):
 
 
 def make_config(settings: Settings, vocab: int, feed_forward: int | None = None) -> Any:
-    """Configuration of the body; `feed_forward` overrides the width of its feed-forward layers.
-
-    Raises:
-        RunError: an unknown model, or a `config.json` that cannot be used.
-    """
+    """Configuration of the body; `feed_forward` overrides the width of its feed-forward layers."""
     shared: dict[str, Any] = {"vocab_size": vocab, "tie_word_embeddings": True}
     shared |= {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.5 * sound_std(settings.width)}
     if settings.model == "llama":
@@ -173,11 +169,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
 
 
 def feed_forward_of(config: Any) -> tuple[str, int]:
-    """(name, value) of the configuration's feed-forward width.
-
-    Raises:
-        RunError: where the family has none of the known names.
-    """
+    """(name, value) of the configuration's feed-forward width."""
     for name in _FEED_FORWARD:
         width = getattr(config, name, "")
         if width is None and name == "n_inner" and hasattr(config, "n_embd"):

@@ -29,8 +29,8 @@ from tiewise.flax.parameter_files import read
 from tiewise.training.evaluate import CURVE_BLOCKS
 from tiewise.training.folder import read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
-from tiewise.training.settings import DECODER, Job, Settings
-from tiewise.training.trainer import METRICS, Interrupt, add_line, keep_lines, logging_window
+from tiewise.training.settings import DECODER, Settings
+from tiewise.training.trainer import METRICS, Interrupt, Job, add_line, keep_lines, logging_window
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
 KEPT = 2  # checkpoints
@@ -107,11 +107,7 @@ def keep(fitting: Fitting, folder: Path) -> None:
 
 
 def take_up(fitting: Fitting, checkpoint: Path) -> None:
-    """Go on from a checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another model or optimizer.
-    """
+    """Go on from a checkpoint."""
     record = read_json(checkpoint / STATE).get("fitting")
     if record is None:
         raise CheckpointError(f"{checkpoint} is no checkpoint of the flax backend", "remove it to start the run again")

@@ -39,9 +39,9 @@ from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
 from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, build_causal
-from tiewise.training.settings import Job, Settings, recipe
+from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, StreamPlan, measure_streams, one_step, plan
-from tiewise.training.trainer import TiewiseTrainer, arguments, callbacks
+from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 CELLS = ("lstm", "gru", "tanh", "relu")
 BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
@@ -374,11 +374,7 @@ class RecurrentModels(Kind):
 
 
 def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
-    """Return the configuration of a recurrent run's model.
-
-    Raises:
-        SpecError: sizes or options that no model can have.
-    """
+    """Return the configuration of a recurrent run's model."""
     o: RecurrentOptions = settings.own
     return RNNConfig(
         vocab_size=vocab,
@@ -404,22 +400,14 @@ def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
 
 
 def run_plan(settings: Settings, text: PreparedText, seed: int) -> StreamPlan:
-    """Steps of one run: its epochs, or as many of their steps as `settings.steps`.
-
-    Raises:
-        DataError: a text too short for its streams.
-    """
+    """Steps of one run: its epochs, or as many of their steps as `settings.steps`."""
     vary = seed if settings.own.vary_length else None
     epochs = plan(len(text.split("train")), settings.batch, settings.length, settings.own.epochs, vary=vary)
     return epochs.first(settings.steps)
 
 
 def changed(settings: Settings) -> list[str]:
-    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open.
-
-    Raises:
-        RunError: as `recipe`.
-    """
+    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open."""
     left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "own", "files"}
     theirs, ours = ({**vars(s), **vars(s.own)} for s in (Settings.of(recipe(settings.recipe)), settings))
     return [f"{name}={ours[name]}" for name in ours if name not in left_open and ours[name] != theirs[name]]
