@@ -109,19 +109,12 @@ def compare(
         return
     from rich.console import Console
 
-    from tiewise.report.albert_paper import orders
-    from tiewise.report.comparison_view import comparison_view, published_table, sharing_table
-    from tiewise.report.published import of_comparison
+    from tiewise.report.comparison_found import comparison_view
     from tiewise.training.folder import folder_name, how_it_loads
     from tiewise.training.results import FINAL
 
     console = Console()
     console.print(comparison_view(comparison))
-    beside = of_comparison(comparison)
-    if beside is not None:
-        console.print(published_table(beside))
-    if found := orders(comparison):
-        console.print(sharing_table(found))
     folder = comparison.folder or Path()
     loads = {name: how_it_loads(folder / name / "seed-1") for name in map(folder_name, comparison.arms)}
     others = (f"; {name} {how}" for name, how in loads.items() if how)
@@ -174,11 +167,11 @@ def train(
     if "changed" in trained.setting:
         from rich.console import Console
 
-        from tiewise.report.comparison_view import published_table
-        from tiewise.report.published import Beside
+        from tiewise.report.comparison_found import paper_view
+        from tiewise.report.papers import beside_figures
 
-        recipe, changed = trained.setting["recipe"], trained.setting["changed"]
-        Console().print(published_table(Beside(recipe, changed, {result.arm: [result.perplexity]}, trained.data)))
+        own, recipe, changed = {result.arm: [result.perplexity]}, trained.setting["recipe"], trained.setting["changed"]
+        Console().print(paper_view(*beside_figures(recipe, changed, own, trained.data)))
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 
