@@ -19,8 +19,7 @@ from tiewise.data.tokenizer import windows
 from tiewise.internals.application_sweep import application_sweep, questions
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import HIDDEN, NEXT
-from tiewise.models.albert_layers import OpenAlbertConfig
-from tiewise.models.open_albert import OpenAlbertForPreTraining
+from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 
 TRAINED = 3
