@@ -13,7 +13,7 @@ from tiewise.planning.config import Config
 from tiewise.planning.read_config import READERS, fresh_table
 
 PATH = Path(tiewise.__file__).parent / "catalogue" / "class_defaults.json"
-SKIPPED = (
+SKIPPED = [
     "dropout",
     "rope_t",
     "rope_s",
@@ -26,7 +26,7 @@ SKIPPED = (
     "eps",
     "label",
     "chunk",
-)
+]
 # Names that the classes take but do not list: an older field, or their own for what others call otherwise.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},
@@ -81,13 +81,8 @@ def read_keys(family: str) -> set[str]:
         values = {**CONFIG_MAPPING[family]().to_dict(), **changed}
         values.pop("architectures", None)
         recorder = _Recorder(values)
-        c = Config.__new__(Config)
-        c.values, c.family, c.defaults, c.names = (
-            recorder,
-            family,
-            {},
-            CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {}),
-        )
+        c = Config(recorder, family)
+        c.defaults, c.names = {}, CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {})
         READERS[family](c)
         fresh_table(c)
         asked |= recorder.asked
