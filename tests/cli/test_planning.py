@@ -40,15 +40,9 @@ def test_a_model_of_the_catalogue_side_by_side(shown):
 
 
 def test_what_it_prints_is_what_python_gives(shown, tmp_path):
-    choices = [
-        "--boundary=tied,factored:64",
-        "--share=none,all:groups=2",
-        "--world=8",
-        "--tp=4",
-        "--batch=2",
-        "--length=256",
-    ]
-    record = json.loads(shown("--like=qwen3-0.6b", *choices, "--dtype=bfloat16", "--init=0.01", "--json").out)
+    choices = ["--like=qwen3-0.6b", "--boundary=tied,factored:64", "--share=none,all:groups=2"]
+    choices += ["--world=8", "--tp=4", "--batch=2", "--length=256", "--dtype=bfloat16", "--init=0.01"]
+    record = json.loads(shown(*choices, "--json").out)
     setting = Setting(Tokens(2, 256), "bfloat16", World(8, 4), 0.01)
     made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
     assert record == json.loads(json.dumps(made.record()))

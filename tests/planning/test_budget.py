@@ -29,17 +29,8 @@ GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
 KINDS = {"llama": (LLAMA, tr.AutoModelForCausalLM), "opt": (OPT, tr.AutoModelForCausalLM)}
 KINDS |= {"bert": (BERT, tr.AutoModelForMaskedLM), "t5": (T5, tr.AutoModelForSeq2SeqLM)}
 KINDS |= {"gemma2": (GEMMA, tr.AutoModelForCausalLM)}
-SPECS = [
-    "tied",
-    "untied",
-    "factored:8",
-    "factored-untied:in=8,out=12",
-    "residual:4",
-    "spd",
-    "projected:24",
-    "projected",
-]
-SPECS += ["tied+bias", "untied+bias", "projected:16,untied", "factored:8+bias"]
+SPECS = ["tied", "untied", "factored:8", "factored-untied:in=8,out=12", "residual:4", "spd", "projected:24"]
+SPECS += ["projected", "tied+bias", "untied+bias", "projected:16,untied", "factored:8+bias"]
 
 
 def make(name):
