@@ -161,7 +161,7 @@ def models(
         return
     from rich.console import Console
 
-    from tiewise.report.catalogue_view import models_table
+    from tiewise.report.plan_view import models_table
 
     console = Console()
     console.print(models_table(found, console.width))
