@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tiewise.analysis.align_tables import (
-    CENTRED,
-    CKA,
-    CKA_CURVE,
-    IDENTITY,
-    NEIGHBOURS,
-    NOT_KNOWN,
-    ORTHOGONAL,
-    AlignSettings,
-    Lean,
-    align,
-    closer,
-    spelled,
-    toward,
-)
+from tiewise.analysis.align_tables import CKA, CKA_CURVE, NEIGHBOURS, NOT_KNOWN, Lean, align, closer, spelled, toward
 from tiewise.analysis.model_tables import Ends, ends_of, texts_of
 from tiewise.analysis.paired_rows import CURVE, FEWEST, Pairs, by_text
+from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import NEITHER, Found, Listing, Quantity
