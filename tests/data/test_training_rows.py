@@ -56,7 +56,7 @@ def test_every_sentence_is_read_once_an_epoch(length):
     counts = np.zeros(len(sentences), int)
     for i in range(len(data)):
         pairs = data._pairs[1]
-        counts[pairs.first[i] : pairs.last[i]] += 1
+        counts[pairs[i, 0] : pairs[i, 2]] += 1
     assert set(counts) <= {0, 1}
     for begin, stop in zip(sentences.documents[:-1], sentences.documents[1:], strict=True):
         left = np.flatnonzero(counts[begin:stop] == 0)  # one may be left over, where the packing of a document ended
@@ -67,7 +67,7 @@ def test_every_sentence_is_read_once_an_epoch(length):
 def test_share_in_order(objective):
     sentences = planted(documents=400)
     for share in (0.0, 0.3, 0.5, 1.0):
-        label = make_pairs(sentences, Packing(30, objective, share), np.random.default_rng(5)).label
+        label = make_pairs(sentences, Packing(30, objective, share), np.random.default_rng(5))[:, 3]
         assert abs(label.mean() - share) <= 5 * np.sqrt(share * (1 - share) / len(label))
 
 
