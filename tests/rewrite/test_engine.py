@@ -5,8 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from inspect import signature
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,12 +17,11 @@ from rewrite_models import child, listing, untimed
 from safetensors.numpy import load_file, save_file
 from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
 
-from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
-from tiewise.rewrite import dedupe, engine, file_plan, new_folder, rewrite, tie, untie, verb
-from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
+from tiewise.rewrite import dedupe, densify, engine, factor, file_plan, new_folder, resize, rewrite, tie, untie, verb
+from tiewise.rewrite.change import DELETE, Change, NewTensor
 from tiewise.rewrite.file_plan import edited
 
 # config text
@@ -234,18 +233,17 @@ def test_destinations_that_are_refused(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "file", "full", "link"]
 
 
-def test_an_empty_folder_is_filled(tmp_path):
-    (tmp_path / "b").mkdir()
-    untie(llama(tmp_path / "a"), tmp_path / "b")
-    assert (tmp_path / "b" / "model.safetensors").is_file()
-
-
-def test_a_dry_run_writes_nothing_and_foresees_the_receipt(tmp_path):
-    path = llama(tmp_path / "a", shards=2)
+@pytest.mark.parametrize("verb_", [untie, partial(factor, rank=3), partial(resize, vocab=50), densify])
+def test_a_dry_run_writes_nothing_and_foresees_the_receipt(tmp_path, verb_):
+    path = llama(tmp_path / "a", rows=40, width=12, shards=2)
+    if verb_ is densify:
+        path = factor(path, tmp_path / "factored", rank=3).to
     before = listing(tmp_path)
-    foreseen = untie(path, tmp_path / "b", dry_run=True)
+    foreseen = verb_(path, tmp_path / "b", dry_run=True)
     assert listing(tmp_path) == before
-    done = untie(path, tmp_path / "b")
+    (tmp_path / "b").mkdir()  # an empty folder is filled
+    done = verb_(path, tmp_path / "b")
+    assert (tmp_path / "b" / "config.json").is_file()
     assert foreseen.record() | {"dry_run": False} == json.loads(json.dumps(done.record()))
 
 
@@ -431,11 +429,3 @@ def test_a_foreign_file_of_that_name_is_replaced(tmp_path):
     (path / "tiewise.json").write_text("not json")
     untie(path, tmp_path / "b")
     assert len(json.loads((tmp_path / "b" / "tiewise.json").read_text())["operations"]) == 1
-
-
-def test_copies_can_be_asked_for_more_than_once(tmp_path):
-    tensor = open_folder(llama(tmp_path / "a")).tensors["model.embed_tokens.weight"]
-    new = copy_of(tensor, "x")
-    first, second = (b"".join(bytes(piece) for piece in new.write()) for _ in range(2))
-    assert first == second == table().tobytes()
-    assert isinstance(Path(tensor.path), Path)

@@ -86,13 +86,13 @@ def asymmetric_bigrams(
     size = len(frequent)
     place = np.full(vocab, -1, np.int64)
     place[frequent] = np.arange(size)
-    pairs = np.zeros(size * size, np.int64)
+    flat = np.zeros(size * size, np.int64)
     for start in range(0, len(tokens) - 1, chunk):
         places = place[tokens[start : start + chunk + 1]]
         left, right = places[:-1], places[1:]
         known = (left >= 0) & (right >= 0)
-        pairs += np.bincount(left[known] * size + right[known], minlength=size * size)
-    pairs = pairs.reshape(size, size)
+        flat += np.bincount(left[known] * size + right[known], minlength=size * size)
+    pairs = flat.reshape(size, size)
     rates = pairs / counts[frequent][:, None]
     gain = np.where(pairs >= minimum, rates - rates.T, 0.0)
     best = np.argsort(-gain, axis=None, kind="stable")[:top]
