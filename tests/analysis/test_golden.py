@@ -13,8 +13,18 @@ import pytest
 from tiewise.core.ledger import results
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.architecture import elementwise, linear, lookup, norm, total
-from tiewise.planning.budget import budget, largest_rank, tied_share, tying_saves, tying_threshold
+from tiewise.planning.architecture import (
+    budget,
+    elementwise,
+    largest_rank,
+    linear,
+    lookup,
+    norm,
+    tied_share,
+    total,
+    tying_saves,
+    tying_threshold,
+)
 from tiewise.planning.catalogue import find, tying_by_size
 from tiewise.planning.costs import training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read

@@ -33,9 +33,8 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
-from tiewise.checkpoint.plain_ends import plain_ends, tied_names
+from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
-from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
 from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.frequency import bin_of, frequency_bins

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import in_layer, module_of
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
-from tiewise.checkpoint.plain_ends import readable
+from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.plain_ends import is_own, readable, require_head, tied_names
+from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA
 from tiewise.checkpoint.rule import INFO, difference
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
@@ -237,7 +237,7 @@ def _require_ends(facts: Facts, name: str) -> None:
     """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
     if facts.roles.input is not None or facts.roles.output is None or facts.roles.quantised_output:
         readable(facts, name)
-    if is_own(facts):
+    if facts.is_own:
         raise CheckpointError(f"{facts.path}: its boundary has maps of its own", "tiewise densify it first")
     require_head(facts, name)
 
