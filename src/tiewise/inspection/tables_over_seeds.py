@@ -1,6 +1,6 @@
 """Which table of the untied models do a comparison's tied tables resemble? Over seeds, beside training again.
 
-Arms of one seed start from the same input table (`tiewise.training.model`), so a tied table and the input table of its
+Arms of one seed start from the same input table (`tiewise.training.run`), so a tied table and the input table of its
 own seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
 beside the untied model of every other seed. Pairs of one seed are given as well, under their name.
 
