@@ -303,13 +303,9 @@ def test_headless_and_foreign(tmp_path):
     llama(tmp_path / "h", config={"architectures": ["LlamaModel"]})
     write_checkpoint(tmp_path / "none", {"model_type": "llama"}, {"a.weight": table(3, 3)})
     (tmp_path / "model.gguf").write_bytes(b"GGUF")
-    says = {
-        "h": "no output head",
-        "none": "no input table",
-        "model.gguf": "GGUF file is not rewritten",
-    }
+    says = {"h": "no output head", "none": "no input table", "model.gguf": "GGUF file is not rewritten"}
     for source, what in says.items():
-        for verb in (tie, untie, dedupe):
+        for verb in (tie, untie, dedupe, partial(factor, rank=3)):
             with pytest.raises(CheckpointError, match=what):
                 verb(tmp_path / source, tmp_path / "to")
     assert not (tmp_path / "to").exists()
