@@ -86,8 +86,13 @@ def planted(seeds, share=1.0, noise=(2.0, 0.5, 0.5)):
     }
 
 
-def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
-    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """A comparison of three seeds."""
+    return measured(write_run(tmp_path_factory.mktemp("three") / "run", planted((1, 2, 3))), QUICK)
+
+
+def test_the_answer_of_every_measure_is_the_planted_one(found):
     assert (found.untied, found.arms, found.seeds, found.tokens) == ("untied", ("tied",), (1, 2, 3), ROWS)
     toward = {x.measure: x.toward for x in found.leanings if x.seeds == OTHER_SEED}
     assert toward == {
@@ -97,10 +102,14 @@ def test_the_answer_of_every_measure_is_the_planted_one(tmp_path):
     beside = [(1, 2), (1, 3), (2, 1), (2, 3), (3, 1), (3, 2)]
     assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == beside
     assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
+    kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
+    assert list(dict.fromkeys(x.what for x in found.again)) == [*kinds, AGAIN.format("tied", "table")]
+    rotated = {x.what: x.score for x in found.again if x.measure == "orthogonal"}
+    assert rotated[AGAIN.format("untied", "output")].value > 0.7 > 0.3 > rotated[AGAIN.format("untied", "input")].value
+    assert abs(rotated[ONE_MODEL.format("untied")].value) < 0.05
 
 
-def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(tmp_path):
-    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
+def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(found):
     lean = found.leaning("tied", "orthogonal", SAME_SEED)
     differences = [second - first for *_, first, second in lean.pairs]
     half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)  # 97.5 % quantile of Student's t, 2 degrees
@@ -232,15 +241,6 @@ def test_a_run_without_its_text_says_so_and_gives_the_rest(tmp_path):
     assert "difference" in found.leaning("tied", CKA).corrected
     assert found.leaning("tied", CKA_CURVE) is None
     assert found.left_out[-1].startswith("CKA without frequency: no prepared text in")
-
-
-def test_training_again_is_measured_for_each_stored_table(tmp_path):
-    found = measured(write_run(tmp_path / "run", planted((1, 2, 3))), QUICK)
-    kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
-    assert list(dict.fromkeys(x.what for x in found.again)) == [*kinds, AGAIN.format("tied", "table")]
-    rotated = {x.what: x.score for x in found.again if x.measure == "orthogonal"}
-    assert rotated[AGAIN.format("untied", "output")].value > 0.7 > 0.3 > rotated[AGAIN.format("untied", "input")].value
-    assert abs(rotated[ONE_MODEL.format("untied")].value) < 0.05
 
 
 def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path):

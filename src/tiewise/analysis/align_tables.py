@@ -31,9 +31,6 @@ from tiewise.analysis.table_maps import (
     RAW,
     AlignSettings,
     Fitter,
-    linear_chance,
-    orthogonal_chance,
-    reduced_chance,
 )
 from tiewise.core.errors import DataError
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity
@@ -189,7 +186,7 @@ def align(
     whole = products.without()
     taken_out = {}
     for powers in sorted({0, *(min(powers, products.along_a.shape[1]) for powers in (LINE, CURVE))}):
-        rest = products.without(powers)
+        rest = products.without(powers) if powers else whole
         measure = CKA_CURVE if powers > LINE else CKA_LINE if powers else CKA
         value, chance = cka(rest, powers)
         if powers:
@@ -200,7 +197,7 @@ def align(
         scores.append(Score(measure, Estimate(value, math.nan, math.nan, len(pairs)), chance))
     norms_a, norms_b = (np.concatenate(both) for both in zip(fitter.norms, norms, strict=True))
     by_value, by_rank = norm_correlations(norms_a, norms_b)
-    both_spectra, subspaces = spectra(products, settings.subspaces)
+    both_spectra, subspaces = spectra(products, whole, settings.subspaces)
     return Alignment(
         pairs=len(pairs),
         matched=pairs.how,
@@ -235,16 +232,13 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
         for rows, which in scored.items():
             cosines = fitter.cosines(again, which, partners[rows])
             nulls[rows].append([float(values.mean()) for values in cosines])
-    (d1, d2), n, made = paired.widths, len(fit), []
+    made = []
     for rows, values in seen.items():
         for at, fitted in enumerate(maps):
-            name, chance = fitted.name, 0.0
-            if rows == FITTED and name != IDENTITY:
-                chance = orthogonal_chance(n, d1, d2) if name == ORTHOGONAL else linear_chance(n, d1)
-                chance = chance if name in (ORTHOGONAL, LINEAR) else reduced_chance(n, d1, d2, int(name[5:]))
+            chance = fitter.chance(fitted.name) if rows == FITTED else 0.0
+            deviation = 1 / math.sqrt(len(values[at]) * paired.widths[1])
             null = tuple(found[at] for found in nulls[rows])
-            deviation = 1 / math.sqrt(len(values[at]) * d2)
-            made.append(Score(name, mean_interval(values[at]), chance, deviation, null, rows, fitted.view))
+            made.append(Score(fitted.name, mean_interval(values[at]), chance, deviation, null, rows, fitted.view))
     return made
 
 
@@ -281,9 +275,11 @@ class Subspace:
     cosines: tuple[float, ...]  # of the principal angles, falling
 
 
-def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
-    """(spectra of both tables, their leading subspaces of `ks` directions) from products that are not centred."""
-    centred, found, axes = products.without(), [], []
+def spectra(
+    products: Products, centred: Products, ks: tuple[int, ...]
+) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
+    """(spectra of both tables, their leading subspaces of `ks` directions) from products as they are and centred."""
+    found, axes = [], []
     for gram, raw, mean in (
         (centred.gram_a, products.gram_a, products.mean_a),
         (centred.gram_b, products.gram_b, products.mean_b),

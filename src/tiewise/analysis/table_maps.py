@@ -204,6 +204,15 @@ class Fitter:
                 progress("fitting maps", len(made), total)
         return made
 
+    def chance(self, name: str) -> float:
+        """Mean cosine by chance on the rows that a map was fitted on."""
+        if name == IDENTITY:
+            return 0.0
+        n, (d1, d2) = len(self.rows), self.paired.widths
+        if name == ORTHOGONAL:
+            return orthogonal_chance(n, d1, d2)
+        return linear_chance(n, d1) if name == LINEAR else reduced_chance(n, d1, d2, int(name[5:]))
+
     def cosines(self, maps: list[Fitted], first: Order, second: Order) -> list[Matrix]:
         """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
         found = [np.zeros(len(first)) for _ in maps]

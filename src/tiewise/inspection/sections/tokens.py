@@ -74,9 +74,8 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
 
     quantities: list[Quantity] = []
     by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
-    lengths: dict[str, dict[str, tuple[NormGroup, ...]]] = {
-        kind: {} for kind in (FREQUENCY, SCRIPT)
-    }  # kind → table → …
+    # kind of group → table → norms of each group
+    lengths: dict[str, dict[str, tuple[NormGroup, ...]]] = {FREQUENCY: {}, SCRIPT: {}}
     filled: dict[str, Array] = {}  # table → share of its variance in each direction
     points: list[Points] = []
     little: list[tuple[str, str, str]] = []
