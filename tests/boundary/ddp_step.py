@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiewise.boundary.install import install
-from tiewise.boundary.link import link_of
+from tiewise.boundary.structure import link_of
 
 MODES = [
     {},

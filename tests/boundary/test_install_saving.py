@@ -13,7 +13,7 @@ from tiny_models import V, batch, build, step
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.boundary.link import link_of
+from tiewise.boundary.structure import link_of
 from tiewise.core.errors import InstallError, UnsupportedError
 
 SPECS = [

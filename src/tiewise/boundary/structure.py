@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from tiewise.boundary.locate import FLAG, ModelEnds, allowed_keys
 from tiewise.boundary.maps import make_maps
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
+
+if TYPE_CHECKING:
+    from tiewise.boundary.link import Link
 
 
 class _Absent:
@@ -70,6 +73,51 @@ def _put_back(target: Any, name: str, old: Any, hidden: bool) -> None:
         vars(target).pop(name, None)
     else:
         delattr(target, name)
+
+
+# classes that are made, and what a model keeps of its boundary
+
+NAME = "_tiewise"
+
+
+def link_of(module: Any) -> Link | None:
+    """Return the link of an installed model or module."""
+    return vars(module).get(NAME)
+
+
+class Swapped:
+    """A class made from a plain one at run time; copies and pickles by naming what it was made by."""
+
+    plain_class: type
+    made_by: tuple[Any, ...]  # (function, *arguments) that makes the class
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, self.made_by, vars(self)
+
+
+def _blank(function: Any, *arguments: Any) -> Any:
+    made = function(*arguments)
+    return made.__new__(made)
+
+
+def make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
+    """Make the class `Tiewise…` of `plain`, once; `made_by` says how to make it again in another process."""
+    if made_by not in _MADE:
+        body = {"plain_class": plain, "made_by": made_by, "__module__": __name__, "__doc__": plain.__doc__, **body}
+        _MADE[made_by] = type(f"Tiewise{plain.__name__}", bases, body)
+    return _MADE[made_by]
+
+
+_MADE: dict[tuple[Any, ...], type] = {}
+
+
+def swapped(plain: Any, mixin: Any) -> Any:
+    """Return the class of `plain`'s objects once `mixin` stands beneath it."""
+    bases = (mixin,) if issubclass(mixin, plain) else (plain, mixin)
+    return make(plain, (Swapped, *bases), (swapped, plain, mixin))
+
+
+# tables, maps and options
 
 
 @dataclass(frozen=True)

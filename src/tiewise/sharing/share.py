@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.link import swapped
-from tiewise.boundary.saved import BUILDERS, declare_family, forget
-from tiewise.boundary.structure import Journal, own_config
+from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget
+from tiewise.boundary.structure import Journal, own_config, swapped
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, Layout, Same, find_stacks, make_layout
@@ -123,15 +122,14 @@ def layout_of(model: Any) -> Layout | None:
     return None if found is None else Layout.read(found)
 
 
-def register_sharing() -> None:
-    """Make models whose config names shared layers come up with them."""
-    BUILDERS[ENTRY] = _build
-
-
-def _build(model: Any, record: Any) -> None:
+def build_shared(model: Any, record: Any) -> None:
+    """Make a model come up with the shared layers that its config has on `record`."""
     journal = Journal()
     _apply(model, Layout.read(record), journal, values=None)
     _refresh_keys(model, journal)
+
+
+ENTRIES[ENTRY] = Entry(build_shared)
 
 
 def _refresh_keys(model: Any, journal: Journal) -> None:
