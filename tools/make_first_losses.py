@@ -2,7 +2,7 @@
 
     .venv/bin/python tools/make_first_losses.py
 
-A loss depends on the numbers it is kept under and on `costs.first_step_of`, `mean_field` and `random_logits`: run this
+A loss depends on the numbers it is kept under and on `costs.first_step_of`, `core.first_loss`: run this
 after a change of any of these or of the catalogue (a test computes every loss again and asks for every model).
 """
 
@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 
 from tiewise.core.errors import PlanError
-from tiewise.core.random_logits import FirstStep
+from tiewise.core.first_loss import FirstStep
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.catalogue import models
 from tiewise.planning.costs import first_step_of

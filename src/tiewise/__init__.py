@@ -17,7 +17,7 @@ Importing this package loads nothing heavy: names arrive with their module at fi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from tiewise.core.version import __version__ as __version__
+from tiewise.core import __version__ as __version__
 
 if TYPE_CHECKING:
     from tiewise.boundary.boundary import Boundary as Boundary
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from tiewise.core.errors import UnsupportedError as UnsupportedError
     from tiewise.core.sharing_spec import SharingSpec as SharingSpec
     from tiewise.core.spec import BoundarySpec as BoundarySpec
-    from tiewise.core.vocabulary import Vocabularies as Vocabularies
+    from tiewise.core.spec import Vocabularies as Vocabularies
     from tiewise.hf import load as load
     from tiewise.inspection.carry_out import inspect as inspect
     from tiewise.inspection.section import Inspection as Inspection
@@ -80,8 +80,7 @@ _OFFERS = {
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
     "TiewiseWarning UnsupportedError",
     "core.sharing_spec": "SharingSpec",
-    "core.spec": "BoundarySpec",
-    "core.vocabulary": "Vocabularies",
+    "core.spec": "BoundarySpec Vocabularies",
     "hf": "load",
     "inspection.carry_out": "inspect",
     "inspection.section": "Inspection",

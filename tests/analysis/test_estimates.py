@@ -1,12 +1,13 @@
-"""Intervals over pairs of models: how often they hold the truth, drawn 4,000 times."""
+"""Intervals over values, and over pairs of models: how often they hold the truth, drawn 4,000 times."""
 
+import math
 from itertools import combinations, permutations
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from tiewise.analysis.estimates import jackknife
+from tiewise.analysis.estimates import jackknife, mean_interval
 
 DRAWS = 4000
 KINDS = {"models": (1.0, 0.0), "pairs": (0.0, 1.0), "both": (1.0, 1.0)}  # deviations of models' and pairs' own effects
@@ -57,3 +58,12 @@ def test_the_jackknife_of_a_mean_is_students_interval():
     assert (found.value, found.low, found.high) == pytest.approx((values.mean(), low, high))
     assert np.isnan(jackknife(lambda kept: 1.0, range(2)).low)
     assert np.isnan(jackknife(lambda kept: np.nan if len(kept) < 4 else 1.0, range(4)).value)
+
+
+def test_intervals_of_means_are_students():
+    found = mean_interval([1.0, 2.0, 4.0])
+    low, high = stats.t.interval(0.95, 2, 7 / 3, stats.sem([1, 2, 4]))
+    assert (found.value, found.low, found.high) == pytest.approx((7 / 3, low, high))
+    assert math.isnan(mean_interval([1.0]).low)
+    assert math.isnan(mean_interval([1.0, math.nan]).value)
+    assert mean_interval([]).rows == 0

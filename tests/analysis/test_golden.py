@@ -13,8 +13,18 @@ import pytest
 from tiewise.core.ledger import results
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.architecture import elementwise, linear, lookup, norm, total
-from tiewise.planning.budget import budget, largest_rank, tied_share, tying_saves, tying_threshold
+from tiewise.planning.architecture import (
+    budget,
+    elementwise,
+    largest_rank,
+    linear,
+    lookup,
+    norm,
+    tied_share,
+    total,
+    tying_saves,
+    tying_threshold,
+)
 from tiewise.planning.catalogue import find, tying_by_size
 from tiewise.planning.costs import training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
@@ -349,7 +359,7 @@ def test_s3_any_an_untied_product_has_rank_d_at_most():
 @pytest.mark.parametrize(("std", "exact", "off"), [(1.0, 46.6, 0.4), (0.02, math.log(V), 0.05)])
 def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
     """Simulated: a normalised head state (width 128) against 30,522 rows N(0, σ²), random targets."""
-    from tiewise.core.random_logits import predicted_nll
+    from tiewise.core.first_loss import predicted_nll
 
     draw = np.random.default_rng(0)
     table = draw.normal(0, std, (V, 128)).astype(np.float32)
@@ -363,7 +373,7 @@ def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
 
 
 def test_s4_sop_initial_two_indifferent_classes_cost_ln_2():
-    from tiewise.core.random_logits import predicted_nll
+    from tiewise.core.first_loss import predicted_nll
 
     assert predicted_nll(2, 0.0) == pytest.approx(0.6931471805599453, abs=1e-4)
 

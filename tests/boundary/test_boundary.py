@@ -9,8 +9,8 @@ import torch.nn.functional as F
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.core.errors import SpecError
-from tiewise.core.random_logits import first_step, predicted_nll
-from tiewise.core.vocabulary import Vocabularies
+from tiewise.core.first_loss import first_step, predicted_nll
+from tiewise.core.spec import Vocabularies
 from tiewise.ops.path_gradient import PathRecord, path_norms
 
 V, D, N = 41, 12, 30

@@ -42,7 +42,7 @@ def test_reads_every_kind_of_value_and_finds_the_tensors(tmp_path):
     path = written(tmp_path, gguf(keys, tensors, align=64))
     found = read_gguf(path)
     assert {key.removeprefix("x."): value for key, value in found.metadata.items() if key.startswith("x.")} == values
-    assert found.architecture == "llama"
+    assert found.metadata["general.architecture"] == "llama"
     assert found.metadata["long"] == "y" * 4096
     assert found.tokens == 3
     assert {key: count for key, count in found.arrays.items() if key.startswith("array.")} == {

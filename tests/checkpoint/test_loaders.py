@@ -18,7 +18,6 @@ from tiewise.checkpoint.loaders import predict
 
 FLAG = saved.FLAG
 QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration")
-STATES = (loaders.NONE, loaders.SAME, loaders.DIFFERENT, loaders.ALONE, loaders.NEITHER)
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def predicted(folder, *, scan=True):
 def _cases():
     for name, flags in loaders.VERIFIED.items():
         for flag in flags:
-            for state in STATES:
+            for state in loaders.STATES:
                 mark = () if name in QUICK else pytest.mark.slow
                 written = ",".join(f"{level or 'root'}={value}" for level, value in flag.items()) or "absent"
                 yield pytest.param(name, flag, state, marks=mark, id=f"{name}-{written}-{state}")
@@ -271,8 +270,8 @@ def test_the_matrix_in_the_documentation_is_the_one_in_use():
     right = ("tied", "untied", "kept with a warning")
     rows = [["flag", "stored", *columns], ["---"] * (2 + len(columns))]
     for flag in (True, False):
-        for state in STATES:
-            words = [loader.column[flag, state] for loader in columns.values()]
+        for state in loaders.STATES:
+            words = [loader.makes_of(flag, state) for loader in columns.values()]
             rows.append([str(flag).lower(), state, *(word if word in right else f"**{word}**" for word in words)])
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows).replace("| --- ", "|---").replace("--- |", "---|")
     text = (Path(__file__).parents[2] / "docs" / "loaders.md").read_text()

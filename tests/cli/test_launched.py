@@ -14,8 +14,8 @@ from launched import ended, launch
 from transformers import AutoModelForCausalLM
 
 from tiewise.boundary.install import install
-from tiewise.data.frequency import token_counts
-from tiewise.data.prepared import load_prepared
+from tiewise.core.frequency import token_counts
+from tiewise.data.corpus import load_prepared
 from tiewise.training.evaluate import measure
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,6 @@
 import numpy as np
 
 from tiewise.data.sentence_pairs import Sentences, Vocabulary
-from tiewise.data.training_rows import Marks
 
 
 def planted(documents=30, most=12, longest=9, seed=0, least=1):
@@ -13,12 +12,11 @@ def planted(documents=30, most=12, longest=9, seed=0, least=1):
     lengths = draw.integers(1, longest + 1, counts.sum())
     tokens = np.repeat(np.arange(len(lengths)) + 10, lengths)
     ends = np.cumsum(lengths)
-    return Sentences(tokens, ends - lengths, ends, np.concatenate([[0], np.cumsum(counts)]))
+    return Sentences(words(len(lengths) + 10), tokens, ends - lengths, ends, np.concatenate([[0], np.cumsum(counts)]))
 
 
-def marks(vocab):
+def words(vocab):
     """Marks 0 … 3, tokens from 4 on, each a word of its own."""
     pieces = tuple(b"" if i < 4 else b" t%d" % i for i in range(vocab))
     flags = np.zeros(vocab, bool)
-    words = Vocabulary(pieces, flags, flags, np.arange(vocab) < 4, np.arange(vocab))
-    return Marks(0, 1, 2, 3, words, np.arange(4, vocab))
+    return Vocabulary(pieces, flags, flags, np.arange(vocab), (0, 1, 2, 3))

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from tiewise.core.errors import RunError
 from tiewise.data.corpus import prepare
-from tiewise.data.tokenizer import pieces
-from tiewise.data.windows import read_tokens
+from tiewise.data.tokenizer import pieces, read_tokens
 from tiewise.training.settings import Settings
 
 SPLITS = ("train", "tune", "heldout")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tiewise.core.errors import DataError
-from tiewise.data.masking import IGNORED, Masking, choose, mask
+from tiewise.data.training_rows import IGNORED, Masking, choose, mask
 
 
 def draws(seed=0):

@@ -16,9 +16,8 @@ import pytest
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import heard
 from tiewise.data import corpus
-from tiewise.data.corpus import prepare
-from tiewise.data.plain_text import paragraphs
-from tiewise.data.prepared import load_prepared
+from tiewise.data.corpus import load_prepared, prepare
+from tiewise.data.documents import paragraphs
 from tiewise.data.training_rows import Blocks
 
 SPLITS = ("train", "tune", "heldout")
@@ -209,7 +208,7 @@ MEGABYTE = 1 << 20
 SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from tiewise.data.frequency import token_counts, asymmetric_bigrams
+from tiewise.core.frequency import token_counts, asymmetric_bigrams
 from tiewise.data.corpus import prepare
 
 def peak():
@@ -300,7 +299,7 @@ def test_interrupted_keeps_what_was_there(source, out, stage):
 
 def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
     prepare([str(source)], "bytes", out, length=8)
-    monkeypatch.setattr("tiewise.data.prepared.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr("tiewise.data.corpus.sync", lambda folder: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         prepare([str(source)], "bytes", out, length=8, seed=1)
     with pytest.raises(DataError, match="no prepared text"):

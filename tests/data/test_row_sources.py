@@ -7,8 +7,7 @@ import pyarrow.parquet
 import pytest
 
 from tiewise.core.errors import DataError
-from tiewise.data.row_sources import parse_hub_name
-from tiewise.data.sources import open_sources
+from tiewise.data.sources import open_sources, parse_hub_name
 
 ROWS = [{"text": "first row", "other": "1st", "n": 1}, {"text": None, "other": "2nd", "n": 2}]
 ROWS += [{"text": "third\n\nrow", "other": "3rd", "n": 3}]

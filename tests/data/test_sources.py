@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.data.plain_text import cut, decode
+from tiewise.data.documents import cut, decode
 from tiewise.data.sources import builtin_documents, open_sources
 
 PROSE = "\n\n".join(f"Paragraph {i} says {'word ' * (i % 40)}." for i in range(1000))

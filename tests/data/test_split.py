@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.data.plain_text import Document, paragraphs
-from tiewise.data.split import Deduplicator, Seen, assign
+from tiewise.data.documents import Deduplicator, Document, Seen, assign, paragraphs
 
 FRACTIONS = (0.88, 0.04, 0.08)
 

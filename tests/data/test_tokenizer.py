@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
 from tiewise.core.progress import doing, heard
-from tiewise.data.prepared import token_type
+from tiewise.data.corpus import token_type
 from tiewise.data.tokenizer import StreamEncoder, make_tokenizer, write_tokens
 
 TEXTS = ["the cat sat on the mat. " * 30, "the dog ate the cat's hat. " * 30, "naïve café — 日本語 " * 10]

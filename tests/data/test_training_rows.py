@@ -1,23 +1,20 @@
 """Blocks, and pairs of segments: what labels mean, that nothing else tells them, that rows come from the seed."""
 
 import pickle
-from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from pair_texts import marks, planted
+from pair_texts import planted, words
 from torch.utils.data import DataLoader
 
 from tiewise.core.errors import DataError
-from tiewise.data.masking import Masking
-from tiewise.data.sentence_pairs import Packing, Sentences, make_pairs, swapped_labels
-from tiewise.data.training_rows import Blocks, PairRows
+from tiewise.data.sentence_pairs import Packing, Sentences, make_pairs
+from tiewise.data.training_rows import Blocks, Masking, PairRows
 
 
 def rows(sentences, packing, seed=1, **options):
-    return PairRows(sentences, marks(int(sentences.tokens.max()) + 1), packing, Masking(), seed=seed, **options)
+    return PairRows(sentences, packing, Masking(), seed=seed, **options)
 
 
 def document_of(sentences, token):
@@ -115,8 +112,8 @@ def test_nothing_but_the_order_tells_the_label(objective):
     tokens[ends - 1] = 5  # a full stop
     tokens[ends - lengths] = 6  # a capital
     tokens[:1] = 7
-    sentences = Sentences(tokens, ends - lengths, ends, np.append(np.arange(0, 16_000, 8), 16_000))
-    data = PairRows(sentences, marks(20), Packing(32, objective), Masking(), seed=3)
+    sentences = Sentences(words(20), tokens, ends - lengths, ends, np.append(np.arange(0, 16_000, 8), 16_000))
+    data = PairRows(sentences, Packing(32, objective), Masking(), seed=3)
     found = [data.pair(i) for i in range(len(data))]
     label = np.array([row[2] for row in found])
     features = {
@@ -134,13 +131,6 @@ def test_nothing_but_the_order_tells_the_label(objective):
             where = np.array(values) == value
             gap = abs(label[where].mean() - label.mean())
             assert gap < 5 * 0.5 / np.sqrt(where.sum()), (name, value)
-
-
-def test_transformers_counts_the_other_way():
-    source = Path(find_spec("transformers").origin).parent / "models" / "albert" / "modeling_albert.py"
-    assert "`0` indicates original order" in source.read_text()
-    assert swapped_labels(torch.tensor([1, 0])).tolist() == [0, 1]
-    assert swapped_labels(swapped_labels(np.array([0, 1]))).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
-from tiewise.data.prepared import load_prepared
+from tiewise.data.corpus import load_prepared
 from tiewise.data.word_corpus import lines, prepare_words, unknown_share, word_files
 
 TRAIN = " the cat sat \n\n the <unk> sat on the mat \n"

@@ -14,12 +14,11 @@ from safetensors.torch import load_model, save_model
 
 from tiewise.boundary.boundary import Boundary as TorchBoundary
 from tiewise.core.errors import CheckpointError, SpecError
-from tiewise.core.vocabulary import Vocabularies
+from tiewise.core.spec import Vocabularies
 from tiewise.flax.find_tied import find_tied
-from tiewise.flax.flax_boundary import LinenBoundary, NNXBoundary
+from tiewise.flax.flax_boundary import LinenBoundary, NNXBoundary, PureBoundary
 from tiewise.flax.flax_paths import path_norms, probe
 from tiewise.flax.parameter_files import flat, load, nested, save
-from tiewise.flax.pure_boundary import PureBoundary
 from tiewise.ops.path_gradient import PathRecord
 from tiewise.ops.path_gradient import path_norms as torch_path_norms
 

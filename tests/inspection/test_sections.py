@@ -7,23 +7,17 @@ import pytest
 from tests.inspection.path_samples import bigrams as text_and_path
 from tests.inspection.path_samples import mlp
 
-from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.path_matrix import SampledAsymmetry
-from tiewise.core.found import NEITHER, ONE
 from tiewise.inspection.section import SECTIONS, sections
 from tiewise.inspection.sections.applications import found_of as applications
 from tiewise.inspection.sections.bigrams import found_of as bigrams
 from tiewise.inspection.sections.first_mlp import found_of as first_mlp
-from tiewise.inspection.sections.gradients import found_of as gradients
-from tiewise.inspection.sections.gradients_over_training import found_of as over_training
 from tiewise.inspection.sections.lens import found_of as lens
 from tiewise.inspection.sections.refinement import found_of as refinement
 from tiewise.internals.application_sweep import Applied, Sweep
 from tiewise.internals.lens import Lenses, LensLayer, LensRead
-from tiewise.internals.path_gradients import Activation, AtBatch, Bin, PathGradients, PerBatch, RowShares, TokenRow
-from tiewise.internals.paths_over_training import ArmPaths, LoggedWindow, SharePart
 from tiewise.internals.refinement import Application, Refinement, Rest, Trajectory
-from tiewise.internals.two_paths import Adam, PathSplit
 
 
 def about(value, half=0.02, rows=4):
@@ -222,109 +216,6 @@ def test_refinement_gives_every_layer_beside_fresh_weights():
 def test_one_window_gives_a_number_without_an_interval():
     found = refinement(shared(from_end=Estimate(0.25, -math.inf, math.inf, 1)))
     assert str(found["distance from rest"]) == "0.250"
-
-
-# --- gradients
-
-
-def split(share, cosine=math.nan):
-    return PathSplit(1 - share, share, 1.0, cosine, 1.0, 1.0, share, share, share)
-
-
-def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), batches=6, **changed):
-    """A table of ten tokens, two of which occur in no window."""
-    nothing = Estimate(math.nan, math.nan, math.nan, 1)
-    batch = PerBatch(8, batches, about(1.0), about(2.0), about(share), about(cosine) if null else nothing)
-    values = {"tied": bool(null), "vocab": 10, "width": 4, "objective": "next token", "windows": 48, "length": 16}
-    values |= {"predicted": 720, "nll": 2.5, "whole": split(share, cosine), "cosine_null": null or (math.nan,) * 2}
-    values |= {"per_batch": batch, "update": split(0.6, -0.5), "adam": Adam()}
-    values["by_batch"] = tuple(AtBatch(n, 1.0, 2.0, share) for n in (1, 2, 4, None))
-    values["activation"] = Activation(about(3.0), about(2.0), about(0.4), about(0.35))
-    values["bins"] = (Bin("0", 2, 0, split(1.0), split(1.0), 0.0, 0.2), Bin("1–9", 0, 0, *[split(math.nan)] * 2, 0, 0))
-    top = (TokenRow(3, " <b>", 7, 0.5, 0.25, 1 / 3, 0.4, 0.5),)
-    values["rows"] = RowShares(8, (0.1, 0.2, 0.3, 0.4, 0.5), (0.5,) * 5, (0.05,) * 20, (0.05,) * 20, 2, 0.2, 0.4, top)
-    return PathGradients(**(values | changed))
-
-
-@pytest.mark.parametrize(
-    ("found", "answer"),
-    [
-        (paths(), "the head, the same way"),
-        (paths(0.3, -0.5), "the lookup, opposed"),
-        (paths(0.5, 0.05), "neither clearly, in unrelated directions"),
-        (paths(null=None, cosine=math.nan), "the head, in a table of its own"),
-        (paths(whole=split(math.nan)), "neither: both gradients are zero on this text"),
-    ],
-)
-def test_gradients_answer_which_use_pulls_harder_and_whether_both_agree(found, answer):
-    assert gradients(found).answer.startswith(answer)
-
-
-def test_gradients_give_batches_the_text_the_step_and_the_older_convention():
-    found = gradients(paths())
-    assert numbers(found["head path's share per batch"]) == pytest.approx((0.7, 0.68, 0.72))
-    cosine = found["cosine of the two paths per batch"]
-    assert (cosine.chance, cosine.speaks) == (0.0, ONE)
-    assert replace(cosine, value=-0.3, low=-0.4, high=-0.2).speaks == NEITHER
-    assert found["share in Adam's step"].value == 0.6
-    assert (found["cosine, whole text"].value, found["cosine, whole text"].null) == (0.3, (-0.1, 0.1))
-    assert [q.value for q in found.quantities if "not commensurable" in q.name] == [0.4, 0.35, 3.0]
-    assert found["absent tokens' part of Adam's step"].value == 0.4
-    assert "2 of 10 tokens occur in no window and get the head path alone" in found.notes
-    assert not any(q.question for q in gradients(paths(null=None, cosine=math.nan)).quantities)  # two tables
-
-
-def test_gradients_draw_tokens_by_count_rows_and_batch_sizes():
-    found = gradients(paths())
-    share = [q.name for q in found.quantities if q.figure == "Head path's share by how often a token occurs"]
-    assert share == ["0 times", "0 times, Adam's step"]  # a bin without tokens is left out
-    rows = curves(found, "Head path's share in single rows")
-    assert sum(rows["gradient"].y) == pytest.approx(1)
-    sizes = curves(found, "Head path's share by batch size")[""]
-    assert (sizes.x, sizes.log_x, sizes.level) == ((1.0, 2.0, 4.0), True, 0.7)
-    assert "Head path's share by batch size" not in {c.name for c in gradients(paths(by_batch=())).curves}
-    bins, longest = found.listings
-    assert bins.rows[0][:3] == ("0", "2", "0")
-    assert longest.rows[0][:3] == ("␣<b>", "3", "7")
-
-
-# --- gradients over training
-
-
-def arm(shares=tuple(0.9 - 0.3 * k / 9 for k in range(10)), spread=0.02):
-    """Two seeds whose head path's share goes as `shares`, in windows of ten steps; one table."""
-    points = tuple(
-        LoggedWindow(10 * k + 1, 10 * k + 10, (1 - s,) * 2, (s,) * 2, (s - spread / 2, s + spread / 2), (0.1, 0.3))
-        for k, s in enumerate(shares)
-    )
-    tenths = tuple(SharePart(p.first, p.step, mean_interval(p.share_b)) for p in points)
-    return ArmPaths("tied", (1, 2), points, SharePart(1, 100, about(sum(shares) / 10)), tenths)
-
-
-@pytest.mark.parametrize(
-    ("found", "answer"),
-    [
-        (arm(), "the head; the head's share falls over training"),
-        (arm((0.1,) * 5 + (0.4,) * 5), "the lookup; the head's share rises over training"),
-        (arm((0.5,) * 10), "neither clearly; the head's share is not shown to move over training"),
-    ],
-)
-def test_gradients_over_training_answer_which_use_pulls_harder(found, answer):
-    assert over_training(found).answer == answer
-
-
-def test_gradients_over_training_give_share_change_norms_and_cosines():
-    found = over_training(arm())
-    share, moved = found.quantities[:2]
-    assert numbers(share) == pytest.approx((0.75, 0.73, 0.77))
-    assert moved.value == pytest.approx(-0.3)
-    assert [found[f"{end} cosine of the two paths"].value for end in ("lowest", "highest")] == [0.2, 0.2]
-    by_name = {curve.name: curve for curve in found.curves}
-    assert by_name["Head path's share over training"].y == pytest.approx([0.9 - 0.3 * k / 9 for k in range(10)])
-    assert by_name["Norm of the lookup path's gradient"].y[0] == pytest.approx(0.1)
-    assert len(by_name) == 4
-    (tenths,) = found.listings
-    assert [row[0] for row in tenths.rows] == [*(f"{10 * k + 1}–{10 * k + 10}" for k in range(10)), "1–100"]
 
 
 # --- first MLP and bigrams

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.data.windows import read_tokens
+from tiewise.data.tokenizer import read_tokens
 from tiewise.inspection.request import Effort, Request
 from tiewise.inspection.subject import subjects_of
 from tiewise.inspection.workbench import Workbench

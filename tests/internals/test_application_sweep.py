@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, models
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.data.windows import windows
+from tiewise.data.tokenizer import windows
 from tiewise.internals.application_sweep import application_sweep, questions
 from tiewise.internals.loaded import Opened
-from tiewise.internals.text_loss import HIDDEN, NEXT
+from tiewise.internals.two_paths import HIDDEN, NEXT
 from tiewise.models.albert_layers import OpenAlbertConfig
 from tiewise.models.open_albert import OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers

@@ -14,7 +14,7 @@ import tiewise
 from tiewise.core.errors import PlanError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.budget import budget, largest_rank, thresholds, tied_share, tying_saves, tying_threshold
+from tiewise.planning.architecture import budget, largest_rank, thresholds, tied_share, tying_saves, tying_threshold
 from tiewise.planning.costs import decode_bytes, flops_per_token
 from tiewise.planning.read_config import Sizes, from_sizes, read
 

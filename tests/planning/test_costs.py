@@ -7,7 +7,7 @@ import transformers as tr
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.budget import budget
+from tiewise.planning.architecture import budget
 from tiewise.planning.costs import Tokens, World, all_reduce, logits_bytes, pipeline_tie_bytes, ranks, training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
 

@@ -9,6 +9,8 @@ import re
 import pytest
 from rich.console import Console
 from tests.inspection import test_sections as samples
+from tests.inspection.test_gradients import paths
+from tests.inspection.test_gradients_over_training import arm
 from tests.inspection.test_table_sections import QUICK, ROWS, gaussian, one_model, over_seeds, tokens_found
 from tests.inspection.test_tables_over_seeds import planted, write_run
 
@@ -18,7 +20,7 @@ from tiewise.core.found import ONE, Found, Listing, Quantity
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.request import Request
 from tiewise.inspection.section import Inspection, SectionFound, sections
-from tiewise.inspection.sections import alignment, tokens
+from tiewise.inspection.sections import alignment, gradients, gradients_over_training, tokens
 from tiewise.inspection.sections.which_end import found_over_seeds
 from tiewise.inspection.subject import subjects_of
 from tiewise.report.inspection_view import MORE, inspection_view
@@ -76,11 +78,11 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
     two = Found("by two different ends"), alignment.found_of(one_model(unlike))
     one = Found("by row lengths alone"), alignment.found_of(one_model(None))
     never, soon = (samples.lens(samples.lenses(*layers)) for layers in (late, early))
-    gradients = {"untied": samples.paths(null=None, cosine=math.nan), "tied": samples.paths()}
+    pulling = {"untied": paths(one_table=False, null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
         "bigrams": samples.bigrams(samples.text_and_path()),
         "which_end": found_over_seeds(over_seeds(), "tied"),
-        "gradients_over_training": samples.over_training(samples.arm((0.5,) * 10)),
+        "gradients_over_training": gradients_over_training.found_of(arm((0.5,) * 10)),
         "tokens": tokens.found_of(tokens_found()),
         "refinement": samples.refinement(samples.unshared()),
         "first_mlp": samples.first_mlp(samples.mlp()),
@@ -88,7 +90,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
 
     def of(label):
         path, likeness = one if label == "tied" else two
-        pulled = samples.gradients(gradients.get(label) or samples.paths(cosine=-0.5))
+        pulled = gradients.found_of(pulling.get(label) or paths(cosine=-0.5))
         lens = soon if label == "tied" else never
         return {"direct_path": path, "alignment": likeness, "gradients": pulled, "lens": lens, **same}
 

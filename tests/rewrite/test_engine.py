@@ -21,9 +21,9 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard
-from tiewise.rewrite import dedupe, engine, new_folder, rewrite, tie, untie, verb
+from tiewise.rewrite import dedupe, engine, file_plan, new_folder, rewrite, tie, untie, verb
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
-from tiewise.rewrite.json_text import edited
+from tiewise.rewrite.file_plan import edited
 
 # config text
 
@@ -319,7 +319,7 @@ def test_an_interruption_leaves_nothing(tmp_path, error):
 
 def test_a_result_that_is_not_as_planned_is_not_kept(tmp_path, monkeypatch):
     path = llama(tmp_path / "a")
-    write = engine.write_tensors
+    write = file_plan.write_tensors
 
     def damage(target, *rest):
         done = write(target, *rest)
@@ -331,7 +331,7 @@ def test_a_result_that_is_not_as_planned_is_not_kept(tmp_path, monkeypatch):
             file.write(bytes([first[0] ^ 1]))
         return done
 
-    monkeypatch.setattr(engine, "write_tensors", damage)
+    monkeypatch.setattr(file_plan, "write_tensors", damage)
     with pytest.raises(CheckpointError, match=r"the result was not kept: .* differs from the source"):
         untie(path, tmp_path / "b")
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
@@ -396,7 +396,7 @@ def test_without_links_files_are_copied(tmp_path, monkeypatch):
         raise OSError(errno.EXDEV, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", fail)
-    monkeypatch.setattr(new_folder, "_reflink", lambda *_: False)
+    monkeypatch.setattr(new_folder, "fcntl", None)
     receipt = untie(path, tmp_path / "b")
     assert receipt.linked == ()
     name = next(name for name in receipt.copied if name.endswith(".safetensors"))

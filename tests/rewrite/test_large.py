@@ -12,7 +12,7 @@ from rewrite_models import child, go, listing, start, untimed
 from tests.checkpoint.tiny_checkpoints import llama, llama_config
 
 from tiewise.checkpoint.audit import check
-from tiewise.rewrite.low_rank import memory_needed
+from tiewise.rewrite.factor import memory_needed
 
 MOST_MEMORY = 400e6
 KILLS = 100

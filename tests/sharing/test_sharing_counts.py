@@ -7,7 +7,7 @@ from tests.boundary.tiny_models import FAMILIES, V
 
 from tiewise.core.errors import SpecError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.planning.budget import budget
+from tiewise.planning.architecture import budget
 from tiewise.planning.read_config import read
 from tiewise.sharing.layout import find_stacks
 from tiewise.sharing.share import share_layers

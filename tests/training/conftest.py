@@ -3,8 +3,8 @@ import random
 
 import pytest
 
+from tiewise.core.frequency import token_counts
 from tiewise.data.corpus import prepare
-from tiewise.data.frequency import token_counts
 from tiewise.training.display import Display
 from tiewise.training.settings import Settings
 from tiewise.training.start import start

@@ -13,9 +13,10 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
 from tiewise.core.errors import Interrupted, TiewiseError
+from tiewise.core.frequency import token_counts
 from tiewise.data.corpus import prepare
-from tiewise.data.frequency import token_counts
-from tiewise.data.training_rows import MARKS, mark
+from tiewise.data.sentence_pairs import MARKS
+from tiewise.data.training_rows import mark
 from tiewise.training import pretraining_trainer
 from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, build_arm, marked, rows_of
 from tiewise.training.run import train

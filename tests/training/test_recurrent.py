@@ -12,8 +12,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tiewise.core.errors import DataError, Interrupted, RunError, TiewiseError
+from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.frequency import token_counts
 from tiewise.data.word_corpus import prepare_words
 from tiewise.training.callbacks import Clock
 from tiewise.training.folder import read_json

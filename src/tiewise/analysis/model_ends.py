@@ -17,10 +17,9 @@ from tiewise.analysis.token_table import Array, Behind, StoredTable, TokenTable
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.checkpoint.plain_ends import is_own
+from tiewise.checkpoint.numeric_ends import Dense, read_boundary
 from tiewise.checkpoint.roles import find_roles
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.stored_boundary import Dense, read_boundary
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
@@ -87,7 +86,7 @@ def ends_of(folder: Folder) -> Ends:
         CheckpointError: no input table, no output head, or a table that is quantised.
     """
     facts = Facts(folder)
-    return _own_ends(facts) if is_own(facts) else _plain_ends(facts)
+    return _own_ends(facts) if facts.is_own else _plain_ends(facts)
 
 
 def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:

@@ -22,9 +22,8 @@ from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
-from tiewise.checkpoint.plain_ends import is_own
+from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import Reader, Stored
-from tiewise.checkpoint.stored_boundary import read_boundary
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
@@ -82,13 +81,13 @@ def open_path(folder: Folder) -> DirectPath:
     """
     facts = Facts(folder)
     roles = facts.roles
-    table, source, target, softcap = _own_tables(facts) if is_own(facts) else _tables(facts)
+    table, source, target, softcap = _own_tables(facts) if facts.is_own else _tables(facts)
     acts = _acts(facts, table, source.width)
     if softcap is not None and acts.softcap is not None:
         what = f"{facts.path}: two soft-caps, the boundary's and the family's"
         raise CheckpointError(what, "its direct path is not measured")
     bias, notes = _bias(facts, target.rows)
-    if is_own(facts):
+    if facts.is_own:
         notes.append(f"{short(facts.config.get(SPEC))}: each end is taken behind its map and scale")
     if softcap is not None:
         notes.append(f"soft-cap {softcap:g} applied")
@@ -131,7 +130,7 @@ class _Acts:
 
 def _acts(facts: Facts, table: Stored, width: int) -> _Acts:
     level: Mapping[str, Any] = facts.config if facts.text is None else facts.levels.get(facts.text.level, facts.config)
-    family = level.get(BASE_TYPE if is_own(facts) else "model_type")
+    family = level.get(BASE_TYPE if facts.is_own else "model_type")
     scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
     ending = FAMILIES.get(family) if isinstance(family, str) else None
     if ending is None:

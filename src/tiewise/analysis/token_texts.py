@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
-from tiewise.data.frequency import bin_of, frequency_bins
-from tiewise.data.plain_text import byte_letters
+from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.data.documents import byte_letters
 
 try:
     from tokenizers import Tokenizer

@@ -29,9 +29,8 @@ from torch import Tensor
 from tiewise.boundary.maps import ParametricMap, dense_input, dense_output, make_maps, penalty_of
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.errors import SpecError
-from tiewise.core.random_logits import starting_nll
-from tiewise.core.spec import BoundarySpec
-from tiewise.core.vocabulary import Vocabularies
+from tiewise.core.first_loss import starting_nll
+from tiewise.core.spec import BoundarySpec, Vocabularies
 from tiewise.ops.chunked import LossOptions
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row

@@ -103,19 +103,6 @@ def architecture(config: Mapping[str, Any]) -> str | None:
     return name.removeprefix(OWN_PREFIX) if config.get("model_type") == OWN_TYPE else name
 
 
-def auto_map(config: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the class that config.json names for each auto class, where its code lies in the folder.
-
-    >>> auto_map({"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "org/other--configuration_x.C"}})
-    {'AutoModel': 'X'}
-    """
-    entries = (config or {}).get("auto_map")
-    if not isinstance(entries, Mapping):
-        return {}
-    named = {key: value for key, value in entries.items() if isinstance(key, str) and isinstance(value, str)}
-    return {key: value.rpartition(".")[2] for key, value in named.items() if "--" not in value}
-
-
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(dotted path, mapping) of every level that configures a model of tokens, the root first."""
     found = []

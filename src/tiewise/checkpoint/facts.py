@@ -46,6 +46,11 @@ class Facts:
         return self.folder.config or {}
 
     @property
+    def is_own(self) -> bool:
+        """Whether the checkpoint has a boundary that only this package loads."""
+        return self.config.get("model_type") == OWN_TYPE
+
+    @property
     def complete(self) -> bool:
         """Whether every file of tensors could be read: only then does the absence of a tensor mean anything."""
         files = self.folder
@@ -59,7 +64,7 @@ class Facts:
     @cached_property
     def tied(self) -> bool | None:
         """Whether the config ties the two ends: by its spec where our own class reads it, else by its flag."""
-        spec = self.config.get(SPEC) if self.config.get("model_type") == OWN_TYPE else None
+        spec = self.config.get(SPEC) if self.is_own else None
         if isinstance(spec, str):
             try:
                 return BoundarySpec.parse(spec).tables == 1
@@ -166,8 +171,8 @@ class Facts:
     @cached_property
     def fresh(self) -> tuple[tuple[str, str], ...]:
         """(tensor that starts anew, the stored one that it would be tied to) of an untied model, beside its head."""
-        roles, own = self.roles, self.config.get("model_type") == OWN_TYPE
-        if self.claims.tied is not False or own or roles.headless or not self.complete:
+        roles = self.roles
+        if self.claims.tied is not False or self.is_own or roles.headless or not self.complete:
             return ()
         stored = {tensor.name for tensor in (*roles.inputs, *roles.biases)} - set(roles.unread)
         head = {roles.output_name, roles.unread.get(roles.output_name or "")}

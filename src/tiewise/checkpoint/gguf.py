@@ -27,75 +27,7 @@ from tiewise.core.progress import doing
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts
 
-WINDOW_BYTES = 2**18
 DAMAGED = "the file is damaged or was cut short: download or convert it again"
-
-
-class Window:
-    """The place reached in an open file.
-
-    Args:
-        path: named in errors.
-        descriptor: the open file; the caller closes it.
-    """
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self.size = os.fstat(descriptor).st_size
-        self._descriptor = descriptor
-        self._start, self._data = 0, b""
-        self.at = 0
-
-    @property
-    def left(self) -> int:
-        """Bytes from here to the file's end."""
-        return self.size - self.at
-
-    def need(self, count: int, what: str) -> None:
-        """Refuse `count` bytes for `what` where fewer are left."""
-        if count > self.left:
-            raise CheckpointError(f"{self.path}: {what} at byte {self.at:,} goes beyond the file's end", DAMAGED)
-
-    def take(self, count: int, what: str) -> bytes:
-        """Return the next `count` bytes, at most WINDOW_BYTES of them."""
-        self.need(count, what)
-        begin = self.at - self._start
-        if begin + count > len(self._data):
-            self._fill(count, what)
-            begin = 0
-        self.at += count
-        return self._data[begin : begin + count]
-
-    def skip(self, count: int, what: str) -> None:
-        """Pass `count` bytes without reading them."""
-        self.need(count, what)
-        self.at += count
-        if self.at > self._start + len(self._data):
-            self._start, self._data = self.at, b""
-
-    def skip_texts(self, count: int, what: str) -> None:
-        """Pass `count` texts, each a u64 length and that many bytes."""
-        unpack = struct.Struct("<Q").unpack_from
-        while count:
-            self.need(8, what)
-            if self.at + 8 > self._start + len(self._data):
-                self._fill(8, what)
-            data, begin = self._data, self.at - self._start
-            last = len(data) - 8
-            while count and begin <= last:
-                begin += 8 + unpack(data, begin)[0]
-                count -= 1
-            self.skip(self._start + begin - self.at, what)
-
-    def _fill(self, count: int, what: str) -> None:
-        try:
-            self._data = os.pread(self._descriptor, WINDOW_BYTES, self.at)
-        except OSError as error:
-            what = f"{self.path}: cannot be read at byte {self.at:,} ({error.strerror})"
-            raise CheckpointError(what, "check the disk") from None
-        self._start = self.at
-        if len(self._data) < count:
-            raise CheckpointError(f"{self.path}: it became shorter while {what} was read", "nothing else may write it")
 
 
 @dataclass(frozen=True)
@@ -158,8 +90,6 @@ MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every f
 MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
 TOKENS = "tokenizer.ggml.tokens"
 TABLE, HEAD = "token_embd.weight", "output.weight"
-_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_TEXT, _ARRAY = 8, 9
 
 Value = int | float | bool | str
 
@@ -169,7 +99,6 @@ class Gguf:
     """One GGUF file, or all parts of a split one."""
 
     path: Path  # the file (of a split: the one that was given)
-    version: int  # 2 or 3
     # values by key; text is cut after 4096 bytes, arrays are left out
     metadata: dict[str, Value] = field(default_factory=dict)
     arrays: dict[str, int] = field(default_factory=dict)  # length of each array by key
@@ -177,11 +106,6 @@ class Gguf:
     tensors: dict[str, Stored] = field(default_factory=dict)
     size: int = 0  # bytes of the file (of a split: of all parts)
     parts: int = 1  # number of files that the model is split over, by `split.count`
-
-    @property
-    def architecture(self) -> str:
-        """`general.architecture`; "" where it is absent."""
-        return str(self.metadata.get("general.architecture", ""))
 
     @property
     def table(self) -> Stored | None:
@@ -224,9 +148,169 @@ def read_gguf(path: str | os.PathLike[str]) -> Gguf:
     path = Path(path)
     descriptor = open_regular(path)
     try:
-        return _Parser(Window(path, descriptor)).parse()
+        return _Header(path, descriptor).read()
     finally:
         os.close(descriptor)
+
+
+WINDOW_BYTES = 2**18
+_SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+_TEXT, _ARRAY = 8, 9
+
+
+class _Header:
+    """The place reached in the header of an open file, which passes through a small window."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self.size = os.fstat(descriptor).st_size
+        self.descriptor = descriptor
+        self.at = self.start = 0  # the place, and that of the window's first byte
+        self.window = b""
+        self.texts = 0  # passed so far, in all arrays
+
+    def read(self) -> Gguf:
+        if self.size < 24 or self.take(4, "the magic") != b"GGUF":
+            raise CheckpointError(f"{self.path}: it does not begin as a GGUF file does", "give a .gguf file")
+        raw = self.take(4, "the version")
+        version = int.from_bytes(raw, "little")
+        if version not in (2, 3):
+            if int.from_bytes(raw, "big") in (2, 3):
+                raise CheckpointError(f"{self.path}: a big-endian GGUF file", "convert it for a little-endian machine")
+            raise CheckpointError(f"{self.path}: GGUF version {version:,}", "convert it again: 2 and 3 are read")
+        count, keys = (self.number("<Q", "a count") for _ in range(2))
+        # the least that a tensor and a key can take, so that no count is believed beyond the file
+        if count > MOST_TENSORS or keys > MOST_KEYS or 24 * count + 13 * keys > self.size - self.at:
+            raise self.wrong(f"it claims {count:,} tensors and {keys:,} keys in {self.size:,} bytes")
+
+        metadata: dict[str, Value] = {}
+        arrays: dict[str, int] = {}
+        for _ in range(keys):
+            key = self.name("a key")
+            if key in metadata or key in arrays:
+                raise self.wrong(f"it names the key {short(key)} twice")
+            kind = self.number("<I", f"the type of {short(key)}")
+            if kind == _ARRAY:
+                arrays[key] = self.pass_array(f"array {short(key)}")
+            elif kind == _TEXT:
+                length = self.number("<Q", f"text {short(key)}")
+                self.need(length, f"text {short(key)}")
+                metadata[key] = self.take(min(length, KEPT_TEXT), f"text {short(key)}").decode("utf-8", "replace")
+                self.skip(length - min(length, KEPT_TEXT), f"text {short(key)}")
+            elif kind in _SCALARS:
+                metadata[key] = self.number(_SCALARS[kind], short(key))
+            else:
+                raise self.wrong(f"the key {short(key)} has the unknown type {kind:,}")
+
+        infos = []
+        for _ in range(count):
+            name = self.name("a tensor's name")
+            what = f"tensor {short(name)}"
+            axes = self.number("<I", what)
+            if axes > MOST_AXES:
+                raise self.wrong(f"{what} claims {axes:,} axes")
+            shape = struct.unpack(f"<{axes}Q", self.take(8 * axes, what))[::-1]
+            infos.append((name, shape, self.number("<I", what), self.number("<Q", what)))
+        tensors = self.placed(infos, metadata.get("general.alignment", 32))
+        parts = metadata.get("split.count", 1)
+        if type(parts) is not int or not 0 <= parts <= MOST_PARTS:
+            raise self.wrong(f"split.count is {short(parts)}")
+        return Gguf(self.path, metadata, arrays, tensors, self.size, max(1, parts))
+
+    def placed(self, infos: list[tuple[str, tuple[int, ...], int, int]], align: Value) -> dict[str, Stored]:
+        """The tensors behind the header, each within the file and apart from the others."""
+        if type(align) is not int or align <= 0 or align & (align - 1):
+            raise self.wrong(f"general.alignment is {short(align)}, which is no power of two")
+        data = -(-self.at // align) * align
+        tensors: dict[str, Stored] = {}
+        for name, shape, kind, offset in infos:
+            what = f"tensor {short(name)}"
+            if name in tensors:
+                raise self.wrong(f"it names the {what} twice")
+            if offset % align:
+                raise self.wrong(f"{what} begins at {offset:,}, no multiple of {align}")
+            if kind not in BY_NUMBER:
+                known = (
+                    f"{REMOVED[kind]}, which ggml has removed" if kind in REMOVED else f"of the unknown type {kind:,}"
+                )
+                fix = "convert it again; types of forks of llama.cpp are not known here"
+                raise CheckpointError(f"{self.path}: {what} is {known}", fix)
+            held, width = BY_NUMBER[kind], shape[-1] if shape else 1
+            if width % held.block:
+                raise self.wrong(f"{what} has rows of {width:,}, no multiple of {held.name}'s {held.block}")
+            end = data + offset + math.prod(shape) // held.block * held.nbytes
+            if end > self.size:
+                raise self.wrong(f"the file ends {end - self.size:,} bytes before {what} does")
+            tensors[name] = Stored(name, self.path, held.name, shape, data + offset, end)
+        ordered = sorted((tensor for tensor in tensors.values() if tensor.nbytes), key=lambda tensor: tensor.start)
+        for left, right in itertools.pairwise(ordered):
+            if right.start < left.end:
+                raise self.wrong(f"tensor {short(right.name)} overlaps tensor {short(left.name)}")
+        return tensors
+
+    def pass_array(self, what: str) -> int:
+        """Pass an array; return its length."""
+        kind, count = self.number("<I", what), self.number("<Q", what)
+        if kind in _SCALARS:
+            self.skip(count * struct.calcsize(_SCALARS[kind]), what)
+            return count
+        if kind != _TEXT:
+            inner = "an array of arrays" if kind == _ARRAY else f"elements of the unknown type {kind:,}"
+            raise self.wrong(f"{what} holds {inner}, which no loader takes")
+        self.texts += count
+        if self.texts > MOST_TEXTS:
+            raise self.wrong(f"{what} claims {count:,} texts")
+        self.need(8 * count, what)
+        unpack, left = struct.Struct("<Q").unpack_from, count  # each a length and that many bytes
+        while left:
+            self.fill(8, what)
+            data, begin = self.window, self.at - self.start
+            while left and begin <= len(data) - 8:
+                begin += 8 + unpack(data, begin)[0]
+                left -= 1
+            self.skip(self.start + begin - self.at, what)
+        return count
+
+    def name(self, what: str) -> str:
+        length = self.number("<Q", what)
+        if length > MOST_NAME:
+            raise self.wrong(f"{what} at byte {self.at:,} claims {length:,} bytes")
+        return self.take(length, what).decode("utf-8", "replace")
+
+    def number(self, form: str, what: str) -> int:
+        return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
+
+    def take(self, count: int, what: str) -> bytes:
+        """Return the next `count` bytes, at most WINDOW_BYTES of them."""
+        self.fill(count, what)
+        self.at += count
+        return self.window[self.at - count - self.start : self.at - self.start]
+
+    def skip(self, count: int, what: str) -> None:
+        """Pass `count` bytes without reading them."""
+        self.need(count, what)
+        self.at += count
+
+    def need(self, count: int, what: str) -> None:
+        """Refuse `count` bytes for `what` where fewer are left."""
+        if count > self.size - self.at:
+            raise CheckpointError(f"{self.path}: {what} at byte {self.at:,} goes beyond the file's end", DAMAGED)
+
+    def fill(self, count: int, what: str) -> None:
+        """See that the next `count` bytes are in the window."""
+        self.need(count, what)
+        if self.at + count <= self.start + len(self.window):
+            return
+        try:
+            self.start, self.window = self.at, os.pread(self.descriptor, WINDOW_BYTES, self.at)
+        except OSError as error:
+            what = f"{self.path}: cannot be read at byte {self.at:,} ({error.strerror})"
+            raise CheckpointError(what, "check the disk") from None
+        if len(self.window) < count:
+            raise CheckpointError(f"{self.path}: it became shorter while {what} was read", "nothing else may write it")
+
+    def wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: {what}", DAMAGED)
 
 
 @dataclass(frozen=True)
@@ -245,133 +329,3 @@ class GgufFacts:
             return None
         with doing("comparing the two tables", table.nbytes):
             return same_bytes(table, head)
-
-
-class _Parser:
-    def __init__(self, window: Window) -> None:
-        self.window = window
-        self.path = window.path
-        self.texts = 0
-        self.metadata: dict[str, Value] = {}
-        self.arrays: dict[str, int] = {}
-
-    def parse(self) -> Gguf:
-        version, tensors, keys = self._opening()
-        for _ in range(keys):
-            self._key_value()
-        infos = [self._tensor_info() for _ in range(tensors)]
-        align = self.metadata.get("general.alignment", 32)
-        if type(align) is not int or align <= 0 or align & (align - 1):
-            raise self._wrong(f"general.alignment is {short(align)}, which is no power of two")
-        data = -(-self.window.at // align) * align if tensors else self.window.at
-        stored = self._place(infos, data, align)
-        parts = self.metadata.get("split.count", 1)
-        if type(parts) is not int or not 0 <= parts <= MOST_PARTS:
-            raise self._wrong(f"split.count is {short(parts)}")
-        return Gguf(self.path, version, self.metadata, self.arrays, stored, self.window.size, max(1, parts))
-
-    def _opening(self) -> tuple[int, int, int]:
-        window = self.window
-        if window.size < 24 or window.take(4, "the magic") != b"GGUF":
-            raise CheckpointError(f"{self.path}: it does not begin as a GGUF file does", "give a .gguf file")
-        raw = window.take(4, "the version")
-        version = int.from_bytes(raw, "little")
-        if version not in (2, 3):
-            if int.from_bytes(raw, "big") in (2, 3):
-                raise CheckpointError(f"{self.path}: a big-endian GGUF file", "convert it for a little-endian machine")
-            raise CheckpointError(f"{self.path}: GGUF version {version:,}", "convert it again: 2 and 3 are read")
-        tensors, keys = (self._number("<Q", "a count") for _ in range(2))
-        # the least that a tensor and a key can take, so that no count is believed beyond the file
-        if tensors > MOST_TENSORS or keys > MOST_KEYS or 24 * tensors + 13 * keys > window.left:
-            raise self._wrong(f"it claims {tensors:,} tensors and {keys:,} keys in {window.size:,} bytes")
-        return version, tensors, keys
-
-    def _key_value(self) -> None:
-        key = self._name("a key")
-        if key in self.metadata or key in self.arrays:
-            raise self._wrong(f"it names the key {short(key)} twice")
-        kind = self._number("<I", f"the type of {short(key)}")
-        if kind == _ARRAY:
-            self.arrays[key] = self._array(f"array {short(key)}")
-        elif kind == _TEXT:
-            self.metadata[key] = self._text(f"text {short(key)}")
-        elif kind in _SCALARS:
-            self.metadata[key] = self._number(_SCALARS[kind], short(key))
-        else:
-            raise self._wrong(f"the key {short(key)} has the unknown type {kind:,}")
-
-    def _array(self, what: str) -> int:
-        """Pass an array; return its length."""
-        kind, count = self._number("<I", what), self._number("<Q", what)
-        if kind in _SCALARS:
-            self.window.skip(count * struct.calcsize(_SCALARS[kind]), what)
-        elif kind == _TEXT:
-            self.texts += count
-            if self.texts > MOST_TEXTS:
-                raise self._wrong(f"{what} claims {count:,} texts")
-            self.window.need(8 * count, what)
-            self.window.skip_texts(count, what)
-        else:
-            inner = "an array of arrays" if kind == _ARRAY else f"elements of the unknown type {kind:,}"
-            raise self._wrong(f"{what} holds {inner}, which no loader takes")
-        return count
-
-    def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._name("a tensor's name")
-        what = f"tensor {short(name)}"
-        axes = self._number("<I", what)
-        if axes > MOST_AXES:
-            raise self._wrong(f"{what} claims {axes:,} axes")
-        shape = struct.unpack(f"<{axes}Q", self.window.take(8 * axes, what))[::-1]
-        return name, shape, self._number("<I", what), self._number("<Q", what)
-
-    def _place(self, infos: list[tuple[str, tuple[int, ...], int, int]], data: int, align: int) -> dict[str, Stored]:
-        tensors: dict[str, Stored] = {}
-        for name, shape, kind, offset in infos:
-            if name in tensors:
-                raise self._wrong(f"it names the tensor {short(name)} twice")
-            if offset % align:
-                raise self._wrong(f"tensor {short(name)} begins at {offset:,}, no multiple of {align}")
-            start = data + offset
-            dtype, nbytes = self._size(name, shape, kind)
-            if start + nbytes > self.window.size:
-                over = start + nbytes - self.window.size
-                raise self._wrong(f"the file ends {over:,} bytes before tensor {short(name)} does")
-            tensors[name] = Stored(name, self.path, dtype, shape, start, start + nbytes)
-        ordered = sorted((tensor for tensor in tensors.values() if tensor.nbytes), key=lambda tensor: tensor.start)
-        for left, right in itertools.pairwise(ordered):
-            if right.start < left.end:
-                raise self._wrong(f"tensor {short(right.name)} overlaps tensor {short(left.name)}")
-        return tensors
-
-    def _size(self, name: str, shape: tuple[int, ...], kind: int) -> tuple[str, int]:
-        if kind not in BY_NUMBER:
-            known = f"{REMOVED[kind]}, which ggml has removed" if kind in REMOVED else f"of the unknown type {kind:,}"
-            fix = "convert it again; types of forks of llama.cpp are not known here"
-            raise CheckpointError(f"{self.path}: tensor {short(name)} is {known}", fix)
-        found = BY_NUMBER[kind]
-        width = shape[-1] if shape else 1
-        if width % found.block:
-            raise self._wrong(
-                f"tensor {short(name)} has rows of {width:,}, no multiple of {found.name}'s {found.block}"
-            )
-        return found.name, math.prod(shape) // found.block * found.nbytes
-
-    def _name(self, what: str) -> str:
-        length = self._number("<Q", what)
-        if length > MOST_NAME:
-            raise self._wrong(f"{what} at byte {self.window.at:,} claims {length:,} bytes")
-        return self.window.take(length, what).decode("utf-8", "replace")
-
-    def _text(self, what: str) -> str:
-        length = self._number("<Q", what)
-        self.window.need(length, what)
-        kept = self.window.take(min(length, KEPT_TEXT), what)
-        self.window.skip(length - len(kept), what)
-        return kept.decode("utf-8", "replace")
-
-    def _number(self, form: str, what: str) -> int:
-        return struct.unpack(form, self.window.take(struct.calcsize(form), what))[0]
-
-    def _wrong(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.path}: {what}", DAMAGED)

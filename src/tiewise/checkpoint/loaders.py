@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tiewise.checkpoint.claims import OWN_TYPE, Claim, architecture
+from tiewise.checkpoint.claims import architecture
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.families import data_version, family, unwrapped
 from tiewise.checkpoint.hf_folder import SINGLE
-from tiewise.checkpoint.stored import BITS
-from tiewise.checkpoint.table_scans import IDENTICAL, SAME_VALUES, SIGNS
+from tiewise.checkpoint.stored import BITS, TORCH_TYPES
+from tiewise.checkpoint.table_scans import SAME_VALUES
 from tiewise.checkpoint.untrusted import short
 
 NONE, SAME, DIFFERENT, ALONE, NEITHER = "no head", "equal head", "other head", "head alone", "neither"
@@ -38,65 +38,48 @@ PLAIN = {
 }
 
 
+STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
+_LOUD = (ERROR, ERROR)  # of a head alone, and of neither
+
+
 @dataclass(frozen=True)
 class Loader:
-    """A loader's name, its versions, where its column comes from, and its column {(flag, state): outcome}.
-
-    `compares`: it asks whether two stored tables hold the same numbers, of which NaN is none.
-    """
+    """A loader's name, its versions, where its column comes from, and its column."""
 
     name: str
     versions: str
     source: str
-    column: dict[tuple[bool, str], str]
-    compares: bool = False
+    tied: tuple[str, ...]  # what it makes of each of `STATES` where the flag that it reads is true
+    untied: tuple[str, ...]  # and where it is false
+    compares: bool = False  # it asks whether two stored tables hold the same numbers, of which NaN is none
+
+    def makes_of(self, flag: bool, state: str) -> str:
+        """Return the outcome of one cell."""
+        return (self.tied if flag else self.untied)[STATES.index(state)]
 
 
-_FLAG_RULES = {
-    (True, NONE): TIED,
-    (True, SAME): TIED,
-    (False, NONE): RANDOM_HEAD,
-    (False, SAME): UNTIED,
-    (False, DIFFERENT): UNTIED,
-    (False, ALONE): RANDOM_TABLE,
-    (True, NEITHER): RANDOM_TABLE,
-    (False, NEITHER): RANDOM_TABLE,
-}
-_LOUD = {(flag, state): ERROR for flag in (True, False) for state in (ALONE, NEITHER)}
+_DRAWN = (RANDOM_HEAD, UNTIED, UNTIED, RANDOM_TABLE, RANDOM_TABLE)
 TRANSFORMERS_4 = Loader(
-    "transformers", "4", "transformers#42612", _FLAG_RULES | {(True, DIFFERENT): DROPPED, (True, ALONE): RANDOM_TABLE}
+    "transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, RANDOM_TABLE, RANDOM_TABLE), _DRAWN
 )
-TRANSFORMERS_5 = Loader(
-    "transformers",
-    data_version(),
-    "modeling_utils.py and core_model_loading.py of this version",
-    _FLAG_RULES | {(True, DIFFERENT): KEPT, (True, ALONE): TIED},
-    compares=True,
+_SOURCE = "modeling_utils.py and core_model_loading.py of this version"
+TRANSFORMERS_5 = Loader("transformers", data_version(), _SOURCE, (TIED, TIED, KEPT, TIED, RANDOM_TABLE), _DRAWN, True)
+VLLM_BEFORE = Loader(
+    "vLLM", "before August 2026", "vllm#51063", (TIED, TIED, DROPPED, *_LOUD), (RANDOM_HEAD, UNTIED, UNTIED, *_LOUD)
 )
-VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _FLAG_RULES | {(True, DIFFERENT): DROPPED} | _LOUD)
 VLLM_AFTER = Loader(
-    "vLLM",
-    "since August 2026",
-    "vllm#51665",
-    _FLAG_RULES | {(True, DIFFERENT): KEPT, (False, NONE): TIED} | _LOUD,
-    compares=True,
+    "vLLM", "since August 2026", "vllm#51665", (TIED, TIED, KEPT, *_LOUD), (TIED, UNTIED, UNTIED, *_LOUD), True
 )
-_BY_FILE = {(flag, NONE): TIED for flag in (True, False)} | {
-    (flag, state): UNTIED for flag in (True, False) for state in (SAME, DIFFERENT)
-}
-LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _BY_FILE | _LOUD)
-LLAMA_CPP_GEMMA = Loader(
-    "llama.cpp",
-    "convert_hf_to_gguf",
-    "llama.cpp#9065",
-    LLAMA_CPP.column | {(flag, state): DROPPED for flag in (True, False) for state in (SAME, DIFFERENT)},
-)
-LLAMA_CPP_T5 = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#8055, llama.cpp#8141", LLAMA_CPP.column)
+_AS_STORED, _NO_HEADS = (TIED, UNTIED, UNTIED, *_LOUD), (TIED, DROPPED, DROPPED, *_LOUD)
+LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _AS_STORED, _AS_STORED)
+LLAMA_CPP_GEMMA = replace(LLAMA_CPP, source="llama.cpp#9065", tied=_NO_HEADS, untied=_NO_HEADS)
+LLAMA_CPP_T5 = replace(LLAMA_CPP, source="llama.cpp#8055, llama.cpp#8141")
 MLX = Loader(
     "mlx-lm",
     "0.2x",
     "mlx-lm, models/llama.py: sanitize",
-    _FLAG_RULES | {(True, DIFFERENT): DROPPED, (False, NONE): ERROR} | _LOUD,
+    (TIED, TIED, DROPPED, *_LOUD),
+    (ERROR, UNTIED, UNTIED, *_LOUD),
 )
 # flags, by level, with which the tests load these classes in every state of the matrix
 _ROOT: tuple[dict[str, bool], ...] = ({"": True}, {"": False}, {})
@@ -120,7 +103,6 @@ VERIFIED = dict.fromkeys(
 
 _CANONICAL = "The class saves its shared table under the head's name: its own code decides."
 _ANEW = "{} starts anew: only {}, to which it would be tied, is stored, and the flag is false."
-_OURS = "loaded by this package's tests"
 
 
 @dataclass(frozen=True)
@@ -137,91 +119,66 @@ class LoaderOutcome:
     predicted: bool = True
 
 
-_DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32", "float64": "F64"}
 _DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")
 
 
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     """Return what each loader makes of a checkpoint; nothing where there is no config, or no tensors, to load."""
+    claims = facts.claims
     if facts.folder.config is None or not facts.folder.tensors:
         return ()
+    # transformers 4 asks the text part, whose base default is true
+    below = (claim for claim in claims.levels if claim.level in TEXT_PARTS and claim.written is not None)
+    text = next(below, claims.deciding)
+    of_text = text is None or text.effective is not False
+    # vLLM takes a flag that is true at any level, mlx-lm the flag as written at any, true where absent
+    written = [claim.written for claim in claims.levels if claim.written is not None]
+    of_any = True if any(written) and claims.fixed is not False else claims.tied
+    mlx = claims.fixed if claims.fixed is not None else any(written) or not written
     # llama.cpp converts each family by a class of its own, T5 the only encoder-decoder
-    of_family = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
-    # mlx-lm takes the flag as written at any level, true where absent
-    written = [claim.written for claim in facts.claims.levels if claim.written is not None]
-    mlx = facts.claims.fixed if facts.claims.fixed is not None else any(written) if written else True
+    families = dict.fromkeys(("gemma", "gemma2"), LLAMA_CPP_GEMMA) | dict.fromkeys(("t5", "mt5", "umt5"), LLAMA_CPP_T5)
     return (
-        _transformers(facts, TRANSFORMERS_4, _flag_of_text(facts)),
-        _transformers(facts, TRANSFORMERS_5, facts.claims.tied),
-        _server(facts, VLLM_BEFORE, _flag_of_any(facts)),
-        _server(facts, VLLM_AFTER, _flag_of_any(facts)),
-        _server(facts, of_family.get(facts.claims.levels[0].model_type or "", LLAMA_CPP), facts.claims.tied),
+        _transformers(facts, TRANSFORMERS_4, of_text and claims.fixed is not False),
+        _transformers(facts, TRANSFORMERS_5, claims.tied),
+        _server(facts, VLLM_BEFORE, of_any),
+        _server(facts, VLLM_AFTER, of_any),
+        _server(facts, families.get(claims.levels[0].model_type or "", LLAMA_CPP), claims.tied),
         _server(facts, MLX, mlx),
     )
 
 
-# the state of a folder
-
-
-def state(facts: Facts, compares: bool = False) -> str:
+def _state(facts: Facts, compares: bool = False) -> str:
     """What is stored at the two ends where a loader looks, as one of the words above; `compares` as in `Loader`."""
-    roles = facts.roles
-    table, head = roles.read_input, roles.read_output
-    if not facts.complete or (facts.quantised and roles.opaque):
+    table, head, alike = facts.roles.read_input, facts.roles.read_output, facts.ends
+    if not facts.complete or (facts.quantised and facts.roles.opaque):
         return UNKNOWN
     if table is None:
         return NEITHER if head is None else ALONE
     if head is None:
         return NONE
-    if facts.ends is not None:
-        if compares and facts.ends.nan:
-            return DIFFERENT
-        kinds = {IDENTICAL: SAME, SIGNS: SAME, SAME_VALUES: _rounded(facts)}
-        return kinds.get(facts.ends.kind, DIFFERENT)
-    packed = roles.quantised_input or roles.quantised_output
-    return DIFFERENT if not packed and table.shape != head.shape else UNKNOWN
-
-
-def _rounded(facts: Facts) -> str:
-    """Two tables that are equal in the narrower of their types are equal to a loader that works in that type."""
-    table, head = facts.roles.input, facts.roles.output
-    assert table is not None
-    assert head is not None
-    narrow = min(table.dtype, head.dtype, key=lambda name: (BITS[name], name))
-    written = facts.config.get("dtype", facts.config.get("torch_dtype"))
-    return SAME if _DTYPES.get(written if isinstance(written, str) else "") == narrow else ROUNDED
-
-
-def _flag_of_text(facts: Facts) -> bool | None:
-    """What transformers 4 asks: the config of the text part, whose base default is true."""
-    if facts.claims.fixed is False:
-        return False
-    below = [c for c in facts.claims.levels if c.level in TEXT_PARTS and c.written is not None]
-    claim: Claim | None = below[0] if below else facts.claims.deciding
-    if claim is None or claim.effective is None:
-        return True
-    return claim.effective
-
-
-def _flag_of_any(facts: Facts) -> bool | None:
-    """What vLLM asks: a flag that is true at the root or in the text part."""
-    written = any(claim.written for claim in facts.claims.levels)
-    return True if written and facts.claims.fixed is not False else facts.claims.tied
-
-
-# one loader
+    if alike is None:
+        packed = facts.roles.quantised_input or facts.roles.quantised_output
+        return DIFFERENT if not packed and table.shape != head.shape else UNKNOWN
+    if alike.kind == SAME_VALUES and not (compares and alike.nan):
+        # equal in the narrower of their types: equal to a loader that works in that type
+        narrow = min(table.dtype, head.dtype, key=lambda name: (BITS[name], name))
+        working = facts.config.get("dtype", facts.config.get("torch_dtype"))
+        return SAME if TORCH_TYPES.get(working if isinstance(working, str) else "") == narrow else ROUNDED
+    return SAME if alike.equal and not (compares and alike.nan) else DIFFERENT
 
 
 def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    recent = loader is TRANSFORMERS_5
-    if facts.config.get("model_type") == OWN_TYPE and not recent:
+    roles, opened, recent = facts.roles, facts.folder.opened, loader is TRANSFORMERS_5
+    if facts.is_own and not recent:
         return _outcome(loader, ERROR, "It does not know the type `tiewise`.")
-    stopped = _file(facts, loader)
-    if stopped is not None:
-        return stopped
+    if opened is None:
+        return _outcome(loader, ERROR, f"It finds no {SINGLE} and no index of shards.")
+    if opened.endswith((".bin", ".bin.index.json")):
+        return _outcome(loader, DEPENDS, f"It opens {opened}, which was not read.")
+    if opened.endswith(".safetensors") and opened not in facts.folder.headers:
+        return _outcome(loader, DEPENDS, f"It opens {opened}, which the index does not name and which was not read.")
     if not facts.claims.known:
         return _outcome(loader, DEPENDS, "The family is not in the architecture data: its own code decides.")
-    roles = facts.roles
     if roles.headless:
         missing = roles.known is not None and facts.complete and not roles.opaque
         lost = roles.read_input is None and (roles.unread or missing)
@@ -232,44 +189,27 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
         loose = "" if known is None else known.loose
         if loose != "any" and (loose, deciding.malformed) != ("null", "None"):
             return _outcome(loader, ERROR, "The flag is neither true nor false, and its config class refuses that.")
-    misfit = _misfit(facts)
-    if misfit is not None:
+    if (misfit := _misfit(facts)) is not None:
         return _outcome(loader, ERROR, misfit)
     anew = facts.fresh if recent else ()
-    tables = [pair for pair in anew if not pair[0].endswith("bias")]
-    if tables:
-        return _outcome(loader, RANDOM_TABLE, _ANEW.format(*tables[0]))
-    canonical = roles.ties.get(roles.input_name or "")
-    if not recent and state(facts) == ALONE and canonical == roles.output_name:
+    for pair in anew:
+        if not pair[0].endswith("bias"):
+            return _outcome(loader, RANDOM_TABLE, _ANEW.format(*pair))
+    if not recent and _state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
     made = _from_matrix(facts, loader, flag)
     if anew and made.outcome not in LOST:
         return _outcome(loader, NEW_BIAS, _ANEW.format(*anew[0]))
-    return replace(made, predicted=False, source=_OURS) if recent and _verified(facts, made) else made
-
-
-def _verified(facts: Facts, made: LoaderOutcome) -> bool:
-    """Whether the tests load this class with these flags, its own names and plain tables of one type."""
-    if made.outcome == DEPENDS or facts.roles.unread or facts.quantised or facts.folder.single:
-        return False
-    if facts.ends is not None and facts.ends.kind == SAME_VALUES:
-        return False
-    written = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
-    return written in VERIFIED.get(architecture(facts.config) or "", ()) and facts.config["model_type"] != OWN_TYPE
-
-
-def _file(facts: Facts, loader: Loader) -> LoaderOutcome | None:
-    """What becomes of a folder whose tensors lie in no file that transformers opens; None where they do."""
-    opened = facts.folder.opened
-    if opened is None:
-        return _outcome(loader, ERROR, f"It finds no {SINGLE} and no index of shards.")
-    if opened.endswith((".bin", ".bin.index.json")):
-        return _outcome(loader, DEPENDS, f"It opens {opened}, which was not read.")
-    if opened.endswith(".safetensors") and opened not in facts.folder.headers:
-        return _outcome(loader, DEPENDS, f"It opens {opened}, which the index does not name and which was not read.")
-    return None
+    # the tests load this class with these flags, its own names and plain tables of one type
+    flags = {claim.level: claim.written for claim in facts.claims.levels if claim.written is not None}
+    odd = roles.unread or facts.quantised or facts.folder.single or facts.is_own
+    rounded = facts.ends is not None and facts.ends.kind == SAME_VALUES
+    if not recent or odd or rounded or made.outcome == DEPENDS:
+        return made
+    loaded = flags in VERIFIED.get(architecture(facts.config) or "", ())
+    return replace(made, predicted=False, source="loaded by this package's tests") if loaded else made
 
 
 def _misfit(facts: Facts) -> str | None:
@@ -291,7 +231,7 @@ def _misfit(facts: Facts) -> str | None:
 
 def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
     roles = facts.roles
-    if facts.config.get("model_type") == OWN_TYPE:
+    if facts.is_own:
         return _outcome(loader, ERROR, "It does not know the type `tiewise`: export the model dense first.")
     if roles.headless:
         return _outcome(loader, NO_HEAD)
@@ -306,7 +246,7 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
         return _outcome(loader, ERROR, "The names in the file are those of a wrapped model: nothing in it is found.")
     if roles.unread:
         return _outcome(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
-    if state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
+    if _state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if not facts.claims.known and (roles.input is None or roles.output is None) and facts.unplaced:
         return _outcome(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")
@@ -314,12 +254,12 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
 
 
 def _from_matrix(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
-    found = state(facts, loader.compares)
+    found = _state(facts, loader.compares)
     if found == UNKNOWN and (not facts.complete or facts.roles.opaque):
         return _outcome(loader, DEPENDS, "Some tensors could not be read.")
     flags = [flag] if flag is not None else [True, False]
     states = [found] if found not in (ROUNDED, UNKNOWN) else [SAME, DIFFERENT]
-    words = {loader.column[choice, cell] for choice in flags for cell in states}
+    words = {loader.makes_of(choice, cell) for choice in flags for cell in states}
     # one table at both ends: another one may lie beside it under a name that nobody looks for
     for name, wanted in facts.roles.unread.items() if words == {TIED} else ():
         why = f"{short(name)} is not read, as the class looks for {wanted}; the other end takes its place."

@@ -53,7 +53,8 @@ _TYPES = (  # of the format: bits, and the numpy type that holds one element whe
 )
 BITS = {name: bits for name, bits, _ in _TYPES}
 NUMPY: dict[str, np.dtype] = {name: np.dtype(kind) for name, _, kind in _TYPES if kind is not None}
-FLOATING = ("F64", "F32", "F16", "BF16")  # what a table is stored in, unless it is quantised
+TORCH_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # by the name in a config
+FLOATING = tuple(TORCH_TYPES.values())  # what a table is stored in, unless it is quantised
 
 
 def widened(values: NDArray) -> NDArray[np.float32] | NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Files from strangers: only regular ones, inside their folder, and JSON of bounded memory and depth."""
+"""Files from strangers: only regular ones, inside their folder, and no more memory than there is."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import CheckpointError, printable
+from tiewise.core.numerals import size
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:
@@ -33,10 +34,10 @@ def read_whole(path: str | os.PathLike[str], most: int) -> bytes:
     """Return all bytes of a file of at most `most` bytes."""
     descriptor = open_regular(path)
     with os.fdopen(descriptor, "rb") as file:
-        size = os.fstat(descriptor).st_size
-        if size > most:
+        found = os.fstat(descriptor).st_size
+        if found > most:
             fix = "no file of this kind is that large: take it from its source again"
-            raise CheckpointError(f"{os.fspath(path)}: {size:,} bytes", fix)
+            raise CheckpointError(f"{os.fspath(path)}: {found:,} bytes", fix)
         try:
             return file.read(most)
         except OSError as error:
@@ -75,6 +76,7 @@ def _reason(error: Exception) -> str:
 MOST_BYTES = 256 * 2**20  # the largest tokenizer.json known is 35 MB
 MOST_VALUES = 6_000_000  # and holds two million commas, colons and brackets
 MOST_MEMORY = 420 * 2**20  # that a file may take as objects, so that the process stays below 512 MB
+MEMINFO = "/proc/meminfo"
 VALUE_BYTES = 75  # of memory for each comma, colon and bracket: a token with its id has two
 
 
@@ -119,6 +121,19 @@ def require_bounded(data: bytes, values: int, where: str) -> None:
     if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
         fix = "no file of this kind is that large: take it from its source again"
         raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", fix)
+
+
+def require_memory(needed: int, purpose: str) -> None:
+    """Refuse what needs more bytes than are free without swapping; nothing happens where the system does not say."""
+    try:
+        with open(MEMINFO, encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        free = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, ValueError, KeyError, IndexError):
+        return
+    if needed > free:
+        fix = "close other programs, or run it on a larger machine"
+        raise CheckpointError(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free", fix)
 
 
 _FIRST = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xC0)  # of a character; the others continue one

@@ -44,16 +44,15 @@ def data(
     from tempfile import TemporaryDirectory
 
     from tiewise.data.corpus import prepare
-    from tiewise.data.masking import Masking
     from tiewise.data.sentence_pairs import Packing
-    from tiewise.data.training_rows import Marks, PairRows, mark, split_sentences
+    from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 
     masks, packing = Masking(share=masking, longest=ngram), Packing(length, objective, ratio)
     with TemporaryDirectory() as folder:
         texts = tuple(text or ("builtin",))
         prepared = mark(prepare(texts, tokenizer, Path(folder) / "data", length=length, apart=True))
         sentences = split_sentences(prepared, split)
-        rows = PairRows(sentences, Marks.of(prepared), packing, masks, seed=seed, count=count)
+        rows = PairRows(sentences, packing, masks, seed=seed, count=count)
         words = prepared.tokenizer()
         found = [_row(rows, index, words) for index in range(count)]
     facts = _facts(sentences, rows)

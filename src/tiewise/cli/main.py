@@ -77,7 +77,7 @@ def _listed(function: Callable[..., None]) -> Callable[[], None]:
 
 def _version(asked: bool) -> None:
     if asked:
-        from tiewise.core.version import __version__
+        from tiewise.core import __version__
 
         typer.echo(f"tiewise {__version__}")
         raise typer.Exit()

@@ -7,3 +7,5 @@
 
 A *table* is [V, E] at both ends, one row per token: `logits = hidden @ table.T`.
 """
+
+__version__ = "0.1.0"  # here, where every module may read it: the root imports modules, and no module the root

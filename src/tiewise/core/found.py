@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tiewise.core.numerals import NONE, plain, size
@@ -189,23 +189,15 @@ class Found:
     stacks: tuple[Stack, ...] = ()
     points: tuple[Points, ...] = ()
     listings: tuple[Listing, ...] = ()
-    notes: tuple[str, ...] = field(default=())  # what was left out, and what a reader must know
+    notes: tuple[str, ...] = ()  # what was left out, and what a reader must know
 
     def about(self, label: str) -> Found:
         """Return it with everything that names no model as of this one."""
-
-        def named(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-            return tuple(part if part.of else replace(part, of=label) for part in parts)
-
-        return replace(
-            self,
-            quantities=named(self.quantities),
-            curves=named(self.curves),
-            grids=named(self.grids),
-            stacks=named(self.stacks),
-            points=named(self.points),
-            listings=named(self.listings),
-        )
+        kinds = (f.name for f in fields(self) if f.name not in ("answer", "notes"))
+        named: dict[str, Any] = {
+            kind: tuple(part if part.of else replace(part, of=label) for part in getattr(self, kind)) for kind in kinds
+        }
+        return replace(self, **named)
 
     def __getitem__(self, name: str) -> Quantity:
         """Return the first quantity of this name; KeyError where there is none."""

@@ -1,41 +1,108 @@
-"""`prepare`: a text becomes tokens in a folder, once; an equal request finds them there.
+"""`prepare`: a text becomes tokens in a folder, once; an equal request finds them there. `PreparedText` reads them.
 
     read once → every paragraph once → split → tokenizer of the training split → tokens → moved into place
 
-The work is done in a subfolder that is removed whatever happens. `data.json` goes first and comes back last, so at no
-moment does a folder look prepared that is not.
+A prepared folder holds `train.bin`, `tune.bin`, `heldout.bin` (raw little-endian token ids), `tokenizer/`, and
+`data.json`. The work is done in a subfolder that is removed whatever happens. `data.json` goes first and comes back
+last, so at no moment does a folder look prepared that is not.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import platform
 import shutil
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
-from tiewise.core.files import written_whole
+from tiewise.core.files import sync, write_whole, written_whole
 from tiewise.core.progress import advance, doing, progress
-from tiewise.data.plain_text import Document, decode
-from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, put_in_place, token_type
+from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.data.sources import Source, read_sources, resolve
-from tiewise.data.split import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, assign
 from tiewise.data.tokenizer import StreamEncoder, bpe_size, make_tokenizer, pieces, write_tokens
 
-__all__ = ["PreparedText", "load_prepared", "prepare"]
-
+FACTS = "data.json"
+TOKENIZER = "tokenizer"
 _FORMAT = 2  # of the folder; one of another format is made again
-_STDIN = "stdin.txt"
 _LEARNT = 50_000_000  # characters that a tokenizer is trained on at most: the frequent pairs are settled long before
+
+
+def token_type(vocab: int) -> np.dtype:
+    """Return the type that token ids below `vocab` are stored in: two bytes where they suffice, else four."""
+    return np.dtype("<u2" if vocab < 1 << 16 else "<u4")
+
+
+@dataclass(frozen=True)
+class PreparedText:
+    """A text as tokens, in a folder."""
+
+    folder: Path
+    facts: dict[str, Any]  # of `data.json`: sources, sha256, characters, bytes, documents, tokens in all and per split
+    vocab: int  # V, the rows that a model's tables need
+    eos_id: int  # the token after every document
+
+    def split(self, name: str) -> np.ndarray:
+        """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N].
+
+        Raises:
+            DataError: on another name.
+        """
+        if name not in SPLITS:
+            raise DataError(f"no split {name!r}", f"choose one of {', '.join(SPLITS)}")
+        return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """Return the tokenizer, loaded at the first call."""
+        return self._tokenizer
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerFast:
+        where = str(self.folder / TOKENIZER)
+        return AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
+
+
+def load_prepared(folder: Path) -> PreparedText:
+    """Open what `prepare` wrote; a DataError where the folder holds no prepared text, or one that is damaged."""
+    folder, again = Path(folder), "prepare the text again"
+    path = folder / FACTS
+    try:
+        facts = json.loads(path.read_text("utf-8"))
+        tokenizer = facts["tokenizer"]
+        prepared = PreparedText(folder, facts, int(tokenizer["vocab"]), int(tokenizer["eos_id"]))
+        tokens = {name: int(facts["splits"][name]["tokens"]) for name in SPLITS}
+    except FileNotFoundError:
+        raise DataError(f"no prepared text in {str(folder)!r} ({FACTS} is missing)", again) from None
+    except OSError as error:
+        raise DataError(f"cannot read {str(path)!r}: {error.strerror or error}", again) from None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{str(path)!r} is damaged", again) from None
+    for name, count in tokens.items():
+        file = folder / f"{name}.bin"
+        if not file.is_file() or file.stat().st_size != count * token_type(prepared.vocab).itemsize:
+            raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", again)
+    return prepared
+
+
+def put_in_place(work: Path, folder: Path, facts: dict[str, Any]) -> None:
+    """Put the token files and the tokenizer of `work` in place in `folder`, and `facts` last."""
+    (folder / FACTS).unlink(missing_ok=True)
+    for name in SPLITS:
+        (work / f"{name}.bin").replace(folder / f"{name}.bin")
+    shutil.rmtree(folder / TOKENIZER, ignore_errors=True)
+    (work / TOKENIZER).rename(folder / TOKENIZER)
+    sync(folder)
+    write_whole(folder / FACTS, json.dumps(facts, indent=2))
 
 
 def prepare(
@@ -107,7 +174,7 @@ def prepare(
 
 def _kept_stdin(folder: Path, made: list[Path]) -> Source:
     """Standard input as a file of the folder, copied there by the first call."""
-    path = folder / _STDIN
+    path = folder / "stdin.txt"
     if not path.exists():
         with written_whole(path) as partial, partial.open("wb") as file:
             for piece in decode(sys.stdin.buffer, "standard input"):
@@ -152,33 +219,42 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
     try:
         kind = request["tokenizer"]
         # one that needs no training text is refused, if it must be, before gigabytes are read
-        ready = None if bpe_size(kind) else make_tokenizer(kind, lambda: iter(()))
+        tokenizer = None if bpe_size(kind) else make_tokenizer(kind)
         deduplicate = Deduplicator()
         documents = (replace(d, begins=d.begins or request["apart"]) for d in read_sources(sources))
         with doing("reading", sum(source.size for source in sources)):
             spool = _Spool(work / "text", deduplicate(documents))
         where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
         progress("tokenizer", 0, 1)
-        if ready is None:
+        if tokenizer is None:
             train = np.flatnonzero(where == 0)
             # every k-th part of the training split: a folder's first files may be of one kind
             step = -(-int(spool.characters[train].sum()) // _LEARNT)
             learnt = train[::step]
             tokenizer = make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(learnt))))
-        else:
-            tokenizer = ready
         progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
-        facts = _write_splits(work, spool, where, tokenizer)
-        _check_length(facts, length)
+        vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
+        facts, splits, done = spool.facts(np.arange(len(where))), {}, 0
+        encoder = StreamEncoder(tokenizer, token_type(vocab))
+        for index, name in enumerate(SPLITS):
+            parts = np.flatnonzero(where == index)
+            splits[name] = spool.facts(parts)
+            with doing("tokens", facts["characters"], done):
+                splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
+            done += splits[name]["characters"]
+        dtype = token_type(vocab).name
         facts |= {
+            "tokens": sum(split["tokens"] for split in splits.values()),
+            "tokenizer": {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype, "kind": kind},
+            "splits": splits,
             "texts": request["texts"],
             "dropped_paragraphs": deduplicate.dropped,
             "demo": all(source.kind == "builtin" for source in sources),
             "python": request["python"],
             "request": request,
         }
-        facts["tokenizer"]["kind"] = kind
+        _check_length(facts, length)
         put_in_place(work, folder, facts)
     finally:
         shutil.rmtree(work, ignore_errors=True)
@@ -197,23 +273,6 @@ def _check_length(facts: dict[str, Any], length: int) -> None:
         f"needs at least {needed[short]} there for length {length}",
         f"give more text, or a length of at most {fits}" if fits else "give more text",
     )
-
-
-def _write_splits(work: Path, spool: _Spool, where: np.ndarray, tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
-    """Write each split's tokens, and return what is to be known of them."""
-    vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
-    facts = spool.facts(np.arange(len(where)))
-    dtype, done, splits = token_type(vocab), 0, {}
-    encoder = StreamEncoder(tokenizer, dtype)
-    for index, name in enumerate(SPLITS):
-        documents = np.flatnonzero(where == index)
-        splits[name] = spool.facts(documents)
-        with doing("tokens", facts["characters"], done):
-            splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(documents), encoder)
-        done += splits[name]["characters"]
-    facts["tokens"] = sum(split["tokens"] for split in splits.values())
-    facts["tokenizer"] = {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name}
-    return facts | {"splits": splits}
 
 
 class _Spool:

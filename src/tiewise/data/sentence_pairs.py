@@ -17,7 +17,7 @@ Pairs of segments for pretraining: does the second follow the first?
 A document's sentences are packed in order into rows of up to `length` tokens, `[CLS] A [SEP] B [SEP]`; A and B are one
 sentence or more, cut at random. Where two sentences alone are too long, each loses its beginning or its end, by chance:
 no label can be read off from where a segment is torn. transformers counts the labels of sentence order the other way:
-`swapped_labels`.
+1 − label.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.core.errors import DataError
-from tiewise.data.plain_text import byte_letters
+from tiewise.data.documents import byte_letters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 Ints = NDArray[np.int64]
 OBJECTIVES = ("sop", "nsp", "none")
-MARKS = 3  # [CLS], [SEP], [SEP]
+MARKS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+AROUND = 3  # of them in a row: [CLS], [SEP], [SEP]
 
 _END = re.compile(
     rb"(?P<mark>[.!?]+|\xe2\x80\xa6)(?:[\"')\]*_]|\xe2\x80[\x99\x9d])*(?=\s+[^\sa-z])"  # a mark, then closing quotes
@@ -51,28 +53,36 @@ _LETTERS = frozenset(b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstu
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What the tokens of a vocabulary read as, all [V]."""
+    """What the tokens of a vocabulary read as, all [V], and which stand for no text."""
 
     pieces: tuple[bytes, ...]  # bytes that each token adds to a text
     begins: NDArray[np.bool_]  # whether a token begins inside a word, with a letter or digit
     finishes: NDArray[np.bool_]  # whether it ends with one
-    blank: NDArray[np.bool_]  # whether it is white space alone, or nothing
     spaced: Ints  # the token that reads as a space and then this one, where there is one; else this one
+    marks: tuple[int, ...]  # [CLS], [SEP], [MASK], [PAD]; empty where the tokenizer lacks one
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerFast, vocab: int) -> Vocabulary:
         """Read a tokenizer's vocabulary; special tokens and rows without one read as nothing."""
         names = tokenizer.convert_ids_to_tokens(list(range(vocab)))
         special = set(tokenizer.all_special_ids)
-        known = [n for i, n in enumerate(names) if n is not None and i not in special]
-        read = _reader(known)
+        read = _reader([n for i, n in enumerate(names) if n is not None and i not in special])
         pieces = tuple(b"" if n is None or i in special else read(n) for i, n in enumerate(names))
-        begins = np.array([p[:1] != b"" and p[0] in _LETTERS for p in pieces])
-        finishes = np.array([p[-1:] != b"" and p[-1] in _LETTERS for p in pieces])
-        blank = np.array([not p.strip() for p in pieces])
+        begins, finishes = (np.array([bool(p) and p[end] in _LETTERS for p in pieces]) for end in (0, -1))
         known_as = {p: i for i, p in reversed(list(enumerate(pieces))) if p}
         spaced = np.array([known_as.get(b" " + p, i) if p else i for i, p in enumerate(pieces)], np.int64)
-        return cls(pieces, begins, finishes, blank, spaced)
+        marks = tuple(getattr(tokenizer, f"{name}_id") for name in MARKS)
+        return cls(pieces, begins, finishes, spaced, marks if None not in marks else ())
+
+    @cached_property
+    def ordinary(self) -> Ints:
+        """Tokens that may replace a masked one: those that read as something."""
+        return np.flatnonzero([bool(piece) for piece in self.pieces])
+
+    @cached_property
+    def blank(self) -> NDArray[np.bool_]:
+        """Whether each token is white space alone, or nothing."""
+        return np.array([not piece.strip() for piece in self.pieces])
 
     def word_starts(self, ids: Ints) -> NDArray[np.bool_]:
         """Whether each of `ids` [N] begins a word; the rest go on with the word before them."""
@@ -101,6 +111,7 @@ def _reader(names: Sequence[str]) -> Callable[[str], bytes]:
 class Sentences:
     """Where the sentences of a stream are."""
 
+    vocabulary: Vocabulary
     tokens: np.ndarray  # the stream [N], also memory-mapped
     starts: Ints  # first token of each sentence [S]
     ends: Ints  # the token behind its last [S]
@@ -135,6 +146,7 @@ def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sent
         begin = stop + 1
     empty = np.zeros(0, np.int64)
     return Sentences(
+        vocabulary,
         tokens,
         np.concatenate([empty, *starts]),
         np.concatenate([empty, *ends]),
@@ -173,8 +185,8 @@ class Packing:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise DataError(f"unknown objective {self.objective[:40]!r}", f"choose one of {', '.join(OBJECTIVES)}")
-        if self.length < MARKS + 2:
-            raise DataError(f"rows of {self.length} tokens", f"a pair and its marks need {MARKS + 2} or more")
+        if self.length < AROUND + 2:
+            raise DataError(f"rows of {self.length} tokens", f"a pair and its marks need {AROUND + 2} or more")
         for name in ("in_order", "short"):
             if not 0 <= getattr(self, name) <= 1:
                 raise DataError(f"{name} = {getattr(self, name)}", "use a share from 0 to 1")
@@ -182,7 +194,7 @@ class Packing:
     @property
     def room(self) -> int:
         """Tokens of A and B together."""
-        return self.length - MARKS
+        return self.length - AROUND
 
 
 @dataclass(frozen=True)
@@ -284,8 +296,3 @@ def segments(
 def _torn(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:
     """Leave out the beginning or the end."""
     return segment[:keep] if draw.random() < 0.5 else segment[len(segment) - keep :]
-
-
-def swapped_labels(labels: Any) -> Any:
-    """Turn labels of order (1 = in order) into transformers' `sentence_order_label` (1 = swapped), and back."""
-    return 1 - labels

@@ -4,12 +4,13 @@
     FILE  FOLDER  'GLOB'     plain text, cut into parts; .jsonl and .parquet among them by their rows
     FILE.jsonl:FIELD         one field of every line (.ndjson too); "text" unless named
     FILE.parquet:COLUMN      one column; "text" unless named
-    hf:ID[/CONFIG][:SPLIT]   a Hugging Face dataset, or a dataset's folder
+    hf:ID[/CONFIG][:SPLIT]   a Hugging Face dataset, or a dataset's folder (hf:./folder:test); "train" unless named
     -                        standard input, as plain text
 
 Nothing is ever read whole: a file of any size passes through in parts. A plain file is one document, character for
 character, whose parts are about a hundredth of all plain text given, between 200 and 10,000 characters: small texts
-still split, and a folder of articles keeps each article in one part.
+still split, and a folder of articles keeps each article in one part. A row is a document: its author drew that line, so
+it is never cut or joined here.
 
 The order never depends on the file system. In a folder and its subfolders: every file that begins as text, and every
 `.jsonl` and `.parquet`; hidden ones (a leading dot) and empty ones are passed over.
@@ -21,6 +22,7 @@ import ast
 import codecs
 import glob
 import importlib
+import json
 import os
 import stat
 import sys
@@ -31,16 +33,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import datasets
+import pyarrow
+import pyarrow.parquet
 
 from tiewise.core.errors import DataError
-from tiewise.data.plain_text import Document, cut, decode, opened, paragraphs, unreadable
-from tiewise.data.row_sources import hub_documents, jsonl_documents, parquet_documents, parse_hub_name
+from tiewise.data.documents import Document, cut, decode, one_line, opened, paragraphs, unreadable
 
 Text = str | os.PathLike[str]
 TABLES = (".jsonl", ".ndjson", ".parquet")
+FIELD = "text"  # of a row, unless another is named
 _SMALLEST, _LARGEST = 200, 10_000  # characters of a part cut from plain text
 _SNIFFED = 8192  # bytes that decide whether a file found in a folder is text
+_ROWS = 1024  # of a Parquet row group, held at once
 
 
 @dataclass(frozen=True)
@@ -59,11 +66,7 @@ class Source:
 
 
 def resolve(text: str) -> Source:
-    """Find what `text` means, without reading it.
-
-    Raises:
-        DataError: where there is nothing of that name.
-    """
+    """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
     if text == "builtin":
         return Source(text, "builtin")
     if text == "-":
@@ -107,16 +110,16 @@ def _documents(source: Source, size: int) -> Iterator[Document]:
     if source.kind == "builtin":
         yield from builtin_documents()
     elif source.kind == "hub":
-        yield from hub_documents(source.text.removeprefix("hf:"))
+        yield from _hub_documents(source.text.removeprefix("hf:"))
     elif source.kind == "stdin":
         yield from _parts(sys.stdin.buffer, "standard input", size)
     for path in source.files if source.kind == "files" else ():
-        if path.suffix == ".parquet":
-            yield from parquet_documents(path, source.field)
-        elif path.suffix in TABLES:
-            yield from jsonl_documents(path, source.field)
-        else:
-            with opened(path) as file:
+        with opened(path) as file:
+            if path.suffix == ".parquet":
+                yield from _parquet_rows(file, path, source.field or FIELD)
+            elif path.suffix in TABLES:
+                yield from _json_lines(file, path, source.field or FIELD)
+            else:
                 yield from _parts(file, str(path), size)
 
 
@@ -127,6 +130,9 @@ def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
         if not begins or not held.isspace():  # blank lines that a file begins with go with what follows
             yield Document(f"{name}, part {number}", held, begins)
             held, begins = "", False
+
+
+# files
 
 
 def find_files(text: str) -> tuple[Path, ...]:
@@ -167,21 +173,131 @@ def _text_files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(where, name)
-            if not name.startswith(".") and path.is_file() and _state(path).st_size and _is_text(path):
-                yield path
+            if name.startswith(".") or not path.is_file() or not _state(path).st_size:
+                continue
+            if path.suffix not in TABLES:
+                with opened(path) as file:
+                    start = file.read(_SNIFFED)
+                try:
+                    text = codecs.getincrementaldecoder("utf-8")().decode(start)  # it may end within a character
+                except UnicodeDecodeError:
+                    continue
+                if "\0" in text:
+                    continue
+            yield path
 
 
-def _is_text(path: Path) -> bool:
-    if path.suffix in TABLES:
-        return True
-    with opened(path) as file:
-        start = file.read(_SNIFFED)
+# rows
+
+
+def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[Document]:
+    """Yield `field` of every line; blank lines and null values are passed over, errors name the line."""
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = json.loads(line.decode("utf-8-sig"))
+        except ValueError as error:  # bad UTF-8 is one too
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+            raise DataError(f"{where}: not JSON ({reason})", "write one JSON object per line") from None
+        except RecursionError:
+            raise DataError(f"{where}: nested too deeply", "write one flat JSON object per line") from None
+        if not isinstance(row, dict):
+            raise DataError(f"{where}: not a JSON object", 'write one object per line, {"text": "..."}')
+        if field not in row:
+            known = ", ".join(map(str, row)) or "none"
+            raise DataError(f"{where}: no field {field!r}", f"name one with FILE:FIELD; fields seen: {known}")
+        value = row[field]
+        if isinstance(value, str):
+            yield Document(where, value)
+        elif value is not None:
+            kind = type(value).__name__
+            raise DataError(f"{where}: field {field!r} is a {kind}, not a string", "name a field of text")
+
+
+def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[Document]:
+    """Yield `column` of every row, a part of a row group at a time; nulls are passed over."""
+    row = 0
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(start)
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in start
+        parquet = pyarrow.parquet.ParquetFile(file)
+        schema = parquet.schema_arrow
+        if column not in schema.names:
+            fix = f"name one with FILE:COLUMN; columns: {', '.join(schema.names)}"
+            raise DataError(f"{path}: no column {column!r}", fix)
+        kind = schema.field(column).type
+        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+            raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
+        for batch in parquet.iter_batches(batch_size=_ROWS, columns=[column]):
+            for value in batch.column(0).to_pylist():
+                if value is not None:
+                    yield Document(f"{path}, row {row}", value)
+                row += 1
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}", "write it again") from None
 
+
+class HubName(NamedTuple):
+    """What stands behind `hf:`, taken apart; `folder` is set where it is a folder of this machine."""
+
+    path: str
+    config: str | None
+    split: str
+    folder: Path | None
+
+
+def parse_hub_name(name: str) -> HubName:
+    """Take `id[/config][:split]` apart; a DataError where no dataset can have this name."""
+    path, _, split = name.partition(":")
+    folder, form = Path(path).expanduser(), "write hf:owner/name[/config][:split], or hf:./folder[:split]"
+    if path and folder.is_dir():
+        return HubName(str(folder), None, split or "train", folder)
+    parts = path.split("/")
+    if path.startswith(("/", ".", "~")):
+        raise DataError(f"hf:{name}: no folder {path!r}", form)
+    if not all(parts) or len(parts) > 3:
+        raise DataError(f"hf:{name} does not name a dataset", form)
+    return HubName("/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or "train", None)
+
+
+def _hub_documents(name: str) -> Iterator[Document]:
+    """Yield the rows of the dataset behind `hf:`: its column `text`, or else its only column of strings."""
+    column = None
+    for number, row in enumerate(_hub_rows(name)):
+        if column is None:
+            strings = [column for column, value in row.items() if isinstance(value, str)]
+            column = FIELD if FIELD in strings else strings[0] if len(strings) == 1 else None
+        if column is None:
+            fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
+            raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
+        if row[column]:
+            yield Document(f"hf:{name}, row {number}", row[column])
+
+
+def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
+    path, config, split, folder = parse_hub_name(name)
+    try:
+        if folder is not None and (folder / "state.json").exists():
+            rows = datasets.load_from_disk(path)
+        elif folder is not None and (folder / "dataset_dict.json").exists():
+            rows = datasets.load_from_disk(str(folder / split))
+        else:
+            # slices and sums of splits cannot be streamed
+            streamed = not set(split) & set("[+")
+            try:
+                rows = datasets.load_dataset(path, config, split=split, streaming=streamed)
+            except (OSError, datasets.exceptions.DatasetsError):
+                if folder is not None or not streamed:
+                    raise
+                rows = datasets.load_dataset(path, config, split=split)  # as the local cache holds it
+        yield from rows
+    except Exception as error:  # a dozen kinds come out of there: hub, network, formats, the file system
+        fix = f"check the name and the network; offline, run `hf download --repo-type dataset {path}` first"
+        fix = "check the split and the files in the folder" if folder is not None else fix
+        raise DataError(f"hf:{name} cannot be read: {one_line(error)}", fix) from None
+
+
+# what Python carries
 
 # Packages of others, tests (they hold text written to be odd) and a parser kept for Python 2's grammar.
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "pydoc_data", "__pycache__"}

@@ -6,24 +6,28 @@ bytes             256 bytes, token = byte, and <eos>
 PATH              a tokenizer.json, or a folder that `save_pretrained` wrote
 ID                a tokenizer of the Hugging Face Hub
 
-Text goes to tokens and on to the disk a batch at a time: neither the text nor its tokens are ever held whole.
+Text goes to tokens and on to the disk a batch at a time: neither the text nor its tokens are ever held whole. An
+inspection reads a text with a checkpoint's own tokenizer (`read_tokens`), and runs a model on `windows` of it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
-from tiewise.data.plain_text import byte_letters, one_line
+from tiewise.data.documents import byte_letters, ended, one_line
+from tiewise.data.sources import Text, open_sources
 
+Ids = NDArray[np.int64]
 EOS = "<eos>"
 _SMALLEST = 257  # every byte, and <eos>
 # What tokenizers without a declared end call it, most usual first.
@@ -36,7 +40,7 @@ _PIECE = 1 << 14  # characters after which a longer document is cut, so that a b
 _SAFE = re.compile(r"(?<=[^\W\d_])(?= [^\W\d_])")
 
 
-def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]]) -> PreTrainedTokenizerFast:
+def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda: iter(())) -> PreTrainedTokenizerFast:
     """Return the tokenizer that `kind` names; `train_texts` is called for `bpe:N` only.
 
     A short text gives fewer than N tokens: `len(tokenizer)` is the actual size. The same text gives the same tokens.
@@ -45,17 +49,17 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]]) -> PreTr
         DataError: on a kind that is malformed, not to be found, or not a tokenizer that this package can run.
     """
     size = bpe_size(kind)
-    if size is not None:
-        tokenizer = _byte_level(models.BPE())
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-        trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=[EOS], initial_alphabet=alphabet, show_progress=False
-        )
-        tokenizer.train_from_iterator(train_texts(), trainer)
-        return _wrap(tokenizer)
-    if kind == "bytes":
-        vocabulary = {letter: byte for byte, letter in enumerate(byte_letters())}
-        return _wrap(_byte_level(models.BPE(vocab={**vocabulary, EOS: 256}, merges=[])))
+    if size is not None or kind == "bytes":
+        letters = {letter: byte for byte, letter in enumerate(byte_letters())}
+        engine = Tokenizer(models.BPE() if size is not None else models.BPE(vocab={**letters, EOS: 256}, merges=[]))
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        engine.decoder = decoders.ByteLevel()
+        if size is not None:
+            trainer = trainers.BpeTrainer(
+                vocab_size=size, special_tokens=[EOS], initial_alphabet=sorted(letters), show_progress=False
+            )
+            engine.train_from_iterator(train_texts(), trainer)
+        return PreTrainedTokenizerFast(tokenizer_object=engine, eos_token=EOS, clean_up_tokenization_spaces=False)
     path = Path(kind).expanduser()
     if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
         path = path.parent  # which knows the special tokens' parts
@@ -64,15 +68,23 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]]) -> PreTr
             found = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
         except Exception as error:  # the Rust side raises Exception itself
             raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
-    elif path.is_dir():
-        found = _from_pretrained(str(path), f"the folder {kind!r} holds no tokenizer", _CHOICES, local=True)
-    elif kind.endswith(".json") or kind.startswith((".", "/", "~")):
-        raise DataError(f"no tokenizer file or folder {kind!r}", _CHOICES)
-    elif _HUB_ID.fullmatch(kind):
-        fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
-        found = _from_pretrained(kind, f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub", fix)
     else:
-        raise DataError(f"unknown tokenizer {kind!r}", _CHOICES)
+        local = path.is_dir()
+        if not local and (kind.endswith(".json") or kind.startswith((".", "/", "~"))):
+            raise DataError(f"no tokenizer file or folder {kind!r}", _CHOICES)
+        if not local and not _HUB_ID.fullmatch(kind):
+            raise DataError(f"unknown tokenizer {kind!r}", _CHOICES)
+        name = str(path) if local else kind
+        try:
+            found = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
+        except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
+            what = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
+            what = f"the folder {kind!r} holds no tokenizer" if local else what
+            fix = f"check the name and the network; offline, run `hf download {kind}` first, or give a path"
+            raise DataError(f"{what} ({one_line(error)})", _CHOICES if local else fix) from None
+        if not found.is_fast:
+            fix = "convert it with AutoTokenizer, or choose another"
+            raise DataError(f"tokenizer {name!r} has no tokenizer.json", fix)
     if found.eos_token is None:  # the tokenizer's own separator, a usual end, or a new one
         known = found.get_vocab()
         own = [found.sep_token] if found.sep_token else [name for name in _ENDS if name in known]
@@ -95,27 +107,6 @@ def bpe_size(kind: str) -> int | None:
         fix = "write bpe:4096, say, or bytes for no merges at all"
         raise DataError(f"tokenizer {kind!r}: needs at least {_SMALLEST} tokens (every byte, and {EOS})", fix)
     return int(number)
-
-
-def _byte_level(model: models.BPE) -> Tokenizer:
-    tokenizer = Tokenizer(model)
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
-
-
-def _wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, clean_up_tokenization_spaces=False)
-
-
-def _from_pretrained(name: str, what: str, fix: str, local: bool = False) -> PreTrainedTokenizerFast:
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
-    except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
-        raise DataError(f"{what} ({one_line(error)})", fix) from None
-    if not tokenizer.is_fast:
-        raise DataError(f"tokenizer {name!r} has no tokenizer.json", "convert it with AutoTokenizer, or choose another")
-    return tokenizer
 
 
 class StreamEncoder:
@@ -176,20 +167,19 @@ def pieces(texts: Iterable[tuple[str, bool]]) -> Iterator[tuple[str, bool]]:
     text, start = "", 0
     for part, ends in texts:
         text, start = text[start:] + part, 0
-        while len(text) - start > _PIECE and (end := _cut(text, start)):
+        while len(text) - start > _PIECE:
+            stop = start + 4 * _PIECE
+            if safe := _SAFE.search(text, start + _PIECE, stop):
+                end = safe.start()
+            elif len(text) > stop:
+                end = text.rfind("\n", start + _PIECE, stop) + 1 or stop
+            else:  # more of the text may bring a safe place
+                break
             yield text[start:end], False
             start = end
         if ends:
             yield text[start:], True
             text, start = "", 0
-
-
-def _cut(text: str, start: int) -> int:
-    """Return where a piece from `start` on ends; 0 where the text goes no further than one may."""
-    stop = start + 4 * _PIECE
-    if safe := _SAFE.search(text, start + _PIECE, stop):
-        return safe.start()
-    return (text.rfind("\n", start + _PIECE, stop) + 1 or stop) if len(text) > stop else 0
 
 
 def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
@@ -204,3 +194,66 @@ def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
             batch, size = [], 0
     if batch:
         yield batch
+
+
+# what an inspection reads
+
+
+def read_tokens(
+    folder: str | os.PathLike[str],
+    texts: Text | Sequence[Text],
+    vocab: int,
+    most: int | None = None,
+) -> Ids:
+    """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
+
+    Documents end in the tokenizer's end token, where it has one that the table knows; a plain file is one document.
+
+    Args:
+        folder: where the tokenizer lies.
+        texts: what to read, in order; one alone needs no list.
+        vocab: rows of the model's table.
+        most: stop after so many tokens.
+
+    Returns:
+        ids [N].
+
+    Raises:
+        DataError: no text, no tokenizer in the folder that can be read, or one that gives tokens without a row.
+    """
+    folder = Path(folder)
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        raise DataError(f"{folder} holds no tokenizer", "put the model's tokenizer.json beside its weights")
+    try:
+        tokenizer = make_tokenizer(str(folder))
+    except DataError as error:
+        raise DataError(error.what, "put the model's own tokenizer.json beside its weights") from None
+    encoder = StreamEncoder(tokenizer, np.dtype(np.int64))
+    end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
+    parts: list[Ids] = []
+    count = 0
+    for batch in batches(pieces(ended(open_sources(texts)))):
+        found = encoder.encode(batch)
+        parts.append(found if end < vocab else found[found != end])
+        count += len(parts[-1])
+        if most is not None and count >= most:
+            break
+    ids = np.concatenate(parts)[:most]
+    if ids.max(initial=0) >= vocab:
+        what = f"the tokenizer in {folder} gives token {int(ids.max())}, the table has {vocab:,} rows"
+        raise DataError(what, "put the tokenizer that belongs to the model beside it (`tiewise check` compares them)")
+    return ids
+
+
+def windows(ids: Ids, length: int, count: int) -> Ids:
+    """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping.
+
+    Raises:
+        DataError: the text is shorter than that.
+    """
+    whole = len(ids) // length
+    if whole < count:
+        what = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"
+        raise DataError(what, "give a longer text")
+    starts = np.arange(count) * whole // max(count, 1)
+    return ids[: whole * length].reshape(whole, length)[starts]

@@ -4,10 +4,17 @@
 draws pairs anew in every epoch:
 
     text = mark(prepare(...))                      # the tokenizer gets [CLS], [SEP], [MASK] and [PAD] where it has none
-    rows = PairRows(split_sentences(text, "train"), Marks.of(text), Packing(), Masking(), seed=1, count=100_000)
+    rows = PairRows(split_sentences(text, "train"), Packing(), Masking(), seed=1, count=100_000)
     rows[0]["input_ids"], rows[0]["labels"], rows[0]["pair_labels"]
 
 Row i is a function of the seed and i alone: an interrupted run goes on with the rows that it would have had.
+
+Masked are whole words in runs of up to three, replaced in the input, and predicted:
+
+    runs of n words with p(n) ∝ 1/n, n ≤ 3        ALBERT, arXiv:1909.11942 §4.1 (from SpanBERT, arXiv:1907.10529)
+    until 15 % of the tokens are chosen; of these  80 % become [MASK], 10 % another token at random, 10 % stay
+
+A run ends early where a segment does, and is shortened where all of it would be more than is left to choose.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from __future__ import annotations
 import json
 import mmap
 from dataclasses import dataclass
-from functools import cached_property
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -23,13 +30,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from tiewise.core.errors import DataError
 from tiewise.core.files import write_whole
-from tiewise.data.masking import IGNORED, Masking, choose, mask
-from tiewise.data.prepared import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
+from tiewise.data.corpus import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
 from tiewise.data.sentence_pairs import (
+    MARKS,
     Packing,
     SentencePairs,
     Sentences,
@@ -40,7 +47,7 @@ from tiewise.data.sentence_pairs import (
 )
 
 Ints = NDArray[np.int64]
-MARKS = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]", "pad_token": "[PAD]"}
+IGNORED = -100
 
 
 class Blocks(Dataset):
@@ -103,35 +110,95 @@ def mark(text: PreparedText) -> PreparedText:
     return load_prepared(text.folder)
 
 
-@dataclass(frozen=True)
-class Marks:
-    """Tokens that stand for no text, and what the others read as."""
-
-    cls: int
-    sep: int
-    mask: int
-    pad: int
-    vocabulary: Vocabulary
-    ordinary: Ints  # tokens that may replace a masked one
-
-    @classmethod
-    def of(cls, text: PreparedText) -> Marks:
-        """Read those of a marked text."""
-        return cls.read(text.tokenizer(), text.vocab)
-
-    @classmethod
-    def read(cls, tokenizer: PreTrainedTokenizerFast, vocab: int) -> Marks:
-        """Read those of a tokenizer that has them, for a table of `vocab` rows."""
-        vocabulary = Vocabulary.of(tokenizer, vocab)
-        cls_, sep, mask_, pad = (getattr(tokenizer, f"{name}_id") for name in MARKS)
-        ordinary = np.array([i for i, piece in enumerate(vocabulary.pieces) if piece], np.int64)
-        return cls(cls_, sep, mask_, pad, vocabulary, ordinary)
-
-
 def split_sentences(text: PreparedText, split: str, most: int | None = None) -> Sentences:
     """Find the sentences of a split, or of its first `most` tokens."""
     vocabulary = Vocabulary.of(text.tokenizer(), text.vocab)
     return find_sentences(np.asarray(text.split(split)[:most]), vocabulary, text.eos_id)
+
+
+@dataclass(frozen=True)
+class Masking:
+    """How tokens are masked.
+
+    Raises:
+        DataError: a number out of range.
+    """
+
+    share: float = 0.15  # of a sequence's tokens that are predicted
+    longest: int = 3  # words of the longest run
+    masked: float = 0.8  # of the chosen tokens, the share that becomes the mask
+    random: float = 0.1  # the share that becomes a token at random; the rest stays
+    whole_words: bool = True  # False masks tokens, not words
+
+    def __post_init__(self) -> None:
+        for name in ("share", "masked", "random"):
+            value = getattr(self, name)
+            if not (isfinite(value) and 0 <= value <= 1):
+                raise DataError(f"a {name} share of {value}", "use a share from 0 to 1")
+        if self.share == 0:
+            raise DataError("nothing is masked", "use a share above 0")
+        if self.masked + self.random > 1 + 1e-12:
+            what = f"{self.masked} masked and {self.random} at random"
+            raise DataError(what, "the two shares are of one whole")
+        if self.longest < 1:
+            raise DataError(f"runs of {self.longest} words", "use 1 or more")
+
+    @property
+    def lengths(self) -> NDArray[np.float64]:
+        """p(n) of a run of n words, n = 1 … longest."""
+        weights = 1 / np.arange(1, self.longest + 1)
+        return np.asarray(weights / weights.sum())
+
+
+def choose(words: Ints, options: Masking, draw: np.random.Generator) -> NDArray[np.bool_]:
+    """Choose the tokens of a sequence that are to be predicted, bool [T].
+
+    `words` are the numbers of each token's word [T], not falling; −1 for tokens that are never chosen. A run of words
+    goes on only where their numbers do: leave a number out to end it. Chosen are as many tokens as `options.share` of
+    those that may be, one or more, less what no whole word fits in; where not one word fits, the beginning of one.
+    """
+    chosen = np.zeros(len(words), bool)
+    numbers, starts = np.unique(words, return_index=True)
+    if len(numbers) and numbers[0] < 0:
+        numbers, starts = numbers[1:], starts[1:]
+    sizes = np.bincount(words[words >= 0])[numbers] if len(numbers) else numbers
+    left = max(1, round(options.share * int(sizes.sum()))) if len(numbers) else 0
+    order = draw.permutation(len(numbers)).tolist()
+    runs = (1 + draw.choice(options.longest, len(numbers), p=options.lengths)).tolist()
+    at, counts, begin = numbers.tolist(), sizes.tolist(), starts.tolist()
+    taken = [False] * len(at)
+    for first, run in zip(order, runs, strict=True):
+        for i in range(first, min(first + run, len(at))):
+            if taken[i] or counts[i] > left or at[i] != at[first] + i - first:
+                break
+            taken[i] = True
+            left -= counts[i]
+            chosen[begin[i] : begin[i] + counts[i]] = True
+        if left <= 0:
+            break
+    if not any(taken) and at:
+        chosen[begin[order[0]] : begin[order[0]] + left] = True
+    return chosen
+
+
+def mask(
+    ids: Ints,
+    chosen: NDArray[np.bool_],
+    mask_id: int,
+    ordinary: int | Ints,
+    options: Masking,
+    draw: np.random.Generator,
+) -> tuple[Ints, Ints]:
+    """Replace the `chosen` of tokens [T], each by a draw of its own; one at random is of `ordinary`, or below it.
+
+    Return inputs [T], and labels [T]: the tokens that were there where they were chosen, −100 elsewhere.
+    """
+    inputs, count = ids.copy(), int(chosen.sum())
+    fate = draw.random(count)
+    others = draw.integers(ordinary, size=count) if isinstance(ordinary, int) else draw.choice(ordinary, count)
+    kept = np.where(fate < options.masked + options.random, others, ids[chosen])
+    inputs[chosen] = np.where(fate < options.masked, mask_id, kept)
+    return inputs, np.where(chosen, ids, IGNORED)
 
 
 class PairRows(Dataset):
@@ -146,14 +213,13 @@ class PairRows(Dataset):
     def __init__(
         self,
         sentences: Sentences,
-        marks: Marks,
         packing: Packing,
         masking: Masking,
         *,
         seed: int,
         count: int | None = None,
     ) -> None:
-        self.sentences, self.marks, self.packing, self.masking, self.seed = sentences, marks, packing, masking, seed
+        self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
         self._epochs: list[int] = [0]  # first row of each epoch known so far
         self._pairs: tuple[int, SentencePairs] = (0, self._make(0))
         self._epochs.append(len(self._pairs[1]))
@@ -167,16 +233,17 @@ class PairRows(Dataset):
             raise IndexError(f"row {index} of {len(self)}")
         draw = _draw(self.seed, 1, index)
         a, b, label = self._pair(index, draw)
-        m, t = self.marks, self.packing.length
-        ids = np.concatenate([[m.cls], a, [m.sep], b, [m.sep]])
+        vocabulary, t = self.sentences.vocabulary, self.packing.length
+        cls, sep, masked, pad = vocabulary.marks
+        ids = np.concatenate([[cls], a, [sep], b, [sep]])
         # each token's word, numbered; marks have none, and no run spans both segments
-        starts = m.vocabulary.word_starts if self.masking.whole_words else np.ones_like
+        starts = vocabulary.word_starts if self.masking.whole_words else np.ones_like
         in_a = np.cumsum(starts(a)) - 1
         in_b = np.cumsum(starts(b)) + in_a[-1] + 1
         chosen = choose(np.concatenate([[-1], in_a, [-1], in_b, [-1]]), self.masking, draw)
-        inputs, labels = mask(ids, chosen, m.mask, m.ordinary, self.masking, draw)
+        inputs, labels = mask(ids, chosen, masked, vocabulary.ordinary, self.masking, draw)
         size = len(ids)
-        row = {"input_ids": np.full(t, m.pad), "labels": np.full(t, IGNORED), "token_type_ids": np.zeros(t, np.int64)}
+        row = {"input_ids": np.full(t, pad), "labels": np.full(t, IGNORED), "token_type_ids": np.zeros(t, np.int64)}
         row["input_ids"][:size], row["labels"][:size] = inputs, labels
         row["token_type_ids"][len(a) + 2 : size] = 1
         found = {name: torch.from_numpy(value) for name, value in row.items()}
@@ -201,10 +268,10 @@ class PairRows(Dataset):
         label = int(pairs.label[place]) if self.packing.objective != "none" else None
         a, b = segments(self.sentences, pairs, place, self.packing, draw)
         for segment in (a, b):  # as it would begin within a text, wherever it was found
-            segment[0] = self.marks.vocabulary.spaced[segment[0]]
+            segment[0] = self.sentences.vocabulary.spaced[segment[0]]
         return a, b, label
 
-    @cached_property
+    @property
     def rows_per_epoch(self) -> int:
         """Rows of the first epoch; the others have about as many."""
         return self._epochs[1]

@@ -24,9 +24,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
-from tiewise.data.plain_text import decode, opened
-from tiewise.data.prepared import TOKENIZER, PreparedText, load_prepared, put_in_place, token_type
-from tiewise.data.split import SPLITS
+from tiewise.data.corpus import TOKENIZER, PreparedText, load_prepared, put_in_place, token_type
+from tiewise.data.documents import SPLITS, decode, opened
 from tiewise.data.tokenizer import EOS
 
 FILES = ("train.txt", "valid.txt", "test.txt")

@@ -21,6 +21,7 @@ from jax import Array
 
 from tiewise.core.errors import DataError
 from tiewise.core.numerals import count
+from tiewise.flax.parameter_files import flat
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,17 @@ def find_tied(params: Any, vocab: int | None = None) -> TreeTables:
     Raises:
         DataError: no matrix in the tree to take V from.
     """
-    matrices = [
-        (_name(path), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        if getattr(leaf, "ndim", 0) == 2 and jnp.issubdtype(leaf.dtype, jnp.floating)
-    ]
+    leaves = {name: x for name, x in flat(params, "/").items() if getattr(x, "ndim", 0) == 2}
+    matrices = {name: x for name, x in leaves.items() if jnp.issubdtype(x.dtype, jnp.floating)}
     if vocab is None and not matrices:
         raise DataError("no matrix in this tree", "give the tree of parameters")
-    named = [x.shape[0] for name, x in matrices if name.rpartition("/")[2] == "embedding"]
-    v = vocab if vocab is not None else max(named or [size for _, x in matrices for size in x.shape])
-    tables = [(name, x) for name, x in matrices if v in x.shape]
-    leaves = tuple(TableLeaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables)
-    rows = {name: (x if x.shape[0] == v else x.T) for name, x in tables}
+    named = [x.shape[0] for name, x in matrices.items() if name.rpartition("/")[2] == "embedding"]
+    v = vocab if vocab is not None else max(named or [size for x in matrices.values() for size in x.shape])
+    tables = {name: x for name, x in matrices.items() if v in x.shape}
+    rows = {name: (x if x.shape[0] == v else x.T) for name, x in tables.items()}
     pairs = combinations(rows, 2)
     equal = tuple((a, b) for a, b in pairs if rows[a].dtype == rows[b].dtype and jnp.array_equal(rows[a], rows[b]))
-    return TreeTables(v, leaves, equal)
+    return TreeTables(v, tuple(TableLeaf(name, tuple(x.shape), x.shape[0] != v) for name, x in tables.items()), equal)
 
 
 def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, vocab: int | None = None) -> list[str]:
@@ -97,11 +94,11 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
         ids: [..] tokens, fewer distinct ones than V.
         vocab: V, as `find_tied`.
     """
-    found: list[str] = []
-    if not jnp.issubdtype(jnp.asarray(ids).dtype, jnp.integer):
-        exact = 2 ** (jnp.finfo(jnp.asarray(ids).dtype).nmant + 1)
+    found, given = [], jnp.asarray(ids).dtype
+    if not jnp.issubdtype(given, jnp.integer):
+        exact = 2 ** (jnp.finfo(given).nmant + 1)
         found.append(
-            f"token ids are {jnp.asarray(ids).dtype}: indexing refuses them, and beyond {count(exact)} two tokens are "
+            f"token ids are {given}: indexing refuses them, and beyond {count(exact)} two tokens are "
             "one number; keep ids in an integer type"
         )
     ids = jnp.asarray(ids).astype(jnp.int32)
@@ -114,28 +111,17 @@ def check_ends(apply: Callable[[Any, Array], Array], params: Any, ids: Any, voca
         return [*found, f"the model cannot run: {str(error).splitlines()[0]}; is the head table.T?"]
     if shape[-1] != tables.vocab:
         return [*found, f"logits {shape} do not end in V = {tables.vocab}; is the head table.T?"]
-    if tables.one and not _moves_one_column(apply, params, ids, tables):
-        found.append(f"a row of {tables.leaves[0].path} moves other tokens' logits than its own: is the head table.T?")
-    return found
-
-
-def _moves_one_column(apply: Callable[[Any, Array], Array], params: Any, ids: Array, tables: TreeTables) -> bool:
-    """Whether the row of a token that is not read moves only that token's logit."""
-    unread = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids))
+    if not tables.one:
+        return found
+    # the row of a token that is not read may move only that token's logit
+    unread, leaf = np.setdiff1d(np.arange(tables.vocab), np.asarray(ids)), tables.leaves[0]
     if not len(unread):
         raise DataError(f"every one of {tables.vocab} tokens is read", "give fewer tokens")
-    token, leaf = int(unread[0]), tables.leaves[0]
-
-    def direction(path: Any, x: Any) -> Any:
-        if _name(path) != leaf.path:
-            return jnp.zeros_like(x)
-        return jnp.zeros_like(x).at[(slice(None), token) if leaf.transposed else token].set(1)
-
-    tangent = jax.tree_util.tree_map_with_path(direction, params)
+    token = int(unread[0])
+    tangents = {name: jnp.zeros_like(x) for name, x in flat(params, "/").items()}
+    tangents[leaf.path] = tangents[leaf.path].at[(slice(None), token) if leaf.transposed else token].set(1)
+    tangent = jax.tree.unflatten(jax.tree.structure(params), tangents.values())
     moved = jax.jvp(lambda p: apply(p, ids), (params,), (tangent,))[1]
-    return not np.any(np.delete(np.asarray(moved), token, axis=-1))
-
-
-def _name(path: Any) -> str:
-    parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
-    return "/".join(part for part in parts if part != "value")
+    if np.any(np.delete(np.asarray(moved), token, axis=-1)):
+        found.append(f"a row of {leaf.path} moves other tokens' logits than its own: is the head table.T?")
+    return found

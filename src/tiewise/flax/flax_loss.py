@@ -7,14 +7,29 @@
 with ε label smoothing, w class weights (1 where none) and ζ the z-loss coefficient: the function of
 `tiewise.ops.cross_entropy`, term by term. Tokens whose target is `ignore_index` count for nothing. `mean` divides the
 sum by Σ_i w_t and gives 0 with zero gradients where every token is ignored.
+
+One scan over chunks of tokens gives the gradients beside the loss, in one [V, E] buffer. For a chunk of n tokens with
+features h [n, E], logits z, s = Σ_j exp(z_j − m):
+
+    ∂loss_i/∂z_j = c_i P_ij − q_i [j = t_i] − ε w_j / V      P = exp(z − m) / s
+                                                             q = (1 − ε) w_t,  c = q + ε mean(w) + 2ζ lse
+    dfeatures = (c/s) ∘ (e W) − q ∘ W[t]                      e = exp(z − m)
+    dweight   = eᵀ((c/s) ∘ h) − scatter(t, q ∘ h)
+
+so the exponentials are taken once, the row coefficients act on [n, E] factors, and the target's −1 never enters a
+product: beside it the small probabilities would lose their last digits. With a soft-cap or label smoothing the
+coefficients of all columns are multiplied out.
+
+Padded rows of a table that is split over devices get a logit of −inf, so they are in no normaliser; a padded token of
+the last chunk has the ignored target, so it is in no sum. Inside `shard_map` a gradient must vary over exactly the mesh
+axes that its array varies over: `_varying` sees to that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +38,6 @@ from jax import Array, lax
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.flax.vocabulary_sweep import Problem, Tensors, alike, counted, sweep
 
 REDUCTIONS = ("mean", "sum", "none")
 
@@ -87,16 +101,13 @@ def linear_cross_entropy(
     flat, table = features.reshape(-1, features.shape[-1]).astype(kind), weight.astype(kind)
     # signed, so that ignored and impossible targets stay apart from the first rows
     at = jnp.asarray(targets).reshape(-1).astype(jnp.int32)
+    bias = None if bias is None else bias.astype(_wide(kind))
     w = None if o.class_weight is None else lax.stop_gradient(jnp.asarray(o.class_weight))
-    table, at, bias, w = alike(flat, table, at, bias, w)
-    chunk = chunk_rows(len(at), vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
-    problem = Problem(
-        vocab, max(1, min(chunk, len(at))), o.scale, o.softcap, o.ignore_index, o.label_smoothing, o.z_loss, o.axis
-    )
-    tensors = Tensors(flat, table, at, bias, w)
-    if o.reduction == "none":
-        return _tokens(problem, tensors).reshape(targets.shape)
-    return _scalar(problem, o.reduction == "mean", tensors)
+    # a table's gradient is a sum over the batch axes: let all vary over whatever the features vary over
+    tensors = jax.tree.map(lambda x: _varying(x, flat), _Tensors(flat, table, at, bias, w))
+    chunk = chunk_rows(at.size, vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
+    loss = _loss(replace(o, chunk=max(1, min(chunk, at.size)), class_weight=None), tensors)
+    return loss.reshape(targets.shape) if o.reduction == "none" else loss
 
 
 def as_array(numbers: Any) -> Any:
@@ -116,62 +127,6 @@ def check_range(numbers: Any, limit: int, message: str, ignored: int | None = No
     outside = seen[wrong if ignored is None else wrong & (seen != ignored)]
     if outside.size:
         raise IndexError(message.format(int(outside.flat[0]), limit))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _scalar(problem: Problem, mean: bool, tensors: Tensors) -> Array:
-    each, _ = sweep(tensors, problem, None)
-    return each.sum() * _factor(tensors, problem, mean)
-
-
-def _scalar_forward(problem: Problem, mean: bool, tensors: Tensors) -> tuple[Array, Any]:
-    factor = _factor(tensors, problem, mean)
-    each, found = sweep(tensors, problem, jnp.broadcast_to(factor, tensors.targets.shape))
-    return each.sum() * factor, (found, _types(tensors))
-
-
-def _scalar_backward(problem: Problem, mean: bool, kept: Any, upstream: Array) -> tuple[Tensors]:
-    found, types = kept
-    return (_cast([None if x is None else x * upstream for x in found], types),)
-
-
-_scalar.defvjp(_scalar_forward, _scalar_backward)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _tokens(problem: Problem, tensors: Tensors) -> Array:
-    return sweep(tensors, problem, None)[0]
-
-
-def _tokens_forward(problem: Problem, tensors: Tensors) -> tuple[Array, Tensors]:
-    return _tokens(problem, tensors), tensors
-
-
-def _tokens_backward(problem: Problem, tensors: Tensors, upstream: Array) -> tuple[Tensors]:
-    return (_cast(sweep(tensors, problem, upstream)[1] or (), _types(tensors)),)
-
-
-_tokens.defvjp(_tokens_forward, _tokens_backward)
-
-
-def _cast(gradients: Iterable[Array | None], types: Iterable[Array | None]) -> Tensors:
-    """Gradients of features, weight and bias in the types of these; targets and class weights have none."""
-    pairs = zip(gradients, types, strict=True)
-    features, weight, bias = (None if x is None or like is None else x.astype(like.dtype) for x, like in pairs)
-    return Tensors(features, weight, None, bias, None)
-
-
-def _factor(tensors: Tensors, problem: Problem, mean: bool) -> Array:
-    """1 / Σ w_t over the tokens that count, 1 where that is 0; 1 for a sum."""
-    whole = counted(tensors, problem) if mean else jnp.ones(())
-    return 1 / jnp.where(whole > 0, whole, 1).astype(jnp.promote_types(tensors.weight.dtype, jnp.float32))
-
-
-def _types(tensors: Tensors) -> tuple[Any, Any, Any]:
-    """Empty arrays of the types that the gradients must have: what JAX may keep, unlike a type itself."""
-    return tuple(
-        None if x is None else jnp.empty((0,), x.dtype) for x in (tensors.features, tensors.weight, tensors.bias)
-    )  # type: ignore[return-value]
 
 
 def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: FlaxLossOptions) -> int:
@@ -199,3 +154,193 @@ def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: 
     if o.vocab is not None and not 1 <= o.vocab <= rows:
         raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
     return rows if o.vocab is None else o.vocab
+
+
+class _Tensors(NamedTuple):
+    """features [N, E], weight [V, E], targets [N]; bias [V] and class weights [V], or None."""
+
+    features: Array
+    weight: Array
+    targets: Array
+    bias: Array | None
+    class_weight: Array | None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _loss(o: FlaxLossOptions, tensors: _Tensors) -> Array:
+    each, _ = _sweep(o, tensors, None)
+    return each if o.reduction == "none" else each.sum() * _factor(o, tensors)
+
+
+def _loss_forward(o: FlaxLossOptions, tensors: _Tensors) -> tuple[Array, Any]:
+    if o.reduction == "none":  # how much each token's gradient counts is known in the backward pass alone
+        return _loss(o, tensors), tensors
+    factor = _factor(o, tensors)
+    each, found = _sweep(o, tensors, jnp.broadcast_to(factor, tensors.targets.shape))
+    return each.sum() * factor, (found, jnp.empty(0, tensors.weight.dtype))  # JAX keeps no type, but an empty array
+
+
+def _loss_backward(o: FlaxLossOptions, kept: Any, upstream: Array) -> tuple[_Tensors]:
+    if o.reduction == "none":
+        (features, weight, bias), kind = _sweep(o, kept, upstream)[1], kept.weight.dtype
+    else:
+        (features, weight, bias), kind = (None if x is None else x * upstream for x in kept[0]), kept[1].dtype
+    return (_Tensors(features.astype(kind), weight.astype(kind), None, bias, None),)
+
+
+_loss.defvjp(_loss_forward, _loss_backward)
+
+
+def _factor(o: FlaxLossOptions, tensors: _Tensors) -> Array:
+    """1 / Σ w_t over the tokens that count, 1 where that is 0; 1 for a sum."""
+    counts = tensors.targets != o.ignore_index
+    whole = jnp.where(counts, _Part(o, tensors).of_class(tensors.targets), 0).sum() if o.reduction == "mean" else 1
+    return 1 / jnp.where(whole > 0, whole, 1).astype(_wide(tensors.weight.dtype))
+
+
+def _sweep(o: FlaxLossOptions, tensors: _Tensors, row_weight: Array | None) -> tuple[Array, Any]:
+    """Run over all chunks.
+
+    Returns:
+        the loss of each token [N], and in fp32 (fp64 for fp64 inputs) the gradients of Σ row_weight_i · loss_i by
+        features, weight and bias; None where `row_weight` is None.
+    """
+    features, weight, targets, bias, _ = tensors
+    n, chunk = len(targets), o.chunk or 1
+    pieces = max(1, -(-n // chunk))
+    lacking = pieces * chunk - n
+    rows = jnp.pad(features, ((0, lacking), (0, 0))).reshape(pieces, chunk, -1)
+    at = jnp.pad(targets, (0, lacking), constant_values=o.ignore_index).reshape(pieces, chunk)
+    part = _Part(o, tensors)
+    if row_weight is None:
+        _, each = lax.scan(lambda carry, x: (carry, part.losses(part.softmax(x[0]), x[1])), None, (rows, at))
+        return each.reshape(-1)[:n], None
+    on = jnp.pad(row_weight.astype(part.wide), (0, lacking)).reshape(pieces, chunk)
+    zeros = (None if x is None else _varying(jnp.zeros(x.shape, part.wide), x) for x in (weight, bias))
+    (d_weight, d_bias), (each, d_rows) = lax.scan(part.differentiated, tuple(zeros), (rows, at, on))
+    d_features = d_rows.reshape(-1, features.shape[1])[:n]
+    d_features = d_features if o.axis is None else lax.psum(d_features, o.axis)
+    return each.reshape(-1)[:n], (d_features, d_weight, d_bias)
+
+
+class _Softmax(NamedTuple):
+    """Unnormalised exponentials e [n, V], their sum s [n], lse [n]; logits after the soft-cap [n, V]."""
+
+    e: Array
+    s: Array
+    lse: Array
+    logits: Array
+
+
+class _Part:
+    """One device's rows of the table, and the arithmetic of one chunk against them."""
+
+    def __init__(self, o: FlaxLossOptions, tensors: _Tensors) -> None:
+        self.o, self.weight, self.bias, w = o, tensors.weight, tensors.bias, tensors.class_weight
+        self.kind, self.wide = self.weight.dtype, _wide(self.weight.dtype)  # of the products; of everything else
+        rows, parts = self.weight.shape[0], 1 if o.axis is None else lax.psum(1, o.axis)
+        self.first = 0 if o.axis is None else lax.axis_index(o.axis) * rows  # vocabulary number of the first row
+        self.vocab = o.vocab or rows * parts
+        self.real = self.first + jnp.arange(rows) < self.vocab  # [V] which of these rows are in the vocabulary
+        self.padded = rows * parts > self.vocab  # whether any device has others
+        weights = self.class_weight = None if w is None else jnp.where(self.real, w.astype(self.wide), 0)
+        self.even = o.label_smoothing / self.vocab  # ε / V
+        self.spread = o.label_smoothing  # ε mean(w)
+        if weights is not None and o.label_smoothing:
+            self.spread = self.even * self._over(lax.psum, weights.sum())
+
+    def softmax(self, h: Array) -> _Softmax:
+        """Logits of features [n, E] and what follows from them."""
+        o = self.o
+        z = self._dot((h.astype(self.wide) * o.scale).astype(self.kind), self.weight, ((1,), (1,)))
+        z = z if self.bias is None else z + self.bias
+        z = z if o.softcap is None else o.softcap * jnp.tanh(z / o.softcap)
+        z = jnp.where(self.real, z, -jnp.inf) if self.padded else z
+        most = self._over(lax.pmax, jnp.maximum(z.max(1), jnp.finfo(self.wide).min))  # a part may be padding alone
+        e = jnp.exp(z - most[:, None])
+        s = self._over(lax.psum, e.sum(1))
+        return _Softmax(e, s, most + jnp.log(s), z)
+
+    def losses(self, soft: _Softmax, t: Array) -> Array:
+        """Loss of each token [n]; nan where the target is outside the vocabulary."""
+        o, (row, here) = self.o, self._row(t)
+        logit = self._over(lax.psum, jnp.where(here, _at(soft.logits, row), 0))
+        each = (1 - o.label_smoothing) * self.of_class(t) * (soft.lse - logit)
+        if o.label_smoothing:
+            finite = jnp.where(self.real, soft.logits, 0) if self.padded else soft.logits
+            weighted = finite if self.class_weight is None else finite * self.class_weight
+            each = each + self.spread * soft.lse - self.even * self._over(lax.psum, weighted.sum(1))
+        each = each + o.z_loss * soft.lse**2 if o.z_loss else each
+        return self._where_counted(t, each)
+
+    def differentiated(self, carry: tuple[Array, Array | None], chunk: tuple[Array, Array, Array]) -> Any:
+        """(the carried gradients with this chunk's, (losses [n], gradient of the features [n, E] from these rows)).
+
+        A chunk is features [n, E], targets [n], and how much each loss counts [n].
+        """
+        o, (d_weight, d_bias), (h, t, on) = self.o, carry, chunk
+        soft = self.softmax(h)
+        on = self._where_counted(t, on)
+        hit = (1 - o.label_smoothing) * self.of_class(t)
+        c, q, (row, here) = on * (hit + self.spread + 2 * o.z_loss * soft.lse), on * hit, self._row(t)
+        matrix, factor = soft.e, c / soft.s  # their product is ∂loss/∂product, the target's own term apart
+        if o.softcap is not None or o.label_smoothing:
+            even = (on * self.even)[:, None]
+            matrix = matrix * factor[:, None] - (even if self.class_weight is None else even * self.class_weight)
+            factor = jnp.ones_like(factor)
+            if o.softcap is not None:
+                matrix = matrix * (1 - (soft.logits / o.softcap) ** 2)
+                q = q * (1 - (_at(soft.logits, row) / o.softcap) ** 2)
+            matrix = jnp.where(self.real, matrix, 0) if self.padded else matrix
+        q = jnp.where(here, q, 0)
+        narrow, scaled = matrix.astype(self.kind), h.astype(self.wide) * o.scale
+        d_rows = factor[:, None] * self._dot(narrow, self.weight, ((1,), (0,)))
+        d_rows = o.scale * (d_rows - q[:, None] * self.weight[row].astype(self.wide))
+        product = self._dot(narrow, (factor[:, None] * scaled).astype(self.kind), ((0,), (0,)))
+        d_weight = (d_weight + product).at[row].add(-q[:, None] * scaled)
+        d_bias = None if d_bias is None else (d_bias + factor @ matrix).at[row].add(-q)
+        return (d_weight, d_bias), (self.losses(soft, t), d_rows)
+
+    def of_class(self, t: Array) -> Array | int:
+        """w_t [n], or 1 where classes have no weights."""
+        if self.class_weight is None:
+            return 1
+        row, here = self._row(t)
+        return self._over(lax.psum, jnp.where(here, self.class_weight[row], 0))
+
+    def _row(self, t: Array) -> tuple[Array, Array]:
+        """(row of each target among these rows, clipped to them; whether it is one of them)."""
+        row = t - self.first
+        return jnp.clip(row, 0, self.weight.shape[0] - 1), (row >= 0) & (row < self.weight.shape[0])
+
+    def _where_counted(self, t: Array, x: Array) -> Array:
+        """0 where a target is ignored, nan where it is outside the vocabulary."""
+        return jnp.where(t == self.o.ignore_index, 0, jnp.where((t >= 0) & (t < self.vocab), x, jnp.nan))
+
+    def _over(self, collective: Any, x: Array) -> Array:
+        return x if self.o.axis is None else collective(x, self.o.axis)
+
+    def _dot(self, a: Array, b: Array, contracted: Any) -> Array:
+        return lax.dot_general(a, b, (contracted, ((), ())), preferred_element_type=self.wide)
+
+
+def _wide(kind: Any) -> Any:
+    """Type of sums over products of this type."""
+    return jnp.promote_types(kind, jnp.float32)
+
+
+def _at(matrix: Array, column: Array) -> Array:
+    return jnp.take_along_axis(matrix, column[:, None], 1)[:, 0]
+
+
+def _varying(x: Array, like: Array) -> Array:
+    """`x`, marked as varying over the mesh axes of `like` too; its gradient is summed over the axes that this adds."""
+    new = tuple(sorted(_mesh_axes(like) - _mesh_axes(x)))
+    return lax.pcast(x, new, to="varying") if new else x
+
+
+def _mesh_axes(x: Any) -> frozenset[str]:
+    """Mesh axes along which devices hold different values of `x`; none outside `shard_map`."""
+    kind = jax.typeof(x)
+    manual = getattr(kind, "manual_axis_type", None)  # older versions of jax keep the set itself, as `vma`
+    return frozenset(getattr(kind, "vma", ()) if manual is None else manual.varying)

@@ -52,7 +52,7 @@ class LanguageModel(nnx.Module):
 
     def named(self) -> dict[str, Array]:
         """Return name → array of every parameter as a PyTorch checkpoint has them, a tied table once."""
-        return {self._torch_name(name): value for name, value in flat(self._state()).items()}
+        return {self._torch_name(name): value for name, value in flat(nnx.state(self, nnx.Param)).items()}
 
     def load_named(self, params: Mapping[str, Any]) -> None:
         """Take over a PyTorch checkpoint's parameters.
@@ -70,20 +70,8 @@ class LanguageModel(nnx.Module):
             if tuple(given[name].shape) != value.shape:
                 what = f"{name} has shape {tuple(given[name].shape)}, not {value.shape}"
                 raise CheckpointError(what, "build the model with the sizes of the checkpoint")
-        state = nnx.state(self, nnx.Param)
-        nnx.replace_by_pure_dict(state, self._filled(self._state(), given, ""))
-        nnx.update(self, state)
-
-    def _state(self) -> dict[Any, Any]:
-        return nnx.to_pure_dict(nnx.state(self, nnx.Param))
-
-    def _filled(self, tree: Mapping[Any, Any], given: Mapping[str, Any], prefix: str) -> dict[Any, Any]:
-        return {
-            key: self._filled(value, given, f"{prefix}{key}.")
-            if isinstance(value, Mapping)
-            else jnp.asarray(given[self._torch_name(f"{prefix}{key}")])
-            for key, value in tree.items()
-        }
+        tree = jax.tree.structure(nnx.state(self, nnx.Param))
+        nnx.update(self, jax.tree.unflatten(tree, [jnp.asarray(given[name]) for name in mine]))
 
     def _torch_name(self, name: str) -> str:
         part, _, rest = name.partition(".")
@@ -264,13 +252,7 @@ class TiedIO(linen.Module):
 def tied_io_embed(seed: int, token_ids: Any, vocab_size: Any, d_model: Any) -> Array:
     """Initialise `TiedIO` from `PRNGKey(seed)` and apply it to the tokens.
 
-    Args:
-        seed: of the initialisation.
-        token_ids: [T], of any number type; cast to int32.
-        vocab_size, d_model: V and D, of any number type; cast to int.
-
-    Returns:
-        logits of every token, flattened to [T · V].
+    Tokens [T], V and D may be of any number type, and are cast; returned are the logits, flattened to [T · V].
     """
     ids = jnp.asarray(token_ids).astype(jnp.int32)
     module = TiedIO(int(vocab_size), int(d_model))

@@ -23,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import written_whole
-from tiewise.flax.pure_boundary import PureBoundary
+from tiewise.flax.flax_boundary import PureBoundary
 
 SHARED = {"table_out": "table_in"}
 
@@ -66,9 +66,8 @@ def read(path: str | Path) -> dict[str, Array]:
         arrays = load_file(path)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0][:120] if str(error) else type(error).__name__
-        raise CheckpointError(
-            f"{path} is not a safetensors file that numpy can hold: {reason}", "save it again"
-        ) from None
+        what = f"{path} is not a safetensors file that numpy can hold: {reason}"
+        raise CheckpointError(what, "save it again") from None
     for name, value in arrays.items():
         if value.dtype.itemsize == 8 and not jax.config.jax_enable_x64:
             fix = "set jax_enable_x64, or save it in fp32"
@@ -95,13 +94,14 @@ def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[s
     return {name: found[name] for name in wanted}
 
 
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turn nested mappings, as Linen's `params`, into dotted names."""
-    found: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return found
+def flat(tree: Any, separator: str = ".") -> dict[str, Any]:
+    """Turn a tree (Linen's `params`, an `nnx.State`, any pytree) into dotted names, in the order of its leaves."""
+
+    def named(path: Any) -> str:
+        parts = [str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key)))) for key in path]
+        return separator.join(part for part in parts if part != "value")  # of an NNX variable
+
+    return {named(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:

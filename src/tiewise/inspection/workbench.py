@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.facts import Facts
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.data.frequency import token_counts
-from tiewise.data.prepared import load_prepared
-from tiewise.data.windows import Ids, read_tokens, windows
+from tiewise.core.frequency import token_counts
+from tiewise.data.corpus import load_prepared
+from tiewise.data.tokenizer import Ids, read_tokens, windows
 from tiewise.inspection.section import Bench
 from tiewise.inspection.subject import Subject
 from tiewise.internals.loaded import Opened, open_model

@@ -1,6 +1,6 @@
 """What a checkpoint does when it runs, forward and backward; `loaded` opens it.
 
-- `path_gradients`: what comes to a table by the lookup and by the head; `paths_over_training`: the same as logged.
+- `two_paths`: what comes to a table by the lookup and by the head.
 - `stack`: the layers of any model, one application after the other; `lens` reads the vocabulary between them,
   `refinement` and `application_sweep` apply them again.
 - `first_mlp`: the direct path with the first MLP inside.

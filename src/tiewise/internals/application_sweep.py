@@ -31,18 +31,16 @@ from torch.utils.data import default_collate
 
 from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError
+from tiewise.core.frequency import token_counts
 from tiewise.core.progress import progress
-from tiewise.data.frequency import token_counts
-from tiewise.data.masking import IGNORED, Masking
-from tiewise.data.sentence_pairs import Packing, find_sentences
-from tiewise.data.tokenizer import make_tokenizer
-from tiewise.data.training_rows import MARKS, Marks, PairRows
-from tiewise.data.windows import Ids, windows
+from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
+from tiewise.data.tokenizer import Ids, make_tokenizer, windows
+from tiewise.data.training_rows import IGNORED, Masking, PairRows
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import LayerCall, Repeat, applied, one_block, relative
 from tiewise.internals.stack import AppliedStack, find_stack
-from tiewise.internals.text_loss import HIDDEN, NEXT
 from tiewise.internals.tuned_lens import chunks
+from tiewise.internals.two_paths import HIDDEN, NEXT
 
 MOST = 24
 TOKENS_AT_ONCE = 2048
@@ -189,7 +187,7 @@ class Asked:
 class Questions:
     """All that a model is asked of a text."""
 
-    kind: str  # "next token" or "hidden", as `text_loss` names them
+    kind: str  # "next token" or "hidden", as `two_paths` names them
     windows: int  # how many there are
     batches: Iterator[Asked]  # a few windows at a time, so that few states and logits are held at once
 
@@ -231,12 +229,11 @@ def _hidden_tokens(opened: Opened, rows: PairRows, start: int, stop: int) -> Ask
 
 def _rows(opened: Opened, ids: Ids, length: int, seed: int) -> PairRows:
     folder, vocab = opened.folder.path, opened.vocab
-    tokenizer = make_tokenizer(str(folder), lambda: iter(()))
+    tokenizer = make_tokenizer(str(folder))
     found = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
     missing = [piece for piece, number in found.items() if number is None or number >= vocab]
     if missing:
         what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
         raise DataError(what, "put the model's own tokenizer beside it")
-    marks = Marks.read(tokenizer, vocab)
-    sentences = find_sentences(ids, marks.vocabulary, tokenizer.eos_token_id)
-    return PairRows(sentences, marks, Packing(length, "none", short=0.0), Masking(), seed=seed)
+    sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
+    return PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)

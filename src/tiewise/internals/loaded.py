@@ -7,31 +7,27 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.models  # noqa: F401  # teaches the auto classes our own models
 from tiewise.boundary.locate import ModelEnds, locate
 from tiewise.checkpoint.hf_folder import Folder, open_folder
-from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, TiewiseError
-from tiewise.core.memory import require
+from tiewise.checkpoint.untrusted import require_memory, short
+from tiewise.core.errors import CheckpointError, DataError, TiewiseError
+from tiewise.data.tokenizer import Ids
 from tiewise.hf import model_class
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A checkpoint that can be run.
+    """A checkpoint that can be run."""
 
-    Args:
-        folder: what lies on disk.
-        model: in evaluation mode (no dropout), on the CPU, in fp32.
-        ends: its lookups and its head.
-    """
-
-    folder: Folder
-    model: PreTrainedModel
-    ends: ModelEnds
+    folder: Folder  # what lies on disk
+    model: PreTrainedModel  # in evaluation mode (no dropout), on the CPU, in fp32
+    ends: ModelEnds  # its lookups and its head
 
     @property
     def vocab(self) -> int:
@@ -43,6 +39,22 @@ class Opened:
         """Positions that the model has, where its config limits them."""
         found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return found if isinstance(found, int) and found > 0 else None
+
+    def checked(self, windows: Ids) -> Tensor:
+        """Return windows of ids [n, T] that the model can be run on.
+
+        Raises:
+            DataError: none, of fewer than two tokens, longer than the model has positions, ids without a row.
+        """
+        if windows.ndim != 2 or not len(windows) or windows.shape[1] < 2:
+            raise DataError(f"windows of shape {windows.shape}", "give at least one window of two tokens or more")
+        rows = min(self.vocab, len(self.ends.head.weight))
+        if int(windows.max()) >= rows or int(windows.min()) < 0:
+            raise DataError(f"token {int(windows.max())} in tables of {rows:,} rows", "use the tokenizer of this model")
+        if self.longest is not None and windows.shape[1] > self.longest:
+            what = f"windows of {windows.shape[1]} tokens, and the model has {self.longest} positions"
+            raise DataError(what, f"give windows of at most {self.longest}")
+        return torch.from_numpy(np.ascontiguousarray(windows, dtype=np.int64))
 
 
 def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Opened:
@@ -59,7 +71,7 @@ def open_model(path: str | os.PathLike[str], dtype: Any = torch.float32) -> Open
     if not folder.tensors:
         fix = "convert the weights to safetensors first; pickled files are never opened"
         raise CheckpointError(f"{folder.path}: no safetensors in it", fix)
-    require(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
+    require_memory(sum(math.prod(t.shape) for t in folder.tensors.values()) * dtype.itemsize, f"running {folder.path}")
     try:
         config = AutoConfig.from_pretrained(folder.path, trust_remote_code=False, local_files_only=True)
         made = model_class(config, folder.path)

@@ -26,7 +26,7 @@ from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance, doing
-from tiewise.data.windows import Ids
+from tiewise.data.tokenizer import Ids
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import LayerCall, Repeat, applied, iterate, keys, relative, repeats, shared_fractions
 from tiewise.internals.stack import AppliedStack, find_stack

@@ -1,4 +1,4 @@
-"""The two gradients of one table, held apart; their norms row by row; and Adam's step divided between them.
+"""The two gradients of one table on a text, held apart; their norms row by row; and Adam's step divided between them.
 
     lookups  →  leaf a  ┐  one storage, two leaves:    loss.backward gives ∂L/∂a = A, the lookup path [V, E]
     head     →  leaf b  ┘                                                  ∂L/∂b = B, the head path [V, E]
@@ -10,6 +10,13 @@ Adam's step is linear in its first moment, and the moment of a sum is the sum of
 algorithm 1). Two tables have a v each:
 
     u = m̂ / (√v̂ + ε)      m of A + B = m_A + m_B      →      u = u_A + u_B, exactly, with the v of the sum
+
+The loss is the one that a model's family is trained with. It is found by asking the model, not by its name: a model
+predicts the next token where no position sees a later one.
+
+    next token    position i predicts token i + 1
+    hidden        15 % of a window's tokens are replaced by the mask token and predicted (no random replacements)
+    second half   the encoder reads the first half of a window, the decoder predicts the second
 """
 
 from __future__ import annotations
@@ -18,6 +25,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,10 +35,89 @@ from torch import Tensor, nn
 
 from tiewise.analysis.estimates import ratio
 from tiewise.boundary.locate import ModelEnds
-from tiewise.internals.text_loss import TextLoss
+from tiewise.checkpoint.hf_folder import read_tokenizer
+from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.data.tokenizer import Ids
+from tiewise.internals.loaded import Opened
 
-_ROWS = 4096  # taken to fp64 at once
+NEXT, HIDDEN, HALF = "next token", "hidden", "second half"
+HIDDEN_SHARE = 0.15  # of a window's tokens, as BERT hides (arXiv:1810.04805, §3.1)
+_MASKS = ("[MASK]", "<mask>")
+_MOST_LOGITS = 1 << 26  # in one forward: 256 MB of fp32
+_PROBED = 8  # tokens on which a model is asked what it sees
+_ROWS = 4096  # of a table, taken to fp64 at once
 Floats = NDArray[np.float64]
+
+
+class TextLoss:
+    """Negative log-likelihood of windows of a text [n, T], and how many tokens each predicts.
+
+    Raises:
+        DataError: windows that this model cannot be run on, or a masked model without a mask token in its tokenizer.
+        UnsupportedError: an encoder-decoder that cannot shift its own labels.
+    """
+
+    def __init__(self, opened: Opened, windows: Ids, seed: int = 0) -> None:
+        self.model: Any = opened.model
+        self.windows = opened.checked(windows)
+        self.kind = _kind(opened, self.windows)
+        length = self.windows.shape[1]
+        hidden = max(1, round(HIDDEN_SHARE * length))
+        self.per_window = {NEXT: length - 1, HIDDEN: hidden, HALF: length - length // 2}[self.kind]
+        if self.kind == HIDDEN:
+            self._mask = _mask_token(opened)
+            draws = np.random.default_rng(seed).random(windows.shape)  # the lowest of each window are hidden
+            self._hidden = torch.from_numpy(draws.argsort(1).argsort(1) < hidden)
+        self.at_once = max(1, _MOST_LOGITS // (length * len(opened.ends.head.weight)))  # windows in one forward
+
+    def total(self, which: Tensor) -> Tensor:
+        """Sum of −ln p over the tokens that the windows `which` [b] predict: a scalar, in nats."""
+        ids = self.windows[which]
+        if self.kind == NEXT:
+            logits, targets = self.model(input_ids=ids).logits[:, :-1], ids[:, 1:]
+        elif self.kind == HIDDEN:
+            hidden = self._hidden[which]
+            logits = self.model(input_ids=ids.masked_fill(hidden, self._mask)).logits[hidden]
+            targets = ids[hidden]
+        else:
+            first, targets = ids[:, : ids.shape[1] // 2], ids[:, ids.shape[1] // 2 :]
+            shifted = self.model.prepare_decoder_input_ids_from_labels(labels=targets)
+            logits = self.model(input_ids=first, decoder_input_ids=shifted).logits
+        return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+
+
+def _kind(opened: Opened, windows: Tensor) -> str:
+    """What the model predicts; asked with random upstream gradients on the first tokens of one window."""
+    model: Any = opened.model
+    if model.config.is_encoder_decoder:
+        if not hasattr(model, "prepare_decoder_input_ids_from_labels"):
+            what = f"{type(model).__name__} does not say how its decoder's input is made from labels"
+            raise UnsupportedError(what, "give a decoder-only or an encoder-only model")
+        return HALF
+    looked_up: list[Tensor] = []
+
+    def watch(module: Any, given: Any, rows: Tensor) -> Tensor:
+        looked_up.append(rows.detach().requires_grad_())
+        return looked_up[-1].clone()
+
+    with torch.enable_grad(), model.get_input_embeddings().register_forward_hook(watch):
+        logits = model(input_ids=windows[:1, :_PROBED]).logits
+    if not logits.isfinite().all():
+        raise DataError(f"{opened.folder.path}: logits that are no numbers", "`tiewise check --deep` names the rows")
+    # where no position sees a later one, the last token's gradient from the logits before it is 0 and not merely small
+    earlier = logits[:, :-1]
+    upstream = torch.randn(earlier.shape, generator=torch.Generator().manual_seed(0)).to(earlier)
+    return HIDDEN if torch.autograd.grad(earlier, looked_up[0], upstream)[0][:, -1].any() else NEXT
+
+
+def _mask_token(opened: Opened) -> int:
+    found = read_tokenizer(opened.folder)
+    ids = {} if found is None else {**found.base, **{text: number for number, text in found.added.items()}}
+    for text in _MASKS:
+        if text in ids:
+            return ids[text]
+    what = f"{opened.folder.path}: the model predicts hidden tokens, and its tokenizer has no {' or '.join(_MASKS)}"
+    raise DataError(what, "put the model's own tokenizer beside it")
 
 
 @dataclass(frozen=True)
@@ -44,13 +131,13 @@ class BatchGradient:
     rows_l1: float  # its L1 norm
 
 
+@dataclass(frozen=True)
 class TwoLeaves:
-    """The ends of a model while they are parted; made by `parted`."""
+    """The ends of a model while they are `parted`."""
 
-    def __init__(self, lookups: list[nn.Embedding], a: nn.Parameter, b: nn.Parameter) -> None:
-        self.a, self.b = a, b
-        self._looked_up: list[Tensor] = []
-        self._handles = [module.register_forward_hook(self._keep) for module in lookups]
+    a: nn.Parameter
+    b: nn.Parameter
+    looked_up: list[Tensor]  # what the lookups gave in the forward of now
 
     def gradient(self, loss: TextLoss, which: Tensor) -> BatchGradient:
         """Differentiate the mean loss per predicted token of the windows `which` [b], a few windows at a time."""
@@ -58,42 +145,38 @@ class TwoLeaves:
         nll = squares = absolute = 0.0
         tokens = loss.per_window * len(which)
         for piece in which.split(loss.at_once):
-            self._looked_up.clear()
+            self.looked_up.clear()
             part = loss.total(piece) / tokens
-            found = torch.autograd.grad(part, [self.a, self.b, *self._looked_up])
+            found = torch.autograd.grad(part, [self.a, self.b, *self.looked_up])
             a += found[0]
             b += found[1]
             nll += float(part.detach())
             squares += sum(float(torch.linalg.vector_norm(x)) ** 2 for x in found[2:])
             absolute += sum(float(torch.linalg.vector_norm(x, 1)) for x in found[2:])
-        self._looked_up.clear()
+        self.looked_up.clear()
         return BatchGradient(a, b, nll, squares**0.5, absolute)
-
-    def close(self) -> None:
-        """Take the hooks back."""
-        for handle in self._handles:
-            handle.remove()
-
-    def _keep(self, module: nn.Module, arguments: object, output: Tensor) -> None:
-        if output.requires_grad:
-            self._looked_up.append(output)
 
 
 @contextmanager
 def parted(ends: ModelEnds) -> Iterator[TwoLeaves]:
     """Within this context lookups and head have separate leaves; then the model is as it was."""
-    table = ends.source.weight
-    lookups = [module for _, module in ends.lookups if module.weight is table]
-    output = ends.head.weight
-    a, b = nn.Parameter(table.detach()), nn.Parameter(output.detach())
+    table, output = ends.source.weight, ends.head.weight
+    lookups = list({id(module): module for _, module in ends.lookups if module.weight is table}.values())
+    leaves = TwoLeaves(nn.Parameter(table.detach()), nn.Parameter(output.detach()), [])
+
+    def keep(module: nn.Module, arguments: object, rows: Tensor) -> None:
+        if rows.requires_grad:
+            leaves.looked_up.append(rows)
+
+    hooks = [module.register_forward_hook(keep) for module in lookups]
     for module in lookups:
-        module.weight = a
-    ends.head.weight = b
-    leaves = TwoLeaves(list({id(module): module for module in lookups}.values()), a, b)
+        module.weight = leaves.a
+    ends.head.weight = leaves.b
     try:
         yield leaves
     finally:
-        leaves.close()
+        for hook in hooks:
+            hook.remove()
         for module in lookups:
             module.weight = table
         ends.head.weight = output
@@ -175,20 +258,11 @@ def cosine_null(a: Tensor, b: Tensor, rows: Tensor, seed: int, permutations: int
     return min(found), max(found)
 
 
-@dataclass(frozen=True)
-class Adam:
-    """Its constants; the defaults are torch's."""
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
-
-
 class AdamPaths:
     """Moments of both paths. `add` a step's gradients; `step` gives the update per unit of learning rate."""
 
-    def __init__(self, a: Tensor, b: Tensor, one_table: bool, adam: Adam) -> None:
-        self.adam, self.one_table, self.steps = adam, one_table, 0
+    def __init__(self, a: Tensor, b: Tensor, one_table: bool, betas: tuple[float, float], eps: float) -> None:
+        self.betas, self.eps, self.one_table, self.steps = betas, eps, one_table, 0
         self._m = torch.zeros_like(a), torch.zeros_like(b)
         self._v = (torch.zeros_like(a),) if one_table else (torch.zeros_like(a), torch.zeros_like(b))
 
@@ -196,13 +270,13 @@ class AdamPaths:
         """Take in the gradients of one step."""
         self.steps += 1
         for moment, gradient in zip(self._m, (a, b), strict=True):
-            moment.lerp_(gradient, 1 - self.adam.beta1)
+            moment.lerp_(gradient, 1 - self.betas[0])
         for square, gradient in zip(self._v, (a + b,) if self.one_table else (a, b), strict=True):
-            square.mul_(self.adam.beta2).addcmul_(gradient, gradient, value=1 - self.adam.beta2)
+            square.mul_(self.betas[1]).addcmul_(gradient, gradient, value=1 - self.betas[1])
 
     def step(self) -> tuple[Tensor, Tensor]:
         """(u_A, u_B) with bias correction: what weights lose per unit of learning rate. Ends this object's use."""
-        first, second = (1 - beta**self.steps for beta in (self.adam.beta1, self.adam.beta2))
-        below = [v.div_(second).sqrt_().add_(self.adam.eps) for v in self._v]
+        first, second = (1 - beta**self.steps for beta in self.betas)
+        below = [v.div_(second).sqrt_().add_(self.eps) for v in self._v]
         a, b = (m.div_(first) for m in self._m)
         return a.div_(below[0]), b.div_(below[-1])

@@ -8,8 +8,8 @@
 
 Encoder, pooler, a masked-token head whose decoder is the token table, and a head on pairs of segments: label 1 where
 the second follows the first in the text, 0 where they are swapped (SOP) or strangers (NSP). The second logit of
-transformers' ALBERT says "swapped": between the two the head's rows change places, and labels as
-`tiewise.data.sentence_pairs.swapped_labels` says. Its classes norm before the projection, and share whole layers in
+transformers' ALBERT says "swapped": between the two the head's rows change places, and a
+label is 1 − label. Its classes norm before the projection, and share whole layers in
 runs (`all:groups=G`) or cycles (`all:cycle=N`): nothing else has a place there.
 """
 

@@ -16,6 +16,7 @@ from tiewise.planning.architecture import TokenTables
 
 # Beyond these no model is meant; a plan of more layers would take minutes.
 MOST, MOST_LAYERS = 10**12, 10_000
+LANGUAGE_HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
 
 
 @cache
@@ -35,9 +36,8 @@ class Config:
 
     def get(self, key: str) -> Any:
         """Value of `key`, under its usual or the family's own name; None where neither file nor class has one."""
-        own = self.names.get(key, key)
         for found in (self.values, self.defaults):
-            for name in (own, key):
+            for name in (self.names.get(key, key), key):
                 if name in found:
                     return found[name]
         return None
@@ -79,21 +79,20 @@ class Config:
         return [each for each in value if isinstance(each, int)]
 
     def _refused(self, key: str, value: Any, must: str) -> PlanError:
-        what = f"{key} = {str(value)[:40]!r} in the config of {self.family}"
-        return PlanError(what, f"{key} must be {must}")
+        return PlanError(f"{key} = {str(value)[:40]!r} in the config of {self.family}", f"{key} must be {must}")
+
+    @property
+    def class_name(self) -> str:
+        """The saved class; without `architectures` the family's language model is meant."""
+        named = self.values.get("architectures")
+        return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "ForCausalLM"
 
     @property
     def head(self) -> str:
-        """Which heads the saved class carries: `lm`, `pretraining`, or `none` (the bare model, other tasks).
-
-        Without `architectures` the family's language model is meant.
-        """
-        named = self.values.get("architectures")
-        name = named[0] if isinstance(named, list) and named and isinstance(named[0], str) else "ForCausalLM"
-        if name.endswith("ForPreTraining"):
+        """Which heads the class carries: `lm`, `pretraining`, or `none` (the bare model, other tasks)."""
+        if self.class_name.endswith("ForPreTraining"):
             return "pretraining"
-        language = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForConditionalGeneration", "MTModel")
-        return "lm" if name.endswith(language) else "none"
+        return "lm" if self.class_name.endswith(LANGUAGE_HEADS) else "none"
 
     def token_tables(self, width: int, head: bool | None = None, **more: Any) -> TokenTables:
         """Return the tables of [vocab_size, `width`], tied as the config says, where the class has a `head`."""

@@ -12,11 +12,10 @@ from functools import cache
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
 from tiewise.core.files import packaged_json
-from tiewise.core.random_logits import POSITIONS, Computed, FirstStep, first_step
+from tiewise.core.first_loss import POSITIONS, Computed, FirstStep, first_step
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.architecture import Architecture
-from tiewise.planning.budget import Budget
+from tiewise.planning.architecture import Architecture, Budget
 
 DTYPES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 # Numbers kept per trained parameter, in the weights' dtype: torch's optimizers keep state as the parameter is.
@@ -25,11 +24,7 @@ MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy 
 
 
 def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number.
-
-    Raises:
-        PlanError: an unknown dtype.
-    """
+    """Bytes of one number, or that its type is unknown."""
     if dtype not in DTYPES:
         raise PlanError(f"unknown dtype {dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
     return DTYPES[dtype]
@@ -74,15 +69,13 @@ def training_bytes(stored: int, trainable: int, dtype: str) -> dict[str, Trainin
 
 @dataclass(frozen=True)
 class LogitsBytes:
-    """Memory of logits and loss at their peak, beside weights and their gradient.
+    """Memory of logits and loss at their peak, beside weights and their gradient."""
 
-    `plain`: the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the
-    logits: 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13).
-    `fused_cpu`, `fused_cuda`: one chunk of fp32 logits (and its copy in a narrow dtype), the features' gradient in
-    fp32, and where weights are narrow the table's fp32 gradient buffer.
-    """
-
+    # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
+    # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
     plain: int
+    # one chunk of fp32 logits (and its copy in a narrow dtype), the features' gradient in fp32, and where weights are
+    # narrow the table's fp32 gradient buffer
     fused_cpu: int
     fused_cuda: int
 
@@ -263,12 +256,8 @@ def first_loss(
 ) -> FirstLoss | None:
     """Expected nll of a uniformly random target at step 0; None where the model has no head over words.
 
-    Args:
-        architecture: the model.
-        spec: its boundary; `init` overrides the tables' std.
-        sharing: of its layers; shared layers are followed as if they were independent, which `assumed` says.
-        std: of tables and body; None takes the config's.
-        length: T; early positions average fewer others.
+    `std` is of tables (unless the boundary's `init` says otherwise) and body, None the config's. `length` is T: early
+    positions average fewer others.
     """
     if not architecture.ends.head:
         return None

@@ -20,8 +20,7 @@ from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import catalogue, costs
-from tiewise.planning.architecture import Architecture
-from tiewise.planning.budget import Budget, Threshold, budget, thresholds
+from tiewise.planning.architecture import Architecture, Budget, Threshold, budget, thresholds
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
 

@@ -25,11 +25,9 @@ from tiewise.planning.architecture import (
     feed_forward,
 )
 from tiewise.planning.config import MOST, MOST_LAYERS, Config
-from tiewise.planning.decoders import DECODERS, decoder, mamba
-from tiewise.planning.encoders import ENCODERS
+from tiewise.planning.model_families import READERS
 
 torch, transformers = Late("torch"), Late("transformers")  # a plan needs them only to build
-READERS = {**dict.fromkeys(DECODERS, decoder), "mamba": mamba, **ENCODERS}
 UNGATED = ("relu", "gelu", "gelu_new", "gelu_fast", "quick_gelu", "relu2")  # others stand behind a gate today
 
 
@@ -48,9 +46,8 @@ def read(config: Mapping[str, Any]) -> Architecture:
         return replace(found, notes=(*found.notes, note))
     family = str(config.get("model_type") or "unknown")[:60]
     c = Config(config, family)
-    found = READERS[family](c) if family in READERS else _estimated(c)
     std, scale = fresh_table(c)
-    return replace(found, table_std=std, output_scale=found.fresh.output_scale if found.fresh else scale)
+    return replace(READERS.get(family, _estimated)(c), table_std=std, output_scale=scale)
 
 
 def fresh_table(c: Config) -> tuple[float, float]:
@@ -127,9 +124,19 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     Raises:
         PlanError: transformers does not know the family, or refuses the config.
     """
-    values = dict(config)
+    values, t = dict(config), transformers
     family = str(values.pop("model_type", ""))
-    model = _built(family, values)
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = t.AutoConfig.for_model(family, **values)
+            kinds = (t.AutoModelForCausalLM, t.AutoModelForSeq2SeqLM, t.AutoModelForMaskedLM)
+            model = next((kind.from_config(made) for kind in kinds if type(made) in kind._model_mapping), None)
+    except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
+        what = f"transformers cannot build {family or 'a config without model_type'}: {str(error)[:120]}"
+        raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
+    if model is None:
+        raise PlanError(f"transformers has no language model of type {family}", "leave build out to estimate instead")
     table, head = model.get_input_embeddings(), model.get_output_embeddings()
     if table is None or head is None:
         raise PlanError(f"{family} has no token table and head", "plan works on language models")
@@ -144,19 +151,3 @@ def count_on_meta(config: Mapping[str, Any]) -> Architecture:
     ends = TokenTables(vocab, width, head.weight is table.weight, head_biases=int(bias is not None))
     note = f"{family} was built on the meta device; its layers are not told apart"
     return Architecture(family, width, ends, (), {"other": other}, notes=(note,))
-
-
-def _built(family: str, values: Mapping[str, Any]) -> Any:
-    """Build the first class for language that takes the config."""
-    t = transformers
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            config = t.AutoConfig.for_model(family, **values)
-            for kind in (t.AutoModelForCausalLM, t.AutoModelForSeq2SeqLM, t.AutoModelForMaskedLM):
-                if type(config) in kind._model_mapping:
-                    return kind.from_config(config)
-    except Exception as error:  # whatever a stranger's class raises, the config is what it was raised for
-        what = f"transformers cannot build {family or 'a config without model_type'}: {str(error)[:120]}"
-        raise PlanError(what.replace("\n", " "), "leave build out to estimate instead") from None
-    raise PlanError(f"transformers has no language model of type {family}", "leave build out to estimate instead")

@@ -17,8 +17,7 @@ from tiewise.core.numerals import NONE, count, plain, size
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import plan_rows
-from tiewise.planning.architecture import COMPONENTS
-from tiewise.planning.budget import Budget, budget
+from tiewise.planning.architecture import COMPONENTS, Budget, budget
 from tiewise.planning.catalogue import BETTER
 from tiewise.planning.plan import Plan
 from tiewise.planning.plan_rows import Record

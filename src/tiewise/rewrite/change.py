@@ -21,16 +21,9 @@ from tiewise.core.progress import progress
 
 PROBES = 64
 SEED = 20_250_903
+DELETE: Final = object()  # the one value of `Change.config` that stands for no value
 
-
-class _Delete:
-    """The one value of `Change.config` that stands for no value."""
-
-    def __repr__(self) -> str:
-        return "DELETE"
-
-
-DELETE: Final = _Delete()
+Pieces = Iterator[bytes | bytearray | memoryview]
 
 
 @dataclass(frozen=True)
@@ -41,8 +34,7 @@ class NewTensor:
     dtype: str  # of the safetensors format ("BF16")
     shape: tuple[int, ...]
     file: str  # name of the file that shall hold it: that of the tensor that it comes from
-    # yields its bytes in order, in pieces of a few MB; called at most once, never for a dry run
-    write: Callable[[], Iterator[bytes | memoryview]] = field(repr=False)
+    write: Callable[[], Pieces] = field(repr=False)  # its bytes in order, a few MB at a time; never for a dry run
 
     @property
     def nbytes(self) -> int:
@@ -79,11 +71,7 @@ class Change:
 
 
 def refuse(what: str, fix: str, force: bool) -> tuple[str, ...]:
-    """Raise where an operation would change the model's function; with `force`, return the reason as a note.
-
-    Raises:
-        CheckpointError: unless `force`.
-    """
+    """Raise where an operation would change the model's function; with `force`, return the reason as a note."""
     if not force:
         raise CheckpointError(what, f"{fix}; --force does it all the same")
     return (f"forced: {what}",)
@@ -94,13 +82,12 @@ def copy_of(tensor: Stored, name: str) -> NewTensor:
     return NewTensor(name, tensor.dtype, tensor.shape, tensor.path.name, lambda: stored_bytes(tensor))
 
 
-def stored_bytes(tensor: Stored) -> Iterator[memoryview]:
-    """Yield the bytes of a stored tensor in pieces; each is valid until the next is asked for."""
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, tensor.nbytes)))
+def stored_bytes(tensor: Stored) -> Pieces:
+    """Yield the bytes of a stored tensor."""
     with Reader(tensor) as reader:
         for start in range(0, tensor.nbytes, CHUNK_BYTES):
-            piece = buffer[: min(CHUNK_BYTES, tensor.nbytes - start)]
-            reader.into(piece, start)
+            piece = bytearray(min(CHUNK_BYTES, tensor.nbytes - start))
+            reader.into(memoryview(piece), start)
             yield piece
 
 
@@ -123,40 +110,40 @@ class TableRows:
         return cls(tensor.rows, tensor.shape[1], read)
 
 
+Pair = tuple[TableRows, TableRows]  # old and new
+
+
 def hidden_vectors(width: int) -> NDArray[np.float32]:
     """Return the random hidden vectors [64, width], each of root mean square 1."""
     made = np.random.default_rng(SEED).standard_normal((PROBES, width))
     return (made / np.sqrt(np.square(made).mean(axis=1, keepdims=True))).astype(np.float32)
 
 
-def measure_move(outputs: tuple[TableRows, TableRows] | None, inputs: tuple[TableRows, TableRows] | None) -> Moved:
-    """Measure the (old, new) tables of both ends; None for an end whose bytes stay."""
-    logits = moved = 0.0
-    widths = {pair[0].width for pair in (outputs, inputs) if pair}
-    if outputs:
-        probes = hidden_vectors(outputs[0].width).T
-        logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
-    if inputs:
-        moved = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
+def measure_move(outputs: Pair | None, inputs: Pair | None) -> Moved:
+    """Measure how far both ends move; None for an end whose bytes stay."""
     ends = [end for end, pair in (("output", outputs), ("input", inputs)) if pair]
     if not ends:
         return UNMOVED
-    how = f"every row of the {' and the '.join(ends)} table"
+    how, logits, moved = f"every row of the {' and the '.join(ends)} table", 0.0, 0.0
     if outputs:
-        how += f", at {PROBES} random hidden vectors of unit root mean square and width {max(widths)}"
+        width = outputs[0].width
+        probes = hidden_vectors(width).T
+        logits = _largest(outputs, lambda difference: np.abs(difference @ probes))
+        how += f", at {PROBES} random hidden vectors of unit root mean square and width {width}"
+    if inputs:
+        moved = _largest(inputs, lambda difference: np.linalg.norm(difference, axis=1))
     return Moved(logits, moved, how)
 
 
-def _largest(tables: tuple[TableRows, TableRows], size: Callable[[NDArray], NDArray]) -> float:
-    """The largest size of old − new, over the rows that both have."""
+def _largest(tables: Pair, size: Callable[[NDArray], NDArray]) -> float:
+    """The largest size of old − new, over all rows."""
     old, new = tables
-    count = min(old.rows, new.rows)
     step = max(1, CHUNK_BYTES // (4 * max(1, old.width)))
     largest = np.float64(0.0)
     with np.errstate(invalid="ignore", over="ignore"):  # a table may hold infinities; the result then says so
-        for start in range(0, count, step):
-            stop = min(start + step, count)
+        for start in range(0, old.rows, step):
+            stop = min(start + step, old.rows)
             sizes = size(old.read(start, stop) - new.read(start, stop))
             largest = np.maximum(largest, sizes.max(initial=0.0))
-            progress("measuring the change", stop, count)
+            progress("measuring the change", stop, old.rows)
     return float(largest)

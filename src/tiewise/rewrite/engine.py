@@ -11,11 +11,10 @@ import hashlib
 import html
 import inspect
 import json
-import math
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import wraps
 from pathlib import Path
@@ -28,13 +27,13 @@ from tiewise.checkpoint.rule import ERROR, names, size
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
+from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import sync
 from tiewise.core.progress import doing
-from tiewise.core.version import __version__
+from tiewise.core.records import strict, to_record
 from tiewise.rewrite.change import DELETE, Change
-from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_tensors
-from tiewise.rewrite.new_folder import become, beside, cannot_write, copy, destination, share
+from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_files
+from tiewise.rewrite.new_folder import become, beside, cannot_write, destination
 
 SCHEMA = 1  # of a receipt's record
 VERSION = 1  # of `tiewise.json`
@@ -42,7 +41,6 @@ SHOWN = 6  # names of tensors in one line
 
 Place = str | os.PathLike[str]
 Verb = Callable[..., Change]
-FileStates = dict[str, tuple[int, int, int, int]]  # (device, inode, bytes, time of change) of files that are read
 
 
 @dataclass(frozen=True)
@@ -67,9 +65,7 @@ class Receipt:
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it, with the version of this schema; a number that is none becomes null."""
-        made = {"schema": SCHEMA, **asdict(self), "source": str(self.source), "to": str(self.to)}
-        made |= {key: _finite(made[key]) for key in ("logit_change", "input_change")}
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in made.items()}
+        return {"schema": SCHEMA, **to_record(self), "source": str(self.source), "to": str(self.to)}
 
     def lines(self) -> list[tuple[str, str]]:
         """Return it as (heading, text), for the terminal and for a notebook."""
@@ -148,62 +144,59 @@ def verb(make: Verb) -> Callable[..., Receipt]:
 def rewrite(
     source: Place, to: Place, make: Verb, *, dry_run: bool = False, force: bool = False, **options: Any
 ) -> Receipt:
-    """Open a checkpoint, ask the verb `make` what shall change, and carry that out.
-
-    Raises:
-        CheckpointError: the source cannot be read or is refused by the verb, and as `carry_out`.
-    """
-    if Path(source).suffix == ".gguf":
-        fix = "rewrite the Hugging Face folder from which it was made, and convert that"
-        raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
-    folder = open_folder(source)
-    if not folder.tensors and not folder.faults:
-        fix = "merge it into its base first" if folder.has(ADAPTER_CONFIG) else "give a folder with model.safetensors"
-        kind = "an adapter" if folder.has(ADAPTER_CONFIG) else "a folder without safetensors"
-        raise CheckpointError(f"{source}: {kind} has no two ends to rewrite", fix)
-    change = make(Facts(folder), force=force, **options)
-    return carry_out(folder, change, Path(to), command=make.__name__, dry_run=dry_run, force=force)
-
-
-def carry_out(
-    folder: Folder, change: Change, to: Path, *, command: str, dry_run: bool = False, force: bool = False
-) -> Receipt:
-    """Write `folder` with `change` to the new folder `to`.
+    """Open a checkpoint, ask the verb `make` what shall change, and write that to the new folder `to`.
 
     `force` keeps the result although its headers and config break a rule that the source's do not.
 
     Raises:
-        CheckpointError: the source is damaged or changes meanwhile, the destination is unusable or full, or the result
-            does not stand up to its audit. Nothing is left at `to` or beside it.
+        CheckpointError: the source is damaged, changes meanwhile, or is refused by the verb; the destination is
+            unusable or full; or the result does not stand up to its audit. Nothing is left at `to` or beside it.
     """
+    if Path(source).suffix == ".gguf":
+        fix = "rewrite the Hugging Face folder from which it was made, and convert that"
+        raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
+    folder, to = open_folder(source), Path(to)
+    if not folder.tensors and not folder.faults:
+        fix = "merge it into its base first" if folder.has(ADAPTER_CONFIG) else "give a folder with model.safetensors"
+        kind = "an adapter" if folder.has(ADAPTER_CONFIG) else "a folder without safetensors"
+        raise CheckpointError(f"{source}: {kind} has no two ends to rewrite", fix)
+    facts = Facts(folder)
+    change = make(facts, force=force, **options)
     real = destination(folder, to)
     plan = plan_files(folder, change)
-    seen = _states(folder, plan)
+    before = _states(folder, plan)
     for file, header in folder.headers.items():
         if read_header(header.path) != header:
             raise CheckpointError(f"{folder.path / file}: it changed since it was opened", "run again")
-    linked = _require_space(to, real, plan, seen)
+
+    # room for what is written anew, and for what cannot be linked because it lies on another disk
+    try:
+        device, free = os.stat(real.parent).st_dev, shutil.disk_usage(real.parent).free
+    except OSError as error:
+        raise cannot_write(to, error) from None
+    linked = tuple(file for file in plan.shared if before[file][0] == device)
+    copied = {*plan.shared, *plan.copied} - set(linked)
+    need = plan.new_bytes + sum(before[file][2] for file in copied) + sum(map(len, plan.texts.values()))
+    if free < need:
+        raise CheckpointError(f"{to}: {need:,} bytes are needed and {free:,} are free", "free some, or write elsewhere")
+
     if not dry_run:
-        text = _provenance(folder, change, plan, command, force)
+        provenance = _provenance(folder, change, plan, make.__name__, force)
         with beside(real) as made:
             try:
-                linked = _write(folder, plan, made, text)
+                linked = write_files(folder, plan, made, provenance)
             except OSError as error:
                 raise cannot_write(to, error) from None
-            verify(folder, change, plan, made)
-            if not force:
-                _require_not_worse(folder, made)
-            if change.accept is not None:
-                change.accept(made)
+            verify(facts, change, plan, made, force)
             now = _states(folder, plan)
-            changed = next((name for name in seen if now.get(name) != seen[name]), None)
+            changed = next((name for name in before if now.get(name) != before[name]), None)
             if changed is not None:
                 what = f"{folder.path / changed}: it changed while it was read; no result was made"
                 raise CheckpointError(what, "run again when nothing writes there")
             become(made, real)
     return Receipt(
-        verb=command,
-        source=opened_path(folder),
+        verb=make.__name__,
+        source=facts.path,
         to=to,
         dropped=tuple(sorted(change.drop & set(folder.tensors))),
         written=tuple(sorted(tensor.name for tensor in change.put)),
@@ -220,21 +213,8 @@ def carry_out(
     )
 
 
-def _require_space(to: Path, real: Path, plan: FilePlan, seen: FileStates) -> tuple[str, ...]:
-    """Raise where the disk is too full; return the files that a link will do for: those on the destination's disk."""
-    try:
-        device, free = os.stat(real.parent).st_dev, shutil.disk_usage(real.parent).free
-    except OSError as error:
-        raise cannot_write(to, error) from None
-    linked = tuple(file for file in plan.shared if seen[file][0] == device)
-    copied = {*plan.shared, *plan.copied} - set(linked)
-    need = plan.nbytes_written + sum(seen[file][2] for file in copied) + sum(map(len, plan.texts.values()))
-    if free < need:
-        raise CheckpointError(f"{to}: {need:,} bytes are needed and {free:,} are free", "free some, or write elsewhere")
-    return linked
-
-
-def _states(folder: Folder, plan: FilePlan) -> FileStates:
+def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, int]]:
+    """(device, inode, bytes, time of change) of every file that is read."""
     found = {}
     for name in dict.fromkeys([*folder.headers, *plan.shared, *plan.copied, *plan.texts]):
         try:
@@ -248,106 +228,71 @@ def _states(folder: Folder, plan: FilePlan) -> FileStates:
     return found
 
 
-# writing
+def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: bool) -> None:
+    """Open the result as any reader would, before it gets its name; raise where it is not what was planned."""
 
+    def not_kept(what: str) -> CheckpointError:
+        fix = "was the source written meanwhile? If not, report this"
+        return CheckpointError(f"the result was not kept: {what}", fix)
 
-def _write(folder: Folder, plan: FilePlan, made: Path, provenance: bytes) -> tuple[str, ...]:
-    """Write everything, the index last; return the files that share their bytes with the source."""
-    done = 0
-    with doing("writing", plan.nbytes_written):
-        for file, tensors in plan.shards.items():
-            done = write_tensors(made / file, tensors, folder.headers[file].metadata, done)
-    linked = []
-    for file in (*plan.shared, *plan.copied):
-        (made / file).parent.mkdir(parents=True, exist_ok=True)
-        if file in plan.copied:
-            copy(inside(folder.path, file), made / file)
-        elif share(inside(folder.path, file), made / file):
-            linked.append(file)
-    for file, data in {PROVENANCE: provenance, **plan.texts}.items():
-        (made / file).write_bytes(data)
-        sync(made / file)
-    for place, _, _ in os.walk(made, topdown=False):
-        sync(Path(place))
-    return tuple(linked)
-
-
-# looking at the result before it gets its name
-
-
-def verify(source: Folder, change: Change, plan: FilePlan, made: Path) -> None:
-    """Open the result as any reader would and hold it against source and plan.
-
-    Raises:
-        CheckpointError: something differs.
-    """
     result = open_folder(made)
     if result.faults:
-        raise _not_kept(result.faults[0].what)
+        raise not_kept(result.faults[0].what)
     if result.copies:
-        raise _not_kept(f"{short(result.copies[0].name)} is stored twice")
+        raise not_kept(f"{short(result.copies[0].name)} is stored twice")
     found = {name: (tensor.dtype, tensor.shape, tensor.path.name) for name, tensor in result.tensors.items()}
     wanted = {name: (tensor.dtype, tensor.shape, tensor.file) for name, tensor in plan.tensors.items()}
     if found != wanted:
         different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-        raise _not_kept(f"{short(different[0])} is not stored as planned")
+        raise not_kept(f"{short(different[0])} is not stored as planned")
     for path, value in change.config.items():
         at: Any = result.config
         for key in path.split("."):
             at = at.get(key, DELETE) if isinstance(at, dict) else DELETE
         if at != value:
-            raise _not_kept(f"config.json does not say {short(path)} as planned")
+            raise not_kept(f"config.json does not say {short(path)} as planned")
+    # what stays has the bytes that it had
     put, done = {tensor.name for tensor in change.put}, 0
     kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
     total = sum(tensor.nbytes for tensor in kept)
     for tensor in kept:
-        old = source.headers[tensor.file].tensors[tensor.name]
+        old = source.folder.headers[tensor.file].tensors[tensor.name]
         with doing("checking the result", total, begun=done):
             if old.nbytes and not same_bytes(old, result.tensors[tensor.name]):
-                raise _not_kept(f"{short(tensor.name)} differs from the source")
+                raise not_kept(f"{short(tensor.name)} differs from the source")
         done += tensor.nbytes
-
-
-def _not_kept(what: str) -> CheckpointError:
-    return CheckpointError(f"the result was not kept: {what}", "was the source written meanwhile? If not, report this")
-
-
-def _require_not_worse(source: Folder, made: Path) -> None:
-    """Run the rules that need no tables over both; the result must not break one that the source does not break."""
-    before = {f.rule for f in check(opened_path(source), scan=False).at_least(ERROR)}
-    worse = [f for f in check(made, scan=False).at_least(ERROR) if f.rule not in before]
-    if worse:
-        fix = "--force keeps it all the same"
-        raise CheckpointError(f"the result was not kept: {worse[0].rule} at {worse[0].where}: {worse[0].evidence}", fix)
-
-
-def opened_path(folder: Folder) -> Path:
-    """The path that was opened: the folder, or its single file."""
-    return folder.path / folder.files[0] if folder.single else folder.path
-
-
-# what was done, kept beside the result
+    if not force:  # no rule is broken, of those that need no tables, that the source does not break
+        broken = {finding.rule for finding in check(source.path, scan=False).at_least(ERROR)}
+        worse = [finding for finding in check(made, scan=False).at_least(ERROR) if finding.rule not in broken]
+        if worse:
+            what = f"the result was not kept: {worse[0].rule} at {worse[0].where}: {worse[0].evidence}"
+            raise CheckpointError(what, "--force keeps it all the same")
+    if change.accept is not None:
+        change.accept(made)
 
 
 def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, force: bool) -> bytes:
     """The text of `tiewise.json`: operations before this one, then this one. Only `time` differs between runs."""
     put, stored = {tensor.name for tensor in change.put}, set(folder.tensors)
+    # config and index whole, and each header: they name every tensor, and cost no read of one
+    read = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in (CONFIG, INDEX) if folder.has(name)}
+    for file, header in folder.headers.items():
+        with os.fdopen(open_regular(header.path), "rb") as opened:
+            read[f"{file} (header)"] = opened.read(header.data_start)
+    digests = {name: hashlib.sha256(text).hexdigest() for name, text in read.items()}
+    moved = change.moved
     operation = {
         "command": command,
         "version": __version__,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "forced": force,
-        "source": {"name": folder.path.resolve().name, "sha256": _digests(folder)},
+        "source": {"name": folder.path.resolve().name, "sha256": digests},
         "dropped": sorted(change.drop & stored),
         "added": sorted(put - stored),
         "replaced": sorted(put & stored),
         "kept": len(set(plan.tensors) - put),
-        "config": {key: repr(value) if value is DELETE else value for key, value in change.config.items()},
-        "measured": {
-            "logits": _finite(change.moved.logits),
-            "input_rows": _finite(change.moved.input_rows),
-            "how": change.moved.how,
-        },
+        "config": {key: "DELETE" if value is DELETE else value for key, value in change.config.items()},
+        "measured": strict({"logits": moved.logits, "input_rows": moved.input_rows, "how": moved.how}),
         "notes": [*change.notes, *plan.notes],
     }
     earlier: Any = []
@@ -360,16 +305,3 @@ def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, fo
     operations = [*(earlier if isinstance(earlier, list) else []), operation]
     record = {"tiewise": VERSION, "operations": operations}
     return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _digests(folder: Folder) -> dict[str, str]:
-    """SHA-256 of config and index, and of each header: they name every tensor, and cost no read of one."""
-    data = {name: read_whole(inside(folder.path, name), MOST_BYTES) for name in (CONFIG, INDEX) if folder.has(name)}
-    for file, header in folder.headers.items():
-        with os.fdopen(open_regular(header.path), "rb") as opened:
-            data[f"{file} (header)"] = opened.read(header.data_start)
-    return {name: hashlib.sha256(text).hexdigest() for name, text in data.items()}

@@ -6,6 +6,15 @@
 What `factor` writes has the config type `tiewise`: `tiewise.load` reads it, and `AutoModelForCausalLM` after
 `import tiewise.hf`. `densify` multiplies the maps and scales of any such boundary into its tables: every loader reads
 the result, which is tied where both ends come out equal, else untied.
+
+W = U S Qᵀ. Of all matrices of rank k, W Qₖ Qₖᵀ is nearest to W in Frobenius norm (Eckart and Young 1936), and its
+error is √(σₖ₊₁² + … + σ_D²). Q is needed and U is not: it comes from the eigenvectors of WᵀW, a D × D matrix to which
+each chunk of rows adds its share in fp64. Squaring loses singular values below √(D·ε) σ₁, 1e-6 at D = 4096: they could
+only add as much of ‖W‖ to the error, which is what rounding to fp32 costs, and far less than rounding to bf16.
+
+Of all ways to spread S over the two factors this one divides by no singular value, so a table of lower rank than k is
+no special case; the columns of the map are orthonormal, so it enlarges no rounding error of the table; and a row of the
+narrow table is as long as what it stands for, so norms, weight decay and step sizes keep their meaning in training.
 """
 
 from __future__ import annotations
@@ -13,6 +22,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,21 +33,34 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of
-from tiewise.checkpoint.plain_ends import PlainEnds, plain_ends, tied_names
-from tiewise.checkpoint.stored import NUMPY, Reader, Stored, read_header
-from tiewise.checkpoint.stored_boundary import Dense, StoredBoundary, read_boundary
-from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, short
-from tiewise.core import memory
+from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
+from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
+from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import doing
+from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.numerals import size
+from tiewise.core.progress import advance, doing
 from tiewise.core.spec import BoundarySpec
-from tiewise.rewrite.change import DELETE, PROBES, Change, Moved, NewTensor, TableRows, copy_of, measure_move
+from tiewise.rewrite.change import (
+    DELETE,
+    PROBES,
+    Change,
+    Moved,
+    NewTensor,
+    Pair,
+    Pieces,
+    TableRows,
+    copy_of,
+    hidden_vectors,
+    measure_move,
+)
 from tiewise.rewrite.engine import verb
-from tiewise.rewrite.low_rank import Factors, Fit, low_rank, measure_fit, memory_needed
 from tiewise.rewrite.ties import flags
 
+GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
+COLUMNS = 256  # of the Gram matrix updated at once
+WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
 MOST_BYTES = 64 * 2**20  # of a file of counts
-_COUNTS_FIX = "give a JSON list, or a map from token id to count; a .npy or .safetensors vector; or one number per line"
 
 
 @verb
@@ -52,26 +75,66 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
             one number per line); the error is then reported by frequency too.
     """
     ends = plain_ends(facts, "factor", force=force)
-    maps = 2 if ends.output is None else 1
-    most = min(largest_rank(table.rows, table.shape[1], maps) for table in ends.tables)
+    most = min(largest_rank(table.rows, table.shape[1], 2 if ends.output is None else 1) for table in ends.tables)
     if not 1 <= rank <= most:
         sizes = " and ".join(f"{table.rows:,} × {table.shape[1]}" for table in ends.tables)
         fix = f"the largest that does is {most}" if most else "no rank does: leave these tables as they are"
         raise CheckpointError(f"{facts.path}: rank {rank} saves nothing on tables of {sizes}", fix)
-    config = _factored_config(facts, ends, rank)
+    family, classes = facts.config.get("model_type"), facts.config.get("architectures")
+    if not isinstance(family, str) or not isinstance(classes, list) or not all(isinstance(n, str) for n in classes):
+        fix = "write model_type and architectures into config.json"
+        raise CheckpointError(f"{facts.path}: its config.json does not name the model's class", fix)
+    if "auto_map" in facts.config:
+        fix = "only families that transformers itself has can be factored"
+        raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) come as custom code", fix)
+    # stacks that share one input table do so by the flag, whatever the head has
+    shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
+    config: dict[str, Any] = {**flags(facts, True)} if shared and not facts.claims.t5_like else {}
+    groups = []
     if counts is not None:
-        read = read_counts if isinstance(counts, str | os.PathLike) else checked_counts
-        counts = read(counts, ends.input.rows)
-    width = max(table.shape[1] for table in ends.tables)
-    memory.require(memory_needed(width, rank), f"{facts.path}: the decomposition of a table {width} wide")
-    fitted = [_fit(table, rank) for table in ends.tables]
+        seen = read_counts(counts, ends.input.rows)
+        groups = [(found, bin_of(seen) == i) for i, found in enumerate(frequency_bins(seen)) if found.tokens]
+    widest = max(table.shape[1] for table in ends.tables)
+    require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
+
+    made: list[tuple[Factored, Fit]] = []
+    notes: list[str] = []
+    for table in ends.tables:
+        name, width = short(table.name), table.shape[1]
+        needs = size(memory_needed(width, rank))
+        with doing(f"decomposing {name} (needs {needs} of memory)", table.nbytes):
+            factored = low_rank(table, rank)
+        with doing(f"measuring {name}", table.nbytes):
+            fit = factored.measured()
+        if not np.isfinite(fit.errors).all():
+            what = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
+            raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
+        made.append((factored, fit))
+        least = f"(the least that is possible: {factored.optimum:.4g})"
+        notes.append(f"{name}: relative error {fit.relative():.4g} at rank {rank} of {width} {least}")
+        for found, chosen in groups:
+            error = f"relative error {fit.relative(chosen):.4g}"
+            notes.append(f"{name}: {found.tokens:,} tokens seen {found.label} times: {error}")
+    if ends.spare:
+        notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
+
+    put = [NewTensor(f.table.name, f.table.dtype, (f.table.rows, rank), f.table.path.name, f.pieces) for f, _ in made]
+    (lookup, moved), (head, changed) = made[0], made[-1]
+    maps = {f"{module_of(ends.input.name)[0]}.in_map": (lookup.table, lookup.map)}
+    maps[f"{ends.head}.out_map"] = (head.table, head.map.T)
+    for name, (table, values) in maps.items():
+        write = partial(iter, [values.tobytes()])
+        put.append(NewTensor(f"{name}.weight", table.dtype, values.shape, table.path.name, write))
+    kind = "factored" if ends.output is None else "factored-untied"
+    config |= {"model_type": OWN_TYPE, BASE_TYPE: family, SPEC: str(BoundarySpec(kind, width=rank))}
+    config["architectures"] = [OWN_PREFIX + name for name in classes]
     how = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
     return Change(
-        Moved(fitted[-1][1].logits, fitted[0][1].longest, how),
+        Moved(changed.logits, float(moved.errors.max(initial=0.0) ** 0.5), how),
         drop=frozenset(table.name for table in ends.spare),
-        put=tuple(_factors(ends, [factors for factors, _ in fitted])),
+        put=tuple(put),
         config=config,
-        notes=tuple(_errors(ends, fitted, counts)),
+        notes=tuple(notes),
     )
 
 
@@ -80,89 +143,117 @@ def largest_rank(rows: int, width: int, maps: int) -> int:
     return (rows * width - 1) // (rows + maps * width)
 
 
-def _factored_config(facts: Facts, ends: PlainEnds, rank: int) -> dict[str, Any]:
-    config = facts.config
-    family, names = config.get("model_type"), config.get("architectures")
-    if not isinstance(family, str) or not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-        fix = "write model_type and architectures into config.json"
-        raise CheckpointError(f"{facts.path}: its config.json does not name the model's class", fix)
-    if "auto_map" in config:
-        fix = "only families that transformers itself has can be factored"
-        raise CheckpointError(f"{facts.path}: its classes ({short(names)}) come as custom code", fix)
-    kind = "factored" if ends.output is None else "factored-untied"
-    # stacks that share one input table do so by the flag, whatever the head has
-    shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
-    return (flags(facts, True) if shared and not facts.claims.t5_like else {}) | {
-        "model_type": OWN_TYPE,
-        BASE_TYPE: family,
-        SPEC: str(BoundarySpec(kind, width=rank)),
-        "architectures": [OWN_PREFIX + name for name in names],
-    }
+def memory_needed(width: int, rank: int) -> int:
+    """Bytes that `low_rank` takes at most for a table of width D and rank k, whatever its number of rows."""
+    return 8 * (WORK_MATRICES * width * width + 2 * width * rank) + 3 * GRAM_BYTES
 
 
-def _fit(table: Stored, rank: int) -> tuple[Factors, Fit]:
-    need = memory.gigabytes(memory_needed(table.shape[1], rank))
-    with doing(f"decomposing {short(table.name)} (needs {need} of memory)", table.nbytes):
-        factors = Factors(table, low_rank(table, rank))
-    with doing(f"measuring {short(table.name)}", table.nbytes):
-        fit = measure_fit(factors)
-    if not np.isfinite(fit.errors).all():
-        what = f"{table.path}: a row of {short(table.name)} is too long for one of rank {rank} in {table.dtype}"
-        raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
-    return factors, fit
+@dataclass(frozen=True)
+class Fit:
+    """How far a product of stored factors lies from its table."""
+
+    errors: NDArray[np.float64]  # squared length of each row's error [V]
+    norms: NDArray[np.float64]  # squared length of each row [V]
+    logits: float  # largest change of a logit at the hidden vectors of `change`
+
+    def relative(self, chosen: NDArray[np.bool_] | slice = slice(None)) -> float:
+        """Frobenius norm of the error over that of the table, of the chosen rows."""
+        norm = float(self.norms[chosen].sum())
+        return float(self.errors[chosen].sum() / norm) ** 0.5 if norm else 0.0
 
 
-def _factors(ends: PlainEnds, factors: list[Factors]) -> Iterator[NewTensor]:
-    """The narrow tables, then the maps of both ends."""
-    for made in factors:
-        table = made.table
-        yield NewTensor(table.name, table.dtype, (table.rows, made.map.shape[1]), table.path.name, made.pieces)
-    lookup, head = factors[0], factors[-1]
-    maps = {f"{module_of(ends.input.name)[0]}.in_map": (lookup, lookup.map), f"{ends.head}.out_map": (head, head.map.T)}
-    for name, (made, values) in maps.items():
-        write = partial(iter, [values.tobytes()])
-        yield NewTensor(f"{name}.weight", made.table.dtype, values.shape, made.table.path.name, write)
+@dataclass(frozen=True)
+class Factored:
+    """W [V, D] ≈ narrow [V, k] · mapᵀ, with narrow = W Q and map = Q [D, k], both rounded to the type of W."""
+
+    table: Stored
+    basis: NDArray[np.float64]  # Q [D, k], with orthonormal columns; the largest entry of each is positive
+    singular: NDArray[np.float64]  # all D singular values of W, largest first
+
+    @property
+    def map(self) -> NDArray:
+        """Q, rounded."""
+        return self.basis.astype(NUMPY[self.table.dtype])
+
+    @property
+    def optimum(self) -> float:
+        """Relative Frobenius error of the best approximation of this rank, before any rounding to a stored type."""
+        squares = np.square(self.singular)
+        total = float(squares.sum())
+        return (float(squares[self.basis.shape[1] :].sum()) / total) ** 0.5 if total else 0.0
+
+    def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray]]:
+        """Yield (rows of W [., D], rows of the narrow table [., k]), a few MB at a time; progress in bytes read."""
+        step = max(1, CHUNK_BYTES // (8 * self.table.shape[1]))
+        with Reader(self.table) as reader:
+            for start in range(0, self.table.rows, step):
+                rows = reader.rows(start, start + step).astype(np.float64)
+                yield rows, (rows @ self.basis).astype(NUMPY[self.table.dtype])
+                advance((start + len(rows)) * reader.row_bytes)
+
+    def pieces(self) -> Pieces:
+        """Yield the bytes of the narrow table."""
+        return (narrow.tobytes() for _, narrow in self.chunks())
+
+    def measured(self) -> Fit:
+        """Hold the factors against their table."""
+        back = self.map.astype(np.float64).T
+        probes = hidden_vectors(self.table.shape[1]).T
+        errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
+        with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the result
+            for rows, narrow in self.chunks():
+                error = narrow.astype(np.float64) @ back - rows
+                errors.append(np.square(error).sum(axis=1))
+                norms.append(np.square(rows).sum(axis=1))
+                logits = max(logits, float(np.abs(error @ probes).max(initial=0.0)))
+        return Fit(np.concatenate(errors), np.concatenate(norms), logits)
 
 
-def _errors(ends: PlainEnds, fitted: list[tuple[Factors, Fit]], counts: NDArray[np.float64] | None) -> Iterator[str]:
-    for factors, fit in fitted:
-        name, (width, rank) = short(factors.table.name), factors.map.shape
-        error, best = fit.relative(), factors.found.optimum
-        yield f"{name}: relative error {error:.4g} at rank {rank} of {width} (the least that is possible: {best:.4g})"
-        for label, chosen in decades(counts) if counts is not None else ():
-            yield f"{name}: {int(chosen.sum()):,} tokens seen {label} times: relative error {fit.relative(chosen):.4g}"
-    if ends.spare:
-        yield f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped"
+def low_rank(table: Stored, rank: int) -> Factored:
+    """Find the best factors of rank k of a table [V, D]; refuse NaN and infinity. Progress in bytes read."""
+    width = table.shape[1]
+    gram = np.zeros((width, width))  # WᵀW; only its lower triangle is right, which is what `eigh` reads
+    stored_bytes = GRAM_BYTES * table.nbytes // max(1, 8 * table.rows * width)
+    with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
+        for start, stop in reader.spans(max(1, stored_bytes)):
+            rows = reader.rows(start, stop).astype(np.float64)
+            if not np.isfinite(rows).all():
+                what = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
+                raise CheckpointError(what, "tiewise check --deep names the rows; repair them first")
+            for low in range(0, width, COLUMNS):
+                high = min(low + COLUMNS, width)
+                gram[low:high, :high] += rows[:, low:high].T @ rows[:, :high]
+            advance(stop * reader.row_bytes)
+    if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit
+        raise CheckpointError(f"{table.path}: the values of {table.name} are too large", "scale the table down first")
+    values, vectors = np.linalg.eigh(gram)  # ascending
+    del gram
+    singular = np.sqrt(np.maximum(values[::-1], 0.0))
+    basis = vectors[:, : -rank - 1 : -1].copy()
+    del vectors
+    largest = np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0)
+    return Factored(table, basis * np.where(largest < 0, -1.0, 1.0), singular)
 
 
-# how often tokens occur
-
-
-def read_counts(path: str | os.PathLike[str], rows: int) -> NDArray[np.float64]:
-    """Return the count of each of `rows` tokens [V], from a file of any kind; tokens beyond its end have 0.
+def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
+    """Return how often each of `rows` tokens occurs [V], from numbers or a file of them; 0 for tokens beyond its end.
 
     Raises:
         CheckpointError: the file cannot be read, holds other than counts, or counts a token that the table lacks.
     """
-    name = os.fspath(path)
-    try:
-        found = np.asarray(_stored_counts(name), np.float64)
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError, OverflowError, EOFError) as error:
-        raise CheckpointError(f"{name}: no token counts ({short(error)})", _COUNTS_FIX) from None
-    return checked_counts(found, rows, name)
-
-
-def checked_counts(counts: Any, rows: int, name: str = "counts") -> NDArray[np.float64]:
-    """Return counts of at most `rows` tokens as fp64 [V].
-
-    Raises:
-        CheckpointError: not one number, zero or more, for each token.
-    """
-    found = np.asarray(counts)
+    name, found = "counts", counts
+    fix = "give a JSON list, or a map from token id to count; a .npy or .safetensors vector; or one number per line"
+    if isinstance(counts, str | os.PathLike):
+        name = os.fspath(counts)
+        try:
+            found = np.asarray(_stored_counts(name), np.float64)
+        except CheckpointError:
+            raise
+        except (ValueError, TypeError, OverflowError, EOFError) as error:
+            raise CheckpointError(f"{name}: no token counts ({short(error)})", fix) from None
+    found = np.asarray(found)
     if found.ndim != 1 or found.dtype.kind not in "iuf" or not np.isfinite(found).all() or (found < 0).any():
-        raise CheckpointError(f"{name}: its values are no token counts", _COUNTS_FIX)
+        raise CheckpointError(f"{name}: its values are no token counts", fix)
     if len(found) > rows:
         fix = "were they made with this model's tokenizer?"
         raise CheckpointError(f"{name}: it counts token {len(found) - 1:,}, and the table has {rows:,} rows", fix)
@@ -194,13 +285,6 @@ def _stored_counts(name: str) -> Any:
     return made
 
 
-def decades(counts: NDArray[np.float64]) -> list[tuple[str, NDArray[np.bool_]]]:
-    """Sort tokens by how often they occur: (label, which tokens, bool [V]) for 0, 1–9, 10–99, …; none is empty."""
-    digits = np.floor(np.log10(np.maximum(counts, 1.0))).astype(np.int64) + (counts > 0)
-    labels = {0: "0"} | {n: f"{10 ** (n - 1):,}–{10**n - 1:,}" for n in range(1, int(digits.max(initial=0)) + 1)}
-    return [(label, digits == n) for n, label in labels.items() if (digits == n).any()]
-
-
 # plain tables again
 
 
@@ -212,59 +296,79 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     is dropped.
     """
     boundary = read_boundary(facts)
-    lost = _lost(facts, boundary, force=force)
-    lookup, head = boundary.lookup, boundary.head
-    one = lookup.mark == head.mark
-    merged: frozenset[str] = frozenset() if one else _merged(facts, boundary)
-    tied = one or bool(merged)
+    spec, lookup, head, t5_like = boundary.spec, boundary.lookup, boundary.head, facts.claims.t5_like
+    fix = "keep the boundary, and load the model with tiewise.load; --force drops it"
+    if spec.softcap is not None and not force:
+        raise CheckpointError(f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same", fix)
+    if spec.bias and not force:
+        raise CheckpointError(f"{facts.path}: {spec}: the family's own head has no bias to keep this one in", fix)
+    family, classes = facts.config.get(BASE_TYPE), facts.config.get("architectures")
+    if not isinstance(family, str):
+        fix = f"write {BASE_TYPE}: llama, say, into it"
+        raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
     moved = measure_move(_rounding(head), _rounding(lookup))
     if not math.isfinite(moved.logits + moved.input_rows):
         what = f"{facts.path}: a product of table and map is not finite in {lookup.table.dtype}"
         raise CheckpointError(what, "look for NaN with tiewise check --deep, or cast the checkpoint to F32 first")
+
+    one = lookup.mark == head.mark
+    merged = set() if one else _merged(facts, boundary)
+    tied = one or bool(merged)
     put = [_dense_tensor(lookup.table.name, lookup)] if lookup.changed else []
-    if not tied:
-        if head.changed or head.table.name != boundary.head_name:
-            put.append(_dense_tensor(boundary.head_name, head))
-        put += _parted(facts, boundary)
+    if not tied and (head.changed or head.table.name != boundary.head_name):
+        put.append(_dense_tensor(boundary.head_name, head))
+    # whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias
+    for names in [] if tied or t5_like else tied_names(facts):
+        for name in names.missing:
+            if names.kept is not None and name != boundary.head_name:
+                same = names.kept.name == lookup.table.name
+                put.append(_dense_tensor(name, lookup) if same else copy_of(names.kept, name))
+    drop = {tensor.name for tensor in boundary.maps} | merged
+    if spec.bias:
+        drop |= {boundary.head_name.removesuffix("weight") + "bias"} & facts.folder.tensors.keys()
+    classes = classes if isinstance(classes, list) else []
+    plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in classes]
+    config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
+
+    notes = ["both ends use one table" if tied else "each end has a table of its own"]
+    if not tied and t5_like:
+        claims = "this family claims one table whatever its config says"
+        notes.append(f"{claims}: loaders that do not compare the two drop the head")
+    if spec.softcap is not None:
+        notes.append(f"softcap={spec.softcap:g} is lost, which changes the logits")
+    if spec.bias:
+        notes.append("the head's bias is lost, which changes the logits")
+    trained = [f"pad={spec.pad}"] if spec.pad is not None else []
+    trained += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []
+    trained += [f"{name}={value:g}" for name in ("penalty", "decay") if (value := getattr(spec, name))]
+    if trained:
+        notes.append(f"{short(', '.join(trained))} acts in training only, and plain tables do not know of it")
     return Change(
         moved,
-        drop=frozenset(tensor.name for tensor in (*boundary.maps, *lost)) | merged,
+        drop=frozenset(drop),
         put=tuple(put),
-        config=_plain_config(facts) | ({} if one or facts.claims.t5_like else flags(facts, tied)),
-        notes=tuple(_what_changes(facts, boundary.spec, tied)),
+        config=config | ({} if one or t5_like else flags(facts, tied)),
+        notes=tuple(notes),
     )
 
 
-def _lost(facts: Facts, boundary: StoredBoundary, *, force: bool) -> tuple[Stored, ...]:
-    """Tensors that the family's own class has no place for; refused unless forced, as is a soft-cap."""
-    spec, fix = boundary.spec, "keep the boundary, and load the model with tiewise.load; --force drops it"
-    if spec.softcap is not None and not force:
-        what = f"{facts.path}: {spec}: a soft-cap is no matrix, so no dense table does the same"
-        raise CheckpointError(what, fix)
-    if spec.bias and not force:
-        what = f"{facts.path}: {spec}: the family's own head has no bias to keep this one in"
-        raise CheckpointError(what, fix)
-    bias = facts.folder.tensors.get(boundary.head_name.removesuffix("weight") + "bias")
-    return (bias,) if spec.bias and bias is not None else ()
-
-
-def _merged(facts: Facts, boundary: StoredBoundary) -> frozenset[str]:
+def _merged(facts: Facts, boundary: StoredBoundary) -> set[str]:
     """Tensors that go because two unequal ends come out equal, and the class can keep them as one; mostly none."""
     lookup, head, claims = boundary.lookup, boundary.head, facts.claims
     sizes = [(end.table.dtype, end.table.rows, end.width) for end in (lookup, head)]
     if sizes[0] != sizes[1] or claims.t5_like or claims.fixed is False:
-        return frozenset()
+        return set()
     if any(a != b for a, b in zip(lookup.pieces(), head.pieces(), strict=True)):
-        return frozenset()
+        return set()
     gone = set()
     for tied in tied_names(facts):
         if any(not facts.same(tied.stored[0], other) for other in tied.stored[1:] if other.name != head.table.name):
-            return frozenset()  # BERT's two biases, trained apart
+            return set()  # BERT's two biases, trained apart
         gone |= {other.name for other in tied.stored if other.name in tied.targets}
-    return frozenset(gone)
+    return gone
 
 
-def _rounding(end: Dense) -> tuple[TableRows, TableRows] | None:
+def _rounding(end: Dense) -> Pair | None:
     """The table before and after rounding; None where nothing is computed."""
     if not end.changed:
         return None
@@ -272,44 +376,6 @@ def _rounding(end: Dense) -> tuple[TableRows, TableRows] | None:
     return exact, TableRows(end.table.rows, end.width, lambda start, stop: end.rounded(start, stop).astype(float))
 
 
-def _parted(facts: Facts, boundary: StoredBoundary) -> Iterator[NewTensor]:
-    """Whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias."""
-    if facts.claims.t5_like:
-        return
-    table = boundary.lookup.table
-    for tied in tied_names(facts):
-        for name in tied.missing:
-            if tied.kept is not None and name != boundary.head_name:
-                same = tied.kept.name == table.name
-                yield _dense_tensor(name, boundary.lookup) if same else copy_of(tied.kept, name)
-
-
 def _dense_tensor(name: str, dense: Dense) -> NewTensor:
     table = dense.table
     return NewTensor(name, table.dtype, (table.rows, dense.width), table.path.name, dense.pieces)
-
-
-def _plain_config(facts: Facts) -> dict[str, Any]:
-    base, names = facts.config.get(BASE_TYPE), facts.config.get("architectures")
-    if not isinstance(base, str):
-        fix = f"write {BASE_TYPE}: llama, say, into it"
-        raise CheckpointError(f"{facts.path}: its config.json does not name the model's family", fix)
-    names = names if isinstance(names, list) else []
-    plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in names]
-    return {"model_type": base, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
-
-
-def _what_changes(facts: Facts, spec: BoundarySpec, tied: bool) -> Iterator[str]:
-    yield "both ends use one table" if tied else "each end has a table of its own"
-    if not tied and facts.claims.t5_like:
-        yield "this family claims one table whatever its config says: loaders that do not compare the two drop the head"
-    dropped = [f"pad={spec.pad}"] if spec.pad is not None else []
-    dropped += [f"alpha={spec.alpha:g}"] if spec.alpha != 1.0 else []
-    dropped += [f"penalty={spec.penalty:g}"] if spec.penalty else []
-    dropped += [f"decay={spec.decay:g}"] if spec.decay else []
-    if spec.softcap is not None:
-        yield f"softcap={spec.softcap:g} is lost, which changes the logits"
-    if spec.bias:
-        yield "the head's bias is lost, which changes the logits"
-    if dropped:
-        yield f"{short(', '.join(dropped))} acts in training only, and plain tables do not know of it"

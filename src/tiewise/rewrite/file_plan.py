@@ -1,6 +1,7 @@
 """What becomes of every file of a checkpoint, decided before one is written: rewritten, shared, copied, or gone.
 
-`arranged` says what a shard will hold and in which order, and `write_tensors` writes it.
+A config is edited as text: order, nesting, indentation, the spelling of numbers and unknown keys stay as they were, for
+people edit it too, and a difference between two versions should show what was meant and nothing else.
 """
 
 from __future__ import annotations
@@ -8,18 +9,21 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder, Index
 from tiewise.checkpoint.stored import BITS, Header
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import advance
-from tiewise.rewrite.change import Change, NewTensor, copy_of
-from tiewise.rewrite.json_text import edited, like
+from tiewise.core.files import sync
+from tiewise.core.progress import advance, doing
+from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
+from tiewise.rewrite.new_folder import copy, share
 
 PROVENANCE = "tiewise.json"
 LEFT_OUT = (".git", ".cache")  # they speak of the source's history and download, and would lie about the result
@@ -39,22 +43,18 @@ class FilePlan:
     notes: tuple[str, ...]  # what the user should know
 
     @property
-    def nbytes_written(self) -> int:
+    def new_bytes(self) -> int:
         """Bytes of all tensors in the shards that are written anew."""
         return sum(tensor.nbytes for tensors in self.shards.values() for tensor in tensors)
 
 
 def plan_files(folder: Folder, change: Change) -> FilePlan:
-    """Decide what becomes of every file.
-
-    Raises:
-        CheckpointError: the source is damaged, or holds a link that leads outside.
-    """
+    """Decide what becomes of every file; a source that is damaged, or holds a link that leads outside, is refused."""
     if folder.faults:
         raise CheckpointError(folder.faults[0].what, folder.faults[0].fix)
-    copy = next((c for c in folder.copies if (c.path.name, c.name) not in change.drop_copies), None)
-    if copy is not None and copy.name not in change.drop:
-        what = f"{folder.path}: {short(copy.name)} is stored twice, also in {copy.path.name}"
+    twice = next((c for c in folder.copies if (c.path.name, c.name) not in change.drop_copies), None)
+    if twice is not None and twice.name not in change.drop:
+        what = f"{folder.path}: {short(twice.name)} is stored twice, also in {twice.path.name}"
         raise CheckpointError(what, "tiewise check says whether the two are equal; if so, tiewise repair drops one")
     shards: dict[str, tuple[NewTensor, ...]] = {}
     tensors: dict[str, NewTensor] = {}
@@ -68,19 +68,24 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         tensors |= {tensor.name: replace(tensor, file=file) for tensor in after}
     texts: dict[str, bytes] = {}
     if change.config:
-        texts[CONFIG] = _config_text(folder, change)
+        path = inside(folder.path, CONFIG)
+        try:
+            texts[CONFIG] = edited(read_whole(path, MOST_BYTES).decode(), change.config).encode()
+        except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
+            what = f"{path}: the flag cannot be written into it ({short(error)})"
+            raise CheckpointError(what, "write it by hand at every level, then run again") from None
     if folder.index is not None and (shards or change.reindex):
         texts[INDEX] = _index_text(folder, folder.index, change, tensors)
-    others, links = _others(folder, {*folder.headers, *texts, PROVENANCE})
+    others, notes = _others(folder, {*folder.headers, *texts, PROVENANCE})
+    stale = [n for n in folder.pickles if n.endswith((".bin", ".msgpack", ".h5", ".ckpt", ".pth"))] + [*folder.extra]
+    if stale and not folder.single:  # kept, since they are the user's, and named, since a tool may prefer them
+        named = ", ".join(map(short, stale[:3])) + (" …" if len(stale) > 3 else "")
+        how = "stay as they were and do not know of this change: delete them where a tool prefers them"
+        notes.insert(0, f"{named} {how}")
     shared = [file for file in folder.headers if file not in shards] + [f for f in others if f.endswith(WEIGHTS)]
-    return FilePlan(
-        {file: made for file, made in shards.items() if made},
-        tuple(sorted(shared)),
-        tuple(file for file in others if not file.endswith(WEIGHTS)),
-        texts,
-        tensors,
-        (*_stale(folder), *links),
-    )
+    copied = tuple(file for file in others if not file.endswith(WEIGHTS))
+    kept = {file: made for file, made in shards.items() if made}
+    return FilePlan(kept, tuple(sorted(shared)), copied, texts, tensors, tuple(notes))
 
 
 def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
@@ -91,7 +96,6 @@ def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> t
     sorted by width: readers view the bytes in place.
     """
     left = {tensor.name: tensor for tensor in put}
-    gone = set(gone)
     made = [left.pop(n) if n in left else copy_of(t, n) for n, t in header.tensors.items() if n not in gone]
     for tensor in left.values():
         places = [i + 1 for i, other in enumerate(made) if BITS[other.dtype] >= BITS[tensor.dtype]]
@@ -100,52 +104,6 @@ def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> t
     if any(start % max(1, BITS[tensor.dtype] // 8) for start, tensor in zip(starts, made, strict=False)):
         made.sort(key=lambda tensor: -BITS[tensor.dtype])
     return tuple(made)
-
-
-def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
-    """Write a new safetensors file that holds `tensors` in this order, each as it arrives, and see it on the disk.
-
-    Return `done`, bytes that were written before, and the bytes of these tensors.
-    """
-    with open(path, "xb") as file:
-        file.write(_header_of(tensors, metadata))
-        for tensor in tensors:
-            count = 0
-            for piece in tensor.write():
-                file.write(piece)
-                count += len(piece)
-                advance(done + count)
-            if count != tensor.nbytes:
-                raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
-            done += count
-        file.flush()
-        os.fsync(file.fileno())
-    return done
-
-
-def _header_of(tensors: Sequence[NewTensor], metadata: Mapping[str, str]) -> bytes:
-    stored = {tensor.name for tensor in tensors}
-    # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
-    kept = {key: value for key, value in metadata.items() if key not in stored}
-    record: dict[str, object] = {"__metadata__": kept} if kept else {}
-    at = 0
-    for tensor in tensors:
-        offsets = [at, at + tensor.nbytes]
-        record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
-        at += tensor.nbytes
-    text = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _config_text(folder: Folder, change: Change) -> bytes:
-    path = inside(folder.path, CONFIG)
-    text = read_whole(path, MOST_BYTES).decode()
-    try:
-        return edited(text, change.config).encode()
-    except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
-        what = f"{path}: the flag cannot be written into it ({short(error)})"
-        raise CheckpointError(what, "write it by hand at every level, then run again") from None
 
 
 def _index_text(folder: Folder, index: Index, change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
@@ -169,7 +127,9 @@ def _index_text(folder: Folder, index: Index, change: Change, tensors: Mapping[s
     ordered = names == sorted(names)  # else in their old order, new ones last
     names += [name for name in files if name not in old]
     record["weight_map"] = {name: files[name] for name in (sorted(names) if ordered else names)}
-    return like(text.decode(), record).encode()
+    indent = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", text)  # as the old text is indented and ended
+    made = json.dumps(record, indent=indent[1].decode() if indent else None)
+    return made.encode() + (b"\n" if text.endswith(b"\n") else b"")
 
 
 def _others(folder: Folder, taken: set[str]) -> tuple[list[str], list[str]]:
@@ -206,12 +166,133 @@ def _walk(root: Path, name: str, depth: int) -> Iterator[str]:
         yield from _walk(root, f"{name}/{entry}", depth + 1)
 
 
-def _stale(folder: Folder) -> list[str]:
-    """Other weights in the folder: kept, since they are the user's, and named, since a tool may prefer them."""
-    if folder.single:
-        return []
-    stale = [n for n in folder.pickles if n.endswith((".bin", ".msgpack", ".h5", ".ckpt", ".pth"))] + list(folder.extra)
-    if not stale:
-        return []
-    names = ", ".join(short(name) for name in stale[:3]) + (" …" if len(stale) > 3 else "")
-    return [f"{names} stay as they were and do not know of this change: delete them where a tool prefers them"]
+# writing
+
+
+def write_files(folder: Folder, plan: FilePlan, made: Path, provenance: bytes) -> tuple[str, ...]:
+    """Write everything, the index last; return the files that share their bytes with the source."""
+    done = 0
+    with doing("writing", plan.new_bytes):
+        for file, tensors in plan.shards.items():
+            done = write_tensors(made / file, tensors, folder.headers[file].metadata, done)
+    linked = []
+    for file in (*plan.shared, *plan.copied):
+        (made / file).parent.mkdir(parents=True, exist_ok=True)
+        if file in plan.copied:
+            copy(inside(folder.path, file), made / file)
+        elif share(inside(folder.path, file), made / file):
+            linked.append(file)
+    for file, data in {PROVENANCE: provenance, **plan.texts}.items():
+        (made / file).write_bytes(data)
+        sync(made / file)
+    for place, _, _ in os.walk(made, topdown=False):
+        sync(Path(place))
+    return tuple(linked)
+
+
+def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[str, str], done: int = 0) -> int:
+    """Write a new safetensors file that holds `tensors` in this order, each as it arrives, and see it on the disk.
+
+    Return `done`, bytes that were written before, and the bytes of these tensors.
+    """
+    stored = {tensor.name for tensor in tensors}
+    # The library's `save_model` notes a shared tensor that it left out under that tensor's name: untrue once stored.
+    kept = {key: value for key, value in metadata.items() if key not in stored}
+    record: dict[str, object] = {"__metadata__": kept} if kept else {}
+    starts = accumulate((tensor.nbytes for tensor in tensors), initial=0)
+    for start, tensor in zip(starts, tensors, strict=False):
+        offsets = [start, start + tensor.nbytes]
+        record[tensor.name] = {"dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": offsets}
+    header = json.dumps(record, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    header += b" " * (-len(header) % 8)
+    with open(path, "xb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        for tensor in tensors:
+            count = 0
+            for piece in tensor.write():
+                file.write(piece)
+                count += len(piece)
+                advance(done + count)
+            if count != tensor.nbytes:
+                raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
+            done += count
+        file.flush()
+        os.fsync(file.fileno())
+    return done
+
+
+# JSON, edited in place
+
+_DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+def edited(text: str, changes: Mapping[str, Any]) -> str:
+    """Return JSON text with the values at dotted paths set, or gone where `DELETE`.
+
+    A new key goes to its alphabetical place where the keys of its object are sorted, else to the end. KeyError: a
+    level above the last key does not exist.
+    """
+    for path, value in changes.items():
+        *levels, key = path.split(".")
+        at = _after_space(text, 0)
+        for level in levels:
+            at = {member.key: member.value for member in _members(text, at)}[level]
+        members = _members(text, at)
+        keys = [member.key for member in members]
+        if key in keys:
+            place = len(keys) - 1 - keys[::-1].index(key)  # of two, readers take the last
+            found = members[place]
+            start, end, new = found.value, found.end, "" if value is DELETE else json.dumps(value)
+            if value is DELETE and place + 1 < len(members):
+                start, end = found.lead, members[place + 1].lead
+            elif value is DELETE:  # with the comma before it
+                start = members[place - 1].end if place else found.lead
+        elif value is DELETE:
+            continue
+        else:
+            new = f"{json.dumps(key)}: {json.dumps(value)}"
+            later = next((m for m in members if m.key > key), None) if keys == sorted(keys) else None
+            if later is not None:
+                start, new = later.lead, f"{text[later.lead : later.start]}{new},"
+            elif members:
+                last = members[-1]
+                start, new = last.end, f",{text[last.lead : last.start]}{new}"
+            else:
+                start = at + 1
+            end = start
+        text = text[:start] + new + text[end:]
+    return text
+
+
+class _Member(NamedTuple):
+    """One `"key": value` of an object, by its places in the text."""
+
+    key: str
+    lead: int  # where the white space before its key starts
+    start: int
+    value: int
+    end: int
+
+
+def _members(text: str, at: int) -> list[_Member]:
+    if text[at] != "{":
+        raise KeyError("no object")
+    found: list[_Member] = []
+    lead = at + 1
+    while text[start := _after_space(text, lead)] != "}":
+        key, end = _DECODER.raw_decode(text, start)
+        value = _after_space(text, _after_space(text, end) + 1)  # past the colon
+        _, end = _DECODER.raw_decode(text, value)
+        found.append(_Member(key, lead, start, value, end))
+        lead = _after_space(text, end)
+        if text[lead] == "}":
+            break
+        lead += 1  # past the comma
+    return found
+
+
+def _after_space(text: str, at: int) -> int:
+    match = _SPACE.match(text, at)
+    assert match is not None  # the pattern matches the empty string
+    return match.end()

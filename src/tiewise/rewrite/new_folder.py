@@ -35,15 +35,10 @@ except ImportError:  # Windows, which has no reflinks either
 
 LOCK = ".lock"
 _FICLONE = 0x40049409  # linux/fs.h: share all blocks of one file with another, copied when either is written
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def destination(source: Folder, to: Path) -> Path:
-    """Return the real path that the result will have.
-
-    Raises:
-        CheckpointError: something is there, its parent is no folder, or it and the source lie one in the other.
-    """
+    """Return the real path that the result will have; refuse one that is taken, or lies in the source or around it."""
     if "\0" in os.fspath(to):
         raise CheckpointError(f"{os.fspath(to)!r}: no path", "leave out the null byte")
     real, old = Path(os.path.realpath(to)), Path(os.path.realpath(source.path))
@@ -66,18 +61,14 @@ def destination(source: Folder, to: Path) -> Path:
 
 def cannot_write(to: Path, error: OSError) -> CheckpointError:
     """Return the error that says why nothing could be written at `to`."""
-    if error.errno in _FULL:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return CheckpointError(f"{to}: no space left while writing ({error.strerror})", "free some, or write elsewhere")
     return CheckpointError(f"{to}: cannot be written ({error.strerror or error})", "give a folder that you may write")
 
 
 @contextmanager
 def beside(real: Path) -> Iterator[Path]:
-    """Make an empty folder beside `real`; removed at the end unless it has been renamed.
-
-    Raises:
-        CheckpointError: it cannot be made.
-    """
+    """Make an empty folder beside `real`; removed at the end unless it has been renamed."""
     sweep(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
     lock = _lock(path)
@@ -98,11 +89,7 @@ def beside(real: Path) -> Iterator[Path]:
 
 
 def become(path: Path, real: Path) -> None:
-    """Rename the finished folder to its destination, in one step.
-
-    Raises:
-        CheckpointError: something has come to lie there meanwhile.
-    """
+    """Rename the finished folder to its destination, in one step; refuse where something has come to lie there."""
     with ctrl_c.ending() as ending:
         ending.hold()  # the result is complete, and stays
         try:
@@ -123,13 +110,19 @@ def sweep(real: Path) -> None:
         names = os.listdir(real.parent)
     except OSError:  # a folder that may be written but not listed
         return
-    found = {match[1]: int(match[2]) for match in map(ours.fullmatch, names) if match}
-    for name, process in found.items():
-        if not _alive(process):
-            lock = _lock(real.parent / name)
-            if _taken(lock):  # else held on another machine, or on a file system that cannot tell
-                shutil.rmtree(real.parent / name, ignore_errors=True)
-                _released(lock)
+    for name, process in {match[1]: int(match[2]) for match in map(ours.fullmatch, names) if match}.items():
+        if os.name != "nt":  # where asking would press Ctrl-C; the lock tells
+            try:
+                os.kill(process, 0)
+                continue  # it lives
+            except ProcessLookupError:
+                pass
+            except (OSError, OverflowError):  # somebody else's
+                continue
+        lock = _lock(real.parent / name)
+        if _taken(lock):  # else held on another machine, or on a file system that cannot tell
+            shutil.rmtree(real.parent / name, ignore_errors=True)
+            _released(lock)
 
 
 def _lock(path: Path) -> FileLock:
@@ -151,62 +144,32 @@ def _released(lock: FileLock) -> None:
     lock.release()
 
 
-def _alive(process: int) -> bool:
-    if os.name == "nt":  # where asking would press Ctrl-C; the lock tells
-        return False
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except (OSError, OverflowError):  # somebody else's
-        return True
-    return True
-
-
 def share(source: Path, target: Path) -> bool:
-    """Give `target` the content of `source` by reflink, hard link or copy; whether the two share bytes on disk.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if _reflink(source, target):
-        return True
-    try:
+    """Give `target` the content of `source` by reflink, hard link or copy; whether the two share bytes on disk."""
+    if fcntl is not None:
+        descriptor = open_regular(source)
+        try:
+            with open(target, "xb") as new:
+                fcntl.ioctl(new.fileno(), _FICLONE, descriptor)
+                os.fsync(new.fileno())
+            return True
+        except OSError:
+            target.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
+    with suppress(OSError):  # another file system, or one without links, or a file of somebody else
         os.link(os.path.realpath(source), target)
         return True
-    except OSError:  # another file system, or one without links, or a file of somebody else
-        copy(source, target)
-        return False
+    copy(source, target)
+    return False
 
 
 def copy(source: Path, target: Path) -> None:
-    """Give `target` the content of `source` as bytes of its own, on the disk when this returns.
-
-    Raises:
-        CheckpointError: the source cannot be read.
-        OSError: the target cannot be written.
-    """
+    """Give `target` the content of `source` as bytes of its own, on the disk when this returns."""
     descriptor = open_regular(source)
     with os.fdopen(descriptor, "rb", buffering=0) as old, open(target, "xb") as new:
-        mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
         while piece := old.read(CHUNK_BYTES):
             new.write(piece)
         new.flush()
-        os.chmod(target, mode & 0o777 | stat.S_IWUSR)
+        os.chmod(target, os.fstat(descriptor).st_mode & 0o777 | stat.S_IWUSR)
         os.fsync(new.fileno())
-
-
-def _reflink(source: Path, target: Path) -> bool:
-    if fcntl is None:
-        return False
-    descriptor = open_regular(source)
-    try:
-        with open(target, "xb") as new:
-            fcntl.ioctl(new.fileno(), _FICLONE, descriptor)
-            os.fsync(new.fileno())
-        return True
-    except OSError:
-        target.unlink(missing_ok=True)
-        return False
-    finally:
-        os.close(descriptor)

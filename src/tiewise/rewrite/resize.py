@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -29,11 +30,11 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import in_layer, module_of
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
-from tiewise.checkpoint.plain_ends import readable
+from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, refuse, stored_bytes
+from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, refuse, stored_bytes
 from tiewise.rewrite.engine import verb
 
 KEPT = Moved(0.0, 0.0, "nothing: every row that stays keeps its bytes")
@@ -70,70 +71,82 @@ def resize(
     for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")
-    given = None if tokenizer is None else _given_tokenizer(tokenizer)
-    parts = _parts(facts)
-    notes = _left_to_do(facts, parts, force)
-    tables, rows = tuple(part for part in parts if len(part.shape) == 2), parts[0].rows
+    given = None
+    if tokenizer is not None:
+        given = read_tokenizer(open_folder(tokenizer))
+        for fault in given.faults if given is not None else ():
+            raise CheckpointError(fault.what, fault.fix)
+        if given is None or given.max_id < 0:
+            fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
+            raise CheckpointError(f"{os.fspath(tokenizer)}: no tokenizer was found in it", fix)
+
+    # everything with a row for each token
+    tables = readable(facts, "resize")
+    rows = tables[0].rows
+    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)  # [V] or [1, V]
+    for part in (*tables, *biases):
+        if part.rows != rows or part.dtype not in FLOATING:
+            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {rows:,}"
+            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
+    left_to_do = _left_to_do(facts, {part.name for part in (*tables, *biases)}, rows, force)
     count = _new_count(facts, rows, vocab, multiple_of, given, shrink)
-    own = facts.tokenizer
+
+    # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
+    own = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.base_max >= 0 else given
+    used = np.ones(rows, np.bool_)
+    if own is not None and own.base_max >= 0:
+        used = np.isin(np.arange(rows), list(own.used))
     lengths = [_lengths(table) for table in tables]
-    draw = _Draw(rows, count, _in_use(lengths, own if own is not None and own.base_max >= 0 else given), seed)
-    if count > rows and not draw.used.any():
+    for length in lengths:
+        used &= np.isfinite(length) & (length > 0)
+    if count > rows and not used.any():
         fix = "train or repair the model first: new rows are drawn from those in use"
         raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
+
+    more = max(0, count - rows)
+    if more:
+        drawn = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
+        notes = [f"rows {rows:,} to {count - 1:,} are new, {drawn}"]
+    else:
+        notes = [f"rows {count:,} to {rows - 1:,} are dropped"]
+    for table, length in zip(tables if more else (), lengths, strict=False):
+        new = np.linalg.norm(next(new_rows(table, used, more, seed)), axis=1)
+        low, high = np.quantile(length[used], (0.05, 0.95))
+        of = f"the first {len(new):,} new rows" if len(new) < more else "new rows"
+        beside = f"nine in ten of those in use {low:.4g} to {high:.4g}"
+        notes.append(f"{short(table.name)}: {of} are {new.min():.4g} to {new.max():.4g} long, {beside}")
+    put = []
+    for part in (*tables, *biases):
+        shape = facts.folder.tensors[part.name].shape
+        shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
+        write = partial(_pieces, part, used, count, seed)
+        put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
     config: dict[str, int] = {}
     if facts.folder.config is not None:
         level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
         # every key that gives the old size gives the new one; where none does, that of the vocabulary's level
         paths = tuple(_size_keys(facts.config, rows)) or (f"{level}.vocab_size".lstrip("."),)
         config = dict.fromkeys(paths, count)
-    return Change(
-        KEPT,
-        put=tuple(draw.tensor(part, facts.folder.tensors[part.name].shape) for part in parts),
-        config=config,
-        notes=(*draw.notes(tables, lengths), *notes),
-    )
+    return Change(KEPT, put=tuple(put), config=config, notes=(*notes, *left_to_do))
 
 
-def _given_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
-    found = read_tokenizer(open_folder(path))
-    for fault in found.faults if found is not None else ():
-        raise CheckpointError(fault.what, fault.fix)
-    if found is None or found.max_id < 0:
-        fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
-        raise CheckpointError(f"{os.fspath(path)}: no tokenizer was found in it", fix)
-    return found
+def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> list[str]:
+    """What else the user should see to; refused unless forced where a table of neither end has as many rows.
 
-
-def _parts(facts: Facts) -> tuple[Stored, ...]:
-    """Everything with a row for each token: the tables first, then biases as vectors."""
-    tables = readable(facts, "resize")
-    biases = tuple(replace(bias, shape=(bias.shape[-1],)) for bias in facts.roles.biases)
-    for part in (*tables, *biases):
-        if part.rows != tables[0].rows or part.dtype not in FLOATING:
-            what = f"{facts.path}: {short(part.name)} is {part.dtype} of {part.rows:,} rows, not {tables[0].rows:,}"
-            raise CheckpointError(what, "both ends and every bias must have one number of rows first")
-    return (*tables, *biases)
-
-
-def _left_to_do(facts: Facts, parts: tuple[Stored, ...], force: bool) -> tuple[str, ...]:
-    """What else the user should see to.
-
-    Raises:
-        CheckpointError: a table of neither end has as many rows: Gemma 4's per-layer table, a draft head's own pair.
+    Such are Gemma 4's per-layer table, and a draft head's own pair.
     """
     notes = []
     if facts.folder.config is None:
         notes.append("there is no config.json: write the new vocab_size into the one that goes with this file")
-    resized = {part.name for part in (*parts, *facts.roles.positions)}
+    known = resized | {position.name for position in facts.roles.positions}
     for name, tensor in facts.folder.tensors.items():
-        if name in resized or len(tensor.shape) != 2 or tensor.rows != parts[0].rows:
+        if name in known or len(tensor.shape) != 2 or tensor.rows != rows:
             continue
         # any but a matrix within a layer has its rows for tokens
         if not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]:
             what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and belongs to neither end"
             notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
-    return tuple(notes)
+    return notes
 
 
 def _new_count(
@@ -189,61 +202,13 @@ def _lengths(table: Stored) -> NDArray[np.float64]:
     return np.sqrt(found)
 
 
-def _in_use(lengths: list[NDArray[np.float64]], tokenizer: Tokenizer | None) -> NDArray[np.bool_]:
-    """Which rows are in use [V]: the tokenizer can produce their id, and at every table they are finite and not zero.
-
-    Without a tokenizer every id can be produced.
-    """
-    used = np.ones(len(lengths[0]), np.bool_)
-    if tokenizer is not None and tokenizer.base_max >= 0:
-        used[:] = False
-        used[[number for number in tokenizer.used if number < len(used)]] = True
-    for of_table in lengths:
-        used &= np.isfinite(of_table) & (of_table > 0)
-    return used
-
-
-@dataclass(frozen=True)
-class _Draw:
-    """What makes `count` rows of `rows` stored ones, new ones like those in use [V]."""
-
-    rows: int
-    count: int
-    used: NDArray[np.bool_]
-    seed: int
-
-    def tensor(self, part: Stored, shape: tuple[int, ...]) -> NewTensor:
-        """Return a part with its new number of rows, in the shape that it is stored in: [V, E], [V] or [1, V]."""
-        made = (*shape[:-1], self.count) if len(part.shape) == 1 else (self.count, *shape[1:])
-        return NewTensor(part.name, part.dtype, made, part.path.name, lambda: self.pieces(part))
-
-    def pieces(self, part: Stored) -> Iterator[bytes | memoryview]:
-        """Yield the bytes of a part: those that stay, then those of new rows."""
-        stay = min(self.rows, self.count)
-        end = part.start + stay * (part.nbytes // max(1, part.rows))
-        yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=end))
-        for block in self.new(part):
-            yield block.astype(NUMPY[part.dtype]).tobytes()
-
-    def new(self, part: Stored) -> Iterator[NDArray[np.float64]]:
-        """Yield the new rows of a part in blocks."""
-        return new_rows(part, self.used, max(0, self.count - self.rows), self.seed)
-
-    def notes(self, tables: tuple[Stored, ...], lengths: list[NDArray[np.float64]]) -> Iterator[str]:
-        """Say what comes or goes, and how long new rows are beside the others."""
-        if self.count < self.rows:
-            yield f"rows {self.count:,} to {self.rows - 1:,} are dropped"
-            return
-        like = f"drawn like the {int(self.used.sum()):,} rows in use, with seed {self.seed}"
-        yield f"rows {self.rows:,} to {self.count - 1:,} are new, {like}"
-        for table, of_table in zip(tables, lengths, strict=True):
-            drawn = np.linalg.norm(next(self.new(table)), axis=1)
-            low, high = np.quantile(of_table[self.used], (0.05, 0.95))
-            of = f"the first {len(drawn):,} new rows" if len(drawn) < self.count - self.rows else "new rows"
-            yield (
-                f"{short(table.name)}: {of} are {drawn.min():.4g} to {drawn.max():.4g} long,"
-                f" nine in ten of those in use {low:.4g} to {high:.4g}"
-            )
+def _pieces(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Pieces:
+    """Yield the bytes of a part with `count` rows: those that stay, then those of new rows."""
+    stay = min(part.rows, count)
+    end = part.start + stay * (part.nbytes // max(1, part.rows))
+    yield from stored_bytes(replace(part, shape=(stay, *part.shape[1:]), end=end))
+    for block in new_rows(part, used, count - stay, seed):
+        yield block.astype(NUMPY[part.dtype]).tobytes()
 
 
 def new_rows(

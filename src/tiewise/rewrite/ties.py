@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,15 +14,15 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.plain_ends import is_own, readable, require_head, tied_names
+from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA
-from tiewise.checkpoint.rule import INFO, Finding, difference
+from tiewise.checkpoint.rule import INFO, difference
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
-from tiewise.rewrite.change import Change, Moved, NewTensor, TableRows, copy_of, measure_move, refuse
-from tiewise.rewrite.engine import opened_path, verb
+from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, copy_of, measure_move, refuse
+from tiewise.rewrite.engine import verb
 
 INPUT, OUTPUT, MEAN = "input", "output", "mean"
 KEEP = (INPUT, OUTPUT, MEAN)
@@ -92,11 +91,12 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     What is fixed is what `check` calls safe: it changes no logit of a loader that was right. The result has no such
     finding any more.
     """
-    findings = check(opened_path(facts.folder)).findings
+    findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}
-    left = [finding for finding in findings if not finding.safe and finding.severity != INFO]
+    left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != INFO]
+    listed = "; ".join(left[:3]) + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
     if not rules:
-        fix = f"by hand: {_listed(left)}" if left else "tiewise check finds nothing wrong"
+        fix = f"by hand: {listed}" if left else "tiewise check finds nothing wrong"
         raise CheckpointError(f"{facts.path}: nothing to repair", fix)
     change = Change()
     if rules & ENDS:
@@ -113,8 +113,15 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
         copies = frozenset((copy.path.name, copy.name) for copy in found if copy.name not in unlike)
         change = replace(change, drop_copies=copies)
     if left:
-        change = replace(change, notes=(*change.notes, f"not repaired: {_listed(left)}"))
-    return replace(change, accept=_require_repaired)
+        change = replace(change, notes=(*change.notes, f"not repaired: {listed}"))
+
+    def accept(made: Path) -> None:
+        again = next((finding for finding in check(made).findings if finding.safe), None)
+        if again is not None:
+            what = f"the result was not kept: {again.rule} is left ({again.evidence})"
+            raise CheckpointError(what, "report this with the output of tiewise check")
+
+    return replace(change, accept=accept)
 
 
 def flags(facts: Facts, tied: bool) -> dict[str, bool]:
@@ -131,11 +138,7 @@ def flags(facts: Facts, tied: bool) -> dict[str, bool]:
 
 
 def parted(facts: Facts, force: bool = False) -> Change:
-    """Return the change that stores both ends; without tensors and flags where they are stored and said to be.
-
-    Raises:
-        CheckpointError: it would change the model's function, and `force` is not given.
-    """
+    """Return the change that stores both ends; without tensors and flags where they are stored and said to be."""
     # a copy for every name that the class looks for once its flag is false
     put = [copy_of(names.kept, n) for names in tied_names(facts) if names.kept is not None for n in names.missing]
     config, notes = flags(facts, False), _notes(facts, False)
@@ -150,12 +153,7 @@ def parted(facts: Facts, force: bool = False) -> Change:
 
 
 def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change:
-    """Return the change that stores one table; empty where that is so already.
-
-    Raises:
-        CheckpointError: the two differ and nothing says which to keep; or it would change the model's function beyond
-            that, and `force` is not given.
-    """
+    """Return the change that stores one table, that of `keep` where two differ; empty where that is so already."""
     claims, table, head = facts.claims, facts.roles.input, facts.roles.output
     notes = _notes(facts, True)
     if claims.fixed is False:
@@ -216,7 +214,7 @@ def _without_copies(
     return frozenset(drop), tuple(put)
 
 
-def _mean_bytes(table: Stored, head: Stored) -> Iterator[memoryview]:
+def _mean_bytes(table: Stored, head: Stored) -> Pieces:
     with Reader(table) as reader:
         spans = list(reader.spans())
     for start, stop in spans:
@@ -239,7 +237,7 @@ def _require_ends(facts: Facts, name: str) -> None:
     """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
     if facts.roles.input is not None or facts.roles.output is None or facts.roles.quantised_output:
         readable(facts, name)
-    if is_own(facts):
+    if facts.is_own:
         raise CheckpointError(f"{facts.path}: its boundary has maps of its own", "tiewise densify it first")
     require_head(facts, name)
 
@@ -273,15 +271,3 @@ def _how_they_differ(a: Stored, b: Stored) -> str:
     """Half a sentence on two tensors that are not equal."""
     alike = likeness(a, b)
     return f"{a.dtype} {list(a.shape)} and {b.dtype} {list(b.shape)}" if alike is None else difference(alike)
-
-
-def _require_repaired(made: Path) -> None:
-    left = [finding for finding in check(made).findings if finding.safe]
-    if left:
-        what = f"the result was not kept: {left[0].rule} is left ({left[0].evidence})"
-        raise CheckpointError(what, "report this with the output of tiewise check")
-
-
-def _listed(findings: Sequence[Finding]) -> str:
-    shown = "; ".join(f"{finding.rule}: {finding.repair}" for finding in findings[:3])
-    return shown + (f"; and {len(findings) - 3} more" if len(findings) > 3 else "")

@@ -13,9 +13,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tiewise.core import __version__
 from tiewise.core.errors import RunError
-from tiewise.core.version import __version__
-from tiewise.data.frequency import asymmetric_bigrams, token_counts
+from tiewise.core.frequency import asymmetric_bigrams, token_counts
 from tiewise.training import ranks
 from tiewise.training.display import Display
 from tiewise.training.folder import ENVIRONMENT, read_json, write_json

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.install import Installed
-from tiewise.data.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import bin_of, frequency_bins
 from tiewise.training.results import BinNll, Share
 
 CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split

@@ -19,8 +19,7 @@ from transformers.trainer_callback import PrinterCallback
 
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
-from tiewise.data.corpus import prepare
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText, prepare
 from tiewise.training import ranks
 from tiewise.training.callbacks import Clock, Interrupt
 from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, measure

@@ -19,9 +19,9 @@ from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import PlanError, RunError
-from tiewise.core.random_logits import first_step
+from tiewise.core.first_loss import first_step
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.planning.read_config import read
 from tiewise.training.settings import Settings
 

@@ -19,7 +19,7 @@ from tiewise.boundary.install import Installed
 from tiewise.boundary.saved import is_family
 from tiewise.core.errors import UnsupportedError
 from tiewise.core.records import from_record, to_record
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
 from tiewise.training.callbacks import MEASURED, METRICS, read_lines

@@ -19,7 +19,7 @@ import yaml
 from tiewise.core.errors import RunError
 from tiewise.core.records import require, setting
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.split import CONTIGUOUS, RANDOM
+from tiewise.data.documents import CONTIGUOUS, RANDOM
 
 if TYPE_CHECKING:
     from tiewise.training.display import RunsBar

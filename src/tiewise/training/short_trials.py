@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.errors import Interrupted, RunError
+from tiewise.core.frequency import token_counts
 from tiewise.core.progress import progress
-from tiewise.data.frequency import token_counts
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.training import ranks
 from tiewise.training.display import Say
 from tiewise.training.folder import folder_name, read_json, write_json

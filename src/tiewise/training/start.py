@@ -18,8 +18,8 @@ from typing import Any
 import torch
 import transformers
 
-from tiewise.core.version import __version__
-from tiewise.data.prepared import PreparedText, load_prepared
+from tiewise.core import __version__
+from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.training import ranks
 from tiewise.training.display import Display, RunsBar
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, saved_run, starting, write_json

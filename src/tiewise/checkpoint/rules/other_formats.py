@@ -140,7 +140,8 @@ def _modules(ends: list[EndUpdate]) -> str:
 
 def _partial(gguf: Gguf) -> bool:
     """Whether the file is no model of its own: an adapter, a projector, or a vocabulary without tensors."""
-    return gguf.metadata.get("general.type") in _PARTIAL or not gguf.tensors or gguf.architecture == "clip"
+    kind, architecture = (gguf.metadata.get(f"general.{key}") for key in ("type", "architecture"))
+    return kind in _PARTIAL or not gguf.tensors or architecture == "clip"
 
 
 @rule("B070", ERROR, "a GGUF file keeps its source's two ends", kind=GGUF)

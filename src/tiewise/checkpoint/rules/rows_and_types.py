@@ -28,13 +28,12 @@ from tiewise.checkpoint.rule import (
     shown,
     size,
 )
-from tiewise.checkpoint.stored import BITS, FLOATING, Stored
+from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.progress import doing
 
 MULTIPLE = 64  # that kernels and ranks like the number of rows to be of
-_TORCH = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
@@ -246,7 +245,7 @@ def types_disagree(facts: Facts) -> Told:
     if facts.quantised:
         return
     key = next((key for key in ("dtype", "torch_dtype") if isinstance(facts.config.get(key), str)), "dtype")
-    claimed = _TORCH.get(str(facts.config.get(key)).removeprefix("torch."))
+    claimed = TORCH_TYPES.get(str(facts.config.get(key)).removeprefix("torch."))
     held: Counter[str] = Counter()
     for tensor in facts.folder.tensors.values():
         if tensor.dtype in FLOATING:

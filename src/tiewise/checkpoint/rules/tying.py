@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, Claim
+from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.loaders import LOST, predict
 from tiewise.checkpoint.rule import (
@@ -343,14 +343,15 @@ def loaders_disagree(facts: Facts) -> Told:
     wrong = [outcome for outcome in outcomes if outcome.right is False]
     if not wrong:
         return
-    own = facts.config.get("model_type") == OWN_TYPE
     mended = {outcome.loader for outcome in outcomes if outcome.right}
-    lost = any(outcome.outcome in LOST for outcome in wrong) and not own
-    note = own or all(outcome.loader in mended for outcome in wrong)  # another version of each makes the right model
+    lost = any(outcome.outcome in LOST for outcome in wrong) and not facts.is_own
+    note = facts.is_own or all(
+        outcome.loader in mended for outcome in wrong
+    )  # another version of each makes the right model
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     fix = "repair the other findings, or load it with the rest"
     if len(wrong) == len(outcomes):
         fix = f"repair the other findings; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}"
-    fix = f"export it dense: {facts.command('densify')}" if own else fix
+    fix = f"export it dense: {facts.command('densify')}" if facts.is_own else fix
     yield Said(facts.path.name, what, fix, severity=ERROR if lost else INFO if note else WARNING)

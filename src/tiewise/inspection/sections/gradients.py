@@ -1,34 +1,57 @@
-"""Which use of the table pulls harder, and do both pull the same way?"""
+"""Which use of the table pulls harder, and do both pull the same way? Lookup path (A) and head path (B) on a text.
+
+    windows ─ shuffled into batches → TwoLeaves → a, b [V, E] of each batch ┬ sums: the gradient of the text's mean loss
+                                                                          ├ norms of each: what training sees
+                                                                          └ AdamPaths: the optimizer's step by path
+
+The norm of a mean gradient falls as the batch grows, and by different factors for the two paths, so a share belongs to
+a batch size. Both are given: one batch (mean and interval over batches) and the whole text, and `by_batch` between.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.analysis.estimates import Estimate
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tiewise.analysis.estimates import mean_interval, ratio
+from tiewise.analysis.token_texts import read_as
+from tiewise.core.errors import DataError
 from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, visible
+from tiewise.core.frequency import bin_of, frequency_bins, token_counts
 from tiewise.core.numerals import count, plain
-from tiewise.data.frequency import token_counts
+from tiewise.core.progress import progress
+from tiewise.data.tokenizer import Ids
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.path_gradients import HISTOGRAM, QUANTILES, PathGradients, path_gradients
-from tiewise.internals.two_paths import PathSplit
+from tiewise.internals.loaded import Opened
+from tiewise.internals.two_paths import (
+    NEXT,
+    AdamPaths,
+    Floats,
+    PathSplit,
+    RowSums,
+    TextLoss,
+    cosine_null,
+    parted,
+    row_sums,
+)
 
+PERMUTATIONS = 19
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+HISTOGRAM = 20  # bins of a row's share
+TOP = 20  # rows that are listed
+SIZES = tuple(2**k for k in range(13))  # windows of a batch
 SHARE = "head path's share"
+OLDER = "activation-norm convention (not commensurable)"
 BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
-REST = (
-    "above zero a step for one use helps the other; below zero they work against each other, as in any tied model "
-    "where training comes to rest: there the two cancel"
-)
-OLDER = "the lookup's norm is one of positions, not of the table's gradient; for comparison with published figures"
-BY_BATCH = (
-    "Noise makes both norms longer, by different factors, so a share belongs to a batch size. Estimated from the "
-    "scatter of the batches that were run, whose size is marked."
-)
-BY_ROW = "Rows of tokens that occur in the windows, in twenty bins; rows of all others would stand at 100 %."
 
 
 @section(asks="Which use of the table pulls harder, and do both pull the same way?", place=70, text=True)
@@ -36,135 +59,278 @@ def gradients(subject: Subject, bench: Workbench) -> Found:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
     opened = bench.opened(subject)
     counts = token_counts(bench.ids(subject), opened.vocab)
-    return found_of(path_gradients(opened, bench.windows(subject)[0], seed=bench.request.seed, counts=counts))
+    return gradients_of(opened, bench.windows(subject)[0], seed=bench.request.seed, counts=counts)
+
+
+@dataclass(frozen=True)
+class BatchNorms:
+    """Both paths' gradient of one batch."""
+
+    split: PathSplit
+    rows_l2: float  # norm at the lookups' outputs [b, T, D], where each position is a row of its own
+    rows_l1: float
+
+
+@dataclass(frozen=True)
+class PathGradients:
+    """What is measured, before anything is said of it."""
+
+    one_table: bool  # else A is the input table's gradient, B the output table's, and they have no cosine
+    objective: str  # what is predicted, as `two_paths` names it
+    length: int  # tokens of a window
+    predicted: int  # tokens, in all
+    nll: float  # mean loss, nats per predicted token
+    batch: int  # windows of a batch
+    batches: tuple[BatchNorms, ...]  # whole ones; a smaller last one is not among them
+    mean: tuple[float, float]  # ‖A‖, ‖B‖ of the mean gradient of these batches
+    gradient: RowSums  # of the mean loss over all windows
+    update: RowSums  # Adam's step from the batches in order, weights held still
+    null: tuple[float, float]  # lowest and highest cosine where A's rows are given to other tokens of the text
+    seen: NDArray[np.int64]  # how often each token occurs in the windows [V]
+    counts: NDArray[np.int64]  # the same of a longer text, for the bins
+    longest: tuple[tuple[int, str], ...]  # rows with most of ‖A‖² + ‖B‖², and what their tokens read as
+
+
+def gradients_of(
+    opened: Opened,
+    windows: Ids,
+    batch: int = 8,
+    seed: int = 0,
+    counts: NDArray | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> Found:
+    """Measure both paths' gradients on a text; the model is left as it was.
+
+    Memory: ten tables of the model's own size (gradients, their sums and moments) and logits of a few windows.
+
+    Args:
+        opened: the checkpoint, in the precision in which gradients are wanted.
+        windows: token ids [n, T].
+        batch: windows of a batch.
+        seed: of the order of windows, and of hidden tokens where the model predicts those.
+        counts: how often each token occurs in a longer text [V], for the bins; None counts the windows.
+        betas: of the Adam whose step is divided.
+        eps: of the same.
+
+    Raises:
+        DataError: windows that this model cannot be run on, fewer than a batch, or gradients that are no numbers.
+        UnsupportedError: an encoder-decoder that cannot shift its own labels.
+    """
+    loss = TextLoss(opened, windows, seed)
+    if not 1 <= batch <= len(windows):
+        raise DataError(f"batches of {batch} from {len(windows)} windows", "give a longer text or smaller batches")
+    one = opened.ends.tied
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
+    full = len(windows) // batch
+    batches: list[BatchNorms] = []
+    mean, nll = (math.nan, math.nan), 0.0
+    with parted(opened.ends) as leaves:
+        a, b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)
+        moments = AdamPaths(a, b, one, betas, eps)
+        for done, which in enumerate(order.split(batch), 1):
+            found = leaves.gradient(loss, which)
+            weight = len(which) / len(windows)
+            nll += weight * found.nll
+            a.add_(found.a, alpha=weight)
+            b.add_(found.b, alpha=weight)
+            if done <= full:
+                batches.append(BatchNorms(row_sums(found.a, found.b, one).split(), found.rows_l2, found.rows_l1))
+                moments.add(found.a, found.b)
+            if done == full:
+                split, scale = row_sums(a, b, one).split(), len(windows) / (full * batch)
+                mean = split.a * scale, split.b * scale
+            del found
+            progress("gradients", min(done * batch, len(windows)), len(windows))
+        if not (a.isfinite().all() and b.isfinite().all()):
+            what = f"{opened.folder.path}: gradients that are no numbers"
+            raise DataError(what, "`tiewise check --deep` names rows of such")
+        update = row_sums(*moments.step(), one)
+    gradient, seen = row_sums(a, b, one), token_counts(windows.reshape(-1), max(len(a), len(b)))
+    reached = torch.nonzero(torch.linalg.vector_norm(a, dim=1)).reshape(-1)  # the text's tokens, a mask or first one
+    best = [int(r) for r in np.argsort(-(gradient.a2 + gradient.b2), kind="stable")[:TOP]]
+    return found_of(
+        PathGradients(
+            one_table=one,
+            objective=loss.kind,
+            length=int(windows.shape[1]),
+            predicted=loss.per_window * len(windows),
+            nll=nll,
+            batch=batch,
+            batches=tuple(batches),
+            mean=mean,
+            gradient=gradient,
+            update=update,
+            null=cosine_null(a, b, reached, seed, PERMUTATIONS) if one else (math.nan, math.nan),
+            seen=seen,
+            counts=seen if counts is None else np.pad(counts, (0, max(0, len(seen) - len(counts))))[: len(seen)],
+            longest=tuple(zip(best, read_as(opened.folder, best), strict=True)),
+        )
+    )
 
 
 def found_of(found: PathGradients) -> Found:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
-    batch, rows = found.per_batch, found.rows
-    alone = "get the head path alone" + ("" if found.objective == "next token" else ", but for a mask or first token")
+    absent = int((found.seen == 0).sum())
+    alone = "get the head path alone" + ("" if found.objective == NEXT else ", but for a mask or first token")
+    share, *others = _of_batches(found)
+    by_count, bins = _by_frequency(found)
     return Found(
-        answer=_answer(found),
-        quantities=(*_per_batch(found), *_whole(found), *_older(found), *_rows(found), *_by_count(found)),
+        answer=answer(share, found.gradient.split(), found.null),
+        quantities=(share, *others, *_whole(found), *_older(found), *_rows(found), *by_count),
         curves=tuple(_curves(found)),
-        listings=(_bins(found), _longest(found)),
+        listings=(bins, _longest(found)),
         notes=(
-            f"a batch is {batch.windows} windows of {found.length} tokens; {batch.batches} were run",
-            f"{count(rows.absent)} of {count(found.vocab)} tokens occur in no window and {alone}",
+            f"a batch is {found.batch} windows of {found.length} tokens; {len(found.batches)} were run",
+            f"{count(absent)} of {count(len(found.seen))} tokens occur in no window and {alone}",
         ),
     )
 
 
-def _answer(found: PathGradients) -> str:
-    if not math.isfinite(found.whole.share_b):
+def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
+    """Which path is longer in a batch, and how the two lie to each other in the whole text."""
+    if not math.isfinite(whole.share_b):
         return "neither: both gradients are zero on this text"
-    share, (low, high) = _share(found.per_batch.share_b), found.cosine_null
     said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
-    if not math.isfinite(found.whole.cosine):
+    if not math.isfinite(whole.cosine):
         return f"{said}, in a table of its own"
-    if low <= found.whole.cosine <= high:
+    if null[0] <= whole.cosine <= null[1]:
         return f"{said}, in unrelated directions"
-    return f"{said}, {'the same way' if found.whole.cosine > high else 'opposed'}"
+    return f"{said}, {'the same way' if whole.cosine > null[1] else 'opposed'}"
 
 
-def _share(share: Estimate) -> Quantity:
-    return Quantity.of_estimate(f"{SHARE} per batch", share, unit="%", chance=0.5, why="of both norms, ‖B‖/(‖A‖ + ‖B‖)")
+def _mean(name: str, values: Iterable[float], **more: Any) -> Quantity:
+    """Mean over batches, with its interval."""
+    return Quantity.of_estimate(name, mean_interval(list(values)), **more)
 
 
-def _per_batch(found: PathGradients) -> Iterator[Quantity]:
-    batch = found.per_batch
-    yield _share(batch.share_b)
-    if found.tied:
-        yield Quantity.of_estimate(
-            "cosine of the two paths per batch", batch.cosine, unit="cosine", chance=0.0, why=REST,
+def _of_batches(found: PathGradients) -> Iterator[Quantity]:
+    splits, why = [one.split for one in found.batches], "‖B‖/(‖A‖ + ‖B‖)"
+    yield _mean(f"{SHARE} per batch", (x.share_b for x in splits), unit="%", chance=0.5, why=why)
+    if found.one_table:
+        yield _mean(
+            "cosine of the two paths per batch", (x.cosine for x in splits), unit="cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
+            why="above zero a step for one use helps the other; below zero they work against each other, as in any "
+            "tied model where training comes to rest",
         )  # fmt: skip
-    yield Quantity("share in Adam's step", found.update.share_b, unit="%", chance=0.5, why="after all of the batches")
-    for path, norm in (("lookup", batch.a), ("head", batch.b)):
-        yield Quantity.of_estimate(f"norm of the {path} path per batch", norm, unit="norm", main=False)
+    step = found.update.split().share_b
+    yield Quantity("share in Adam's step", step, unit="%", chance=0.5, why="after all of the batches")
+    yield _mean("norm of the lookup path per batch", (x.a for x in splits), unit="norm", main=False)
+    yield _mean("norm of the head path per batch", (x.b for x in splits), unit="norm", main=False)
 
 
 def _whole(found: PathGradients) -> Iterator[Quantity]:
     """The gradient of the text's mean loss, and Adam's step after the batches."""
     yield Quantity("loss", found.nll, n=found.predicted, unit="nats per token", main=False)
-    for where, split, null in (("whole text", found.whole, found.cosine_null), ("Adam's step", found.update, ())):
-        yield from _split(where, split, null)
-
-
-def _split(where: str, split: PathSplit, null: tuple[float, ...]) -> Iterator[Quantity]:
-    if math.isfinite(split.cosine):
-        said = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
-        yield Quantity(f"cosine, {where}", split.cosine, chance=0.0, null=null, unit="cosine", main=False, why=said)
-    for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
-        yield Quantity(f"norm of the {name}, {where}", value, unit="norm", main=False)
-    for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
-        yield Quantity(f"{SHARE} of {name}, {where}", value, unit="%", main=False)
+    for where, sums, null in (("whole text", found.gradient, found.null), ("Adam's step", found.update, ())):
+        split = sums.split()
+        if math.isfinite(split.cosine):
+            why = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
+            yield Quantity(f"cosine, {where}", split.cosine, chance=0.0, null=null, unit="cosine", main=False, why=why)
+        for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
+            yield Quantity(f"norm of the {name}, {where}", value, unit="norm", main=False)
+        for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
+            yield Quantity(f"{SHARE} of {name}, {where}", value, unit="%", main=False)
 
 
 def _older(found: PathGradients) -> Iterator[Quantity]:
-    older = found.activation
-    for name, value, unit in (
-        (SHARE, older.share_b, "%"),
-        (f"{SHARE} of L1 norms", older.share_b_l1, "%"),
-        ("norm at the lookup's outputs", older.a, "norm"),
-    ):
-        yield Quantity.of_estimate(f"{name}, {older.convention}", value, unit=unit, main=False, why=OLDER)
+    """The convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table."""
+    own = {"main": False, "why": "not of one thing; to compare with published figures"}
+    l2, l1 = ([(b.rows_l2, b.split.b) for b in found.batches], [(b.rows_l1, b.split.b_l1) for b in found.batches])
+    yield _mean(f"{SHARE}, {OLDER}", (ratio(b, a + b) for a, b in l2), unit="%", **own)
+    yield _mean(f"{SHARE} of L1 norms, {OLDER}", (ratio(b, a + b) for a, b in l1), unit="%", **own)
+    yield _mean(f"norm at the lookup's outputs, {OLDER}", (a for a, _ in l2), unit="norm", **own)
 
 
 def _rows(found: PathGradients) -> Iterator[Quantity]:
-    """Shares within rows, and what rows of tokens that do not occur get."""
-    rows = found.rows
-    for where, values in (("gradient", rows.quantiles), ("Adam's step", rows.update_quantiles)):
+    """Shares within rows of tokens that occur in the windows, and what the others get."""
+    absent = found.seen == 0
+    for where, sums in (("gradient", found.gradient), ("Adam's step", found.update)):
+        shares = _shares(found, sums)
+        values = np.quantile(shares, QUANTILES) if len(shares) else [math.nan] * len(QUANTILES)
         for at, value in zip(QUANTILES, values, strict=True):
-            yield Quantity(f"{SHARE} in a row, {at:.0%} quantile, {where}", value, n=rows.tokens, unit="%", main=False)
-    absent: dict[str, Any] = {"n": rows.absent, "unit": "%", "main": False}
-    yield Quantity("absent tokens' part of the head path", rows.absent_of_b, why="of ‖B‖²", **absent)
-    yield Quantity("absent tokens' part of Adam's step", rows.absent_of_update, why="of ‖u‖²", **absent)
+            name, n = f"{SHARE} in a row, {at:.0%} quantile, {where}", int((~absent).sum())
+            yield Quantity(name, float(value), n=n, unit="%", main=False)
+    more: dict[str, Any] = {"n": int(absent.sum()), "unit": "%", "main": False}
+    b2, update = found.gradient.b2, found.update
+    part = ratio(float(b2[absent].sum()), float(b2.sum()))
+    yield Quantity("absent tokens' part of the head path", part, why="of ‖B‖²", **more)
+    part = ratio(update.split(absent).total ** 2, update.split().total ** 2)
+    yield Quantity("absent tokens' part of Adam's step", part, why="of ‖u‖²", **more)
 
 
-def _by_count(found: PathGradients) -> Iterator[Quantity]:
-    for part in found.bins:
-        if part.tokens:
-            shown: dict[str, Any] = {"n": part.tokens, "unit": "%", "main": False}
-            times = f"{part.label} times"
-            yield Quantity(times, part.gradient.share_b, chance=0.5, figure=BY_COUNT, **shown)
-            yield Quantity(f"{times}, Adam's step", part.update.share_b, chance=0.5, figure=BY_COUNT, **shown)
-            yield Quantity(f"lookup path: {times}", part.of_a, figure=MOVED, why="of ‖A‖²", **shown)
-            yield Quantity(f"head path: {times}", part.of_b, figure=MOVED, why="of ‖B‖²", **shown)
+def _shares(found: PathGradients, sums: RowSums) -> Floats:
+    """Head path's share in the rows of tokens that occur in the windows, where there is one."""
+    shares = sums.share_b[found.seen > 0]
+    return shares[np.isfinite(shares)]
 
 
 def _curves(found: PathGradients) -> Iterator[Curve]:
-    sizes = [at for at in found.by_batch if at.windows is not None and math.isfinite(at.share_b)]
+    norms = by_batch([one.split for one in found.batches], found.mean, found.batch)
+    *shares, limit = [ratio(b, a + b) for a, b in norms] or [math.nan]
+    sizes = [(float(windows), share) for windows, share in zip(SIZES, shares, strict=False) if math.isfinite(share)]
     if sizes:
+        x, y = zip(*sizes, strict=True)
         yield Curve(
-            "Head path's share by batch size",
-            tuple(float(at.windows or 0) for at in sizes), tuple(at.share_b for at in sizes),
-            along="windows in a batch", unit="%", log_x=True, mark=found.per_batch.windows,
-            level=found.by_batch[-1].share_b, level_name="without noise", why=BY_BATCH,
+            "Head path's share by batch size", x, y, along="windows in a batch", unit="%", log_x=True,
+            mark=found.batch, level=limit, level_name="without noise",
+            why="Noise makes both norms longer, by different factors: a share belongs to a batch size. Estimated from "
+            "the scatter of the batches that were run, whose size is marked.",
         )  # fmt: skip
     places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
-    for which, values in (("gradient", found.rows.histogram), ("Adam's step", found.rows.update_histogram)):
-        yield Curve("Head path's share in single rows", places, values, along=SHARE, unit="%", which=which, why=BY_ROW)
+    for which, sums in (("gradient", found.gradient), ("Adam's step", found.update)):
+        rows = _shares(found, sums)
+        heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
+        why = "Rows of tokens that occur in the windows; all others would stand at 100 %."
+        yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
 
 
-def _bins(found: PathGradients) -> Listing:
+def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int) -> list[tuple[float, float]]:
+    """Root mean square ‖A‖ and ‖B‖ of batches of 1, 2, 4 … 4,096 windows, and of ever larger ones last.
+
+    E‖g‖² at k windows = |G|² + tr Σ / k, both estimated without bias (McCandlish et al., arXiv:1812.06162, App. A).
+    `mean` are the norms of the mean gradient of the same batches. An estimate of |G|² below zero is no result: nan.
+    One batch has no scatter.
+    """
+    n = len(splits)
+    if n < 2:
+        return []
+    columns = []
+    for norm, squares in zip(mean, ([s.a**2 for s in splits], [s.b**2 for s in splits]), strict=True):
+        spread = (sum(squares) / n - norm**2) * n / (n - 1)  # trace of the covariance of one batch's gradient
+        at = [norm**2 - spread / n + spread * batch / windows for windows in (*SIZES, math.inf)]
+        columns.append([math.sqrt(x) if x > 0 else math.nan for x in at])
+    return list(zip(*columns, strict=True))
+
+
+def _by_frequency(found: PathGradients) -> tuple[list[Quantity], Listing]:
+    """Gradient and step of tokens of like frequency."""
     header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, "in Adam's step", "of ‖A‖²", "of ‖B‖²")
-    rows = []
-    for part in found.bins:
-        norms = (plain(part.gradient.a), plain(part.gradient.b))
-        shares = map(_percent, (part.gradient.share_b, part.update.share_b, part.of_a, part.of_b))
-        rows.append((part.label, count(part.tokens), count(part.occurrences), *norms, *shares))
-    return Listing("By how often a token occurs", header, tuple(rows))
+    quantities, rows, where, gradient = [], [], bin_of(found.counts), found.gradient
+    for index, kind in enumerate(frequency_bins(found.counts)):
+        its = where == index
+        own, step = gradient.split(its), found.update.split(its)
+        moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
+        shares = [Quantity("", x, n=kind.tokens, unit="%", main=False) for x in (own.share_b, step.share_b, *moved)]
+        norms = (plain(own.a), plain(own.b))
+        rows.append((kind.label, count(kind.tokens), count(kind.occurrences), *norms, *map(str, shares)))
+        if kind.tokens:
+            times = f"{kind.label} times"
+            for share, name in zip(shares[:2], (times, f"{times}, Adam's step"), strict=True):
+                quantities.append(replace(share, name=name, chance=0.5, figure=BY_COUNT))
+            for share, path, of in zip(shares[2:], ("lookup", "head"), "AB", strict=True):
+                quantities.append(replace(share, name=f"{path} path: {times}", figure=MOVED, why=f"of ‖{of}‖²"))
+    return quantities, Listing("By how often a token occurs", header, tuple(rows))
 
 
 def _longest(found: PathGradients) -> Listing:
     header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, "in Adam's step", "of ‖A‖² + ‖B‖²")
+    gradient, energy = found.gradient, found.gradient.a2 + found.gradient.b2
+    columns = gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)
     rows = []
-    for row in found.rows.top:
-        shares = map(_percent, (row.share_b, row.update_share_b, row.of_all))
-        rows.append((visible(row.text), str(row.token), count(row.count), plain(row.a), plain(row.b), *shares))
+    for row, text in found.longest:
+        norms = plain(math.sqrt(gradient.a2[row])), plain(math.sqrt(gradient.b2[row]))
+        shares = (str(Quantity("", float(column[row]), unit="%")) for column in columns)
+        rows.append((visible(text), str(row), count(int(found.seen[row])), *norms, *shares))
     return Listing("Rows with the longest gradients", header, tuple(rows))
-
-
-def _percent(share: float) -> str:
-    return str(Quantity("", share, unit="%"))

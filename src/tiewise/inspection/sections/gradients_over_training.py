@@ -1,27 +1,30 @@
-"""Which use of the table pulls harder as training goes on?"""
+"""Which use of the table pulls harder as training goes on? One arm of a comparison, with intervals over its seeds.
+
+The trainer measures both norms at every step, before clipping, and keeps their means over logging windows. A share over
+a range of steps is the mean of its windows' shares ‖B‖ / (‖A‖ + ‖B‖), each counted by its steps: what the published
+figures of arXiv:2603.26663 are, which have a window of one step.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import count
 from tiewise.inspection.section import NotHere, section
-from tiewise.inspection.subject import Subject
+from tiewise.inspection.subject import Subject, comparison_of
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.paths_over_training import ArmPaths, paths_over_training
+from tiewise.training.results import RunResult
 
-SHARE = "share of the two norms"
-WHY = (
-    "The thick line is the mean over seeds, its band their 95 % interval; a point is the mean over its logging window."
-)
-FIELDS = {
-    "Head path's share over training": ("share_b", SHARE, False),
-    "Norm of the lookup path's gradient": ("a", "norm", True),
-    "Norm of the head path's gradient": ("b", "norm", True),
-    "Do both paths pull the same way over training?": ("cosine", "cosine", False),
-}
+TENTHS = 10
 
 
 @section(asks="Which use of the table pulls harder as training goes on?", place=80)
@@ -29,53 +32,111 @@ def gradients_over_training(subject: Subject, bench: Workbench) -> Found:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:
         raise NotHere("needs a comparison of several seeds", "give the folder of `tiewise compare`")
-    found = paths_over_training(subject.run)
-    arm = next((arm for arm in found.arms if arm.arm == subject.label), None)
-    if arm is None:
-        raise NotHere(f"{subject.label} measured no gradients by path", "run the comparison again, longer")
-    return found_of(arm)
+    return gradients_over_training_of(subject.run, subject.label)
 
 
-def found_of(arm: ArmPaths) -> Found:
+def gradients_over_training_of(run: str | os.PathLike[str], arm: str) -> Found:
+    """Read both paths over the training of one arm from a finished comparison's folder.
+
+    Raises:
+        RunError: no finished comparison is there.
+        NotHere: the arm measured no paths.
+    """
+    found = logged_paths(comparison_of(Path(run)).of(arm))
+    if not len(found.last):
+        raise NotHere(f"{arm} measured no gradients by path", "run the comparison again, longer")
+    return found_of(found)
+
+
+@dataclass(frozen=True)
+class LoggedPaths:
+    """Logging windows that every seed measured: means over their steps."""
+
+    first: NDArray[np.int64]  # first step of each window
+    last: NDArray[np.int64]  # its last
+    a: NDArray[np.float64]  # ‖A‖, of the lookup path [windows, seeds]
+    b: NDArray[np.float64]  # ‖B‖, of the head path
+    cosine: NDArray[np.float64]  # between A and B; nan where there are two tables
+
+    @property
+    def share(self) -> NDArray[np.float64]:
+        """‖B‖ / (‖A‖ + ‖B‖), nan where both are zero."""
+        both = self.a + self.b
+        return np.divide(self.b, both, out=np.full_like(both, math.nan), where=both > 0)
+
+    def within(self, first: int, last: int) -> NDArray[np.bool_]:
+        """Which windows end within steps `first` to `last`."""
+        return (first <= self.last) & (self.last <= last)
+
+    def over(self, its: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Mean share over some windows, counted by their steps [seeds]."""
+        steps = (self.last - self.first + 1)[its]
+        mean: NDArray[np.float64] = np.average(self.share[its], axis=0, weights=steps)
+        return mean
+
+
+def logged_paths(runs: Sequence[RunResult]) -> LoggedPaths:
+    """Read an arm's curves; a window begins after the logged step before it, measured or not."""
+    curves = [{point.step: point for point in run.curve} for run in runs]
+    steps, rows, before = [], [], 0
+    for step in sorted(set().union(*curves)):
+        found = [curve.get(step) for curve in curves]
+        norms = [(p.path_a, p.path_b) for p in found if p and p.path_a is not None and p.path_b is not None]
+        if len(norms) == len(runs) and np.isfinite(norms).all():
+            cosines = [math.nan if p is None or p.cosine is None else p.cosine for p in found]
+            steps.append((before + 1, step))
+            rows.append((*zip(*norms, strict=True), cosines))
+        before = step
+    columns = np.array(rows, np.float64).reshape(len(rows), 3, len(runs)).transpose(1, 0, 2)
+    return LoggedPaths(*np.array(steps, np.int64).reshape(-1, 2).T, *columns)
+
+
+def found_of(found: LoggedPaths) -> Found:
     """Say what the head path's share is, and whether it moved."""
-    change = arm.change()
-    share = Quantity.of_estimate("head path's share of both norms", arm.whole.share_b, unit="%", chance=0.5)
-    moved = Quantity.of_estimate("last tenth − first tenth", change, unit="%", chance=0.0, why="in points of a hundred")
+    last, seeds = int(found.last[-1]), found.a.shape[1]
+    tenths = [found.within(k * last // TENTHS + 1, (k + 1) * last // TENTHS) for k in range(TENTHS)]
+    tenths = [its for its in tenths if its.any()]
+    whole = found.within(1, last)
+    change = found.over(tenths[-1]) - found.over(tenths[0]) if len(tenths) > 1 else np.full(seeds, math.nan)
+    share = _share("head path's share of both norms", found.over(whole), chance=0.5)
+    moved = _share("last tenth − first tenth", change, chance=0.0, why="in points of a hundred")
+    rows = [
+        (f"{count(int(found.first[its][0]))}–{count(int(found.last[its][-1]))}", str(_share("", found.over(its))))
+        for its in (*tenths, whole)
+    ]
+    said = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
+    way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
     return Found(
-        answer=_answer(share, moved),
-        quantities=(share, moved, *_cosines(arm)),
-        curves=tuple(_curves(arm)),
-        listings=(_tenths(arm),),
-        notes=(f"over {len(arm.seeds)} seed{'s' if len(arm.seeds) > 1 else ''}, before clipping",),
+        answer=f"{said}; the head's share {way} over training" if math.isfinite(moved.value) else said,
+        quantities=(share, moved, *_cosines(found)),
+        curves=tuple(_curves(found)),
+        listings=(
+            Listing("Head path's share by tenths of the run, and in all", ("steps", "share [95 %]"), tuple(rows)),
+        ),
+        notes=(f"over {seeds} seed{'s' if seeds > 1 else ''}, before clipping",),
     )
 
 
-def _answer(share: Quantity, moved: Quantity) -> str:
-    side = "the head" if share.low > 0.5 else "the lookup" if share.high < 0.5 else "neither clearly"
-    if not math.isfinite(moved.value):
-        return side
-    way = "falls" if moved.high < 0 else "rises" if moved.low > 0 else "is not shown to move"
-    return f"{side}; the head's share {way} over training"
+def _share(name: str, by_seed: NDArray[np.float64], chance: float | None = None, why: str = "") -> Quantity:
+    return Quantity.of_estimate(name, mean_interval(by_seed), unit="%", chance=chance, why=why)
 
 
-def _cosines(arm: ArmPaths) -> Iterator[Quantity]:
-    cosines = [one.value for one in arm.means("cosine") if math.isfinite(one.value)]
-    for name, value in (("lowest cosine of the two paths", min), ("highest cosine of the two paths", max)):
-        if cosines:
-            yield Quantity(name, value(cosines), unit="cosine", main=False, why="means over seeds, by logging window")
+def _cosines(found: LoggedPaths) -> Iterator[Quantity]:
+    cosines = found.cosine.mean(1)[np.isfinite(found.cosine).all(1)]
+    for name, value in (("lowest", np.min), ("highest", np.max)):
+        if len(cosines):
+            name, why = f"{name} cosine of the two paths", "means over seeds, by logging window"
+            yield Quantity(name, float(value(cosines)), unit="cosine", main=False, why=why)
 
 
-def _curves(arm: ArmPaths) -> Iterator[Curve]:
-    for name, (field, unit, log) in FIELDS.items():
-        points = [(point.step, value) for point, value in zip(arm.points, arm.means(field), strict=True)]
+def _curves(found: LoggedPaths) -> Iterator[Curve]:
+    why = "Means over seeds and logging windows; the band is the 95 % interval over seeds."
+    for name, values, unit, level, log in (
+        ("Head path's share over training", found.share, "share of the two norms", 0.5, False),
+        ("Norm of the lookup path's gradient", found.a, "norm", None, True),
+        ("Norm of the head path's gradient", found.b, "norm", None, True),
+        ("Do both paths pull the same way over training?", found.cosine, "cosine", 0.0, False),
+    ):
+        points = [(int(step), mean_interval(row)) for step, row in zip(found.last, values, strict=True)]
         if any(math.isfinite(value.value) for _, value in points):
-            level = 0.5 if field == "share_b" else 0.0 if field == "cosine" else None
-            yield Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=WHY)
-
-
-def _tenths(arm: ArmPaths) -> Listing:
-    rows = [
-        (f"{count(part.first)}–{count(part.last)}", str(Quantity.of_estimate("", part.share_b, unit="%")))
-        for part in (*arm.tenths, arm.whole)
-    ]
-    return Listing("Head path's share by tenths of the run, and in all", ("steps", "share [95 %]"), tuple(rows))
+            yield Curve.through(name, points, along="step", unit=unit, log=log, level=level, why=why)

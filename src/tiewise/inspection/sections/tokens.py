@@ -19,9 +19,9 @@ from tiewise.analysis.token_texts import Groups, Texts, by_frequency, by_script,
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, visible
+from tiewise.core.frequency import bin_of, frequency_bins
 from tiewise.core.numerals import NONE, count, plain
 from tiewise.core.progress import doing
-from tiewise.data.frequency import bin_of, frequency_bins
 from tiewise.inspection.section import Bench, section
 from tiewise.inspection.subject import Subject
 

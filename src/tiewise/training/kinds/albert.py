@@ -20,15 +20,13 @@ import torch
 
 from tiewise.boundary.install import Installed, install
 from tiewise.core.errors import DataError, RunError, SpecError
-from tiewise.core.random_logits import first_step
+from tiewise.core.first_loss import first_step
 from tiewise.core.records import require, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.data.corpus import prepare
-from tiewise.data.masking import Masking
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText, prepare
 from tiewise.data.sentence_pairs import OBJECTIVES, Packing
-from tiewise.data.training_rows import Marks, PairRows, mark, split_sentences
+from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 from tiewise.models.albert_layers import OpenAlbertConfig
 from tiewise.models.open_albert import OpenAlbertForPreTraining
 from tiewise.training import ranks
@@ -236,7 +234,7 @@ def rows_of(
     packing = settings.own.packing(settings.length, objective)
     most = None if split == "train" and count is not None else 8 * settings.measured
     sentences = split_sentences(text, split, most)
-    return PairRows(sentences, Marks.of(text), packing, settings.own.masks(), seed=seed, count=count)
+    return PairRows(sentences, packing, settings.own.masks(), seed=seed, count=count)
 
 
 def measured_rows(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tiewise.boundary.install import Installed
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.data.training_rows import Blocks
 from tiewise.training import ranks
 from tiewise.training.callbacks import Clock

@@ -23,7 +23,7 @@ from safetensors.numpy import save
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync, write_whole
-from tiewise.data.prepared import PreparedText
+from tiewise.data.corpus import PreparedText
 from tiewise.flax.flax_models import FlaxDecoder
 from tiewise.flax.flax_training import Fitting, OptaxRecipe, TrainingPoint, token_losses
 from tiewise.flax.parameter_files import read

@@ -30,8 +30,8 @@ from tiewise.boundary.install import Installed
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import written_whole
 from tiewise.core.records import require
-from tiewise.data.prepared import PreparedText
-from tiewise.data.split import RANDOM
+from tiewise.data.corpus import PreparedText
+from tiewise.data.documents import RANDOM
 from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.data.frequency import asymmetric_bigrams, bin_of, frequency_bins, token_counts
+from tiewise.core.frequency import asymmetric_bigrams, bin_of, frequency_bins, token_counts
 
 tokens_lists = st.lists(st.integers(0, 9), max_size=80)
 

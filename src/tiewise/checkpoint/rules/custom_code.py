@@ -1,0 +1,221 @@
+"""B023: the Python files of a checkpoint, read as text: what their classes say of tying. Nothing is imported or run."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tiewise.checkpoint.claims import FLAG
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import Fault, Folder
+from tiewise.checkpoint.rule import ERROR, WARNING, Said, Told, rule
+from tiewise.checkpoint.untrusted import inside, read_whole, short
+from tiewise.core.errors import CheckpointError
+
+MOST_BYTES, MOST_IN_ALL = 2**18, 2**20  # of one file, and of all; a parsed file takes up to 600 times its bytes
+MOST_CLASSES, MOST_ANCESTORS = 2000, 100
+KEYS = "_tied_weights_keys"
+_MISNAMED = re.compile(r"_{0,2}(dynamic_)?tied?_(weights?|params?|parameters?)_(keys?|names?)_?")
+_ARGUMENTS = ("missing_keys", "recompute_mapping")  # with which transformers 5 calls `tie_weights`
+_SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
+_WORDS = (b"tie", b"get_output_embeddings", b"Config")  # a file with none of these says nothing of tying
+_MODEL = re.compile(r".*(PreTrainedModel|ForCausalLM|ForConditionalGeneration|ForMaskedLM|LMHeadModel)")
+_PLAIN = re.compile(r"PreTrainedModel|.*Mixin|ABC|Module|Generic|Protocol|object")  # bases that bring no keys
+_BASE_CONFIG = re.compile(r"Pre[tT]rainedConfig")
+
+
+class Assigned(NamedTuple):
+    """An assignment of `_tied_weights_keys`, or of a name that was meant to be it."""
+
+    name: str  # as written
+    line: int  # in its file
+    entries: tuple[str, ...] | None  # the texts of a list, tuple or set; None where the value is something else
+
+
+@dataclass(frozen=True)
+class CodeClass:
+    """What is kept of one class of a file, whose tree is large."""
+
+    file: str  # name of the file in the folder
+    line: int  # of the class
+    name: str  # of the class
+    bases: tuple[str, ...]  # last parts of the names of its bases
+    tied: tuple[Assigned, ...]  # what it assigns in its body or on `self`
+    tie_weights: int | None  # line of its own `tie_weights` of the old form, which takes no arguments; else None
+    ties_itself: bool  # it has a `tie_weights` of its own
+    has_head: bool  # it has a `get_output_embeddings` of its own
+    names_flag: bool  # `tie_word_embeddings` stands somewhere in it
+
+
+@rule("B023", ERROR, "the code that comes with a checkpoint ties as transformers 5 asks")
+def custom_code(facts: Facts) -> Told:
+    """transformers 5 takes _tied_weights_keys as a dict {target: source}. A list, right in version 4, stops it while it
+    builds or saves a model: 'list' object has no attribute 'keys'. An attribute of another name is not read at all, and
+    a class without one stays untied where version 4 tied every class with get_output_embeddings: its head is random.
+    tie_weights is called with missing_keys and recompute_mapping, which an override of the old form does not take. The
+    base config lost its default for tie_word_embeddings, so a config class that gives none means tied in version 4 and
+    untied in 5. The code is parsed as text and never imported; only classes of the folder itself are read.
+    What to do: write the line that the finding gives.
+    Sources: transformers#44861; prime-rl#1998; EXAONE-3.5#7; Model-Optimizer#2071; sglang#27234; transformers#42270
+    """
+    used = auto_map(facts.config)
+    classes, faults = read_code(facts.folder) if used else ({}, [])
+    for fault in faults:
+        what = fault.what.removeprefix(f"{facts.folder.path}/")
+        yield Said(short(fault.file), what, fault.fix, severity=WARNING)
+    models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
+    for found in classes.values():
+        above = _ancestors(classes, found)
+        if found.name in models or any(_MODEL.fullmatch(name) for name in above):
+            yield from _of_model(facts, found, {name: classes.get(name) for name in above})
+    config, deciding = classes.get(used.get("AutoConfig", "")), facts.claims.deciding
+    if config is None or deciding is None or deciding.written is not None or facts.roles.headless:
+        return
+    if config.bases and all(_BASE_CONFIG.fullmatch(base) for base in config.bases) and not config.names_flag:
+        what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
+        value = f"{FLAG}={bool(facts.truth)}"
+        fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
+        yield _finding(WARNING, config, config.line, what, fix)
+
+
+def _of_model(facts: Facts, found: CodeClass, above: Mapping[str, CodeClass | None]) -> Told:
+    # a class above declares keys, or may: one that is not in the folder and is no plain base
+    inherits = any(
+        not _PLAIN.fullmatch(name) if one is None else any(tied.name == KEYS for tied in one.tied)
+        for name, one in above.items()
+    )
+    right = any(tied.name == KEYS for tied in found.tied)
+    for tied in found.tied:
+        if tied.name == KEYS and tied.entries is not None:
+            untied = facts.claims.tied is False
+            how = "saving it raises" if untied else "transformers 5 stops while it builds the model:"
+            what = f"{found.name}.{KEYS} is a list, and {how} 'list' object has no attribute 'keys'"
+            yield _finding(WARNING if untied else ERROR, found, tied.line, what, _line(facts, tied.entries))
+        elif not right and not inherits:
+            what = f"{found.name} sets {tied.name}, which transformers 5 does not read: the name is {KEYS}"
+            yield _finding(ERROR, found, tied.line, what, _line(facts, tied.entries or ()))
+    if found.has_head and not found.tied and not found.ties_itself and facts.claims.tied and not inherits:
+        what = f"{found.name} has get_output_embeddings and no {KEYS}"
+        what += ": transformers 5 leaves the head untied, and random"
+        yield _finding(ERROR, found, found.line, what, _line(facts, ()))
+    if found.tie_weights is not None:
+        what = f"{found.name}.tie_weights does not take {' and '.join(_ARGUMENTS)}, which transformers 5 passes"
+        yield _finding(ERROR, found, found.tie_weights, what, f"write: {_SIGNATURE}")
+
+
+def _line(facts: Facts, entries: tuple[str, ...]) -> str:
+    """The assignment to write."""
+    table = facts.roles.input_name or "model.embed_tokens.weight"
+    heads = [entry for entry in entries if entry != table] or [facts.roles.output_name or "lm_head.weight"]
+    pairs = ", ".join(f'"{short(head)}": "{short(table)}"' for head in heads[:8])
+    return f"write: {KEYS} = {{{pairs}}}"
+
+
+def _finding(severity: str, found: CodeClass, line: int, evidence: str, repair: str) -> Said:
+    return Said(f"{short(found.file)}:{line}", short(evidence, 400), repair, severity=severity)
+
+
+def auto_map(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the class that config.json names for each auto class, where its code lies in the folder.
+
+    >>> auto_map({"auto_map": {"AutoModel": "modeling_x.X", "AutoConfig": "org/other--configuration_x.C"}})
+    {'AutoModel': 'X'}
+    """
+    entries = config.get("auto_map")
+    named = entries.items() if isinstance(entries, Mapping) else ()
+    texts = {key: value for key, value in named if isinstance(key, str) and isinstance(value, str)}
+    return {key: value.rpartition(".")[2] for key, value in texts.items() if "--" not in value}
+
+
+def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
+    """Read every Python file directly in the folder: its classes by name, and the files that cannot be read."""
+    classes: dict[str, CodeClass] = {}
+    faults: list[Fault] = []
+    left = MOST_IN_ALL
+    for name in folder.files:
+        path = folder.path / name
+        if left < 0 or not name.endswith(".py"):
+            continue
+        try:
+            text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
+            left -= len(text)
+            if left < 0 or len(classes) > MOST_CLASSES:
+                what = f"{path}: not read: with those before it, more code than any model has"
+                raise CheckpointError(what, "keep only the code of the model in the folder")
+            for node in _parsed(text, path) if any(word in text for word in _WORDS) else ():
+                if node.name not in classes:  # the first of a name counts
+                    classes[node.name] = _summary(node, name)
+        except CheckpointError as error:
+            faults.append(Fault.of(name, error))
+    return classes, faults
+
+
+def _parsed(text: bytes, path: Path) -> list[ast.ClassDef]:
+    try:
+        tree = ast.parse(text, os.fspath(path))  # a syntax error opens the file that is named, to quote its line
+    except (SyntaxError, ValueError, RecursionError, MemoryError, UnicodeError) as error:
+        reason = short(getattr(error, "msg", None) or str(error) or type(error).__name__, 80)
+        raise CheckpointError(f"{path}: cannot be read as Python ({reason})", "take it from its source again") from None
+    return [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)][:MOST_CLASSES]
+
+
+def _summary(node: ast.ClassDef, file: str) -> CodeClass:
+    tied, names_flag = [], False
+    for item in ast.walk(node):
+        match item:
+            case ast.Assign() | ast.AnnAssign():
+                entries = None
+                if isinstance(item.value, ast.List | ast.Tuple | ast.Set):
+                    texts = (one.value for one in item.value.elts if isinstance(one, ast.Constant))
+                    entries = tuple(text for text in texts if isinstance(text, str))
+                for target in item.targets if isinstance(item, ast.Assign) else [item.target]:
+                    own = not isinstance(target, ast.Attribute) or _last(target.value) in ("self", "cls")
+                    name = _last(target) if own else None
+                    if name is not None and (name == KEYS or _MISNAMED.fullmatch(name)):
+                        tied.append(Assigned(name, item.lineno, entries))
+            case (
+                ast.arg(arg=word)
+                | ast.keyword(arg=word)
+                | ast.Attribute(attr=word, ctx=ast.Store())
+                | ast.Constant(value=word)
+                | ast.Name(id=word)
+            ):
+                names_flag = names_flag or word == FLAG
+    methods = {item.name: item for item in node.body if isinstance(item, ast.FunctionDef)}
+    tie = methods.get("tie_weights")
+    named = set() if tie is None else {one.arg for one in (*tie.args.args, *tie.args.kwonlyargs)}
+    old = tie is not None and tie.args.kwarg is None and not named.issuperset(_ARGUMENTS)
+    return CodeClass(
+        file,
+        node.lineno,
+        node.name,
+        bases=tuple(name for base in node.bases if (name := _last(base)) is not None),
+        tied=tuple(tied),
+        tie_weights=tie.lineno if tie is not None and old else None,
+        ties_itself=tie is not None,
+        has_head="get_output_embeddings" in methods,
+        names_flag=names_flag,
+    )
+
+
+def _last(node: ast.expr) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    return node.attr if isinstance(node, ast.Attribute) else None
+
+
+def _ancestors(classes: Mapping[str, CodeClass], found: CodeClass) -> list[str]:
+    """Names of all classes that this one inherits from, nearest first, as far as the folder has them."""
+    above: list[str] = []
+    names = list(found.bases)
+    while names and len(above) < MOST_ANCESTORS:
+        name = names.pop(0)
+        if name != found.name and name not in above:
+            above.append(name)
+            names += classes[name].bases if name in classes else ()
+    return above

@@ -1,0 +1,235 @@
+"""Documents: text of any size, read piece by piece and cut into parts; every paragraph once; which part goes where.
+
+Parts are what is split and tuned on, documents are what `<eos>` ends: a long file arrives in parts, and reads on from
+one to the next. One long file must still split into training and held-out text, so its consecutive paragraphs are
+grouped: a part ends at the first blank line between `size` and 3·`size` characters; failing that at the first line end
+there; failing that at the first space. Nothing is lost: the parts joined are the file.
+
+Repeated paragraphs are dropped before the text is split, so that held-out text was never trained on: boilerplate
+repeats across documents, and on both sides of the split it would measure memory instead of prediction. Paragraphs that
+differ in white space only count as the same.
+
+The shares of a split are met in characters. random: parts are taken in a seeded random order. `heldout` takes each one
+that brings it nearer to its share, then `tune` does, and `train` keeps the rest. So each small split ends within half a
+document of its share, and a single huge document stays in training. The parts of one long file fall into all splits.
+contiguous: training, tuning and held-out text follow each other as they stand; the last parts are held out.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from tiewise.core.errors import DataError
+
+SPLITS = ("train", "tune", "heldout")
+RANDOM, CONTIGUOUS = "random", "contiguous"
+_BLANK_LINES = re.compile(r"\n(?:[^\S\n]*\n)+")
+_BETWEEN = re.compile(f"({_BLANK_LINES.pattern})")
+_HASH = 16  # bytes
+_FIX = "give UTF-8 text (iconv -t UTF-8 converts other encodings)"
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, or a part of one."""
+
+    name: str  # where it came from, for messages
+    text: str
+    begins: bool = True  # it is the first part
+
+
+def ended(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
+    """Yield (text, whether its document ends with it)."""
+    last: str | None = None
+    for document in documents:
+        if last is not None:
+            yield last, document.begins
+        last = document.text
+    if last is not None:
+        yield last, True
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yield the paragraphs of `text` in order: indentation kept, trailing white space dropped."""
+    for paragraph in _BLANK_LINES.split(text):
+        kept = paragraph.strip("\n").rstrip()
+        if kept:
+            yield kept
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for reading bytes; a DataError says where the system refuses, now or while reading."""
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path | str, error: OSError) -> DataError:
+    """Return the error that says why `path` cannot be read."""
+    if isinstance(error, FileNotFoundError):
+        return DataError(f"no file or folder {str(path)!r}", "check the path")
+    if isinstance(error, PermissionError):
+        return DataError(f"no permission to read {str(path)!r}", "change its mode, or name a text that you may read")
+    return DataError(f"cannot read {str(path)!r}: {error.strerror or error}", "name a text that can be read")
+
+
+def decode(file: BinaryIO, name: str, block_bytes: int = 1 << 20) -> Iterator[str]:
+    """Yield the text of `file` in pieces: UTF-8, each line end a newline, no byte order mark.
+
+    Raises:
+        DataError: at the first byte that is not text, with its offset.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    newlines = io.IncrementalNewlineDecoder(decoder, translate=True)
+    offset = 0
+    while True:
+        block = file.read(block_bytes)
+        if (zero := block.find(0)) >= 0:
+            raise DataError(f"{name} is a binary file: byte {offset + zero} is zero", _FIX)
+        held = len(decoder.getstate()[0])  # a character's first bytes, waiting for the rest
+        try:
+            text = newlines.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            where = offset - held + error.start
+            raise DataError(f"{name} is not UTF-8 text: byte {where} cannot be read", _FIX) from None
+        yield text.removeprefix("\ufeff") if offset == 0 else text
+        if not block:
+            return
+        offset += len(block)
+
+
+def cut(pieces: Iterable[str], size: int) -> Iterator[str]:
+    """Cut a stream of text into parts of `size` to 3·`size` characters; the last may be shorter."""
+    text, start = "", 0
+    for piece in pieces:
+        text, start = text[start:] + piece, 0
+        while len(text) - start > 3 * size:
+            end = _end(text, start, size)
+            yield text[start:end]
+            start = end
+    while start < len(text):
+        end = _end(text, start, size) if len(text) - start > 2 * size else len(text)
+        yield text[start:end]
+        start = end
+
+
+def _end(text: str, start: int, size: int) -> int:
+    low, high = start + size, min(start + 3 * size, len(text))
+    if blank := _BLANK_LINES.search(text, low, high):
+        return blank.end()
+    ends = (text.find(mark, low, high) + 1 for mark in "\n ")
+    return next((end for end in ends if end), high)
+
+
+class Seen:
+    """A set of 16-byte strings that outgrows a Python set: the newest in one, the others in a sorted array."""
+
+    def __init__(self, newest: int = 250_000):
+        self._limit = newest  # a Python set takes about 100 bytes for each
+        self._newest: set[bytes] = set()
+        self._sorted = np.empty(0, f"S{_HASH}")
+
+    def add(self, digest: bytes) -> bool:
+        """Keep `digest`; whether it was not there before."""
+        wanted = np.array(digest, self._sorted.dtype)
+        place = int(self._sorted.searchsorted(wanted))
+        if digest in self._newest or (place < len(self._sorted) and self._sorted[place] == wanted):
+            return False
+        self._newest.add(digest)
+        # an eighth of the array at least, or merging would be quadratic
+        if len(self._newest) >= max(self._limit, len(self._sorted) // 8):
+            newest = np.array(sorted(self._newest), self._sorted.dtype)
+            self._sorted = np.sort(np.concatenate([self._sorted, newest]), kind="stable")  # merges sorted runs
+            self._newest.clear()
+        return True
+
+
+class Deduplicator:
+    """Passes documents through without the paragraphs that it has passed before; counts what it dropped."""
+
+    def __init__(self) -> None:
+        self.dropped = 0
+        self._seen = Seen()
+
+    def __call__(self, documents: Iterable[Document]) -> Iterator[Document]:
+        """Yield the documents in order, what is kept as it stands; one of which nothing is new is left out."""
+        begins = False
+        for document in documents:
+            begins |= document.begins  # of a document that nothing is kept of yet
+            kept: list[str] = []
+            parts = _BETWEEN.split(document.text)  # paragraph, blank lines, paragraph, … as they stand
+            for i in range(0, len(parts), 2):
+                if words := " ".join(parts[i].split()):
+                    digest = blake2b(words.encode("utf-8", "replace"), digest_size=_HASH).digest()
+                    if not self._seen.add(digest):
+                        self.dropped += 1
+                        continue  # with the blank lines before it
+                kept += [parts[i - 1], parts[i]] if kept else [parts[i]]
+            text = "".join(kept)
+            if text.strip() or (text and not begins):
+                yield replace(document, text=text, begins=begins)
+                begins = False
+
+
+def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = RANDOM) -> np.ndarray:
+    """Return the index in `SPLITS` of every document or part, int8[n], from its size in characters, int64[n].
+
+    The same on every machine and every version of numpy: the generator is one whose stream numpy keeps frozen.
+
+    Raises:
+        DataError: where there are fewer documents than splits.
+    """
+    if len(sizes) < len(SPLITS):
+        raise DataError(
+            f"the text makes {len(sizes)} document{'s' * (len(sizes) != 1)} without its repetitions; "
+            f"needs at least {len(SPLITS)} to hold some out",
+            "give more text, or plain text, which is cut into parts",
+        )
+    if how == CONTIGUOUS:
+        before = np.cumsum(sizes) / sizes.sum()  # share of the text up to the end of each
+        tune = int(np.clip(np.abs(before - fractions[0]).argmin() + 1, 1, len(sizes) - 2))
+        heldout = int(np.clip(np.abs(before - sum(fractions[:2])).argmin() + 1, tune + 1, len(sizes) - 1))
+        return np.repeat(np.arange(3, dtype=np.int8), np.diff([0, tune, heldout, len(sizes)]))
+    order = np.random.RandomState(np.random.MT19937(np.random.SeedSequence(seed))).permutation(len(sizes))
+    where = np.zeros(len(sizes), np.int8)
+    free = len(sizes)
+    for split in (2, 1):
+        wanted = fractions[split] * float(sizes.sum())
+        for index in order:
+            if wanted <= 0 or free == split:  # one document is left for each split to come
+                break
+            if where[index] == 0 and sizes[index] < 2 * wanted:
+                where[index] = split
+                wanted -= float(sizes[index])
+                free -= 1
+        if not (where == split).any():  # all documents are long; the shortest overshoots least
+            left = np.flatnonzero(where == 0)
+            where[left[np.argmin(sizes[left])]] = split
+            free -= 1
+    return where
+
+
+def byte_letters() -> list[str]:
+    """The letter that byte-level tokenizers write for each byte: itself where it prints, else the next from 256 on."""
+    prints = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in prints]
+    return [chr(256 + others.index(byte)) if byte in others else chr(byte) for byte in range(256)]
+
+
+def one_line(error: BaseException, limit: int = 200) -> str:
+    """Return another library's message on one line of at most `limit` characters."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= limit else text[: limit - 1] + "…"

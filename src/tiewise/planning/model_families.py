@@ -1,0 +1,460 @@
+"""What every known family is made of: `READERS`, from a model type to what reads its config as an `Architecture`.
+
+Counts are what transformers 5.23 builds, to the parameter (its modeling files are the source). Nearly every decoder is
+`decoder` with a few words of its own, and nearly every encoder is BERT, T5 or BART.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tiewise.core.errors import PlanError
+from tiewise.core.first_loss import ACTIVATIONS, FreshBody
+from tiewise.core.sharing_spec import SharingSpec
+from tiewise.planning.architecture import (
+    AppliedLayers,
+    Architecture,
+    Count,
+    Counts,
+    Heads,
+    LayerCounts,
+    TokenTables,
+    elementwise,
+    even,
+    feed_forward,
+    linear,
+    lookup,
+    norm,
+)
+from tiewise.planning.config import Config
+
+# Decoders
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A router and `count` experts, of which a token uses `chosen`; perhaps a shared expert, perhaps behind a gate."""
+
+    count: int
+    chosen: int
+    width: int
+    shared_width: int = 0
+    shared_gate: bool = False
+    shared_bias: bool = False
+    bias: bool = False
+    dense: frozenset[int] = frozenset()  # layers with a plain ffn in their place
+
+    def counts(self, d: int) -> Counts:
+        """Count in a model of width `d`."""
+        router = linear(d, self.count, self.bias)
+        expert = feed_forward(d, self.width, bias=self.bias)
+        shared = feed_forward(d, self.shared_width, bias=self.shared_bias)
+        return {
+            "experts": expert.times(self.count, min(self.chosen, self.count)),
+            "router": router + linear(d, 1) if self.shared_gate else router,
+            "shared_experts": shared if self.shared_width else Count(),
+        }
+
+
+def _experts(c: Config, count: str, width: str, **more: Any) -> Experts:
+    return Experts(c.size(count), c.size("num_experts_per_tok"), c.size(width), **more)
+
+
+def heads_of(c: Config, grouped: bool = True) -> Heads:
+    """Heads by the usual keys; a head's width defaults to D / heads."""
+    d, count = c.size("hidden_size"), c.size("num_attention_heads")
+    if not grouped:
+        return Heads(count, even(d, count), count)
+    kv = c.size("num_key_value_heads", count)
+    if count % kv:
+        what = f"{count} attention heads cannot be grouped over num_key_value_heads = {kv}"
+        raise PlanError(what, "the key-value heads must divide the heads")
+    return Heads(count, c.size("head_dim") if c.get("head_dim") is not None else even(d, count), kv)
+
+
+Switch = bool | str  # whether, or the key of the config that says so
+AS_LLAMA: Mapping[str, Any] = {}  # nothing besides what every fresh body has
+
+
+def decoder(
+    c: Config,
+    *,
+    bias: Switch = False,  # of queries, keys and values
+    out_bias: Switch | None = None,  # of attention's output; None: as theirs
+    ffn_bias: Switch = False,
+    gated: bool = True,  # whether the ffn has a gate
+    ffn_width: str = "intermediate_size",  # 4 D where the config says null
+    grouped: bool = True,  # whether the config may set the heads of keys and values, and a head's width
+    heads: Heads | None = None,  # where other keys say them
+    maps: Count | None = None,  # where attention is another than query, key, value and output
+    query_norms: int | str = 0,  # parameters of queries' and keys' norms, or sinks; or what one norm is over
+    kind: str = "rms",  # of norm
+    norms: str = "two",  # of a layer: two, four (of each sublayer's output too) or one that both sublayers read
+    parallel: Switch = False,  # whether both sublayers read the same state
+    final_norm: bool = True,
+    embedding_norm: bool = False,
+    positions: int | str = 0,  # learned positions
+    table_width: int | None = None,  # another than D: linear maps without bias stand between (OPT-350M)
+    head_bias: bool = False,
+    experts: Experts | None = None,
+    # What a fresh body has besides; None where no measurement held its first loss against the prediction.
+    fresh: Mapping[str, Any] | None = AS_LLAMA,
+) -> Architecture:
+    """Read a decoder: without further arguments, a Llama that has no biases."""
+    d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
+    ffn = c.size(ffn_width, 4 * d)
+    heads = heads or heads_of(c, grouped)
+    if isinstance(query_norms, str):
+        over = {"one head": 2, "all heads": heads.count + heads.kv}
+        query_norms = over[query_norms] * heads.width
+    maps = maps or heads.maps(d, c.flag(bias), c.flag(bias if out_bias is None else out_bias), query_norms)
+    of_attention, of_ffn, of_both = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}[norms]
+    attention = {"attention": maps, "norms": norm(d, kind, of_attention)}
+    dense = {"ffn": feed_forward(d, ffn, gated, c.flag(ffn_bias)), "norms": norm(d, kind, of_ffn)}
+    sparse = {**experts.counts(d), "norms": norm(d, kind, of_ffn)} if experts else dense
+    both, plain = {"norms": norm(d, kind, of_both)}, experts.dense if experts else ()
+    middle = experts.width * experts.chosen + experts.shared_width if experts else ffn
+    stack = AppliedLayers(
+        "decoder",
+        tuple(LayerCounts(attention, dense if i in plain else sparse, both) for i in range(layers)),
+        {
+            "positions": lookup(c.size(positions) if isinstance(positions, str) else positions, d),
+            "embedding_norm": norm(d, kind, int(embedding_norm)),
+            "norms": norm(d, kind, int(final_norm)),
+        },
+        heads,
+        # inputs of products, of norms and activations
+        4 * d + 2 * (heads.count + heads.kv) * heads.width + middle * (3 if gated else 2),
+    )
+    table_width = table_width or d
+    between = linear(table_width, d).times(2) if table_width != d else Count()
+    ends = c.token_tables(table_width, maps=between, head_biases=int(head_bias))
+    found = Architecture(c.family, d, ends, (stack,))
+    keys = ("hidden_activation", "hidden_act", "activation_function", "activation")
+    if fresh is None or (activation := next(filter(None, map(c.text, keys)), "")) not in ACTIVATIONS:
+        return found
+    std = c.number("initializer_range", 0.02)
+    body = FreshBody(
+        heads=heads.count,
+        kv_heads=heads.kv,
+        head_dim=heads.width,
+        ffn=ffn,
+        layers=layers,
+        activation=activation,
+        gated=gated,
+        arrangement="parallel" if c.flag(parallel) else "sandwich" if norms == "four" else "sequential",
+        normed_queries=query_norms > 0,
+        **{"std": std, "positions_std": std if positions else 0.0, **fresh},
+    )
+    return replace(found, fresh=body)
+
+
+llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
+biased = partial(decoder, bias="attention_bias")
+qwen3 = partial(biased, query_norms="one head")
+olmo2 = partial(biased, query_norms="all heads", fresh=None)
+gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
+gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
+neo = partial(gpt, bias=False)
+
+
+def _gpt_bigcode(c: Config) -> Architecture:
+    return gpt2(c, heads=replace(heads_of(c, grouped=False), kv=1) if c.flag("multi_query") else None)
+
+
+def _opt(c: Config) -> Architecture:
+    width, before, std = c.size("hidden_size"), c.flag("do_layer_norm_before"), c.number("init_std", 0.02)
+    table_width = c.size("word_embed_proj_dim", width)
+    return gpt(
+        c,
+        bias="enable_bias",
+        ffn_bias="enable_bias",
+        kind="layer" if c.flag("layer_norm_elementwise_affine") else "none",
+        final_norm=before and not c.flag("_remove_final_layer_norm"),
+        positions=c.size("max_position_embeddings") + 2,
+        table_width=table_width,
+        fresh={"std": std, "positions_std": std} if before and table_width == width else None,
+    )
+
+
+def _granite(c: Config) -> Architecture:
+    scales = {
+        "input_scale": c.number("embedding_multiplier", 1.0),
+        "output_scale": 1 / c.number("logits_scaling", 1.0),
+        "residual_scale": c.number("residual_multiplier", 1.0),
+        "attention_scale": c.number("attention_multiplier", 1.0),
+    }
+    return llama(c, fresh=scales)
+
+
+def _gemma(c: Config) -> Architecture:
+    fresh = {"input_scale": math.sqrt(c.size("hidden_size"))}
+    if c.family == "gemma":
+        return biased(c, fresh=fresh)
+    if c.get("final_logit_softcapping") is not None:
+        fresh["softcap"] = c.number("final_logit_softcapping")
+    fresh["attention_scale"] = c.number("query_pre_attn_scalar") ** -0.5
+    return biased(c, query_norms="one head" if c.family == "gemma3_text" else 0, norms="four", fresh=fresh)
+
+
+def _phi(c: Config) -> Architecture:
+    query_norms = 4 * heads_of(c).width if c.flag("qk_layernorm") else 0
+    one = partial(decoder, kind="layer", norms="one", parallel=True, head_bias=True)
+    return one(c, bias=True, ffn_bias=True, gated=False, query_norms=query_norms)
+
+
+def _falcon(c: Config) -> Architecture:
+    heads, new = heads_of(c, grouped=False), c.flag("new_decoder_architecture")
+    kv_heads = c.size("num_kv_heads", heads.count) if new else 1 if c.flag("multi_query") else heads.count
+    two = not c.flag("parallel_attn") or c.size("num_ln_in_parallel_attn", 2 if new else 1) == 2
+    return decoder(
+        c,
+        bias="bias",
+        ffn_bias="bias",
+        gated=False,
+        ffn_width="ffn_hidden_size",
+        heads=replace(heads, kv=kv_heads),
+        kind="layer",
+        norms="two" if two else "one",
+        parallel="parallel_attn",
+    )
+
+
+def _cohere(c: Config) -> Architecture:
+    fresh, query_norms = {"output_scale": c.number("logit_scale")}, "all heads" if c.flag("use_qk_norm") else 0
+    return biased(c, kind="layer without bias", norms="one", parallel=True, query_norms=query_norms, fresh=fresh)
+
+
+def _stablelm(c: Config) -> Architecture:
+    return decoder(
+        c,
+        bias="use_qkv_bias",
+        out_bias=False,
+        query_norms="all heads" if c.flag("qk_layernorm") else 0,
+        kind="layer",
+        norms="one" if c.flag("use_parallel_residual") else "two",
+        parallel="use_parallel_residual",
+    )
+
+
+def _qwen_moe(c: Config) -> Architecture:
+    """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
+    step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
+    dense = frozenset(i for i in range(c.size("num_hidden_layers")) if i in only or (i + 1) % step)
+    experts = _experts(c, "num_experts", "moe_intermediate_size", dense=dense)
+    if c.family == "qwen3_moe":
+        return qwen3(c, experts=experts, fresh=None)
+    experts = replace(experts, shared_width=c.size("shared_expert_intermediate_size"), shared_gate=True)
+    return decoder(c, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
+
+
+def _gpt_oss(c: Config) -> Architecture:
+    experts = _experts(c, "num_local_experts", "intermediate_size", bias=True)
+    return biased(c, query_norms=c.size("num_attention_heads"), experts=experts, fresh=None)  # a sink a head
+
+
+def _llama4(c: Config) -> Architecture:
+    layers, step, width = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step"), c.size("intermediate_size")
+    sparse = range(step - 1, layers, step) if c.get("moe_layers") is None else c.indices("moe_layers")
+    dense = frozenset(range(layers)).difference(sparse)
+    experts = _experts(c, "num_local_experts", "intermediate_size", shared_width=width, dense=dense)
+    return biased(c, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
+
+
+def _deepseek(c: Config) -> Architecture:
+    """Read keys and values through a narrow latent state; queries too, where `q_lora_rank` is not 0."""
+    d, count = c.size("hidden_size"), c.size("num_attention_heads")
+    q_rank, kv_rank = c.size("q_lora_rank", 0, least=0), c.size("kv_lora_rank")
+    # a head's keys are `nope` wide and `rope` more that all heads share
+    nope, rope, value = (c.size(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    bias, queries = c.flag("attention_bias"), count * (nope + rope)
+    keys = linear(d, kv_rank + rope, bias) + elementwise(kv_rank) + linear(kv_rank, count * (nope + value))
+    narrow = linear(d, q_rank, bias) + elementwise(q_rank) + linear(q_rank, queries)
+    maps = keys + linear(count * value, d, bias) + (narrow if q_rank else linear(d, queries))
+    routed, width = c.size("n_routed_experts"), c.size("moe_intermediate_size")
+    ffn_bias = c.family == "deepseek_v2" and c.flag("mlp_bias")  # of dense and shared ffns; version 3 has none
+    experts = Experts(
+        routed,
+        c.size("num_experts_per_tok", routed),
+        width,
+        shared_width=c.size("n_shared_experts", 0, least=0) * width,
+        shared_bias=ffn_bias,
+        dense=frozenset(range(min(c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)))),
+    )
+    heads = Heads(count, (nope + rope + value) // 2, count, latent=kv_rank + rope)  # the mean of keys and values
+    return decoder(c, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
+
+
+def _mamba(c: Config) -> Architecture:
+    """Read a gated convolution and a selective state space per layer, where others attend, and no ffn."""
+    d, state, kernel = c.size("hidden_size"), c.size("state_size"), c.size("conv_kernel")
+    inner = int(c.number("expand") * d)
+    rank = -(-d // 16) if c.get("time_step_rank") == "auto" else c.size("time_step_rank")
+    bias = c.flag("use_bias")
+    convolution = Count(inner * kernel, inner * kernel, inner * kernel)
+    mixer = linear(d, 2 * inner, bias) + convolution + linear(inner, rank + 2 * state)
+    mixer += linear(rank, inner, True) + linear(inner, d, bias)
+    mixer += elementwise(inner * state + inner + (inner if c.flag("use_conv_bias") else 0))
+    layers = (LayerCounts({"mixer": mixer, "norms": norm(d, "rms")}, {}),) * c.size("num_hidden_layers")
+    heads = Heads(state=inner * (state + kernel))
+    stack = AppliedLayers("decoder", layers, {"norms": norm(d, "rms")}, heads, 2 * d + 6 * inner)
+    return Architecture(c.family, d, c.token_tables(d), (stack,))
+
+
+# Encoders, whose head transforms the hidden state (dense, activation, norm) before the table
+
+
+def _bert(c: Config) -> Architecture:
+    """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT."""
+    d, count = c.size("hidden_size"), c.size("num_attention_heads")
+    ffn = c.size("hidden_dim" if c.family == "distilbert" else "intermediate_size")
+    types = 0 if c.family == "distilbert" else c.size("type_vocab_size")
+    width = c.size("embedding_size") if c.family in ("electra", "albert") else d
+    albert, pretraining = c.family == "albert", c.head == "pretraining"
+    inner = c.size("inner_group_num") if albert else 1  # layers of one group, applied together
+    heads, one = Heads(count, even(d, count), count), norm(d).times(inner)
+    layer = LayerCounts(
+        {"attention": heads.maps(d, bias=True, out_bias=True).times(inner), "norms": one},
+        {"ffn": feed_forward(d, ffn, gated=False, bias=True).times(inner), "norms": one},
+    )
+    embeddings = {"positions": lookup(c.size("max_position_embeddings"), width), "embedding_norm": norm(width)}
+    stack = AppliedLayers(
+        "encoder",
+        (layer,) * c.size("num_hidden_layers"),
+        {**embeddings, "token_types": lookup(types, width)},
+        heads,
+        inner * (8 * d + 2 * ffn),
+        SharingSpec("all", c.size("num_hidden_groups")) if albert else SharingSpec(),
+    )
+    judges_pairs = pretraining and c.family in ("bert", "albert")  # two classes on the pooled state: NSP, SOP
+    has_head = c.head == "lm" or judges_pairs
+    around: dict[str, Count] = {}
+    if judges_pairs or (c.head == "none" and c.family in ("bert", "roberta", "albert")):
+        around["pooler"] = linear(d, d, True)
+    if has_head:
+        around["head_transform"] = linear(d, width, True) + norm(width)
+    if judges_pairs:
+        around["other"] = linear(d, 2, True)
+    elif pretraining and c.family == "electra":
+        around["other"] = linear(d, d, True) + linear(d, 1, True)  # the discriminator's head
+    maps = linear(width, d, bias=True) if width != d or albert else Count()  # ALBERT maps even where widths are equal
+    ends = c.token_tables(width, has_head, maps=maps, head_biases=int(has_head))
+    if has_head and not ends.tied and c.family in ("bert", "roberta"):
+        ends = replace(ends, head_biases=2)  # untied, the class keeps the bias twice
+    return Architecture(c.family, d, ends, (stack,), around)
+
+
+def _modernbert(c: Config) -> Architecture:
+    d, count, ffn = c.size("hidden_size"), c.size("num_attention_heads"), c.size("intermediate_size")
+    kind, has_head = "layer" if c.flag("norm_bias") else "layer without bias", c.head == "lm"
+    bias, heads = c.flag("attention_bias"), Heads(count, even(d, count), count)
+    maps, one = heads.maps(d, bias, bias), norm(d, kind)
+    forward = {"ffn": feed_forward(d, ffn, bias=c.flag("mlp_bias")), "norms": one}
+    first = LayerCounts({"attention": maps}, forward)  # its input is the embedding's own norm
+    rest = LayerCounts({"attention": maps, "norms": one}, forward)
+    layers = (first, *[rest] * (c.size("num_hidden_layers") - 1))
+    stack = AppliedLayers("encoder", layers, {"embedding_norm": one, "norms": one}, heads, 8 * d + 3 * ffn)
+    around = {"head_transform": linear(d, d, c.flag("classifier_bias")) + one} if has_head else {}
+    ends = c.token_tables(d, has_head, head_biases=int(has_head and c.flag("decoder_bias")))
+    return Architecture(c.family, d, ends, (stack,), around)
+
+
+# Encoder-decoders, in which one table serves encoder, decoder and head where it is tied
+
+
+def _side(
+    name: str, d: int, heads: Heads, ffn: int, gated: bool, kind: str, biases: bool, **more: Count
+) -> tuple[LayerCounts, int]:
+    """(one layer of an encoder-decoder's side, the values of it that a token keeps for the backward pass)."""
+    maps, times = heads.maps(d, biases, biases), 2 if name == "decoder" else 1  # a decoder attends to the source too
+    mixing = {"attention": maps, "cross_attention": maps.times(times - 1), "norms": norm(d, kind, times), **more}
+    layer = LayerCounts(mixing, {"ffn": feed_forward(d, ffn, gated, biases), "norms": norm(d, kind)})
+    return layer, times * (2 * d + 4 * heads.count * heads.width) + 2 * d + ffn * (3 if gated else 2)
+
+
+def _t5(c: Config) -> Architecture:
+    d, count, ffn = c.size("d_model"), c.size("num_heads"), c.size("d_ff")
+    heads, gated = Heads(count, c.size("d_kv"), count), c.text("feed_forward_proj").startswith("gated-")
+    relative = {"positions": elementwise(c.size("relative_attention_num_buckets") * count)}
+    of_layer, of_side = (relative, {}) if c.family == "umt5" else ({}, relative)
+    sides = {"encoder": c.size("num_layers"), "decoder": c.size("num_decoder_layers", c.size("num_layers"))}
+    if c.class_name.endswith("EncoderModel"):
+        del sides["decoder"]
+    stacks = []
+    for name, layers in sides.items():
+        layer, kept = _side(name, d, heads, ffn, gated, "rms", False, **of_layer)
+        stacks.append(AppliedLayers(name, (layer,) * layers, {"norms": norm(d, "rms"), **of_side}, heads, kept))
+    head = c.head != "none"
+    forced = (
+        "transformers 5.23 builds this class tied whatever the file says; "
+        "this file says untied, and its checkpoint may hold a separate head: compare with the choice untied"
+    )
+    notes = (forced,) if head and c.values.get("tie_word_embeddings") is False else ()
+    return Architecture(c.family, d, TokenTables(c.size("vocab_size"), d, head, head), tuple(stacks), notes=notes)
+
+
+def _bart(c: Config) -> Architecture:
+    d, vocab = c.size("d_model"), c.size("vocab_size")
+    learned = c.family in ("bart", "mbart")  # positions; the others' are sinusoids, stored and never trained
+    positions = c.size("max_position_embeddings") + (2 if learned else 0)
+    around = {
+        "positions": lookup(positions, d),
+        "embedding_norm": norm(d, count=int(learned)),
+        "norms": norm(d, count=int(c.family in ("mbart", "pegasus"))),
+    }
+    stacks = []
+    for name in ("encoder", "decoder"):
+        count, ffn = c.size(f"{name}_attention_heads"), c.size(f"{name}_ffn_dim")
+        heads = Heads(count, even(d, count), count)
+        layer, kept = _side(name, d, heads, ffn, False, "layer", True)
+        stacks.append(AppliedLayers(name, (layer,) * c.size(f"{name}_layers"), around, heads, kept))
+    ends, other = c.token_tables(d), Count()
+    notes: tuple[str, ...] = ()
+    if c.family == "marian" and not c.flag("share_encoder_decoder_embeddings"):
+        ends, other = replace(ends, vocab=c.size("decoder_vocab_size", vocab)), lookup(vocab, d)
+        notes = ("the encoder has a table of its own, counted as other",)
+    elif not c.flag("tie_word_embeddings"):
+        other = lookup(vocab, d).times(2, 0)
+        notes = ("untied, the class also stores a table of the encoder's and one of the decoder's, counted as other",)
+    frozen = 0 if learned else 2 * positions * d
+    return Architecture(c.family, d, ends, tuple(stacks), {"other": other}, frozen=frozen, notes=notes)
+
+
+READERS: dict[str, Callable[[Config], Architecture]] = {
+    **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
+    **dict.fromkeys(("olmo2", "olmo3"), olmo2),
+    "olmo": partial(biased, kind="none"),
+    "qwen2": partial(decoder, bias=True, out_bias=False),
+    "qwen3": qwen3,
+    "glm": partial(biased, out_bias=False),
+    "ernie4_5": partial(decoder, bias="use_bias", ffn_bias="use_bias"),
+    "starcoder2": partial(decoder, bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
+    "granite": _granite,
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
+    **dict.fromkeys(("cohere", "cohere2"), _cohere),
+    "stablelm": _stablelm,
+    "phi": _phi,
+    "falcon": _falcon,
+    "gpt2": gpt2,
+    "gpt_bigcode": _gpt_bigcode,
+    "gpt_neo": partial(neo, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
+    "gptj": partial(neo, norms="one", parallel=True, head_bias=True),
+    "gpt_neox": partial(gpt, bias="attention_bias", parallel="use_parallel_residual"),
+    "bloom": partial(gpt, embedding_norm=True, fresh=None),
+    "mpt": partial(neo, ffn_bias=False, kind="layer without bias", fresh=None),
+    "opt": _opt,
+    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
+    "mixtral": lambda c: decoder(c, experts=_experts(c, "num_local_experts", "intermediate_size"), fresh=None),
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
+    "mamba": _mamba,
+    **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "albert"), _bert),
+    "modernbert": _modernbert,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
+    **dict.fromkeys(("bart", "mbart", "marian", "pegasus"), _bart),
+}

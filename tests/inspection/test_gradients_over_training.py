@@ -1,0 +1,183 @@
+"""Both paths over a comparison's training against gradients recomputed by plain autograd from saved weights."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.nn.functional as F
+import transformers as tr
+from safetensors.torch import load_file, save_file
+from tests.training.conftest import prose
+
+from tiewise.core.errors import RunError
+from tiewise.inspection.section import NotHere
+from tiewise.inspection.sections.gradients_over_training import found_of, gradients_over_training_of, logged_paths
+from tiewise.inspection.subject import comparison_of
+from tiewise.training.compare import finish
+from tiewise.training.display import Display
+from tiewise.training.folder import folder_name
+from tiewise.training.kinds import decoder
+from tiewise.training.results import Comparison, CurvePoint, RunResult
+from tiewise.training.settings import Settings
+from tiewise.training.start import start
+from tiewise.training.trainer import TiewiseTrainer
+
+STEPS = 40  # logging windows of two steps
+SAMPLED = (1, 2, 3, 17, 18, 39, 40)  # three windows, and a half of one
+
+
+class Saving(TiewiseTrainer):
+    """Saves the weights before sampled steps and the batch of each."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        step = self.state.global_step + 1
+        if step in SAMPLED:
+            folder = Path(self.args.output_dir).parent.parent / "seen" / "-".join(Path(self.args.output_dir).parts[-2:])
+            folder.mkdir(parents=True, exist_ok=True)
+            tensors = {name: value.detach().clone() for name, value in model.named_parameters()}
+            save_file(tensors, folder / f"{step}.safetensors")
+            save_file({"ids": inputs["input_ids"].clone()}, folder / f"{step}.batch")
+            model.config.save_pretrained(folder)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A comparison of tied and untied, two seeds, whose sampled steps were saved."""
+    root = tmp_path_factory.mktemp("course")
+    (root / "text.txt").write_text(prose(0, 150), encoding="utf-8")
+    sizes = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": STEPS, "seeds": 2}
+    settings = Settings(arms=("tied", "untied"), text=(str(root / "text.txt"),), tokenizer="bpe:300", **sizes)
+    with pytest.MonkeyPatch.context() as patch:
+        start(settings, root / "out", "tiewise compare", Display(lambda line: None))
+        patch.setattr(decoder, "TiewiseTrainer", Saving)
+        finish(root / "out", Display(lambda line: None))
+    return root / "out"
+
+
+def recomputed(out, arm, seed, step):
+    """‖A‖, ‖B‖ and their cosine in a model of transformers' own, whose head has a table apart from the lookup's."""
+    folder = out / "seen" / f"{folder_name(arm)}-seed-{seed}"
+    weights, ids = load_file(folder / f"{step}.safetensors"), load_file(folder / f"{step}.batch")["ids"]
+    config = json.loads((folder / "config.json").read_text())
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    known = {k: config[k] for k in (*sizes, "num_key_value_heads", "rms_norm_eps", "rope_parameters") if k in config}
+    model = tr.LlamaForCausalLM(tr.LlamaConfig(**known, tie_word_embeddings=False))
+    weights.setdefault("lm_head.weight", weights["model.embed_tokens.weight"].clone())
+    model.load_state_dict(weights)
+    logits = model(ids).logits
+    F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
+    a, b = model.model.embed_tokens.weight.grad, model.lm_head.weight.grad
+    return a.norm().item(), b.norm().item(), F.cosine_similarity(a.flatten(), b.flatten(), 0).item()
+
+
+def test_the_shares_are_those_of_gradients_recomputed_from_weights_and_batches(trained):
+    comparison, compared = comparison_of(trained), 0
+    for arm in ("tied", "untied"):
+        found = logged_paths(comparison.of(arm))
+        for row, steps in enumerate(zip(found.first, found.last, strict=True)):
+            if set(steps) <= set(SAMPLED):
+                for seed in comparison.seeds:
+                    one, two = (recomputed(trained, arm, seed, step) for step in steps)
+                    mean = [(x + y) / 2 for x, y in zip(one, two, strict=True)]
+                    place = comparison.seeds.index(seed)
+                    assert found.a[row, place] == pytest.approx(mean[0], rel=1e-4)
+                    assert found.b[row, place] == pytest.approx(mean[1], rel=1e-4)
+                    assert found.share[row, place] == pytest.approx(mean[1] / (mean[0] + mean[1]), rel=1e-4)
+                    if arm == "tied":
+                        assert found.cosine[row, place] == pytest.approx(mean[2], abs=1e-4)
+                    else:
+                        assert math.isnan(found.cosine[row, place])
+                    compared += 1
+    assert compared == 2 * 2 * 3
+
+
+def test_windows_cover_the_run_and_tenths_divide_it(trained):
+    for arm in ("tied", "untied"):
+        found, paths = gradients_over_training_of(trained, arm), logged_paths(comparison_of(trained).of(arm))
+        assert [*zip(paths.first, paths.last, strict=True)] == [(s - 1, s) for s in range(2, STEPS + 1, 2)]
+        (tenths,) = found.listings
+        assert [row[0] for row in tenths.rows] == [*(f"{4 * k + 1}–{4 * k + 4}" for k in range(10)), "1–40"]
+        assert found["head path's share of both norms"].value == pytest.approx(paths.share.mean())
+        by_seed = paths.share[-2:].mean(0) - paths.share[:2].mean(0)
+        moved = found["last tenth − first tenth"]
+        assert moved.value == pytest.approx(by_seed.mean())
+        assert moved.high - moved.low > 0
+
+
+def runs(curves, steps=1, arm="tied"):
+    """Results with these curves, one per seed: [(step, a, b)] or [(step, a, b, cosine)]."""
+    rest = dict.fromkeys(("train_nll", "heldout_nll", "perplexity", "bits_per_byte"), 1.0)
+    rest |= dict.fromkeys(("tokens_per_second", "seconds", "init_std", "learning_rate"), 1.0)
+    rest |= {"predicted_initial_nll": 1.0, "initial_nll": 1.0, "bytes": 1, "total_parameters": 1}
+    return [
+        RunResult(
+            arm, seed, steps, frequency=[], parameters={}, **rest,
+            curve=[CurvePoint(n, n, path_a=a, path_b=b, cosine=c[0] if c else None) for n, a, b, *c in curve],
+        )
+        for seed, curve in enumerate(curves, 1)
+    ]  # fmt: skip
+
+
+def test_ranges_count_windows_by_their_steps_and_say_which_steps_they_are():
+    curve = [(60, 1.0, 9.0), (90, 1.0, 4.0), (150, 1.0, 1.0)]
+    found = found_of(logged_paths(runs([curve, curve])))
+    share = found["head path's share of both norms"]
+    assert share.value == pytest.approx((60 * 0.9 + 30 * 0.8 + 60 * 0.5) / 150)
+    assert share.low == pytest.approx(share.value)  # equal seeds
+    assert [row[0] for row in found.listings[0].rows] == ["1–60", "61–90", "91–150", "1–150"]  # three of ten tenths
+
+
+def test_a_step_that_one_seed_did_not_measure_is_left_out():
+    found = logged_paths(runs([[(1, 1.0, 1.0), (2, 1.0, 3.0)], [(1, 1.0, None), (2, 1.0, 1.0)]]))
+    assert (found.first.tolist(), found.last.tolist(), found.share.tolist()) == ([2], [2], [[0.75, 0.5]])
+    assert logged_paths(runs([[(1, None, None)]])).last.tolist() == []
+
+
+def test_one_seed_and_one_tenth_have_no_interval_and_no_change():
+    found = found_of(logged_paths(runs([[(1, 1.0, 1.0)]])))
+    assert math.isnan(found["head path's share of both norms"].low)
+    assert math.isnan(found["last tenth − first tenth"].value)
+    assert (found.answer, found.notes) == ("neither clearly", ("over 1 seed, before clipping",))
+
+
+def test_a_folder_without_a_comparison_and_an_arm_without_paths_are_refused(tmp_path):
+    with pytest.raises(RunError, match="cannot be read"):
+        gradients_over_training_of(tmp_path, "tied")
+    shown = {"version": "0", "command": "", "demo": False, "setting": {}, "data": {}, "env": {}}
+    made = Comparison(arms=["tied"], seeds=[1], reference="tied", runs=runs([[(1, None, None)]]), **shown)
+    (tmp_path / "results.json").write_text(json.dumps(made.record()))
+    with pytest.raises(NotHere, match="tied measured no gradients by path"):
+        gradients_over_training_of(tmp_path, "tied")
+
+
+def arm(shares=tuple(0.9 - 0.3 * k / 9 for k in range(10)), spread=0.001):
+    """Two seeds whose head path's share goes as `shares`, in windows of ten steps; one table."""
+    points = [[(10 * k, 1 - s, s, c) for k, s in enumerate(shares, 1)] for c in (0.1, 0.3)]
+    found = logged_paths(runs(points))
+    apart = np.array([-spread, spread])
+    return replace(found, a=found.a - apart, b=found.b + apart)
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (arm(), "the head; the head's share falls over training"),
+        (arm((0.1,) * 5 + (0.4,) * 5), "the lookup; the head's share rises over training"),
+        (arm((0.5,) * 10), "neither clearly; the head's share is not shown to move over training"),
+    ],
+)
+def test_the_answer_is_which_use_pulls_harder_and_whether_that_moves(found, answer):
+    assert found_of(found).answer == answer
+
+
+def test_norms_and_cosines_are_drawn_as_means_over_seeds():
+    found = found_of(arm())
+    assert [found[f"{end} cosine of the two paths"].value for end in ("lowest", "highest")] == pytest.approx([0.2, 0.2])
+    by_name = {curve.name: curve for curve in found.curves}
+    assert by_name["Head path's share over training"].y == pytest.approx([0.9 - 0.3 * k / 9 for k in range(10)])
+    assert by_name["Norm of the lookup path's gradient"].y[0] == pytest.approx(0.1)
+    assert len(by_name) == 4
