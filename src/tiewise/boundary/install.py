@@ -235,7 +235,7 @@ def install(
         what = f"{wanted}: a file of vectors names words, and a model has only rows"
         raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
-    rows = load_vectors(wanted.vectors, tokens).rows
+    rows = load_vectors(wanted.vectors, tokens)
     plain = replace(wanted, vectors=None, freeze=False)
     made = _install(model, plain, plain, batch, rows)
     start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)

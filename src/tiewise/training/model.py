@@ -144,8 +144,8 @@ def built(
     torch.manual_seed(seed + TABLES)
     start(installed)
     if spec.vectors is not None:
-        vectors = load_vectors(spec.vectors, row_tokens(text.tokenizer(), text.vocab))
-        start_from_rows(installed.tables()[0], vectors.rows, spec.freeze, spec)
+        rows = load_vectors(spec.vectors, row_tokens(text.tokenizer(), text.vocab))
+        start_from_rows(installed.tables()[0], rows, spec.freeze, spec)
     return installed
 
 
