@@ -4,55 +4,28 @@ import torch
 import transformers as tr
 
 V = 61
-_LLAMA = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+
+
+def sizes(text):
+    """Read settings written as `name=number`, a blank between two."""
+    return {name: int(number) for name, number in (setting.split("=") for setting in text.split())}
+
+
+_LLAMA = sizes("num_hidden_layers=2 num_attention_heads=2 num_key_value_heads=1 hidden_size=16 intermediate_size=24")
+_LLAMA |= sizes(f"vocab_size={V} pad_token_id=0 bos_token_id=1 eos_token_id=2")
 _BERT = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"} | {"max_position_embeddings": 40}
 _GEMMA = _LLAMA | {"head_dim": 8, "query_pre_attn_scalar": 8}
-_GPT2 = {
-    "vocab_size": V,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 40,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_OPT = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "ffn_dim": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "word_embed_proj_dim": 16,
-    "max_position_embeddings": 40,
-}
-_T5 = {"vocab_size": V, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-_T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-_BART = {
-    "vocab_size": V,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 40,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-}
+_GPT2 = sizes(f"vocab_size={V} n_embd=16 n_layer=2 n_head=2 n_positions=40 bos_token_id=1 eos_token_id=2")
+_OPT = sizes(f"vocab_size={V} hidden_size=16 word_embed_proj_dim=16 ffn_dim=24 max_position_embeddings=40")
+_OPT |= sizes("num_hidden_layers=2 num_attention_heads=2")
+_T5 = sizes(f"vocab_size={V} d_model=16 d_kv=8 d_ff=24 num_layers=2 num_heads=2")
+_T5 |= sizes("decoder_start_token_id=0 pad_token_id=0 eos_token_id=1")
+_BART = sizes(f"vocab_size={V} d_model=16 encoder_layers=1 decoder_layers=1 max_position_embeddings=40")
+_BART |= sizes("encoder_attention_heads=2 decoder_attention_heads=2 encoder_ffn_dim=24 decoder_ffn_dim=24")
+_BART |= sizes("pad_token_id=1 bos_token_id=0 eos_token_id=2 decoder_start_token_id=2") | {"forced_eos_token_id": None}
+
+_T5_V11 = _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False}
+_GRANITE = _LLAMA | {"logits_scaling": 3.0, "embedding_multiplier": 5.0}
 
 # name -> (model class, config class, settings)
 FAMILIES = {
@@ -69,17 +42,9 @@ FAMILIES = {
     "opt_350m": (tr.OPTForCausalLM, tr.OPTConfig, _OPT | {"word_embed_proj_dim": 12, "do_layer_norm_before": False}),
     "phi": (tr.PhiForCausalLM, tr.PhiConfig, _LLAMA),
     "cohere": (tr.CohereForCausalLM, tr.CohereConfig, _LLAMA | {"logit_scale": 0.3}),
-    "granite": (
-        tr.GraniteForCausalLM,
-        tr.GraniteConfig,
-        _LLAMA | {"logits_scaling": 3.0, "embedding_multiplier": 5.0},
-    ),
+    "granite": (tr.GraniteForCausalLM, tr.GraniteConfig, _GRANITE),
     "t5": (tr.T5ForConditionalGeneration, tr.T5Config, _T5),
-    "t5_v11": (
-        tr.T5ForConditionalGeneration,
-        tr.T5Config,
-        _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
-    ),
+    "t5_v11": (tr.T5ForConditionalGeneration, tr.T5Config, _T5_V11),
     "bart": (tr.BartForConditionalGeneration, tr.BartConfig, _BART | {"scale_embedding": True}),
     "marian": (tr.MarianMTModel, tr.MarianConfig, _BART),
     "bert": (tr.BertForMaskedLM, tr.BertConfig, _BERT),

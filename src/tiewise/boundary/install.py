@@ -200,7 +200,7 @@ def installed(model: Any) -> Installed:
     Raises:
         InstallError: there is none, or the model's head was replaced since.
     """
-    link = link_of(model) if isinstance(model, nn.Module) else None
+    link: Link | None = link_of(model) if isinstance(model, nn.Module) else None
     if link is None:
         raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
     if model.get_output_embeddings() is not link.head:
@@ -260,7 +260,7 @@ def _install(
     rows: Tensor | None = None,
 ) -> Installed:
     """Install `build` and call it `spec`; `rows` are what the input table will start from, and must fit it."""
-    old = link_of(model)
+    old: Link | None = link_of(model)
     if old is not None:
         locate(model)  # says what sharding, adapters or quantisation have since made of its ends
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
@@ -311,7 +311,7 @@ def _build(model: Any, value: Any) -> None:
 
 
 def _account(model: Any) -> None:
-    link = link_of(model)
+    link: Link | None = link_of(model)
     try:
         if link is not None:
             correct_accounting(model, link)

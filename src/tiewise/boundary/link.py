@@ -132,7 +132,7 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 
 def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Pre-hook: decide whether this forward defers its logits."""
-    link = link_of(model)
+    link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
     compiling = torch.compiler.is_compiling()
@@ -142,7 +142,7 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Hook: end the chain and hand the loss and the logits out in the form that the caller can use."""
-    link = link_of(model)
+    link: Link | None = link_of(model)
     if link is None:
         return None
     if link.averages and output is not None:  # of DataParallel's replicas too: this needs nothing that they share

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,6 @@ from tiewise.boundary.locate import FLAG, ModelEnds, allowed_keys
 from tiewise.boundary.maps import make_maps
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
-
-if TYPE_CHECKING:
-    from tiewise.boundary.link import Link
 
 
 class _Absent:
@@ -80,8 +77,8 @@ def _put_back(target: Any, name: str, old: Any, hidden: bool) -> None:
 NAME = "_tiewise"
 
 
-def link_of(module: Any) -> Link | None:
-    """Return the link of an installed model or module."""
+def link_of(module: Any) -> Any:
+    """Return the `Link` of an installed model or module, or None."""
     return vars(module).get(NAME)
 
 
