@@ -1,5 +1,7 @@
 """A tiny random model of each named family, at the sizes that show its particular head or lookup."""
 
+import contextlib
+
 import torch
 import transformers as tr
 
@@ -109,3 +111,52 @@ def assert_same_gradients(got, wanted, tolerance):
         if max(gradient.norm(), got[name].norm()) > rounding:
             distance = (got[name] - gradient).norm() / gradient.norm()
             assert distance <= tolerance, f"{name}: {distance:.2e}"
+
+
+def assert_same_step(model, plain, inputs, tolerance=1e-5, rtol=1e-6):
+    """Take one training step with each and compare losses and gradients; returns those of `model`."""
+    (loss, got), (wanted_loss, wanted) = step(model, inputs), step(plain, inputs)
+    torch.testing.assert_close(loss, wanted_loss, rtol=rtol, atol=0)
+    assert_same_gradients(got, wanted, tolerance)
+    return loss, got
+
+
+def assert_identical_steps(one, other, inputs):
+    """Losses and gradients of one training step of each are bit for bit the same."""
+    (loss, got), (wanted_loss, wanted) = step(one, inputs), step(other, inputs)
+    assert torch.equal(loss, wanted_loss)
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+@contextlib.contextmanager
+def left_alone(model):
+    """Hold classes, attributes, Parameters, their values, config and hooks afterwards against what they are now."""
+
+    def state():
+        modules = list(model.modules())
+        hooks = [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in modules]
+        parameters = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+        return [type(m) for m in modules], [set(vars(m)) for m in modules], hooks, parameters, model.config.to_dict()
+
+    before, values = state(), [p.detach().clone() for p in model.parameters()]
+    yield
+    assert state() == before
+    assert all(p.is_meta or torch.equal(p, value) for p, value in zip(model.parameters(), values, strict=True))
+
+
+def trainer(model, folder, rows, callbacks=(), optimizers=(None, None), **settings):
+    """transformers' Trainer on the CPU, quiet, without gradient clipping; it saves nothing unless `settings` say so."""
+    settings = {"save_strategy": "no", "max_grad_norm": 0, "report_to": []} | settings
+    arguments = tr.TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings)
+    return tr.Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks), optimizers=optimizers
+    )
+
+
+class Gradients(tr.TrainerCallback):
+    """The gradients that the first step was taken with."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        """Keep them."""
+        self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
