@@ -141,7 +141,7 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
 
     # can one table, or tables of these widths, serve both ends?
     if spec.tables == 1 or any(len(module.weight) != rows for module in lookups):
-        counts = {name: len(module.weight) for name, module in (*ends.lookups, (ends.head_name, head))}
+        counts = {name: len(module.weight) for name, module in ends.lookups} | {ends.head_name: len(old_out)}
         if len(set(counts.values())) > 1:
             sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
             fix = "choose untied, or resize_token_embeddings to one vocabulary first"
