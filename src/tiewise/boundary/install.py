@@ -27,9 +27,9 @@ from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import locate
 from tiewise.boundary.maps import penalty_of
 from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family
-from tiewise.boundary.structure import Journal, declare_tying, link_of, own_config
+from tiewise.boundary.structure import Journal, declare_tying, link_of, on_meta, own_config
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
-from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, on_meta, random_batch, verify
+from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, TiewiseWarning, UnsupportedError
 from tiewise.core.spec import BoundarySpec

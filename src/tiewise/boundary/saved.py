@@ -17,25 +17,22 @@ from typing import Any, NamedTuple
 
 import transformers
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from tiewise.boundary.locate import depth_keys
-from tiewise.boundary.structure import Journal, Swapped, declare_tying, link_of, make, own_config
+from tiewise.boundary.structure import Journal, Swapped, declare_tying, link_of, make, on_meta, own_config
 from tiewise.core.errors import InstallError
 from tiewise.core.spec import MODEL_TYPE
 
 PREFIX = "Tiewise"
 ENTRY = "tiewise_boundary"
 BASE = "base_model_type"
-_TOKENS = ("CausalLM", "MaskedLM", "Seq2SeqLM", "PreTraining", "ImageTextToText")
-_LABELS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+_TASKS = "CausalLM MaskedLM Seq2SeqLM PreTraining ImageTextToText SequenceClassification TokenClassification"
+_TASKS += " QuestionAnswering MultipleChoice"
 # auto classes that load models of tokens
-AUTO: tuple[Any, ...] = (
-    transformers.AutoModel,
-    *(getattr(transformers, f"AutoModelFor{task}") for task in (*_TOKENS, *_LABELS)),
-)
+AUTO: tuple[Any, ...] = (AutoModel, *(getattr(transformers, f"AutoModelFor{task}") for task in _TASKS.split()))
 
 
 class Entry(NamedTuple):
@@ -88,7 +85,7 @@ class FamilyModel(DepthTying, Swapped):
             raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", fix)
         for entry, value in entries.items():
             ENTRIES[entry].build(self, value)
-        if not any(parameter.is_meta for parameter in self.parameters()):  # type: ignore[attr-defined]
+        if not on_meta(self):
             _loaded(self)
 
     @classmethod

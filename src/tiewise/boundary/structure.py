@@ -72,6 +72,11 @@ def _put_back(target: Any, name: str, old: Any, hidden: bool) -> None:
         delattr(target, name)
 
 
+def on_meta(model: Any) -> bool:
+    """Whether the model has shapes but no values yet."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
 # classes that are made, and what a model keeps of its boundary
 
 NAME = "_tiewise"

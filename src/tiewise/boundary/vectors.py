@@ -54,11 +54,8 @@ _WHOLE = "take the file from its source again"
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
     """Read rows [V, E] for `tokens`, None where a row has none; nan where the file has no vector.
 
-    What is wrong with the file, and which words it lacks, is logged as a warning.
-
-    Raises:
-        DataError: no such file, none of the known formats, one that contradicts itself, no token found, or a tensor of
-            another number of rows.
+    What is wrong with the file, and which words it lacks, is logged as a warning; raises DataError where it is of no
+    use.
     """
     path = Path(path)
     try:

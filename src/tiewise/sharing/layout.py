@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from tiewise.boundary.structure import on_meta
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 
@@ -56,7 +57,7 @@ class _Call(NamedTuple):
 def find_stacks(model: Any) -> list[LayerStack]:
     """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids."""
     kind = type(model).__name__
-    if any(value.is_meta for value in model.parameters()):
+    if on_meta(model):
         raise InstallError(f"{kind} is on the meta device", "load its weights first")
     if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
         raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
