@@ -26,7 +26,7 @@ from tiewise.inspection.tables_over_seeds import (
     Leaning,
     OverSeeds,
 )
-from tiewise.report.figures_of_found import panels
+from tiewise.report.figures import panels
 
 ROWS, WIDTH = 400, 8
 QUICK = AlignSettings(permutations=2, sampled=200, subspaces=(4,))

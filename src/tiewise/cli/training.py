@@ -137,17 +137,10 @@ def compare(
         return
     from rich.console import Console
 
-    from tiewise.report.albert_paper import orders
-    from tiewise.report.comparison_view import comparison_view, published_table, sharing_table
-    from tiewise.report.published import of_comparison
+    from tiewise.report.comparison_found import comparison_view
 
     console = Console()
     console.print(comparison_view(comparison))
-    beside = of_comparison(comparison)
-    if beside is not None:
-        console.print(published_table(beside))
-    if found := orders(comparison):
-        console.print(sharing_table(found))
     loads = {name: how_it_loads(out / name / "seed-1") for name in map(folder_name, comparison.arms)}
     models = [f"models: {out}/ARM/seed-N/{FINAL}", *(f"{name} {how}" for name, how in loads.items() if how)]
     for line in (f"report: {out / 'report.html'}", "; ".join(models)):
@@ -227,11 +220,11 @@ def train(
     if "changed" in trained.setting:
         from rich.console import Console
 
-        from tiewise.report.comparison_view import published_table
-        from tiewise.report.published import Beside
+        from tiewise.report.comparison_found import paper_view
+        from tiewise.report.papers import beside_figures
 
-        recipe, changed = trained.setting["recipe"], trained.setting["changed"]
-        Console().print(published_table(Beside(recipe, changed, {result.arm: [result.perplexity]}, trained.data)))
+        own, recipe, changed = {result.arm: [result.perplexity]}, trained.setting["recipe"], trained.setting["changed"]
+        Console().print(paper_view(*beside_figures(recipe, changed, own, trained.data)))
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 

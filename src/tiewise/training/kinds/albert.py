@@ -27,8 +27,7 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText, prepare
 from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
-from tiewise.models.albert_layers import OpenAlbertConfig
-from tiewise.models.open_albert import OpenAlbertForPreTraining
+from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training import ranks
 from tiewise.training.callbacks import Clock
 from tiewise.training.evaluate import MeasuredSplit
