@@ -7,7 +7,7 @@ import re
 from tiewise.checkpoint.adapter import AdapterFacts
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.gguf import GgufFacts
-from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, Index
+from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder
 from tiewise.checkpoint.rule import ANY, ERROR, FATAL, INFO, WARNING, Said, Told, names, rule, shown
 from tiewise.checkpoint.untrusted import short
 
@@ -66,31 +66,23 @@ def index_and_shards(facts: Facts) -> Told:
         if fault.file == INDEX:
             yield INDEX, _plain(fault, folder), fault.fix
         elif not folder.has(fault.file) and folder.index is not None:
-            held = mapped[fault.file]
-            tensors = "1 tensor" if len(held) == 1 else f"{len(held):,} tensors"
-            what = f"the index maps {tensors} to it ({names(held)}), and it is not there"
+            lacking = mapped[fault.file]
+            tensors = "1 tensor" if len(lacking) == 1 else f"{len(lacking):,} tensors"
+            what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
             yield short(fault.file), what, "download the missing file"
-    if folder.index is None:
-        yield from _without_index(folder)
-    else:
-        yield from _with_index(facts, folder.index)
-
-
-def _without_index(folder: Folder) -> Told:
-    if folder.config is None or folder.opened is not None or folder.has(INDEX) or not folder.headers:
+    index, held = folder.index, folder.headers
+    if index is None:
+        if folder.config is None or folder.opened is not None or folder.has(INDEX) or not held:
+            return
+        shards = [name for name in held if _SHARD.fullmatch(name)]
+        if shards:
+            what = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
+            yield INDEX, what, "download the index, or write the checkpoint again"
+        elif isinstance(folder.config.get("model_type"), str):
+            what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(list(held))}"
+            fix = f"rename it to {SINGLE}" if len(held) == 1 else "write the checkpoint again"
+            yield Said(short(next(iter(held))), what, fix, severity=ERROR)
         return
-    shards = [name for name in folder.headers if _SHARD.fullmatch(name)]
-    if shards:
-        what = f"{len(shards)} shards ({names(shards)}) without an index: loaders of transformers find no weights"
-        yield INDEX, what, "download the index, or write the checkpoint again"
-    elif isinstance(folder.config.get("model_type"), str):
-        what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(list(folder.headers))}"
-        fix = f"rename it to {SINGLE}" if len(folder.headers) == 1 else "write the checkpoint again"
-        yield Said(short(next(iter(folder.headers))), what, fix, severity=ERROR)
-
-
-def _with_index(facts: Facts, index: Index) -> Told:
-    folder, held = facts.folder, facts.folder.headers
     wrong = [name for name, file in index.weight_map.items() if file in held and name not in held[file].tensors]
     elsewhere = [name for name in wrong if name in folder.tensors]
     lost = [name for name in wrong if name not in folder.tensors]

@@ -14,15 +14,8 @@ from tiewise.checkpoint.untrusted import short
 # where the config of a quantisation stands, and under which keys it lists the modules that it leaves alone
 _SECTIONS = ("quantization_config", "compression_config", "quantization")
 _LISTS = (
-    "modules_to_not_convert",
-    "llm_int8_skip_modules",
-    "ignore",
-    "ignored_layers",
-    "exclude_modules",
-    "exclude",
-    "skip_modules",
-    "modules_to_exclude",
-    "exclude_layers",
+    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
+    *("skip_modules", "modules_to_exclude", "exclude_layers"),
 )
 # a triple is whole only with these beside the packed numbers
 _NEEDED = {"qweight": ("scales",), "weight_packed": ("weight_scale",)}
@@ -160,6 +153,8 @@ def left_alone(facts: Facts) -> Told:
     found = quantised_ends(facts)
     if facts.roles.headless or found.input.module is None or found.output.module is None:
         return
+    # models made of several are named otherwise in memory than on disk
+    one_model = facts.claims.tied and not any(claim.level for claim in facts.claims.levels)
     for key, entries in found.lists.items():
         where = f"quantization_config.{key}"
         for end, other in ((found.input, found.output), (found.output, found.input)) if facts.claims.tied else ():
@@ -167,7 +162,13 @@ def left_alone(facts: Facts) -> Told:
             if leaves(end, entries) and not leaves(other, entries) and (end.quantised or shared):
                 what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
                 yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
-        yield from _no_such_module(facts, found, where, entries)
+        for end in (found.input, found.output) if one_model else ():
+            last = (end.module or "").rpartition(".")[2]
+            for entry in entries:
+                plain = all(c.isalnum() or c in "._" for c in entry)
+                if plain and entry.endswith(f".{last}") and not f".{end.module}".endswith(f".{entry}"):
+                    what = f'it names "{short(entry)}", and the module is {short(end.module)}'
+                    yield where, what, f'write "{short(end.module)}"'
         default = found.method in _REPLACED and entries and not found.output.quantised
         if default and not leaves(found.output, entries):
             what = (
@@ -175,16 +176,3 @@ def left_alone(facts: Facts) -> Told:
             )
             stored = "it is the input table" if not found.output.parts else "it is stored plain"
             yield where, f"{what}, and {stored}", f'add "{short(found.output.module)}" to it'
-
-
-def _no_such_module(facts: Facts, found: Quantised, where: str, entries: tuple[str, ...]) -> Told:
-    if not facts.claims.tied or any(claim.level for claim in facts.claims.levels):
-        return  # models made of several are named otherwise in memory than on disk
-    for end in (found.input, found.output):
-        module = end.module or ""
-        last = module.rpartition(".")[2]
-        for entry in entries:
-            plain = all(c.isalnum() or c in "._" for c in entry)
-            if plain and entry.endswith(f".{last}") and not f".{module}".endswith(f".{entry}"):
-                what = f'it names "{short(entry)}", and the module is {short(module)}'
-                yield where, what, f'write "{short(module)}"'

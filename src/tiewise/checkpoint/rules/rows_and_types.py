@@ -11,7 +11,7 @@ from typing import Any
 from tiewise.checkpoint.claims import count
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of, usual
-from tiewise.checkpoint.hf_folder import is_id, special_ids
+from tiewise.checkpoint.hf_folder import is_id
 from tiewise.checkpoint.rule import (
     CONFIG_FIX,
     ERROR,
@@ -159,16 +159,16 @@ def special_ids_outside(facts: Facts) -> Told:
         levels.append((short(facts.text.level), facts.levels.get(facts.text.level, {})))
     if isinstance(facts.generation, Mapping):
         levels.append(("generation_config.json", facts.generation))
-    bad: dict[str, list[Any]] = {}
-    for key, value in special_ids(levels):
-        bad.setdefault(key, []).extend([value] if not is_id(value) or value >= room else [])
-    for key, values in bad.items():
-        if values:
-            shown_values = ", ".join(f"{value:,}" if is_id(value) else shown(value) for value in values[:4])
-            what = (
-                f"{key} is {shown_values}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
-            )
-            yield key, what, f"{CONFIG_FIX}: {key}"
+    for level, record in levels:
+        for name in ("bos", "eos", "pad", "unk", "decoder_start"):
+            key = f"{level}.{name}_token_id" if level else f"{name}_token_id"
+            value = record.get(f"{name}_token_id")
+            ids = [number for number in (value if isinstance(value, list) else [value]) if number is not None]
+            bad = [number for number in ids if not is_id(number) or number >= room]
+            if bad:
+                listed = ", ".join(f"{number:,}" if is_id(number) else shown(number) for number in bad[:4])
+                what = f"{key} is {listed}; ids are whole numbers from 0 to {room - 1:,}, the largest vocabulary's last"
+                yield key, what, f"{CONFIG_FIX}: {key}"
 
 
 @rule("B035", WARNING, "the head's bias is as long as the vocabulary, and one")
