@@ -16,8 +16,8 @@ from tiewise.inspection.carry_out import carry_out, chosen, inspect
 from tiewise.inspection.request import Effort, Request, pairs_of
 from tiewise.inspection.section import NotHere, Section
 from tiewise.inspection.subject import labels, subjects_of
+from tiewise.report.faces import inspection_view
 from tiewise.report.inspection_page import render
-from tiewise.report.inspection_view import inspection_view
 
 
 def counted(subject, bench):

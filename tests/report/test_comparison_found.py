@@ -10,14 +10,19 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 from tests.report.albert_sample import ARMS as ALBERT_ARMS
-from tests.report.albert_sample import UNIGRAM, albert_comparison
+from tests.report.albert_sample import albert_comparison
 from tests.report.comparison_sample import ARMS, sample_comparison
-from tests.report.opened_page import Page
 
-from tiewise.report.comparison_figures import memory_panel, share_panels
-from tiewise.report.comparison_found import DEMO, SHARES, difference, found, results, share, verdict
-from tiewise.report.comparison_page import render
-from tiewise.report.comparison_view import comparison_view
+from tiewise.report.comparison_found import (
+    DEMO,
+    SHARES,
+    comparison_view,
+    difference,
+    found,
+    results,
+    share,
+    verdict,
+)
 from tiewise.training.results import Comparison, Difference
 
 T_OF_2 = 4.302652729749464  # 97.5 % quantile of Student's t with two degrees of freedom, from tables
@@ -28,31 +33,27 @@ def comparison():
     return albert_comparison()
 
 
+def student(values):
+    """Mean and its 95 % interval over three seeds."""
+    mean, half = statistics.fmean(values), T_OF_2 * statistics.stdev(values) / math.sqrt(3)
+    return mean, mean - half, mean + half
+
+
 def test_shares_over_seeds(comparison):
+    runs = comparison.of(ALBERT_ARMS[3])
     for name in SHARES:
-        runs = comparison.of(ALBERT_ARMS[3])
-        values = [run.shares[name].share for run in runs]
-        half = T_OF_2 * statistics.stdev(values) / math.sqrt(3)
-        found = share(runs, name)
-        assert (found.value, found.low, found.high) == pytest.approx(
-            (statistics.fmean(values), statistics.fmean(values) - half, statistics.fmean(values) + half)
-        )
-    one = share(comparison.of(ALBERT_ARMS[0])[:1], "sop")
-    assert (one.low, one.high) == (
-        comparison.of(ALBERT_ARMS[0])[0].shares["sop"].low,
-        comparison.of(ALBERT_ARMS[0])[0].shares["sop"].high,
-    )
+        q = share(runs, name)
+        assert (q.value, q.low, q.high) == pytest.approx(student([run.shares[name].share for run in runs]))
+    one, of_rows = share(runs[:1], "sop"), runs[0].shares["sop"]
+    assert (one.low, one.high) == (of_rows.low, of_rows.high)
     assert share(sample_comparison().runs, "sop") is None
 
 
 def test_paired_differences_of_shares(comparison):
     pairs = zip(comparison.of(ALBERT_ARMS[0]), comparison.of(ALBERT_ARMS[2]), strict=True)
-    d = [b.shares["nsp"].share - a.shares["nsp"].share for a, b in pairs]
     found = comparison.difference(ALBERT_ARMS[2], "share:nsp")
-    half = T_OF_2 * statistics.stdev(d) / math.sqrt(3)
-    assert (found.mean, found.low, found.high) == pytest.approx(
-        (statistics.fmean(d), statistics.fmean(d) - half, statistics.fmean(d) + half)
-    )
+    paired = student([b.shares["nsp"].share - a.shares["nsp"].share for a, b in pairs])
+    assert (found.mean, found.low, found.high) == pytest.approx(paired)
     assert comparison.difference(ALBERT_ARMS[2], "bits_per_byte") is None  # masked tokens are not a text
 
 
@@ -72,36 +73,6 @@ def test_the_terminal_shows_every_share_and_difference(comparison):
             d = comparison.difference(arm, f"share:{name}")
             assert d is None or f"{100 * d.mean:.2f}".replace("-", "−") in words
         assert "bits per byte" not in [q.name for q in one.quantities]
-
-
-def test_the_page_shows_shares_bytes_and_orders(comparison):
-    page = Page(render(comparison))
-    for words in ("Masked tokens right", "Pairs right (sop)", "Pairs right (nsp)", "Memory of training", "Table 4"):
-        assert words in page.words
-    assert f"{UNIGRAM:.4f} by the training text’s frequencies alone" in page.words
-    for name in SHARES:
-        q, d = share(comparison.of(ALBERT_ARMS[5]), name), comparison.difference(ALBERT_ARMS[5], f"share:{name}")
-        assert f"{100 * q.value:.1f} % [{100 * q.low:.1f}, {100 * q.high:.1f}]" in page.words
-        expected = f"{100 * d.mean:.2f} [{100 * d.low:.2f}, {100 * d.high:.2f}]"
-        assert expected.replace("-", "−") in page.words
-    assert "Masked tokens" not in Page(render(sample_comparison())).words
-
-
-def test_figures_hold_the_intervals(comparison):
-    figure = list(share_panels(comparison))[1].figure
-    for trace, arm in zip(figure.data, ALBERT_ARMS, strict=True):
-        q = share(comparison.of(arm), "sop")
-        assert trace.name == arm
-        assert trace.y[0].replace("<br>", "") == arm
-        assert trace.x[0] - trace.error_x.arrayminus[0] == pytest.approx(q.low)
-        assert trace.x[0] + trace.error_x.array[0] == pytest.approx(q.high)
-
-
-def test_sixteen_bytes_for_each_parameter(comparison):
-    figure = memory_panel(comparison).figure
-    together = [sum(trace.x[i] for trace in figure.data) for i in range(len(ALBERT_ARMS))]
-    assert together == [16 * comparison.of(arm)[0].total_parameters for arm in ALBERT_ARMS]
-    assert memory_panel(sample_comparison()) is None
 
 
 def test_a_row_for_each_arm_and_a_number_said_once():
@@ -172,9 +143,7 @@ def test_an_arm_is_never_markup():
     assert name in shown(changed, 160)
 
 
-@pytest.mark.parametrize(
-    "module", ["tiewise.report.comparison_view", "tiewise.training.statistics", "tiewise.training.results"]
-)
+@pytest.mark.parametrize("module", ["tiewise.report.comparison_found", "tiewise.training.results"])
 def test_the_terminal_needs_neither_torch_nor_plotly(module):
     code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

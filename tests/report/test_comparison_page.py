@@ -1,37 +1,228 @@
-"""The page as text: whole or not at all, nothing from outside, and what a user wrote is text."""
+"""The page of a comparison: figures hold the measured numbers, nothing is from outside, what a user wrote is text."""
 
 import json
 import math
 import os
 from dataclasses import replace
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from tests.report.albert_sample import ARMS as ALBERT_ARMS
+from tests.report.albert_sample import UNIGRAM, albert_comparison
 from tests.report.comparison_sample import ARMS, sample_comparison
 from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError
-from tiewise.report.comparison_found import DEMO
-from tiewise.report.comparison_page import render, write_report
-from tiewise.training.results import ArmDirectPath
-from tiewise.training.statistics import complete
+from tiewise.core.numerals import signed
+from tiewise.report import comparison_page as page_of
+from tiewise.report.comparison_found import DEMO, SHARES, share
+from tiewise.report.comparison_page import (
+    AHEAD,
+    COSINE,
+    HELD_OUT,
+    OUTPUT_SHARE,
+    TRAINING,
+    asymmetry,
+    centred,
+    line_panel,
+    render,
+    write_report,
+)
+from tiewise.report.figures import style
+from tiewise.training.results import ArmDirectPath, CurvePoint, complete
 
 
 @pytest.fixture(scope="module")
-def text():
-    return render(sample_comparison())
+def sample():
+    return sample_comparison()
 
 
 @pytest.fixture(scope="module")
-def page(text):
-    return Page(text)
+def alberts():
+    return albert_comparison()
 
 
-def test_size_and_nothing_from_outside(text, page):
+@pytest.fixture(scope="module")
+def page(sample):
+    return Page(render(sample))
+
+
+def by_arm(panel):
+    """The thick line or the points of every arm."""
+    return {trace.name: trace for trace in panel.figure.data if trace.name}
+
+
+def losses(run):
+    return [p.heldout_nll for p in run.curve if p.heldout_nll is not None]
+
+
+def test_loss_curves_are_the_mean_over_seeds(sample):
+    panel = line_panel(sample, HELD_OUT)
+    for arm in ARMS:
+        runs = sample.of(arm)
+        assert list(by_arm(panel)[arm].x) == [p.step for p in runs[0].curve if p.heldout_nll is not None]
+        assert by_arm(panel)[arm].y == pytest.approx(np.mean(list(map(losses, runs)), axis=0))
+    thin = [trace for trace in panel.figure.data if not trace.name]
+    assert len(thin) == 3 * len(ARMS)
+    assert {trace.legendgroup for trace in thin} == set(ARMS)
+
+
+def test_a_step_that_one_seed_lacks_is_not_averaged(sample):
+    short = replace(sample.runs[0], curve=[p for p in sample.runs[0].curve if p.step <= 400])
+    drawn = by_arm(line_panel(replace(sample, runs=[short, *sample.runs[1:]]), HELD_OUT))
+    assert (max(drawn["tied"].x), max(drawn["untied"].x)) == (400, 800)
+
+
+def test_difference_curve_is_paired_by_seed(sample):
+    one = replace(sample, runs=[r for r in sample.runs if (r.arm, r.seed) not in {("tied", 0), ("untied", 1)}])
+    drawn = by_arm(line_panel(one, AHEAD))
+    assert [run.seed for run in one.of("untied")] == [0, 2]
+    assert drawn["untied"].y == pytest.approx(np.subtract(*(losses(one.of(arm)[1]) for arm in ("untied", "tied"))))
+    assert "tied" not in drawn
+
+
+def test_path_share_is_the_share_of_norms_where_they_were_measured(sample):
+    paths = [
+        CurvePoint(1, 10, path_a=1.0, path_b=3.0),
+        CurvePoint(2, 20, path_a=2.0),
+        CurvePoint(3, 30, 0, 0, 0.0, 0.0),
+    ]
+    one = replace(sample, runs=[replace(sample.runs[0], curve=paths)])
+    trace = by_arm(line_panel(one, OUTPUT_SHARE))["tied"]
+    assert (list(trace.x), list(trace.y)) == ([1], [0.75])
+    assert set(by_arm(line_panel(sample, COSINE))) == {"tied", "factored:64"}
+
+
+def test_a_diverged_seed_draws_the_finite_part(sample):
+    curve = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=math.inf), CurvePoint(3, 3, math.nan)]
+    one = replace(sample, runs=[replace(sample.runs[0], curve=curve)])
+    assert list(by_arm(line_panel(one, HELD_OUT))["tied"].x) == [1]
+
+
+def reach(trace, i):
+    """The ends of a dot's interval."""
+    return trace.x[i] - trace.error_x.arrayminus[i], trace.x[i] + trace.error_x.array[i]
+
+
+def test_forest_bars_reach_the_interval(sample):
+    panel = page_of.paired_differences(sample)
+    rows = ["untied · held-out", "factored:64 · held-out", "untied · training", "factored:64 · training"]
+    assert list(panel.figure.layout.yaxis.ticktext) == rows
+    trace, d = by_arm(panel)["factored:64"], sample.difference("factored:64", "train_nll")
+    assert (list(trace.y), trace.x[1]) == ([1, 3], d.mean)
+    assert reach(trace, 1) == pytest.approx((d.low, d.high))
+    for trace in page_of.paired_differences(sample_comparison(seeds=(0,))).figure.data:
+        assert not trace.error_x.visible  # one seed has no interval
+
+
+@pytest.mark.parametrize("reference", ["tied", "untied"])
+def test_the_caption_subtracts_as_the_figure_does(reference):
+    panel = page_of.paired_differences(sample_comparison((reference, *(arm for arm in ARMS if arm != reference))))
+    other = {"tied": "untied", "untied": "tied"}[reference]
+    assert f"{other} − {reference}: " in panel.caption
+    assert f", {signed(by_arm(panel)[other].x[0])} held out" in panel.caption
+
+
+def test_frequency_leaves_out_empty_bins_and_keeps_the_order(sample):
+    panel = page_of.frequency_panel(sample)
+    bins, trace = ["1–9", "10–99", "100–999", "1000–9999", "≥10000"], by_arm(panel)["untied"]
+    assert (list(panel.figure.layout.xaxis.ticktext), list(trace.x)) == (bins, [0, 1, 2, 3, 4])
+    differences = [sample.difference("untied", f"frequency:{name}") for name in bins]
+    assert list(trace.y) == [d.mean for d in differences]
+    band = next(t for t in panel.figure.data if t.fill and t.legendgroup == "untied")
+    assert list(band.y) == [d.high for d in differences] + [d.low for d in reversed(differences)]
+
+
+def test_bars_add_up_to_what_was_counted(sample, alberts):
+    def totals(panel):
+        return np.sum([trace.x for trace in panel.figure.data], axis=0).tolist()
+
+    panel = page_of.parameter_panel(sample)
+    assert totals(panel) == [sample.of(arm)[0].total_parameters for arm in ARMS]
+    assert panel.figure.data[0].name == "body"
+    memory = page_of.memory_panel(alberts)
+    assert totals(memory) == [16 * alberts.of(arm)[0].total_parameters for arm in ALBERT_ARMS]
+    assert page_of.memory_panel(sample) is None
+
+
+def test_shares_hold_their_intervals(alberts):
+    drawn = by_arm(page_of.share_panels(alberts)[1])
+    for arm in ALBERT_ARMS:
+        q = share(alberts.of(arm), "sop")
+        assert reach(drawn[arm], 0) == pytest.approx((q.low, q.high))
+
+
+def test_an_arm_keeps_its_style_in_every_figure(sample):
+    drawn = [line_panel(sample, measured) for measured in (HELD_OUT, TRAINING, AHEAD, OUTPUT_SHARE)]
+    own = {(t.line.color, t.line.dash) for panel in drawn for t in panel.figure.data if t.name == "untied"}
+    assert own == {(style(1).colour, style(1).dash)}
+    assert by_arm(page_of.frequency_panel(sample))["untied"].marker.color == style(1).colour
+
+
+# --- the direct path
+
+sizes = st.integers(3, 8)
+values = st.floats(-5, 5)
+squares = sizes.flatmap(lambda n: arrays(float, (n, n), elements=values))
+
+
+@given(sizes.flatmap(lambda n: st.tuples(*[arrays(float, n, elements=values)] * 3)))
+def test_rows_and_columns_are_removed_whatever_the_diagonal_holds(parts):
+    row, column, diagonal = parts
+    left = centred(row[:, None] + column[None, :] + np.diag(diagonal))
+    assert left[~np.eye(len(row), dtype=bool)] == pytest.approx(0, abs=1e-9)
+
+
+@given(squares)
+def test_a_symmetric_path_stays_symmetric_and_centring_is_idempotent(logits):
+    once = centred(logits + logits.T)
+    assert once == pytest.approx(once.T, abs=1e-9)
+    off = ~np.eye(len(logits), dtype=bool)
+    assert centred(once)[off] == pytest.approx(once[off], abs=1e-9)
+
+
+@given(squares)
+def test_it_is_the_least_squares_fit(logits):
+    n = len(logits)
+    off = ~np.eye(n, dtype=bool)
+    rows, columns = np.nonzero(off)
+    design = np.hstack([np.eye(n)[rows], np.eye(n)[columns]])
+    residual = logits[off] - design @ np.linalg.lstsq(design, logits[off], rcond=None)[0]
+    assert centred(logits)[off] == pytest.approx(residual, abs=1e-8)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2])
+def test_few_tokens_do_not_fail(n):
+    assert centred(np.ones((n, n)).tolist()).shape[0] == n
+
+
+def test_all_arms_share_a_scale_set_off_the_diagonal(sample):
+    maps = [panel.figure for panel in page_of.direct_path_panels(sample)]
+    ((low, high),) = {(m.layout.coloraxis.cmin, m.layout.coloraxis.cmax) for m in maps}
+    z = [np.array(m.data[0].z) for m in maps]
+    assert high == pytest.approx(max(np.abs(v[~np.eye(len(v), dtype=bool)]).max() for v in z), abs=1e-3)
+    assert low == -high
+    assert max(np.abs(v).max() for v in z) > 1.5 * high  # the diagonal would have drowned the rest
+
+
+def test_asymmetry_is_forward_minus_backward():
+    path = ArmDirectPath("untied", ["a", "b"], [[0.0, 3.0], [1.0, 0.0]])
+    assert [asymmetry(path, *pair) for pair in ("ab", "ba", "ac")] == [2.0, -2.0, None]
+
+
+# --- the page
+
+
+def test_size_and_nothing_from_outside(sample, page):
+    text = render(sample)
     assert len(text.encode()) <= 6_000_000
     assert text.count("plotly.js v") == 1
     assert not page.all("link") + page.all("iframe") + page.all("img")
     assert not [a for _, a in page.elements if a.keys() & {"src", "href", "action", "background"}]
-    (style,) = (text[text.index("<style>") : text.index("</style>")],)
+    style = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in style
     assert "@import" not in style
     policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
@@ -40,29 +231,35 @@ def test_size_and_nothing_from_outside(text, page):
 
 
 def test_finding_comes_first_then_results_then_figures(page):
-    said = ("What was found", "no difference detected", "Results", "Paired diff", "smallest detectable", "Loss")
+    said = ("What was found", "no difference detected", "Results", "Paired diff", "Loss", "How it was made")
     places = [page.words.index(word) for word in said]
     assert places == sorted(places)
-    assert page.words.index("Paired diff") < page.words.index("How it was made")
 
 
-def test_what_the_comparison_measured_is_on_the_page(page):
-    comparison = sample_comparison()
+def test_what_the_comparison_measured_is_on_the_page(sample, page):
     for arm in ARMS:
-        runs = comparison.of(arm)
+        runs = sample.of(arm)
         mean = sum(run.heldout_nll for run in runs) / len(runs)
-        assert f"{mean:.4f} ±" in page.words
-        assert f"{math.exp(mean):.2f}" in page.words
-        assert f"{runs[0].total_parameters:,}" in page.words
-    d = comparison.difference("untied", "heldout_nll")
+        for number in (f"{mean:.4f} ±", f"{math.exp(mean):.2f}", f"{runs[0].total_parameters:,}"):
+            assert number in page.words
+    d = sample.difference("untied", "heldout_nll")
     assert f"{d.mean:.4f} [{d.low:.4f}, {d.high:.4f}]".replace("-", "−") in page.words
-    for fact in (comparison.command, comparison.data["sha256"], "521,416", "2.13.0", "All tuning trials", "␣of → ␣the"):
+    for fact in (sample.command, sample.data["sha256"], "521,416", "2.13.0", "All tuning trials", "␣of → ␣the"):
         assert fact in page.words
+    assert "Masked tokens" not in page.words
+    assert DEMO.capitalize() in page.words
+    assert DEMO.capitalize() not in Page(render(sample_comparison(demo=False))).words
 
 
-def test_only_a_demo_is_called_one():
-    assert DEMO.capitalize() in Page(render(sample_comparison())).words
-    assert "evidence for your model" not in Page(render(sample_comparison(demo=False))).words
+def test_the_page_of_alberts_shows_shares_bytes_and_orders(alberts):
+    words = Page(render(alberts)).words
+    for said in ("Masked tokens right", "Pairs right (sop)", "Pairs right (nsp)", "Memory of training", "Table 4"):
+        assert said in words
+    assert f"{UNIGRAM:.4f} by the training text’s frequencies alone" in words
+    for name in SHARES:
+        q, d = share(alberts.of(ALBERT_ARMS[5]), name), alberts.difference(ALBERT_ARMS[5], f"share:{name}")
+        assert f"{100 * q.value:.1f} % [{100 * q.low:.1f}, {100 * q.high:.1f}]" in words
+        assert f"{100 * d.mean:.2f} [{100 * d.low:.2f}, {100 * d.high:.2f}]".replace("-", "−") in words
 
 
 def test_every_figure_is_named_and_has_its_numbers(page):
@@ -75,29 +272,24 @@ def test_every_figure_is_named_and_has_its_numbers(page):
     assert len(page.all("h1")) == 1
 
 
-def test_what_a_user_wrote_is_text():
-    sample = sample_comparison()
-    evil = complete(
-        replace(
-            sample,
-            command=EVIL,
-            arms=[EVIL, *ARMS[1:]],
-            reference=EVIL,
-            runs=[replace(run, arm=EVIL) if run.arm == "tied" else run for run in sample.runs],
-            direct_path=[ArmDirectPath(EVIL, [EVIL, "<script>", "b"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])],
-            bigrams=[{"left": EVIL, "right": "<script>", "forward": 0.5, "backward": 0.1, "count": 3}],
-            setting={EVIL: EVIL},
-            data={"sources": [EVIL]},
-        )
+def test_what_a_user_wrote_is_text(sample):
+    evil = replace(
+        sample,
+        command=EVIL,
+        arms=[EVIL, *ARMS[1:]],
+        reference=EVIL,
+        runs=[replace(run, arm=EVIL) if run.arm == "tied" else run for run in sample.runs],
+        direct_path=[ArmDirectPath(EVIL, [EVIL, "<script>", "b"], [[0.0, 1, 2], [1, 0, 3], [2, 3, 0]])],
+        bigrams=[{"left": EVIL, "right": "<script>", "forward": 0.5, "backward": 0.1, "count": 3}],
+        setting={EVIL: EVIL},
+        data={"sources": [EVIL]},
     )
-    text = render(evil)
-    page = Page(text)
+    page = Page(render(complete(evil)))
     assert len(page.scripts) == 3  # figures, plotly, ours
     assert page.all("img") == []
     assert EVIL in page.text  # the command, character for character
     json.loads(page.scripts[0])
     assert "<" not in page.scripts[0]
-    assert "<script>" not in page.scripts[0]
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
 
 
@@ -117,39 +309,33 @@ def test_less_data_gives_a_shorter_page(comparison):
     assert comparison.finding.split(" %")[0].splitlines()[0] in page.words
 
 
-def test_a_diverged_run_is_said_and_the_page_still_made():
-    sample = sample_comparison()
+def test_a_diverged_run_is_said_and_the_page_still_made(sample):
     bad = replace(sample.runs[3], heldout_nll=math.nan, train_nll=math.inf, perplexity=math.inf)
     words = Page(render(complete(replace(sample, runs=[*sample.runs[:3], bad, *sample.runs[4:]])))).words
     assert "untied against tied: one of them diverged" in words
     assert "diverged" in words[words.index("Results") :]
 
 
-def test_written_whole_and_readable(tmp_path, text):
-    path = write_report(sample_comparison(), tmp_path / "report.html")
-    assert path.read_text(encoding="utf-8") == text
-    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+def test_written_whole_or_not_at_all(sample, tmp_path, monkeypatch):
+    path = write_report(sample, tmp_path / "report.html")
+    whole = path.read_text(encoding="utf-8")
+    assert whole == render(sample)
     assert path.stat().st_mode & 0o444 == 0o444
-
-
-def test_a_failing_write_leaves_the_old_page_and_nothing_else(tmp_path, monkeypatch):
-    path = tmp_path / "report.html"
-    path.write_text("old")
 
     def full(_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(RunError, match="No space left"):
-        write_report(sample_comparison(), path)
-    assert path.read_text() == "old"
+        write_report(sample, path)
+    assert path.read_text(encoding="utf-8") == whole
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
 
 
-def test_a_place_that_cannot_be_written_is_one_clear_line(tmp_path):
+def test_a_place_that_cannot_be_written_is_one_clear_line(sample, tmp_path):
     for place in (tmp_path / "missing" / "report.html", tmp_path):
         with pytest.raises(RunError) as caught:
-            write_report(sample_comparison(), place)
+            write_report(sample, place)
         assert str(place) in str(caught.value)
         assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -1,15 +1,40 @@
-"""A section's sentence, tables and figures are functions of what it found, whatever section that is."""
+"""A section's sentence and tables are functions of what it found; the terminal's first minute fits one screen."""
 
+import html
+import io
 import math
+import re
 from dataclasses import replace
 
 import pytest
+from rich.console import Console
+from tests.inspection.test_first_mlp import opened
+from tests.inspection.test_gradients import paths
+from tests.inspection.test_gradients_over_training import arm
+from tests.inspection.test_lens import layer
+from tests.inspection.test_lens import made as lenses
+from tests.inspection.test_path_sections import checkpoint, text
+from tests.inspection.test_refinement import trajectory
+from tests.inspection.test_table_sections import over_seeds
+from tests.inspection.test_tables_over_seeds import planted, write_run
+from tests.internals.one_layer_models import one_layer
 
-from tiewise.core.found import NEITHER, ONE, TWO, Curve, Found, Grid, Listing, Quantity
-from tiewise.inspection.evidence import Evidence, TieOrNot
-from tiewise.inspection.section import SectionFound
+from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
+from tiewise.inspection.evidence import Evidence, TieOrNot, with_evidence
+from tiewise.inspection.request import Request
+from tiewise.inspection.section import Inspection, SectionFound, sections
+from tiewise.inspection.sections import gradients, gradients_over_training, lens, refinement
+from tiewise.inspection.sections.alignment import alignment_of
+from tiewise.inspection.sections.bigrams import Fits, bigrams_of
+from tiewise.inspection.sections.direct_path import direct_path_of
+from tiewise.inspection.sections.first_mlp import first_mlp_of
+from tiewise.inspection.sections.tokens import tokens_of
+from tiewise.inspection.sections.which_end import found_over_seeds
+from tiewise.inspection.subject import subjects_of
 from tiewise.report import faces
-from tiewise.report.figures_of_found import panels
+from tiewise.report.faces import MORE, inspection_view
+
+HOSTILE = "[red]<b>x</b>[/red]"
 
 
 def measured(value=0.5, **more):
@@ -74,11 +99,11 @@ def test_the_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantit
 
 def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
     one = found(quantities=[measured(main=False, why="of rows")], listings=(Listing("Rows", ("row",), (("x",),)),))
-    (_, every), (caption, listed) = faces.every({"a": one.about("a")})
+    every, listed = faces.every({"a": one.about("a")})
     assert every.rows == [
         ["cosine of rows", "a", "0.500 [0.400, 0.600]", "cosine", "0.000, permuted up to 0.030", "of rows"]
     ]
-    assert (caption, listed.rows) == ("Rows, a", [["x"]])
+    assert (listed.name, listed.rows) == ("Rows, a", (("x",),))
 
 
 def test_notes_that_several_models_share_are_said_once():
@@ -116,51 +141,98 @@ def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model
     assert faces.verdict(TieOrNot((), "no verdict")) == "No verdict."
 
 
-def line(label, y, which="", **more):
-    low, high = (tuple(value + by for value in y) for by in (-0.5, 0.5))
-    return Curve("Loss", tuple(range(1, len(y) + 1)), y, low, high, "step", "nats", label, which, **more)
+# --- the terminal
 
 
-def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
-    curves = (
-        line("<i>", (4.0, 3.0), mark=2, level=3.5, level_name="chance"),
-        line("<i>", (5.0, 0.0, 1.0), "logit", log=True),
+def one(label, place):
+    question = {"question": "Do the two uses of the table pull the same way?", "above": ONE} if place < 3 else {}
+    every = (
+        Quantity("first", 0.5, 0.4, 0.6, 9, chance=0.0, unit="cosine", **question),
+        Quantity("second", 0.25, main=False, unit="cosine"),
     )
-    (panel,) = panels({"<i>": found(curves=curves)})
-    traces = {trace.name: trace for trace in panel.figure.data if trace.name}
-    assert set(traces) == {"&lt;i&gt;", "&lt;i&gt;, logit", "chance"}
-    assert list(traces["&lt;i&gt;"].y) == [4.0, 3.0]
-    assert traces["&lt;i&gt;, logit"].line.dash == "dash"
-    assert min(traces["&lt;i&gt;, logit"].y) > 0  # an axis of orders of magnitude has no place for 0
-    assert set(traces["chance"].y) == {3.5}
-    marked = [trace for trace in panel.figure.data if trace.mode == "markers"]
-    assert [(list(trace.x), list(trace.y)) for trace in marked] == [([2], [3.0])]
-    band = next(trace for trace in panel.figure.data if trace.fill)
-    assert list(band.y) == [4.5, 3.5, 2.5, 3.5]
-    assert panel.table.header == ["step", "<i>", "<i>, logit"]
-    assert panel.table.rows[2] == ["3", "–", "1.000 [0.500, 1.500]"]
+    return Found(f"it is so, for once, {HOSTILE}", every, listings=(Listing("Rows", ("row",), (("listed",),)),)).about(
+        label
+    )
 
 
-def test_a_level_that_could_not_be_estimated_is_not_drawn():
-    lost, kept = line("a", (4.0, 3.0), level=math.nan, level_name="none"), line("b", (4.0, 3.0), level=2.0)
-    (panel,) = panels({"a": found(curves=(lost,)), "b": found(curves=(replace(kept, level_name="one"),))})
-    levels = [trace for trace in panel.figure.data if trace.line.dash == "dot"]
-    assert [(trace.name, set(trace.y)) for trace in levels] == [("one", {2.0})]
+@pytest.fixture
+def inspection(tmp_path):
+    """Of a comparison of two arms over three seeds: all sections but one measured."""
+    run = write_run(tmp_path / "run", planted((1, 2, 3)))
+    subjects = subjects_of([run])
+    names = [section.name for section in sections()]
+    made = [SectionFound(n, {s.label: one(s.label, i) for s in subjects}, {}) for i, n in enumerate(names[:-1])]
+    made.append(SectionFound(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
+    return with_evidence(Inspection(subjects, Request(), tuple(made)))
 
 
-def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
-    grid = Grid("Alike", ("0", "1"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
-    (panel,) = panels({"a": found(grids=(grid,))})
-    assert panel.title == "Alike: a"
-    assert [list(row) for row in panel.figure.data[0].z] == [[1.0, None], [0.5, 1.0]]
-    assert panel.table.rows == [["0", "1.000", "–"], ["1", "0.500", "1.000"]]
+def printed(inspection, **options):
+    said = io.StringIO()
+    Console(file=said, width=80).print(inspection_view(inspection, **options))
+    return said.getvalue().splitlines()
 
 
-def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
-    both = {"a": found(quantities=[measured()]).about("a"), "b": found(quantities=[measured(0.25)]).about("b")}
-    (panel,) = panels(both)
-    dots = {trace.name: trace for trace in panel.figure.data}
-    assert {name: list(dots[name].x) for name in ("a", "b")} == {"a": [0.5], "b": [0.25]}
-    assert list(dots["permuted"].x) == [-0.02, 0.03, -0.02, 0.03]
-    assert dots["a"].error_x.array[0] == pytest.approx(0.1)
-    assert panel.table.rows[1] == ["cosine of rows", "b", "0.250 [0.150, 0.350]", "0.000, permuted up to 0.030"]
+def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspection):
+    lines = printed(inspection)
+    text = "\n".join(lines)
+    assert text.index("Tie or not?") < text.index("Which has the lower held-out") < text.index(HOSTILE)
+    assert (
+        sum(HOSTILE in line for line in lines) == len(inspection.sections) - 2
+    )  # one sentence for each section, not each model
+    assert "→ one table" in text
+    assert f"{inspection.sections[-1].name}: it repeats no block" in text
+    assert MORE in text
+    assert not any(word in text for word in ("second", "listed", "0.250"))
+
+
+def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
+    models = planted((1, 2, 3))
+    subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
+    late, early = ((layer(depth, 7.0, 0.5) for depth in depths) for depths in ((0,), (0, 1)))
+    folders = {}
+    for label, tied in (("tied", True), ("untied", False)):
+        (tmp_path / label).mkdir()
+        folders[label], _ = checkpoint(tmp_path / label, tied)
+    never, soon = (lens.found_of(lenses(*layers)) for layers in (late, early))
+    pulling = {"untied": paths(one_table=False, null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
+    same = {
+        "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),
+        "which_end": found_over_seeds(over_seeds(), "tied"),
+        "gradients_over_training": gradients_over_training.found_of(arm((0.5,) * 10)),
+        "tokens": tokens_of(folders["untied"], text()),
+        "refinement": refinement.found_of(trajectory(), None, 2),
+        "first_mlp": first_mlp_of(opened(one_layer("llama"), tmp_path / "model")),
+    }
+
+    def of(label):
+        own = folders.get(label, folders["untied"])
+        pulled = gradients.found_of(pulling.get(label) or paths(cosine=-0.5))
+        read = soon if label == "tied" else never
+        tables = {"direct_path": direct_path_of(own), "alignment": alignment_of(own)}
+        return {**tables, "gradients": pulled, "lens": read, **same}
+
+    found = {subject.label: of(subject.label) for subject in subjects}
+    reason = "one layer, applied once; give a model that repeats whole layers"
+    made = [
+        SectionFound(name, {label: own[name].about(label) for label, own in found.items()}, {})
+        if name != "applications"
+        else SectionFound(name, {}, dict.fromkeys(found, reason))
+        for name in (section.name for section in sections())
+    ]
+    lines = printed(with_evidence(Inspection(subjects, Request(), tuple(made))))
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 80
+
+
+def test_a_notebook_shows_what_the_terminal_does(inspection):
+    page = inspection._repr_html_()
+    shown = html.unescape(re.sub("<[^>]*>", "", page))
+    assert all(said in shown for said in (HOSTILE, "Tie or not?", "→ one table", "Not measured", MORE))
+    assert "<b>" not in page
+
+
+def test_full_prints_every_table(inspection):
+    text, count = "\n".join(printed(inspection, full=True)), (len(inspection.sections) - 2) * len(inspection.subjects)
+    assert MORE not in text
+    assert text.count("listed") == count
+    assert text.count("0.250") == count

@@ -111,7 +111,7 @@ def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool, full: b
     if json_:
         o.print_json(record)
         return
-    from tiewise.report.inspection_view import inspection_view
+    from tiewise.report.faces import inspection_view
 
     o.print_view(inspection_view(found, full))
 

@@ -15,7 +15,7 @@ A section makes a `Found` and nothing else. Words, tables, figures and JSON are 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -173,8 +173,8 @@ class Listing:
     """Rows of text that a reader looks up, the first column naming the row."""
 
     name: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
     of: str = ""
 
 

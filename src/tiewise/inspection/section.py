@@ -30,7 +30,7 @@ from tiewise.inspection.subject import Subject
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
 T = TypeVar("T")
-_VIEW = Late("tiewise.report.inspection_view")  # needs rich, which an inspection does not
+_VIEW = Late("tiewise.report.faces")  # needs rich, which an inspection does not
 LACKS = "needs torch and transformers", "pip install 'tiewise[torch]'"
 
 

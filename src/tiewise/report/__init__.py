@@ -1,6 +1,6 @@
 """What a reader sees: terminal and pages, made of the same `Found`s (`tiewise.core.found`).
 
-- `faces`, `figures_of_found`: sentences, tables and figures of any `Found`.
+- `faces`, `figures`: sentences, tables and figures of any `Found`.
 - `sheet`: the one page, a template that escapes by itself.
-- `comparison_*`, `inspection_*`, `plan_*`: what each command shows.
+- `comparison_*`, `inspection_page`, `plan_*`: what each command shows.
 """

@@ -1,4 +1,7 @@
-"""What a comparison found, once for the terminal, the page and a notebook: the verdict, and a `Found` of every arm."""
+"""What a comparison found, once for the terminal, the page and a notebook: the verdict, and a `Found` of every arm.
+
+`comparison_view` is what the terminal shows of it; the page is `comparison_page`.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.text import Text
+
 from tiewise.analysis.estimates import mean_interval
-from tiewise.core.found import Found, Quantity
+from tiewise.core.found import Found, Listing, Quantity
 from tiewise.core.numerals import plain
-from tiewise.report import faces
-from tiewise.report.grid import Table
-from tiewise.training.results import MASKED, Comparison, Difference, RunResult, Share
+from tiewise.report import papers
+from tiewise.report.faces import ABREAST, rich_table, summary
+from tiewise.training.results import MASKED, Comparison, Difference, RunResult
 
 DEMO = "demo corpus, not evidence for your model"
 NATS = "nats per token"
 SHORT = 16  # characters of a name within a heading
 CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
-PAIRS = {"sop": "sentence order", "nsp": "next sentence"}
+# of ALBERTs: what is judged right
+SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
     "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All arms and "
     "seeds are asked the same held-out rows, so an interval over seeds says nothing of other rows."
 )
-SHARES = {MASKED: "masked tokens right", **{name: f"pairs right ({name})" for name in PAIRS}}  # of ALBERTs
 
 
 def verdict(comparison: Comparison) -> str:
@@ -32,25 +38,23 @@ def verdict(comparison: Comparison) -> str:
 
     `finding` says the same arm by arm, with every number.
     """
-    better: list[str] = []
-    worse: list[str] = []
-    equal: list[str] = []
-    unknown: list[str] = []
+    said: dict[str, list[str]] = {"better": [], "worse": [], "equal": [], "unknown": []}
     for arm in (arm for arm in comparison.arms if arm != comparison.reference):
         d = comparison.difference(arm, "heldout_nll")
         if d is None or d.low is None:  # no pair of seeds, a diverged one, or one that shows no spread
-            unknown.append(arm)
+            said["unknown"].append(arm)
         elif d.detected:
-            (better if d.mean < 0 else worse).append(f"{arm} by {plain(abs(d.mean))}")
+            said["better" if d.mean < 0 else "worse"].append(f"{arm} by {plain(abs(d.mean))}")
         else:
-            equal.append(arm)
-    said = [
-        *([f"held-out loss is lower (better) for {', '.join(better)} {NATS}"] if better else []),
-        *([f"held-out loss is higher (worse) for {', '.join(worse)} {NATS}"] if worse else []),
-        *([f"no difference detected for {', '.join(equal)}"] if equal else []),
-        *([f"nothing can be said of {', '.join(unknown)}"] if unknown else []),
-    ]
-    return f"Against {comparison.reference}: {'; '.join(said)}." if said else comparison.finding
+            said["equal"].append(arm)
+    words = {
+        "better": f"held-out loss is lower (better) for {{}} {NATS}",
+        "worse": f"held-out loss is higher (worse) for {{}} {NATS}",
+        "equal": "no difference detected for {}",
+        "unknown": "nothing can be said of {}",
+    }
+    parts = [words[what].format(", ".join(arms)) for what, arms in said.items() if arms]
+    return f"Against {comparison.reference}: {'; '.join(parts)}." if parts else comparison.finding
 
 
 def found(comparison: Comparison) -> dict[str, Found]:
@@ -59,10 +63,10 @@ def found(comparison: Comparison) -> dict[str, Found]:
     return {arm: Found("", tuple(_quantities(comparison, arm, runs))).about(arm) for arm, runs in arms.items()}
 
 
-def results(comparison: Comparison) -> Table:
+def results(comparison: Comparison) -> Listing:
     """One row for each arm: the numbers that a reader sees first."""
-    made = faces.summary(found(comparison))
-    return Table(["arm", *made.header[1:]], made.rows) if made else Table(["arm"], [])
+    name = "Results by arm, mean ± deviation over seeds"
+    return summary(found(comparison), name, "arm") or Listing(name, ["arm"], [])
 
 
 def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
@@ -70,24 +74,10 @@ def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
     each = [run.shares[name] for run in runs if name in run.shares]
     if not each:
         return None
-    if len(each) == 1:
-        return Quantity(SHARES[name], each[0].share, each[0].low, each[0].high, 1, unit="%")
     e = mean_interval([one.share for one in each])
-    return Quantity(SHARES[name], e.value, e.low, e.high, e.rows, unit="%")
-
-
-def share_over_rows(runs: Sequence[RunResult], name: str) -> Share | None:
-    """Mean share with Wilson's interval over the rows that all seeds are asked alike; None where none has it."""
-    each = [run.shares[name] for run in runs if name in run.shares]
-    if not each:
-        return None
-    count = each[0].count
-    return Share.of(round(statistics.fmean(one.share for one in each) * count), count, math.nan)
-
-
-def measured_shares(comparison: Comparison) -> list[str]:
-    """Names of the shares that the comparison's runs have, in the order of `SHARES`; none but for ALBERTs."""
-    return [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
+    low, high = (each[0].low, each[0].high) if len(each) == 1 else (e.low, e.high)
+    chance = None if name == MASKED else CHANCE
+    return Quantity(SHARES[name], e.value, low, high, e.rows, chance, unit="%")
 
 
 def difference(d: Difference) -> Quantity:
@@ -97,7 +87,7 @@ def difference(d: Difference) -> Quantity:
 
 
 def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> Iterator[Quantity]:
-    shares = measured_shares(comparison)
+    shares = [name for name in SHARES if any(name in run.shares for run in comparison.runs)]
     reference = comparison.reference if len(comparison.reference) <= SHORT else "reference"
 
     def minus(metric: str, name: str, **more: Any) -> Iterator[Quantity]:
@@ -134,3 +124,36 @@ def _over_seeds(name: str, values: Iterable[float], unit: str, digits: int = 4) 
         return Quantity(name, math.inf if unit else math.nan, unit=unit)
     deviation = statistics.stdev(numbers) if len(numbers) > 1 else math.nan
     return Quantity(name, statistics.fmean(numbers), deviation=deviation, n=len(numbers), unit=unit, digits=digits)
+
+
+def beside_papers(comparison: Comparison) -> dict[str, papers.Beside]:
+    """What each paper says that has anything like the comparison's arms, under its title; mostly none."""
+    found = {}
+    if recipe := comparison.setting.get("recipe"):
+        own = {arm: [run.perplexity for run in comparison.of(arm)] for arm in comparison.arms}
+        beside = papers.beside_figures(recipe, comparison.setting["changed"], own, comparison.data)
+        found["Published figures"] = beside
+    if any("+share=" in arm for arm in comparison.arms):
+        nll, pairs = papers.sharing_orders(comparison)
+        if nll:
+            found["What layers share"] = papers.beside_table_4(nll, pairs)
+    return found
+
+
+def comparison_view(comparison: Comparison) -> Group:
+    """The verdict, the page's results turned, one column per arm, the finding, and what papers say of such arms.
+
+    Arms and the finding are `Text`, never markup: an arm's name may hold a square bracket.
+    """
+    table = results(comparison)
+    groups = [table.rows[i : i + ABREAST] for i in range(0, max(len(table.rows), 1), ABREAST)]
+    turned = [rich_table([*zip(table.header, *group, strict=True)], justified=True) for group in groups]
+    finding = f"{comparison.finding}\n({DEMO})" if comparison.demo else comparison.finding
+    published = (paper_view(*beside) for beside in beside_papers(comparison).values())
+    return Group(Text(verdict(comparison), "bold"), *turned, Text(finding), *published)
+
+
+def paper_view(lines: Sequence[str], listing: Listing | None) -> Group:
+    """What a paper says beside a run: lines, and a table under them."""
+    table: list[RenderableType] = [rich_table([listing.header, *listing.rows])] if listing else []
+    return Group(Text("\n".join(lines)), *table)

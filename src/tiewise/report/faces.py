@@ -1,25 +1,36 @@
-"""What a reader is told of an inspection, for the terminal, the page and a notebook alike.
+"""What a reader is told of an inspection: the words and tables of any `Found`, and how a terminal shows them.
 
-    verdict, deciding              tie or not? in a sentence, and a row for each question that can decide
-    title, sentence, summary       of a section: its question, the answer, a row for each model
-    numbers, every, notes          every number, for whoever asks; `evidence` those behind the verdict
+    verdict, deciding, evidence    tie or not? in a sentence; a row for each question that can decide; all behind it
+    sentence, summary              of a section: the answer, and a row for each model
+    numbers, every, notes          every number, for whoever asks
+    inspection_view                all of it in a terminal; `figures` draws the same
 
-Each is one function over {model: Found}; `figures_of_found` draws the same.
+A reader of the terminal who wants the numbers says `--full` or `--only`, or opens the page.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from tiewise.core.found import NEITHER, Found, Quantity
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
 from tiewise.core.numerals import NONE, plain
 from tiewise.inspection.evidence import Evidence, TieOrNot
-from tiewise.inspection.section import SECTIONS, SectionFound
-from tiewise.report.grid import Table
+from tiewise.inspection.section import SECTIONS, Inspection, SectionFound
 
 TITLE = "Tie or not?"
-EVIDENCE = "Questions that can decide, and what each model speaks for"
+MORE = "--full prints the tables, --out DIR writes them with figures as a page."
+ABREAST = 3  # models in one table, which fit 80 columns beside a question
+# where a reader would break a cell: before an interval, before what it speaks for, and before what layers share
+BREAKS = re.compile(rf" (?=\[[^ ]+, |→ (?:{ONE}|{TWO})$)|(?=\+share=)")
 
 
 def verdict(found: TieOrNot) -> str:
@@ -27,7 +38,7 @@ def verdict(found: TieOrNot) -> str:
     return f"{found.verdict[0].upper()}{found.verdict[1:]}."
 
 
-def deciding(found: TieOrNot, models: Sequence[str]) -> Table | None:
+def deciding(found: TieOrNot, models: Sequence[str]) -> Listing | None:
     """A row for each question, a column for each model; the difference of two arms stands in the first one's.
 
     Behind a value stands what it speaks for, if for anything.
@@ -39,17 +50,17 @@ def deciding(found: TieOrNot, models: Sequence[str]) -> Table | None:
         value = _measured(row) if row.speaks == NEITHER else f"{_measured(row)} → {row.speaks}"
         cells.setdefault(question, {}).update(dict.fromkeys(about.split(", "), value))
     rows = [[question, *(by_model.get(model, NONE) for model in models)] for question, by_model in cells.items()]
-    return Table(["", *models], rows) if rows else None
+    return Listing("Questions that can decide, and what each model speaks for", ["", *models], rows) if rows else None
 
 
-def evidence(found: TieOrNot) -> Table:
+def evidence(found: TieOrNot) -> Listing:
     """Everything behind the verdict."""
     header = ["question", "measure", "model", "measured [95 %]", "no effect", "p (Holm)", "speaks for", "because"]
     rows = [
         [r.question, r.measure, r.about, _measured(r), plain(r.level, 3), plain(r.p, 3), r.speaks, r.why]
         for r in found.rows
     ]
-    return Table(header, rows)
+    return Listing("Every measurement that can decide", header, rows)
 
 
 def _measured(row: Evidence) -> str:
@@ -71,15 +82,15 @@ def sentence(found: Mapping[str, Found]) -> str:
     return "; ".join(f"{', '.join(labels)}: {answer}" for answer, labels in answers.items()) + "."
 
 
-def summary(found: Mapping[str, Found]) -> Table | None:
+def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing | None:
     """One row for each model, one column for each main quantity; None where there is none."""
     names = list(dict.fromkeys(q.name for one in found.values() for q in one.quantities if q.main))
     values = {label: {q.name: str(q) for q in reversed(one.quantities)} for label, one in found.items()}
     rows = [[label, *(by_name.get(name, NONE) for name in names)] for label, by_name in values.items()]
-    return Table(["model", *names], rows) if names else None
+    return Listing(name, [of, *names], rows) if names else None
 
 
-def numbers(found: Mapping[str, Found]) -> Table | None:
+def numbers(found: Mapping[str, Found]) -> Listing | None:
     """One row for each quantity that the summary leaves out, one column for each model."""
     rows: dict[str, dict[str, str]] = {}
     for label, one in found.items():
@@ -88,23 +99,24 @@ def numbers(found: Mapping[str, Found]) -> Table | None:
                 of = "" if q.of in ("", label) else f", {q.of}"
                 rows.setdefault(f"{q.name}{of}", {})[label] = str(q)
     made = [[name, *(by_model.get(label, NONE) for label in found)] for name, by_model in rows.items()]
-    return Table(["", *found], made) if made else None
+    return Listing("", ["", *found], made) if made else None
 
 
-def every(found: Mapping[str, Found]) -> Iterator[tuple[str, Table]]:
-    """(caption, table) of everything that a section measured: each quantity with how it is read, then what it lists."""
+def every(found: Mapping[str, Found]) -> Iterator[Listing]:
+    """Everything that a section measured: each quantity with how it is read, then what it lists."""
     quantities = [q for one in found.values() for q in one.quantities]
     if quantities:
+        header = ["measure", "model", "value [95 %]", "unit", "no effect", "how to read it"]
         rows = [[q.name, q.of, str(q), q.unit or NONE, no_effect(q), q.why] for q in quantities]
-        yield "Every number", Table(["measure", "model", "value [95 %]", "unit", "no effect", "how to read it"], rows)
+        yield Listing("Every number", header, rows)
     yield from listings(found)
 
 
-def listings(found: Mapping[str, Found]) -> Iterator[tuple[str, Table]]:
-    """(caption, table) of what a section lists."""
+def listings(found: Mapping[str, Found]) -> Iterator[Listing]:
+    """What a section lists, each under a name that says of which model."""
     for one in found.values():
         for listing in one.listings:
-            yield f"{listing.name}, {listing.of}", Table(list(listing.header), [list(row) for row in listing.rows])
+            yield Listing(f"{listing.name}, {listing.of}", listing.header, listing.rows)
 
 
 def no_effect(q: Quantity) -> str:
@@ -139,3 +151,67 @@ def _alike(said: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     for who, what in said:
         found.setdefault(what, []).append(who)
     return found
+
+
+def inspection_view(inspection: Inspection, full: bool = False) -> RenderableType:
+    """Return an inspection as it is printed. Whatever comes from a checkpoint is `Text`, never markup."""
+    return Group(*_printed(inspection, full))
+
+
+def inspection_html(inspection: Inspection) -> str:
+    """Return the same as HTML, for a notebook."""
+    console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
+    console.print(inspection_view(inspection))
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def _printed(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
+    """The models, the verdict, what can decide, and one sentence for each section; with `full` its tables too."""
+
+    def indented(line: str, style: str = "") -> Padding:
+        return Padding(Text(line, style), (0, 0, 0, 2))
+
+    def printed(listing: Listing) -> Table:
+        return rich_table([listing.header, *listing.rows], show_edge=False)
+
+    models = [subject.label for subject in inspection.subjects]
+    run = inspection.subjects[0].run
+    if run is not None:
+        yield Text.assemble((", ".join(models), "bold"), (f"  {run}", "dim"))
+    else:
+        yield from (Text.assemble((one.label, "bold"), (f"  {one.folder.path}", "dim")) for one in inspection.subjects)
+    first, *sections = inspection.sections
+    (found,) = first.found.values()
+    yield Text(f"\n{TITLE}", "bold")
+    yield indented(verdict(found))
+    for start in range(0, len(models), ABREAST):
+        if (table := deciding(found, models[start : start + ABREAST])) is not None:
+            yield Padding(printed(table), (0, 0, 1, 0))
+    for section in (section for section in sections if section.found):
+        yield Text(title(section.name), "bold")
+        yield indented(sentence(section.found))
+        if full:
+            for made in (summary(section.found), numbers(section.found)):
+                if made is not None:
+                    yield Padding(printed(made), (1, 0, 0, 0))
+            for listing in listings(section.found):
+                yield Padding(Text(listing.name, "italic"), (1, 0, 0, 0))
+                yield printed(listing)
+            yield from (indented(note, "dim") for note in notes(section))
+            yield Text()
+    if left_out := absent(sections):
+        yield Text("Not measured", "bold")
+        yield from (indented(line, "dim") for line in left_out)
+    if not full:
+        yield Text(MORE, "dim")
+
+
+def rich_table(rows: Sequence[Sequence[str]], *, justified: bool = False, show_edge: bool = True) -> Table:
+    """Rows under the first, whose cells break where a reader would; `justified` puts all but names on the right."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=show_edge)
+    texts = [[Text(BREAKS.sub("\n", cell)) for cell in row] for row in rows]
+    for place, name in enumerate(texts[0]):
+        made.add_column(name, justify="right" if justified and place else "left", overflow="fold")
+    for row in texts[1:]:
+        made.add_row(*row)
+    return made

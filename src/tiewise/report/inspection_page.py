@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from tiewise.inspection.section import Inspection
 from tiewise.report import faces, sheet
-from tiewise.report.figures_of_found import panels
+from tiewise.report.figures import panels
 from tiewise.report.sheet import PageSection, Sheet
 
 NAME = "report.html"
@@ -28,32 +27,32 @@ def render(inspection: Inspection, command: str) -> str:
     models = [subject.label for subject in inspection.subjects]
     (evidence,) = inspection.sections[0].found.values()
     decisive = faces.deciding(evidence, models)
-    behind = [("Every measurement that can decide", faces.evidence(evidence))] if decisive else []
+    first = PageSection("What can decide")
+    if decisive:
+        first = PageSection("What can decide", tables=[decisive], folded=[faces.evidence(evidence)])
+    sections = []
+    for part in (part for part in inspection.sections[1:] if part.found):
+        title, figures = faces.title(part.name), panels(part.found)
+        table = faces.summary(part.found, title)
+        made = PageSection(
+            title,
+            figures[:1],
+            said=[faces.sentence(part.found)],
+            tables=[table] if table else [],
+            more=figures[1:],
+            folded=list(faces.every(part.found)),
+            notes=faces.notes(part),
+        )
+        sections.append(made)
     return Sheet(
         command_name="inspect",
         title=f"{', '.join(models)}: tiewise inspection",
         subject=", ".join(models),
         heading=faces.TITLE,
         answer=[faces.verdict(evidence)],
-        results=PageSection("What can decide", tables=[(faces.EVIDENCE, decisive)] if decisive else [], folded=behind),
-        sections=list(_sections(inspection)),
+        results=first,
+        sections=[*sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
         command=command,
         facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],
         contents=True,
     ).render()
-
-
-def _sections(inspection: Inspection) -> Iterator[PageSection]:
-    for part in inspection.sections[1:]:
-        if part.found:
-            title, first, figures = faces.title(part.name), faces.summary(part.found), panels(part.found)
-            yield PageSection(
-                title,
-                figures[:1],
-                said=[faces.sentence(part.found)],
-                tables=[(title, first)] if first else [],
-                more=figures[1:],
-                folded=list(faces.every(part.found)),
-                notes=faces.notes(part),
-            )
-    yield PageSection("Not measured", notes=faces.absent(inspection.sections))

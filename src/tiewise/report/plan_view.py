@@ -1,4 +1,4 @@
-"""The terminal's view of a plan: choices side by side, thresholds and neighbours under them."""
+"""The terminal's views of a plan and of the catalogue."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tiewise.core.numerals import NONE, plain
 from tiewise.planning import plan_rows
-from tiewise.planning.catalogue import BETTER
+from tiewise.planning.catalogue import BETTER, Model
 from tiewise.planning.plan_rows import NEIGHBOUR_HEADER, Record
 
 WIDEST = 24  # letters of a choice's column
+SOURCE = 19  # letters of a source
+WIDE = 100  # columns of a terminal that has room for sources
+HEADER = ("model", "V", "D", "L", "V/D", "params", "tables", "tied", "status", "source")
 
 
 def plan_view(record: Record, width: int) -> Group:
-    """Return a plan's record as rich renderables for a terminal of `width`; choices that do not fit stand below."""
+    """A plan's record for a terminal of `width`: choices side by side, those that do not fit below, then all else."""
     return Group(*_parts(record, width))
 
 
@@ -57,3 +61,44 @@ def _looked_up(header: list[str], rows: list[list[str]], right: Sequence[int], d
         table.add_row(Text(f"  {name}"), *map(Text, cells))
     table.add_row("")
     return table
+
+
+def models_table(found: Sequence[Model], width: int) -> Table:
+    """One row per model and under it how to know better; sources are left out below `WIDE` columns."""
+    many = f"{len(found)} model{'' if len(found) == 1 else 's'}"
+    caption = f"\n{many}; tables: their share of all parameters; ≈: what the name says.\n{BETTER}"
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = Text(caption), "left"
+    shown = HEADER if width >= WIDE else HEADER[:-1]
+    for name in shown:
+        left = name in ("model", "tied", "status", "source")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True)
+    for m in found:
+        source = (
+            m.source.split(";")[0].split(",")[0].replace(" config class default", "").replace(" configs/models", "")
+        )
+        cells = [
+            m.name,
+            f"{m.vocab:,}" if m.vocab else NONE,
+            f"{m.width:,}",
+            str(m.layers),
+            plain(m.ratio, 1),
+            short(m.size) if m.parameters or not m.size else f"≈ {short(m.size)}",
+            f"{100 * m.table_share:.1f} %" if m.table_share else NONE,
+            {True: "yes", False: "no", None: "?"}[m.tied],
+            m.checked,
+            source if len(source) <= SOURCE else source[: SOURCE - 1].rstrip() + "…",
+        ]
+        table.add_row(*map(Text, cells[: len(shown)]))
+    return table
+
+
+def short(count: float | None) -> str:
+    """7.24 B, 494 M: three digits, B for billions; a dash where it is not known."""
+    if count is None:
+        return NONE
+    for unit in ("", " k", " M", " B"):
+        if abs(count) < 999.5:
+            return f"{count:.0f}{unit}" if count >= 100 or not unit else f"{count:.3g}{unit}"
+        count /= 1000
+    return f"{count:.3g} T"

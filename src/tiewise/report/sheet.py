@@ -25,10 +25,46 @@ from plotly.offline import get_plotlyjs
 
 from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
-from tiewise.report import theme
-from tiewise.report.grid import Table
+from tiewise.core.found import Listing
 
 SENTENCE = 24  # characters of a cell from which on its column is read as sentences
+BACKGROUNDS = {"light": "#fbfaf8", "dark": "#17191d"}  # the same as --page in templates/report.css
+MARGIN = {"l": 10, "r": 10, "t": 84, "b": 10}  # of a figure: room for a title above a legend
+FONT = "ui-sans-serif, system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
+
+
+def _look(ink: str, quiet: str, grid: str, paper: str, diverging: tuple[str, str, str]) -> go.layout.Template:
+    """A theme of figures on a transparent background: text, axes, hover labels and the diverging colour scale."""
+    axis = {
+        "gridcolor": grid,
+        "zerolinecolor": quiet,
+        "zerolinewidth": 1,
+        "linecolor": grid,
+        "ticks": "outside",  # invisible, but they keep labels off the axis
+        "ticklen": 6,
+        "tickcolor": "rgba(0,0,0,0)",
+        "tickfont": {"color": quiet, "size": 12},
+        "title": {"font": {"color": quiet, "size": 12}, "standoff": 10},
+        "automargin": True,
+    }
+    scale = [[position, colour] for position, colour in zip((0.0, 0.5, 1.0), diverging, strict=True)]
+    return go.layout.Template(
+        layout={
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": FONT, "size": 13, "color": ink},
+            "title": {"font": {"size": 15}, "x": 0, "xanchor": "left", "xref": "paper", "y": 0.97, "yanchor": "top"},
+            "xaxis": axis,
+            "yaxis": axis,
+            "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12.5}},
+            "hoverlabel": {"bgcolor": paper, "bordercolor": grid, "font": {"color": ink, "size": 12.5}},
+            "coloraxis": {"colorscale": scale, "colorbar": {"outlinewidth": 0, "tickfont": {"color": quiet}}},
+        }
+    )
+
+
+LIGHT = _look("#22252b", "#656a75", "#e4e1db", "#ffffff", ("#2166ac", "#f7f5f1", "#b2441a"))
+DARK = _look("#e8e6e1", "#a0a5b0", "#30343c", "#22252b", ("#5aa2ea", "#1f2227", "#ee8a4a"))
 
 
 @dataclass(frozen=True)
@@ -37,7 +73,7 @@ class Panel:
 
     figure: go.Figure
     caption: str
-    table: Table
+    table: Listing
 
     @property
     def title(self) -> str:
@@ -53,16 +89,13 @@ class Panel:
     @property
     def height(self) -> int:
         """Pixels of the figure in the page."""
-        return self.figure.layout.height - theme.MARGIN["t"] + self.margin["t"]
+        return self.figure.layout.height - MARGIN["t"] + self.margin["t"]
 
     def record(self) -> dict[str, Any]:
-        """Return the figure as plotly.js takes it, without what the page gives: title, template and outer margins."""
+        """The figure as plotly.js takes it, without what the page gives: title, template and outer margins."""
         found, dropped = json.loads(self.figure.to_json()), ("title", "template", "height")
         layout = {key: value for key, value in found["layout"].items() if key not in dropped}
         return {"data": found["data"], "layout": {**layout, "margin": self.margin}}
-
-
-Captioned = tuple[str, Table]
 
 
 @dataclass(frozen=True)
@@ -72,9 +105,9 @@ class PageSection:
     title: str
     panels: Sequence[Panel] = ()
     said: Sequence[str] = ()  # what was found, before all else
-    tables: Sequence[Captioned] = ()  # before the figures
+    tables: Sequence[Listing] = ()  # before the figures, each under its name but for the first
     more: Sequence[Panel] = ()  # figures for a reader who opens them
-    folded: Sequence[Captioned] = ()  # after them, for a reader who opens them
+    folded: Sequence[Listing] = ()  # after them, for a reader who opens them
     notes: Sequence[str] = ()  # how to read it, last
     kind: str = "panels"  # classes of the figures' grid
 
@@ -108,7 +141,7 @@ class Sheet:
 
     def render(self) -> str:
         """Return the page as text."""
-        themes = {name: look.to_plotly_json() for name, look in (("light", theme.LIGHT), ("dark", theme.DARK))}
+        themes = {name: look.to_plotly_json() for name, look in (("light", LIGHT), ("dark", DARK))}
         record = {"figures": [panel.record() for panel in self.panels], "themes": themes}
         # JSON that can stand inside a script element whatever its strings hold
         figures = json.dumps(record, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
@@ -150,7 +183,7 @@ def _template() -> Template:
     return made.get_template("report.html")
 
 
-def _columns(table: Table) -> list[str]:
+def _columns(table: Listing) -> list[str]:
     """The class of each column: `sentence` where its cells are read as such."""
     rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell heads those that follow
     # sentences and long names break into lines, numbers with their intervals do not

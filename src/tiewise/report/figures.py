@@ -1,0 +1,409 @@
+"""Figures of anything that was measured, each a `Panel`: how to read it, and its numbers as a table.
+
+    lines, dots, stacked, heat, plane    one figure each, of curves, quantities, parts, a grid, points
+    panels                               all that a section's `Found` has to show
+
+Whatever is compared keeps its colour, dash and marker through all figures. Colours are mid tones with a contrast of at
+least 3 : 1 on both page backgrounds, so a figure changes theme by its template alone; they never carry meaning alone.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count as natural
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tiewise.core.found import Curve, Found, Grid, Listing, Points, Quantity, Stack, visible
+from tiewise.core.numerals import NONE, plain
+from tiewise.report.faces import no_effect
+from tiewise.report.sheet import LIGHT, MARGIN, Panel
+
+COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+MARKERS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "star")
+# the place in these of each boundary, whatever the figure
+PLACES = {"tied": 0, "untied": 1, "factored": 2, "projected": 3, "residual": 4, "spd": 5, "factored-untied": 6}
+# the kind of boundary that a name begins with, or one of the folders of a path
+KIND = re.compile(rf"(?:^|/)({'|'.join(sorted(PLACES, key=len, reverse=True))})(?![a-z])")
+PART_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72")
+PART_PATTERNS = ("", "/", "\\", "x", ".", "-")
+GROUP_COLOURS = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")  # from rare to frequent
+QUIET = "#8a8f99"
+INTERVALS = (
+    "Bars and bands are 95 % intervals; grey strokes what no effect gives, grey crosses what permuted data gave."
+)
+LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit
+LOWEST = 1e-9  # where 0 is drawn on an axis of orders of magnitude
+MOST_ROWS = 64  # of a curve's table
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one arm or model is drawn in every figure."""
+
+    colour: str
+    dash: str
+    marker: str
+
+
+def style(place: int) -> Style:
+    """Style at a place; the periods differ in length, so 168 of them look different."""
+    return Style(COLOURS[place % len(COLOURS)], DASHES[place % len(DASHES)], MARKERS[place % len(MARKERS)])
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """A style for each of these: boundaries, models that are called by one, or anything else.
+
+    The first of a kind of boundary has that kind's place in every figure; what is left takes places that are free, but
+    never those of tied and untied.
+    """
+    names, found = list(dict.fromkeys(names)), dict[str, int]()
+    for name in names:
+        kind = KIND.search(name)
+        if kind and PLACES[kind[1]] not in found.values():
+            found[name] = PLACES[kind[1]]
+    free = (place for place in natural() if place % len(COLOURS) > PLACES["untied"] and place not in found.values())
+    found |= {name: next(free) for name in names if name not in found}
+    return {name: style(found[name]) for name in names}
+
+
+def panels(found: Mapping[str, Found]) -> list[Panel]:
+    """Figures: quantities that ask for one as dots, stacks, curves, grids; dots of every unit where there is none."""
+    quantities = [q for one in found.values() for q in one.quantities]
+    looks = styles([*found, *(q.of for q in quantities)])  # beside the models, what else was measured
+    made = [
+        dots(title, [q for q in quantities if q.figure == title], looks)
+        for title in dict.fromkeys(q.figure for q in quantities if q.figure)
+    ]
+    stacks = [stack for one in found.values() for stack in one.stacks]
+    for name in dict.fromkeys(stack.name for stack in stacks):
+        made.append(_stacks([stack for stack in stacks if stack.name == name]))
+    curves = [curve for one in found.values() for curve in one.curves]
+    for name in dict.fromkeys(curve.name for curve in curves):
+        made.append(lines([curve for curve in curves if curve.name == name], looks))
+    grids = {repr(grid): grid for one in found.values() for grid in one.grids}  # NaN is not NaN
+    made += map(heat, grids.values())
+    made += [plane(points) for one in found.values() for points in one.points]
+    units = dict.fromkeys(q.unit for q in quantities if not math.isnan(q.low))
+    return made or [dots(unit.capitalize(), [q for q in quantities if q.unit == unit], looks) for unit in units]
+
+
+def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
+    """Give a figure its template, title, height and margins, and its y axis a title."""
+    figure.update_layout(template=LIGHT, title=html.escape(title), height=380, margin=MARGIN)
+    return figure.update_yaxes(title=unit) if unit else figure
+
+
+def dots(
+    title: str,
+    quantities: Sequence[Quantity],
+    looks: Mapping[str, Style],
+    row: Callable[[Quantity], str] | None = None,
+    why: str = INTERVALS,
+) -> Panel:
+    """A row for each name and a dot for each model; with `row`, rows of their own, where hollow is not the main one."""
+    names = list(dict.fromkeys(map(row, quantities) if row else (q.name for q in quantities)))
+    place = {name: position for position, name in enumerate(names)}
+    models = [label for label in looks if any(q.of == label for q in quantities)]
+    units = [unit.replace("%", "share") for unit in dict.fromkeys(q.unit for q in quantities)]
+    figure = go.Figure()
+    if row is None:
+        chance = [(q.chance, q.name) for q in quantities if q.chance is not None]
+        permuted = [(value, q.name) for q in quantities for value in q.null]
+        for series, points, symbol, size in (
+            ("no effect", chance, "line-ns-open", 16),
+            ("permuted", permuted, "x-thin-open", 7),
+        ):
+            if points:
+                figure.add_scatter(
+                    x=[value for value, _ in points],
+                    y=[place[name] for _, name in points],
+                    name=series,
+                    mode="markers",
+                    marker={"color": QUIET, "size": size, "symbol": symbol, "line": {"color": QUIET, "width": 1.6}},
+                    customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for value, name in points],
+                    hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
+                )
+    for level in {0.0} if row is None else {q.chance for q in quantities if q.chance is not None}:
+        if units != ["probability"]:  # whose axis has no 0
+            figure.add_vline(x=level, line={"width": 1, "color": QUIET})
+    for position, label in enumerate(models):
+        look, own = looks[label], [q for q in quantities if q.of == label]
+        beside = 0 if row else (position - (len(models) - 1) / 2) * 0.5 / len(models)
+        x = [max(q.value, LEAST_SHOWN.get(q.unit, q.value)) for q in own]
+        figure.add_scatter(
+            x=x,
+            y=[place[row(q) if row else q.name] + beside for q in own],
+            name=html.escape(label),
+            showlegend=row is None,
+            mode="markers",
+            marker={
+                "color": look.colour,
+                "size": 9,
+                "symbol": [look.marker if q.main or row is None else f"{look.marker}-open" for q in own],
+                "line": {"color": look.colour, "width": 1.6},
+            },
+            error_x={
+                "array": [0.0 if math.isnan(q.high) else q.high - at for q, at in zip(own, x, strict=True)],
+                "arrayminus": [0.0 if math.isnan(q.low) else at - q.low for q, at in zip(own, x, strict=True)],
+                "symmetric": False,
+                "thickness": 1.6,
+                "width": 4,
+                "color": look.colour,
+                "visible": any(not math.isnan(q.low) for q in own),
+            },
+            customdata=[f"{html.escape(q.name)}: {q}" for q in own],
+            hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
+        )
+    finish(figure, title, None).update_layout(height=150 + (46 if row else 34) * max(len(names), 1))
+    # what a layer shares stands in a line of its own
+    ticks = [html.escape(name).replace("+share=", "<br>+share=") for name in names]
+    figure.update_yaxes(tickvals=list(range(len(names))), ticktext=ticks, zeroline=False)
+    figure.update_yaxes(range=[len(names) - 0.4, -0.6]).update_xaxes(title=", ".join(units), zeroline=False)
+    if units == ["share"]:
+        figure.update_xaxes(title="", tickformat=".1~%" if row else ".0%")
+    if units == ["probability"]:
+        figure.update_xaxes(type="log", dtick=1, exponentformat="power")
+    rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
+    return Panel(figure, why, Listing("", ["measure", "model", "value [95 %]", "no effect"], rows))
+
+
+def _stacks(bars: Sequence[Stack]) -> Panel:
+    """Bars of one name; one that several models share is drawn once."""
+    values = {bar.bar or f"{bar.of}, its own": dict(bar.parts) for bar in bars}
+    return stacked(values, bars[0].name, bars[0].unit, plain, bars[0].why, first=next(iter(bars[0].parts))[0])
+
+
+def stacked(
+    values: Mapping[str, Mapping[str, float]],
+    title: str,
+    unit: str,
+    show: Callable[[float], str],
+    why: str,
+    *,
+    first: str = "",
+    total: str = "",
+) -> Panel:
+    """{bar: {part: value}} as horizontal stacks.
+
+    Args:
+        values: parts in the order in which they are stacked; `first`, which all bars share, comes before all.
+        title: of the figure.
+        unit: of the axis.
+        show: a value as text.
+        why: the caption.
+        first: the part that all bars share, so that what differs stands side by side.
+        total: heading of a last column with each bar's sum.
+    """
+    names = list(dict.fromkeys(name for parts in values.values() for name in parts))
+    figure = go.Figure()
+    for position, name in enumerate(sorted(names, key=lambda name: name != first)):
+        found = [parts.get(name, 0) for parts in values.values()]
+        figure.add_bar(
+            name=html.escape(name),
+            orientation="h",
+            y=[html.escape(bar) for bar in values],
+            x=found,
+            marker={  # a colour, and a pattern for eyes that see none
+                "color": PART_COLOURS[position % len(PART_COLOURS)],
+                "pattern": {
+                    "shape": PART_PATTERNS[position % len(PART_PATTERNS)],
+                    "fillmode": "overlay",
+                    "size": 6,
+                    "solidity": 0.18,
+                },
+                "line": {"width": 0},
+            },
+            customdata=[show(value) for value in found],
+            hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
+        )
+    figure.update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
+    figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
+    finish(figure, title, None).update_layout(height=140 + 44 * max(len(values), 1))
+    figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
+    rows = [
+        [bar, *(show(parts[n]) if n in parts else NONE for n in names), *([show(sum(parts.values()))] if total else [])]
+        for bar, parts in values.items()
+    ]
+    return Panel(figure, why, Listing("", ["", *names, *([total] if total else [])], rows))
+
+
+def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | None = None) -> Panel:
+    """Curves of one name: a model's colour, a dash for each line of it; the first has its interval as a band."""
+    figure, first = go.Figure(), curves[0]
+    which = list(dict.fromkeys(curve.which for curve in curves))
+    for curve in curves:
+        # a model's own dash where each has one line
+        dash = DASHES[which.index(curve.which) % len(DASHES)] if len(which) > 1 else looks[curve.of].dash
+        _draw(figure, curve, looks[curve.of], dash, curve.which == which[0], digits)
+    # the first curve that has a level names it; NaN is a level that could not be estimated
+    finite = [curve for curve in reversed(curves) if curve.level is not None and math.isfinite(curve.level)]
+    levels = {(curve.level, curve.level_name): curve.of for curve in finite}
+    ends = [end(x for curve in curves for x in curve.x) for end in (min, max)]
+    for (level, said), of in levels.items():
+        figure.add_scatter(
+            x=ends,
+            y=[level, level],
+            mode="lines",
+            name=html.escape(said if len(levels) == 1 else f"{said}, {of}"),
+            showlegend=bool(said),
+            line={"color": QUIET, "width": 1.6, "dash": "dot"},
+            hoverinfo="skip",
+        )
+    finish(figure, first.name, first.unit).update_xaxes(title=first.along, zeroline=False)
+    figure.update_layout(hovermode="x unified")
+    if 1 < ends[1] < 12:  # layers are whole
+        figure.update_xaxes(dtick=1)
+    if first.unit == "%":
+        figure.update_yaxes(title="", tickformat=".0%")
+    if first.ticks:
+        figure.update_xaxes(tickvals=list(range(len(first.ticks))), ticktext=[*map(html.escape, first.ticks)])
+    if first.log_x:
+        figure.update_xaxes(type="log", dtick=math.log10(4))
+    if first.log:
+        figure.update_yaxes(type="log", dtick=1, tickformat="~g")
+    # every x that a curve has, a column for each curve; of many about as many for each doubling
+    every = sorted({x for curve in curves for x in curve.x})
+    if len(every) > MOST_ROWS:
+        every = [every[i] for i in sorted({round(len(every) ** (k / MOST_ROWS)) - 1 for k in range(MOST_ROWS + 1)})]
+    columns = [dict(zip(curve.x, _written(curve, digits), strict=True)) for curve in curves]
+    rows = [
+        [first.ticks[int(x)] if first.ticks else f"{x:,g}", *(column.get(x, NONE) for column in columns)] for x in every
+    ]
+    return Panel(figure, first.why, Listing("", [first.along, *(curve.line for curve in curves)], rows))
+
+
+def _draw(figure: go.Figure, curve: Curve, look: Style, dash: str, main: bool, digits: int | None) -> None:
+    def at(values: Sequence[float]) -> list[float]:
+        return [max(value, LOWEST) if curve.log else value for value in values]
+
+    hidden: dict[str, Any] = {"legendgroup": curve.line, "showlegend": False, "hoverinfo": "skip"}
+    if main and any(not math.isnan(low) for low in curve.low):
+        figure.add_scatter(
+            x=[*curve.x, *reversed(curve.x)],
+            y=[*curve.high, *reversed(at(curve.low))],
+            fill="toself",
+            fillcolor=look.colour,
+            opacity=0.18,
+            line={"width": 0},
+            mode="lines",
+            **hidden,
+        )
+    y = at(curve.y)
+    figure.add_scatter(
+        x=list(curve.x),
+        y=y,
+        name=html.escape(curve.line),
+        legendgroup=curve.line,
+        mode="lines+markers" if len(y) <= 32 else "lines",
+        line={"color": look.colour, "width": 2.2 if main else 1.6, "dash": dash},
+        marker={"symbol": look.marker, "size": 6 if main else 4, "color": look.colour},
+        customdata=_written(curve, digits),
+        hovertemplate="%{customdata}",
+    )
+    if curve.mark in curve.x:
+        figure.add_scatter(
+            x=[curve.mark],
+            y=[y[curve.x.index(curve.mark)]],
+            mode="markers",
+            marker={"symbol": f"{look.marker}-open", "size": 15, "color": look.colour, "line": {"width": 2.2}},
+            **hidden,
+        )
+
+
+def _written(curve: Curve, digits: int | None) -> list[str]:
+    """Every value of a curve with its interval."""
+    ends = zip(curve.low, curve.high, strict=True) if curve.low else ((math.nan, math.nan) for _ in curve.y)
+    unit = curve.unit or "value"
+    return [str(Quantity("", y, *both, unit=unit, digits=digits)) for y, both in zip(curve.y, ends, strict=True)]
+
+
+def plane(points: Points) -> Panel:
+    """Points, a colour for each group, some with their label."""
+
+    def drawn(chosen: Sequence[int], **more: Any) -> None:
+        figure.add_scatter(
+            x=[round(points.xy[i][0], 4) for i in chosen],
+            y=[round(points.xy[i][1], 4) for i in chosen],
+            text=[token_label(points.labels[i]) for i in chosen],
+            **more,
+        )
+
+    figure = go.Figure()
+    for place in sorted(set(points.groups)):
+        drawn(
+            [i for i, group in enumerate(points.groups) if group == place],
+            name=html.escape(points.legend[place]),
+            mode="markers",
+            marker={"color": GROUP_COLOURS[place % len(GROUP_COLOURS)], "size": 4, "opacity": 0.65},
+            hovertemplate="%{text}<extra>%{fullData.name}</extra>",
+        )
+    drawn(
+        points.named,
+        mode="markers+text",
+        textposition="top center",
+        textfont={"size": 11},
+        marker={"symbol": "circle-open", "size": 8, "color": QUIET},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    finish(figure, f"{points.name}{points.of and f': {points.of}'}", None)
+    figure.update_layout(height=480, legend={"itemsizing": "constant"})
+    figure.update_xaxes(title=points.axes[0]).update_yaxes(title=points.axes[1])
+    rows = [[visible(points.labels[i]), *(plain(value, 3) for value in points.xy[i])] for i in points.named]
+    return Panel(figure, points.why, Listing("", ["token", *points.axes], rows))
+
+
+def heat(grid: Grid) -> Panel:
+    """What follows what, or is like what: rows against columns; cells without a number are crossed."""
+    values = [[None if math.isnan(value) else round(value, 4) for value in row] for row in grid.values]
+    labels, places = [*map(token_label, grid.rows)], list(range(len(grid.rows)))
+    row_axis, column_axis = grid.axes if grid.axes[0] else ("current token", "next token")
+    # positions, not labels, are the coordinates: two tokens may look alike, and "2024" must not become a date
+    figure = go.Figure(
+        go.Heatmap(
+            x=places,
+            y=places,
+            z=values,
+            customdata=[[[row, column] for column in labels] for row in labels],
+            coloraxis="coloraxis",
+            hovertemplate="%{customdata[0]} → %{customdata[1]}: %{z:+.3f}<extra></extra>",
+            xgap=1,
+            ygap=1,
+        )
+    )
+    ticks = {"tickvals": places, "ticktext": labels, "showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
+    finish(figure, f"{grid.name}{grid.of and f': {grid.of}'}", None).update_layout(
+        height=430,
+        xaxis={**ticks, "title": column_axis, "tickangle": -60},
+        yaxis={**ticks, "title": row_axis, "autorange": "reversed"},
+        coloraxis={
+            "cmin": -grid.top,
+            "cmax": grid.top,
+            "colorbar": {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""},
+        },
+    )
+    empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
+    if empty:
+        figure.add_scatter(
+            x=[x for x, _ in empty],
+            y=[y for _, y in empty],
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
+            hoverinfo="skip",
+            showlegend=False,
+        )
+        figure.update_layout(xaxis={"range": [-0.5, len(values) - 0.5]})
+    rows = [[visible(name), *(plain(value, 3) for value in row)] for name, row in zip(grid.rows, values, strict=True)]
+    return Panel(figure, grid.why, Listing("", [f"{row_axis} ↓ {column_axis} →", *map(visible, grid.columns)], rows))
+
+
+def token_label(token: str) -> str:
+    """Return a token as plotly text: visible, and with its markup escaped (a quote is no markup to plotly)."""
+    return html.escape(visible(token), quote=False)

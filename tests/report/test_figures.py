@@ -1,0 +1,134 @@
+"""Figures of whatever was measured: no arm is told apart by colour alone, and every one has its numbers as a table."""
+
+import math
+import re
+from dataclasses import replace
+from importlib.resources import files
+
+import pytest
+from tests.report.comparison_sample import sample_comparison
+
+from tiewise.core.found import Curve, Found, Grid, Quantity
+from tiewise.planning.plan import plan
+from tiewise.report import figures, plan_page, sheet
+from tiewise.report.comparison_page import HELD_OUT, line_panel
+from tiewise.report.figures import panels, styles, token_label
+
+
+def test_arms_differ_in_colour_dash_and_marker():
+    first = [figures.style(i) for i in range(6)]
+    for field in ("colour", "dash", "marker"):
+        assert len({getattr(style, field) for style in first}) == 6
+    assert len({figures.style(i) for i in range(168)}) == 168
+
+
+def luminance(colour):
+    """Relative luminance of WCAG 2."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(first, second):
+    low, high = sorted((luminance(first), luminance(second)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_itself_against_known_values():
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.01)
+
+
+@pytest.mark.parametrize(("mode", "template"), [("light", sheet.LIGHT), ("dark", sheet.DARK)])
+def test_arms_and_text_stand_out_on_the_background_of_the_page(mode, template):
+    page = sheet.BACKGROUNDS[mode]
+    assert all(contrast(colour, page) >= 3 for colour in figures.COLOURS)
+    assert contrast(template.layout.font.color, page) >= 7
+    assert contrast(template.layout.xaxis.tickfont.color, page) >= 4.5
+    css = (files("tiewise.report") / "templates" / "report.css").read_text()
+    assert set(re.findall(r"--page: (#\w+)", css)) == set(sheet.BACKGROUNDS.values())
+
+
+def test_a_boundary_has_one_colour_in_every_figure():
+    """Of a comparison, a plan and an inspection, whatever stands beside it and in whatever order."""
+    blue, orange = figures.COLOURS[:2]
+
+    def colours(*names):
+        found = styles(names)
+        return [found[name].colour for name in names]
+
+    assert colours("tied", "untied") == colours("untied", "tied")[::-1] == [blue, orange]
+    assert colours("factored:64", "tied") == [*colours("tied", "untied", "factored:128")[2:], blue]
+    assert colours("runs/untied/seed-1", "runs/tied/seed-1") == colours("untied, output", "tied, both ends")
+    assert colours("untied, input")[0] == orange
+    for names in (("a model", "another"), ("tied-up", "untied+bias", "untied+softcap=3"), tuple("abcdefgh")):
+        found = colours(*names)
+        others = [c for name, c in zip(names, found, strict=True) if "tied" not in name]
+        assert not {blue, orange} & set(others)
+    assert len(set(styles(["tied", *(f"tied+share={n}" for n in range(40))]).values())) == 41
+    for panel in (plan_page.growth_panels(plan("gpt2"))[0], line_panel(sample_comparison(), HELD_OUT)):
+        drawn = {trace.name: trace.line.color for trace in panel.figure.data if trace.name in ("tied", "untied")}
+        assert drawn == {"tied": blue, "untied": orange}
+
+
+def line(label, y, which="", **more):
+    low, high = (tuple(value + by for value in y) for by in (-0.5, 0.5))
+    return Curve("Loss", tuple(range(1, len(y) + 1)), y, low, high, "step", "nats", label, which, **more)
+
+
+def test_curves_of_one_name_are_one_figure_and_their_points_a_table():
+    curves = (
+        line("<i>", (4.0, 3.0), mark=2, level=3.5, level_name="chance"),
+        line("<i>", (5.0, 0.0, 1.0), "logit", log=True),
+    )
+    (panel,) = panels({"<i>": Found("", curves=curves)})
+    traces = {trace.name: trace for trace in panel.figure.data if trace.name}
+    assert set(traces) == {"&lt;i&gt;", "&lt;i&gt;, logit", "chance"}
+    assert list(traces["&lt;i&gt;"].y) == [4.0, 3.0]
+    assert traces["&lt;i&gt;, logit"].line.dash == "dash"
+    assert min(traces["&lt;i&gt;, logit"].y) > 0  # an axis of orders of magnitude has no place for 0
+    assert set(traces["chance"].y) == {3.5}
+    marked = [trace for trace in panel.figure.data if trace.mode == "markers"]
+    assert [(list(trace.x), list(trace.y)) for trace in marked] == [([2], [3.0])]
+    band = next(trace for trace in panel.figure.data if trace.fill)
+    assert list(band.y) == [4.5, 3.5, 2.5, 3.5]
+    assert panel.table.header == ["step", "<i>", "<i>, logit"]
+    assert panel.table.rows[2] == ["3", "–", "1.000 [0.500, 1.500]"]
+
+
+def test_a_level_that_could_not_be_estimated_is_not_drawn():
+    lost, kept = line("tied", (4.0, 3.0), level=math.nan, level_name="none"), line("b", (4.0, 3.0), level=2.0)
+    both = {"tied": Found("", curves=(lost,)), "b": Found("", curves=(replace(kept, level_name="one"),))}
+    levels = [trace for trace in panels(both)[0].figure.data if trace.name and len(set(trace.y)) == 1]
+    assert [(trace.name, set(trace.y)) for trace in levels] == [("one", {2.0})]
+
+
+def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
+    grid = Grid("Alike", ("2024", " <b>"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
+    (panel,) = panels({"a": Found("", grids=(grid,))})
+    assert panel.title == "Alike: a"
+    assert [list(row) for row in panel.figure.data[0].z] == [[1.0, None], [0.5, 1.0]]
+    assert list(panel.figure.data[0].x) == [0, 1]  # not the labels, which may be alike, or a date
+    assert panel.figure.layout.xaxis.ticktext == ("2024", "␣&lt;b&gt;")
+    assert panel.table.rows == [["2024", "1.000", "–"], ["␣<b>", "0.500", "1.000"]]
+
+
+@pytest.mark.parametrize(
+    ("token", "shown"),
+    [(" the", "␣the"), ("\n", "⏎"), ("<b>", "&lt;b&gt;"), ("a&b", "a&amp;b"), ("\x00", "\\x00"), ("", "(empty)")],
+)
+def test_tokens_are_visible_and_never_markup(token, shown):
+    assert token_label(token) == shown
+
+
+def test_quantities_are_drawn_as_dots_where_a_section_has_no_curve():
+    def of(label, value):
+        q = Quantity("cosine", value, value - 0.1, value + 0.1, 40, 0.0, (-0.02, 0.03), unit="cosine")
+        return Found("", (q,)).about(label)
+
+    (panel,) = panels({"a": of("a", 0.5), "b": of("b", 0.25)})
+    dots = {trace.name: trace for trace in panel.figure.data}
+    assert {name: list(dots[name].x) for name in ("a", "b")} == {"a": [0.5], "b": [0.25]}
+    assert list(dots["permuted"].x) == [-0.02, 0.03, -0.02, 0.03]
+    assert dots["a"].error_x.array[0] == pytest.approx(0.1)
+    assert panel.table.rows[1] == ["cosine", "b", "0.250 [0.150, 0.350]", "0.000, permuted up to 0.030"]

@@ -1,0 +1,142 @@
+"""LAMB against Algorithm 2 written out in numpy and torch's AdamW; averaged SGD against torch's ASGD."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tiewise.core.errors import RunError
+from tiewise.training.optimizers import AveragedSGD, Lamb, lamb_groups, trust_ratio
+
+
+def by_hand(x, gradients, lr, beta1, beta2, eps, decay, adapt):
+    m = v = np.zeros_like(x)
+    for t, g in enumerate(gradients, 1):
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g * g
+        r = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
+        u = r + decay * x
+        ratio = np.sqrt((x**2).sum()) / np.sqrt((u**2).sum()) if adapt else 1.0
+        x = x - lr * ratio * u
+    return x
+
+
+def stepped(x, gradients, **options):
+    p = torch.nn.Parameter(torch.tensor(x))
+    optimizer = Lamb([p], **options)
+    for g in gradients:
+        p.grad = torch.tensor(g)
+        optimizer.step()
+    return p, optimizer
+
+
+@pytest.mark.parametrize("adapt", [True, False])
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_steps_of_the_algorithm(adapt, decay):
+    draw = np.random.default_rng(0)
+    x, gradients = draw.normal(size=(7, 5)), draw.normal(size=(6, 7, 5)) * 3
+    numbers = {"lr": 0.05, "eps": 1e-3, "weight_decay": decay}
+    p, _ = stepped(x, gradients, betas=(0.8, 0.95), adapt=adapt, **numbers)
+    expected = by_hand(x, gradients, 0.05, 0.8, 0.95, 1e-3, decay, adapt)
+    np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-12)
+
+
+def test_first_step_by_hand():
+    # m̂ = g, v̂ = g²: u = g / (|g| + ε) = ±1, ‖u‖ = 2, ‖x‖ = 6: x moves by η · 3 in every coordinate
+    p, _ = stepped(np.array([3.0, -3.0, 3.0, 3.0]), [np.array([1e6, -2e6, 5e6, -1e6])], lr=0.1, weight_decay=0.0)
+    np.testing.assert_allclose(p.detach().numpy(), [2.7, -2.7, 2.7, 3.3], rtol=1e-9)
+
+
+def test_without_the_ratio_it_is_adamw():
+    torch.manual_seed(0)
+    one = torch.nn.Linear(5, 3).double()
+    other = copy.deepcopy(one)
+    ours = Lamb(one.parameters(), lr=1e-2, weight_decay=0.1, adapt=False)
+    theirs = torch.optim.AdamW(other.parameters(), lr=1e-2, weight_decay=0.1, eps=1e-6)
+    for _ in range(5):
+        x = torch.randn(8, 5, dtype=torch.double)
+        for model, optimizer in ((one, ours), (other, theirs)):
+            optimizer.zero_grad()
+            model(x).pow(2).sum().backward()
+            optimizer.step()
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_step_does_not_depend_on_the_scale_of_the_gradient_and_follows_that_of_the_weights():
+    draw = np.random.default_rng(1)
+    x, g = draw.normal(size=(4, 4)), draw.normal(size=(1, 4, 4))
+    options = {"lr": 0.1, "weight_decay": 0.0, "eps": 1e-30}
+    step, _ = stepped(x, g, **options)
+    same, _ = stepped(x, 1000 * g, **options)
+    larger, _ = stepped(10 * x, g, **options)
+    np.testing.assert_allclose(same.detach().numpy(), step.detach().numpy(), rtol=1e-9)
+    np.testing.assert_allclose(larger.detach().numpy(), 10 * step.detach().numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("x", [np.zeros(3), np.ones(3)])
+def test_a_ratio_of_nothing_is_one(x):
+    assert trust_ratio(torch.tensor(x), torch.zeros(3)).item() == 1
+    assert trust_ratio(torch.zeros(3), torch.tensor(x)).item() == 1
+    p, _ = stepped(np.zeros(3), [np.ones(3)], lr=0.1, weight_decay=0.0)
+    assert p.detach().numpy() == pytest.approx(-0.1, rel=1e-4)
+
+
+def test_resumed_steps_are_the_uninterrupted_ones():
+    draw = np.random.default_rng(2)
+    x, gradients = draw.normal(size=(3, 4)), draw.normal(size=(6, 3, 4))
+    whole, _ = stepped(x, gradients)
+    half, optimizer = stepped(x, gradients[:3])
+    again = torch.nn.Parameter(half.detach().clone())
+    resumed = Lamb([again])
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for g in gradients[3:]:
+        again.grad = torch.tensor(g)
+        resumed.step()
+    assert torch.equal(again, whole)
+
+
+def test_moments_of_low_precision_are_wide():
+    p = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    optimizer = Lamb([p])
+    p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert optimizer.state[p]["exp_avg"].dtype == torch.float32
+    assert p.dtype == torch.bfloat16
+
+
+def test_groups_and_shared_parameters_once():
+    a, b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    b.weight = a.weight
+    decayed, plain = lamb_groups(torch.nn.Sequential(a, torch.nn.LayerNorm(3), b), 0.01)
+    assert len(decayed["params"]) == 1 and decayed["adapt"] and decayed["weight_decay"] == 0.01  # noqa: PT018
+    assert len(plain["params"]) == 4 and not plain["adapt"] and plain["weight_decay"] == 0  # noqa: PT018
+
+
+@pytest.mark.parametrize("wrong", [{"lr": -1}, {"eps": 0}, {"betas": (0.9, 1.0)}, {"weight_decay": float("nan")}])
+def test_refused(wrong):
+    with pytest.raises(RunError):
+        Lamb([torch.nn.Parameter(torch.ones(2))], **wrong)
+
+
+def test_averaged_sgd_is_the_frameworks_asgd():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    mine = AveragedSGD(ours.parameters(), 0.1, 1e-3)
+    asgd = torch.optim.ASGD(theirs.parameters(), lr=0.1, lambd=0.0, t0=-1, weight_decay=1e-3)
+    mine.average()
+    for _ in range(12):
+        x, y = torch.randn(7, 5), torch.randn(7, 3)
+        for model, optimizer in ((ours, mine), (theirs, asgd)):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    stepped = ours.weight.detach().clone()
+    with mine.averaged():
+        torch.testing.assert_close(ours.weight, asgd.state[theirs.weight]["ax"])
+    torch.testing.assert_close(ours.weight, stepped)
+    torch.testing.assert_close(stepped, theirs.weight)
