@@ -156,10 +156,7 @@ def render(comparison: Comparison) -> str:
             notes=(*comparison.finding.splitlines(), NOTE),
         ),
         sections=[
-            *(
-                PageSection(title, said=said, tables=[table] if table else [])
-                for title, (said, table) in beside_papers(comparison).items()
-            ),
+            *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
             PageSection("Loss", [*there(frequency_panel(comparison)), *over_training(AHEAD, HELD_OUT, TRAINING)]),
             PageSection(
                 "Masked tokens and pairs",
@@ -171,13 +168,13 @@ def render(comparison: Comparison) -> str:
             PageSection(
                 "Direct path",
                 direct_path_panels(comparison),
-                folded=[bigrams(comparison)] if comparison.bigrams else [],
+                folded=[bigrams(comparison)],
                 notes=[BIGRAMS] if comparison.bigrams else [],
                 kind="panels maps",
             ),
         ],
         command=comparison.command,
-        made=[PageSection("Starting point of each arm", folded=[tuned] if trials else [], tables=[starts])],
+        made=[PageSection("Starting point of each arm", folded=[tuned], tables=[starts])],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
