@@ -16,8 +16,8 @@ import tiewise.hf
 from tiewise import install
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
+from tiewise.inspection.sections.refinement import refinement_of
 from tiewise.internals.loaded import open_model
-from tiewise.internals.refinement import refinement
 from tiewise.sharing.share import share_layers
 
 SPECS = ("attention", "ffn", "all", "all:groups=2", "ffn:cycle=2", "sandwich", "all:cycle=2,ends=1")
@@ -353,10 +353,10 @@ def test_an_inspection_finds_the_layers_repeated(tmp_path):
     model = llama()
     share_layers(model, "all:cycle=2")
     model.save_pretrained(tmp_path)
-    found = refinement(open_model(tmp_path), ids().numpy(), further=3)
-    for course in (found.trained, found.untrained):
-        assert [one.same_as for one in course.applications] == [None, None, 0, 1, 0]
-        assert [(rest.period, rest.times) for rest in course.repeats] == [(2, 2)]
+    found = refinement_of(open_model(tmp_path), ids().numpy(), further=3)
+    assert [row[-2] for row in found.listings[0].rows] == ["no", "no", "all, as 1", "all, as 2", "all, as 1"]
+    assert found.answer.startswith("a block of 2 layers is applied 2 times")
+    assert found["small differences grow by, fresh weights"].why.endswith("applications 1 to 4")
 
 
 def test_generation_keeps_its_cache_apart_by_layer():

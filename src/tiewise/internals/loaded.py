@@ -20,6 +20,9 @@ from tiewise.core.errors import CheckpointError, DataError, TiewiseError
 from tiewise.data.tokenizer import Ids
 from tiewise.hf import model_class
 
+TOKENS_AT_ONCE = 2048
+LOGITS_AT_ONCE = 2**26
+
 
 @dataclass(frozen=True)
 class Opened:
@@ -39,6 +42,10 @@ class Opened:
         """Positions that the model has, where its config limits them."""
         found = getattr(self.model.config.get_text_config(), "max_position_embeddings", None)
         return found if isinstance(found, int) and found > 0 else None
+
+    def at_once(self, length: int) -> int:
+        """How many windows of a length are run at once: states and logits of a few thousand tokens are held."""
+        return max(1, min(TOKENS_AT_ONCE, LOGITS_AT_ONCE // self.vocab) // length)
 
     def checked(self, windows: Ids) -> Tensor:
         """Return windows of ids [n, T] that the model can be run on.

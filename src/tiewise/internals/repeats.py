@@ -1,7 +1,7 @@
-"""Every application of a model's layers, ready to be called again; which are one and the same layer, and repeat.
+"""Which applications of a model's layers are one and the same layer, and repeat; and where repeating leads.
 
-    states, calls = applied(stack, ids)      # residual stream, and one `LayerCall` per application
-    calls[3].again(states[4])                # layer 3 applied once more, to its own output
+    calls = stack.calls(ids)                 # one `LayerCall` per application
+    calls[3].again(calls[3].wrote)           # layer 3 applied once more, to its own output
     repeats(keys(calls))                     # runs of applications that use the same parameters again
     one_block(calls)                         # the run that is all of them, where a model repeats one block and no more
     iterate(block, states[-1], 64, seed)     # the block applied further: does it come to rest?
@@ -21,41 +21,18 @@ every quantity is a mean over the tokens of a window:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.internals.stack import AppliedStack
+from tiewise.internals.stack import LayerCall
 
 Key = tuple[Any, ...]
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
 _WHOLE = "give a model that repeats whole layers"
-
-
-@dataclass(frozen=True)
-class LayerCall:
-    """One application of a layer, which can be repeated on another state."""
-
-    name: str  # the module's (first) name in the model
-    module: nn.Module
-    args: tuple[Any, ...]  # what it was called with
-    kwargs: dict[str, Any]  # and by name
-
-    def again(self, state: Tensor) -> Tensor:
-        """Apply the layer to another state [B, T, D]; masks, positions and the rest as they were."""
-        args, kwargs, given = list(self.args), dict(self.kwargs), state.clone()  # some families work in place
-        place = next((i for i, value in enumerate(args) if _is_state(value)), None)
-        if place is not None:
-            args[place] = given
-        else:
-            kwargs[next(name for name, value in kwargs.items() if _is_state(value))] = given
-        output = self.module(*args, **kwargs)
-        made: Tensor = output[0] if isinstance(output, tuple) else output
-        return made
 
 
 @dataclass(frozen=True)
@@ -70,21 +47,6 @@ class Repeat:
     def end(self) -> int:
         """The application after the last."""
         return self.first + self.period * self.times
-
-
-def applied(stack: AppliedStack, ids: Tensor, **others: Tensor) -> tuple[list[Tensor], list[LayerCall]]:
-    """Run ids [B, T]; return the residual stream, L + 1 tensors [B, T, D], and the L calls between them.
-
-    `others` is what else the model's forward is given by name, as a mask.
-    """
-    given: list[tuple[Any, Any]] = []
-    with ExitStack() as held:
-        for module in {id(one.module): one.module for one in stack.applications}.values():
-            hook = module.register_forward_pre_hook(lambda _, *found: given.append(found), with_kwargs=True)
-            held.callback(hook.remove)
-        states = stack.states(ids, **others)
-    pairs = zip(stack.applications, given, strict=True)
-    return states, [LayerCall(one.name, one.module, *found) for one, found in pairs]
 
 
 def keys(calls: Iterable[LayerCall]) -> list[Key]:
@@ -142,10 +104,6 @@ def _run(found: list[Key], start: int, period: int) -> Repeat:
     while found[start : start + period] == found[start + times * period : start + (times + 1) * period]:
         times += 1
     return Repeat(start, period, times)
-
-
-def _is_state(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
 
 
 @dataclass(frozen=True)

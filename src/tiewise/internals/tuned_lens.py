@@ -22,7 +22,6 @@ BETAS = (0.9, 0.99)
 EPSILON = 1e-6  # Adam's: gradients that are rounding alone move nothing
 AVERAGED = 20  # the average reaches back about a 20th of all steps
 TOKENS = 256  # positions per step, at least
-LOGITS = 2**24  # logits held at once
 SHRINK = 1e-3  # of the mean eigenvalue: directions that hardly occur are not blown up
 
 
@@ -105,7 +104,7 @@ def train_step(
     """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
     states = positions(stack.states(ids))
     found = [0.0] * len(translators)
-    for part in chunks(len(states[0]), stack.opened.vocab):
+    for part in stack.parts(len(states[0])):
         with torch.no_grad():
             wanted = stack.to_logits(states[-1][part]).log_softmax(-1)
         own = float((wanted.exp() * wanted).sum()) / len(states[0])
@@ -141,9 +140,3 @@ def passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], T
     wide = (len(stack.applications) + 1) * stack.width * texts.shape[1]
     for group in texts.split(max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
         yield positions(stack.states(group)), group[:, 1:].reshape(-1)
-
-
-def chunks(count: int, vocab: int) -> Iterator[slice]:
-    """Slices of positions whose logits are held at once."""
-    size = max(1, LOGITS // vocab)
-    yield from (slice(i, min(i + size, count)) for i in range(0, count, size))

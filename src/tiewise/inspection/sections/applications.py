@@ -1,85 +1,256 @@
-"""Would applying the shared block more or less often predict better?"""
+"""Would applying the shared block more or less often predict better?
+
+The one block that a model repeats is applied 1 to 24 times, or to as often as the model does, with its own masks,
+positions, norms and head: after as many applications as in training the nll is the model's own, after fewer that of the
+model cut off. See docs/refinement.md.
+
+A model is asked as its family is pretrained; the draws are those of a seed, alike for two models with one tokenizer:
+
+    next token    windows of the text as it stands; position i predicts token i + 1
+    hidden        rows [CLS] A [SEP] B [SEP] of whole sentences in order, their tokens masked as in pretraining
+                  (`tiewise.data.training_rows`): an encoder knows no text that begins anywhere
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
 
-from tiewise.analysis.estimates import Estimate
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.core.errors import DataError
 from tiewise.core.found import Curve, Found, Quantity
+from tiewise.core.frequency import token_counts
 from tiewise.core.numerals import size
+from tiewise.core.progress import progress
+from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
+from tiewise.data.tokenizer import Ids, make_tokenizer, windows
+from tiewise.data.training_rows import IGNORED, Masking, PairRows
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.application_sweep import Sweep, application_sweep
+from tiewise.internals.loaded import Opened
+from tiewise.internals.repeats import Repeat, one_block, relative
+from tiewise.internals.stack import AppliedStack, LayerCall, find_stack
 
+MOST = 24
 TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments
 NATS = "nats per token"
-FREQUENCIES = "the tokens' frequencies alone"
 
 
 @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
 def applications(subject: Subject, bench: Workbench) -> Found:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
-    effort = bench.request.effort
-    opened, ids = bench.opened(subject), bench.ids(subject)
-    return found_of(application_sweep(opened, ids, effort.length, effort.windows, bench.request.seed))
+    effort, opened = bench.request.effort, bench.opened(subject)
+    return applications_of(opened, bench.ids(subject), effort.length, effort.windows, bench.request.seed)
 
 
-def found_of(sweep: Sweep) -> Found:
-    """Say what other numbers of applications give, beside that of training."""
-    own, best, unigram = sweep.own, sweep.best, sweep.unigram
-    mark = {"along": "applications of the block", "mark": sweep.trained}
-    saved = (
-        f"{size(TRAINING * sweep.parameters)} of weights, gradients and AdamW's moments in fp32, "
-        f"{size(TRAINING * sweep.separate)} if none were shared"
+@dataclass(frozen=True)
+class Sweep:
+    """What is measured, before anything is said of it."""
+
+    causal: bool  # whether next tokens are predicted, and not hidden ones
+    predicted: int  # tokens that are
+    layers: int  # in the block
+    trained: int  # how often the model applies it
+    parameters: int  # of the whole model, each counted once
+    separate: int  # of the same model if every application had parameters of its own
+    unigram: NDArray[np.float64]  # nll by the tokens' frequencies in the whole text, one added to each count [windows]
+    nll: NDArray[np.float64]  # nats per predicted token after 1, 2, … applications [n, windows]
+    change: NDArray[np.float64]  # ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states around each application [n, windows]
+
+
+def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Found:
+    """Apply a model's one repeated block 1, 2, … 24 times and measure the nll of a text each time.
+
+    Args:
+        opened: the model.
+        ids: the text in the model's tokens [N].
+        length: tokens of a window, or as many as the model has positions.
+        count: most windows; one gives no intervals.
+        seed: of which tokens are hidden, where the model predicts hidden tokens.
+
+    Raises:
+        DataError: a text, or a tokenizer, that this model cannot be asked by (`questions`).
+        UnsupportedError: the model has not one stack of layers, or its stack is not one block that is repeated.
+    """
+    stack = find_stack(opened)
+    block = one_block(stack.calls(torch.full((1, 2), stack.token)))
+    asked = questions(opened, stack.causal, ids, length, count, seed)
+    counts = torch.from_numpy(token_counts(ids, opened.vocab)).double() + 1  # of each token: what a bias alone can know
+    surprise = -(counts / counts.sum()).log()
+    parts, unigram = [], []
+    for batch in asked:
+        parts.append(torch.stack(list(_measured(stack, block, batch))))
+        unigram.append(_by_window(surprise[batch.targets], batch.where))
+        progress("applications", sum(map(len, unigram)), sum(len(batch.where) for batch in asked))
+    nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)
+    members = [one.module for one in stack.applications[: block.period]]
+    of_block = {id(p): p.numel() for module in members for p in module.parameters()}
+    parameters = sum(p.numel() for p in opened.model.parameters())
+    return found_of(
+        Sweep(
+            causal=stack.causal,
+            predicted=sum(len(batch.targets) for batch in asked),
+            layers=block.period,
+            trained=block.times,
+            parameters=parameters,
+            separate=parameters + (block.times - 1) * sum(of_block.values()),
+            unigram=torch.cat(unigram).numpy(),
+            nll=nll,
+            change=change,
+        )
     )
+
+
+@torch.no_grad()
+def _measured(stack: AppliedStack, block: Repeat, batch: Question) -> Iterator[Tensor]:
+    """Nll and change [2, b] after each application of the block."""
+    others = {name: value for name, value in batch.given.items() if name != "input_ids"}
+    calls = stack.calls(batch.given["input_ids"], **others)
+    before = calls[0].read
+    for state in islice(_states(calls, block), max(MOST, block.times)):
+        read, nll = state[batch.where], []
+        for part in stack.parts(len(read)):
+            nll.append(F.cross_entropy(stack.to_logits(read[part]), batch.targets[part], reduction="none").double())
+        change = relative(state[batch.readable][:, None], before[batch.readable][:, None])  # [N, 1, D]: each by itself
+        yield torch.stack([_by_window(torch.cat(nll), batch.where), _by_window(change.double(), batch.readable)])
+        before = state
+
+
+def _by_window(values: Tensor, where: Tensor) -> Tensor:
+    """Mean [b] over each window's positions `where`, bool [b, T], of their values [M]."""
+    sums = values.new_zeros(len(where)).index_add_(0, where.nonzero()[:, 0], values)
+    return sums / where.sum(1)
+
+
+def _states(calls: list[LayerCall], block: Repeat) -> Iterator[Tensor]:
+    """Yield what each application of the block writes: the model's own, and then further ones without end.
+
+    A call after the last stands for the first again: where layers differ in their masks (some see a part of the text
+    only), these go on in turn, as in a deeper model.
+    """
+    yield from (call.wrote for call in calls[block.period - 1 :: block.period])
+    state = calls[-1].wrote
+    while True:
+        for start in range(0, len(calls), block.period):
+            for call in calls[start : start + block.period]:
+                state = call.again(state)
+            yield state
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked of a few windows of text."""
+
+    given: dict[str, Tensor]  # what the model's forward takes, by name; `input_ids` [b, T] among them
+    readable: Tensor  # positions that hold a token, bool [b, T]
+    where: Tensor  # positions whose logits are asked for, bool [b, T], one or more in each window
+    targets: Tensor  # the tokens that those are to predict [M]
+
+
+def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, seed: int) -> list[Question]:
+    """Cut a text [N] into up to `count` windows of `length` tokens, and ask for its tokens.
+
+    Raises:
+        DataError: a text without one window, or, where tokens are hidden, without two sentences in one document, or a
+            tokenizer without the marks that its rows need.
+    """
+    length = min(length, opened.longest or length)
+    step, found = opened.at_once(length), []
+    if causal:
+        count = min(count, len(ids) // length)
+        if not count or length < 2:
+            raise DataError(f"{len(ids)} tokens hold no window of {length}", "give a longer text, or another length")
+        for tokens in torch.from_numpy(windows(ids, length, count)).split(step):
+            where = torch.ones_like(tokens, dtype=torch.bool)
+            where[:, -1] = False
+            found.append(Question({"input_ids": tokens}, torch.ones_like(where), where, tokens[:, 1:].flatten()))
+        return found
+    folder, vocab = opened.folder.path, opened.vocab
+    tokenizer = make_tokenizer(str(folder))
+    marks = {piece: getattr(tokenizer, f"{name}_id") for name, piece in MARKS.items()}
+    missing = [piece for piece, number in marks.items() if number is None or number >= vocab]
+    if missing:
+        what = f"{folder}: the model predicts hidden tokens, and its tokenizer has no {', '.join(missing)}"
+        raise DataError(what, "put the model's own tokenizer beside it")
+    sentences = find_sentences(ids, Vocabulary.of(tokenizer, vocab), tokenizer.eos_token_id)
+    rows = PairRows(sentences, Packing(length, "none", short=0.0), Masking(), seed=seed)
+    count = min(count, len(rows))
+    for start in range(0, count, step):
+        batch = default_collate([rows[i] for i in range(start, min(start + step, count))])
+        labels = batch.pop("labels")
+        if getattr(opened.model.config, "type_vocab_size", 0) < 2:  # RoBERTa's: it does not tell segments apart
+            del batch["token_type_ids"]
+        where = labels != IGNORED
+        found.append(Question(batch, batch["attention_mask"].bool(), where, labels[where]))
+    return found
+
+
+def found_of(found: Sweep) -> Found:
+    """Say what other numbers of applications give, beside that of training."""
+    own, most, unigram = found.nll[found.trained - 1], len(found.nll), mean_interval(found.unigram)
+    means = [one.value if one is not None else np.inf for one in map(_estimate, found.nll)]
+    best = int(np.argmin(means)) + 1 if min(means) < means[found.trained - 1] else found.trained  # of equals, its own
+    more = _quantity("there − as trained", found.nll[best - 1] - own, chance=0.0, why="a best of many flatters")
+    mark: dict[str, Any] = {"along": "applications of the block", "mark": found.trained}
+    block = "layer" if found.layers == 1 else f"block of {found.layers} layers"
+    answer = f"not told apart: {best} applications of the {block} from the {found.trained} of training"
+    if best == found.trained:
+        answer = f"no: the {block} is applied {best} times, and no other number up to {most} is better"
+    elif more.high < 0:
+        answer = (
+            f"yes: the loss is lower after {best} applications of the {block} than after {found.trained}, as trained"
+        )
     return Found(
-        answer=_answer(sweep),
+        answer=answer,
         quantities=(
-            replace(_nll("nll as trained", own.nll), chance=unigram.value, why=f"beside it: {FREQUENCIES}"),
-            Quantity("best number", best.times, why=f"of 1 to {len(sweep.applied)}; in training {own.times}"),
-            replace(_nll("nll there", best.nll), chance=unigram.value),
-            replace(_nll("there − as trained", best.more), chance=0.0, why="window by window; a best of many flatters"),
-            Quantity("parameters", sweep.parameters, why=saved),
-            Quantity("parameters if each application had its own", sweep.separate, main=False),
+            _quantity("nll as trained", own, chance=unigram.value, why="beside it: the tokens' frequencies alone"),
+            Quantity("best number", best, why=f"of 1 to {most}; in training {found.trained}"),
+            _quantity("nll there", found.nll[best - 1], chance=unigram.value),
+            more,
+            Quantity(
+                "parameters", found.parameters,
+                why=f"{size(TRAINING * found.parameters)} of weights, gradients and AdamW's moments in fp32, "
+                f"{size(TRAINING * found.separate)} if none were shared",
+            ),
+            Quantity("parameters if each application had its own", found.separate, main=False),
         ),
         curves=(
             Curve.through(
-                "Loss by how often the block is applied",
-                ((one.times, one.nll) for one in sweep.applied),
+                "Loss by how often the block is applied", enumerate(map(_estimate, found.nll), 1),
                 unit=NATS, level=unigram.value, level_name="token frequencies", **mark,
-                why="The large open marker is the number of training. Bands are 95 % intervals over windows.",
+                why="The large open marker is the number of training; bands are 95 % intervals over windows.",
             ),
             Curve.through(
-                "Loss less that of the model as trained",
-                ((one.times, one.more) for one in sweep.applied),
+                "Loss less that of the model as trained", enumerate(map(_estimate, found.nll - own), 1),
                 unit=NATS, level=0.0, **mark,
                 why="Window by window, so that how hard a text is takes no part; above 0 is worse than as trained.",
             ),
             Curve.through(
-                "Change by one more application",
-                ((one.times, one.change) for one in sweep.applied),
+                "Change by one more application", enumerate(map(_estimate, found.change), 1),
                 unit="relative change", log=True, **mark,
                 why="‖h after − h before‖ / ‖h before‖ of the last of n applications, mean over tokens.",
             ),
         ),
         notes=(
-            f"nll of {sweep.predicted:,} {'next' if sweep.objective == 'next token' else 'hidden'} tokens "
-            f"in {sweep.windows} windows",
+            f"nll of {found.predicted:,} {'next' if found.causal else 'hidden'} tokens in {len(own)} windows",
         ),
     )  # fmt: skip
 
 
-def _nll(name: str, found: Estimate | None) -> Quantity:
-    return Quantity.of_estimate(name, found, unit=NATS)
+def _estimate(values: NDArray[np.float64]) -> Estimate | None:
+    """Mean over windows with its interval; None where a window gave no number."""
+    return mean_interval(values) if np.isfinite(values).all() else None
 
 
-def _answer(sweep: Sweep) -> str:
-    own, best, block = sweep.own, sweep.best, "layer" if sweep.layers == 1 else f"block of {sweep.layers} layers"
-    if best is own:
-        return f"no: the {block} is applied {own.times} times, and no other number up to {len(sweep.applied)} is better"
-    if _nll("", best.more).high < 0:
-        return (
-            f"yes: the loss is lower after {best.times} applications of the {block} than after {own.times}, as trained"
-        )
-    return f"not told apart: {best.times} applications of the {block} from the {own.times} of training"
+def _quantity(name: str, values: NDArray[np.float64], **more: Any) -> Quantity:
+    return Quantity.of_estimate(name, _estimate(values), unit=NATS, **more)

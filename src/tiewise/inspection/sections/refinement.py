@@ -1,29 +1,46 @@
-"""Do the layers refine one state, and does a repeated one come to rest?"""
+"""Do the layers refine one state, and does a repeated one come to rest?
+
+The quantities of Lan et al. 2020 (ALBERT, §3.1 and figure 1: distance and cosine between a layer's input and output),
+with what they need to be read: a null, an interval, and the question of a fixed point put to the model itself.
+Dropout is off. See docs/refinement.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.analysis.estimates import Estimate
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.boundary.locate import locate
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE
+from tiewise.core.progress import advance, doing
+from tiewise.data.tokenizer import Ids
 from tiewise.inspection.section import section
 from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.refinement import Application, Refinement, Rest, Trajectory
-from tiewise.internals.refinement import refinement as follow
+from tiewise.internals.loaded import Opened
+from tiewise.internals.repeats import Repeat, iterate, keys, relative, repeats, shared_fractions
+from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, states_of
 
+Values = dict[str, NDArray]  # quantity → its values per window, [windows] or [n, windows]
+
+FURTHER = 64
+RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
 CONTROL = "Dashed: the same architecture with fresh weights."
-PER_LAYER: tuple[tuple[str, str, bool, Callable[[Application], Estimate | None], str], ...] = (
-    ("Change per application", "relative change", True, lambda one: one.change,
-     "‖h after − h before‖ / ‖h before‖, mean over tokens."),
-    ("Cosine of output and input", "cosine", False, lambda one: one.cosine,
-     "Of a layer's output and input (as figure 1 of Lan et al. 2020); 1 where nothing turns, 0 where nothing is kept."),
-    ("Does a layer go on or turn back?", "cosine of successive changes", False, lambda one: one.turn,
+PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
+    ("Change per application", "relative change", True, "change", "‖h after − h before‖ / ‖h before‖."),
+    ("Cosine of output and input", "cosine", False, "cosine", "As figure 1 of Lan et al. 2020; 1 where nothing turns."),
+    ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
      "Above 0 a layer goes on where the one before it was heading, below 0 it turns back."),
-    ("Change if the same layer is applied again", "relative change", True, lambda one: one.again,
+    ("Change if the same layer is applied again", "relative change", True, "again",
      "Each layer applied a second time to its own output: small where it had already done its work."),
 )  # fmt: skip
 
@@ -31,105 +48,246 @@ PER_LAYER: tuple[tuple[str, str, bool, Callable[[Application], Estimate | None],
 @section(asks="Do the layers refine one state, and does a repeated one come to rest?", place=110, text=True)
 def refinement(subject: Subject, bench: Workbench) -> Found:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
-    return found_of(follow(bench.opened(subject), bench.windows(subject)[1], bench.request.seed))
+    return refinement_of(bench.opened(subject), bench.windows(subject)[1], bench.request.seed)
 
 
-def found_of(found: Refinement) -> Found:
-    """Say how far each layer moves the states, and where repeating leads, beside fresh weights."""
-    trained, control = found.trained, found.untrained
-    return Found(
-        answer=_answer(trained, found.further),
-        quantities=(*_ends(trained), *(q for rest in trained.repeats for q in _rest(rest)), *_controls(control)),
-        curves=(*_curves(trained, False), *(_curves(control, True) if control is not None else ())),
-        grids=(_alike(trained, ""), *((_alike(control, ", fresh weights"),) if control is not None else ())),
-        listings=(_listing(trained, control),),
+@dataclass(frozen=True)
+class Trajectory:
+    """All applications of one model's stack, and every block that it repeats."""
+
+    layers: tuple[str, ...]  # name of the module of each application
+    each: tuple[Values, ...]  # what it did, as `_applications` names it
+    shared: tuple[float, ...]  # fraction of its parameters that an earlier application has used, by Parameter identity
+    same_as: tuple[int | None, ...]  # the earliest application (from 0) with exactly the same parameters
+    blocks: dict[Repeat, Values]  # what comes of applying each further, as `_repeated` names it
+    alike: NDArray[np.float64]  # mean cosine of h_i and h_j [L + 1, L + 1]; the first layer reads h_0
+
+
+def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FURTHER) -> Found:
+    """Measure every application of a model's layers on windows of ids [n, T], beside the same architecture untrained.
+
+    Args:
+        opened: the model.
+        windows: ids [n, T]; one window gives no intervals.
+        seed: of the fresh weights and of the small differences that are followed.
+        further: applications of a repeated block beyond the model's own, 2 or more.
+
+    Raises:
+        DataError: windows that the model cannot be run on.
+        UnsupportedError: the model has not one stack of layers.
+    """
+    texts, fresh = opened.checked(windows), _fresh(opened, seed)
+    count = len(texts)
+    with doing("refinement", count if fresh is None else 2 * count):
+        trained = _trajectory(find_stack(opened), texts, seed, further)
+    if fresh is None:
+        return found_of(trained, None, further)
+    with doing("refinement", 2 * count, begun=count):
+        return found_of(trained, _trajectory(find_stack(fresh), texts, seed, further), further)
+
+
+def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
+    each: list[dict[str, list[NDArray]]] = [{} for _ in stack.applications]
+    blocks: dict[Repeat, dict[str, list[NDArray]]] = {}
+    alike, done = torch.zeros((len(each) + 1,) * 2, dtype=torch.float64), 0
+    for number, batch in enumerate(texts.split(stack.opened.at_once(texts.shape[1]))):
+        calls = stack.calls(batch)
+        made = keys(calls)
+        alike += _cosines(states_of(calls)) / len(texts)
+        into = [*zip(each, _applications(calls), strict=True)]
+        into += [(blocks.setdefault(b, {}), _repeated(calls, b, further, seed + number)) for b in repeats(made)]
+        for parts, measured in into:
+            for name, values in measured.items():
+                parts.setdefault(name, []).append(values.numpy(force=True))
+        done += len(batch)
+        advance(done)
+    return Trajectory(
+        tuple(call.name for call in calls),
+        tuple(map(_joined, each)),
+        tuple(shared_fractions(calls)),
+        tuple(made.index(key) if made.index(key) != place else None for place, key in enumerate(made)),
+        {block: _joined(parts) for block, parts in blocks.items()},
+        alike.numpy(),
     )
 
 
-def _answer(layers: Trajectory, further: int) -> str:
-    if not layers.repeats:
-        if layers.shared:
-            most = max(one.shared for one in layers.applications)
-            return f"layers share up to {most:.0%} of their parameters, and none is repeated whole"
+def _joined(parts: dict[str, list[NDArray]]) -> Values:
+    return {name: np.concatenate(values, axis=-1) for name, values in parts.items()}
+
+
+@torch.no_grad()
+def _applications(calls: list[LayerCall]) -> Iterator[dict[str, Tensor]]:
+    """Every application, as means over tokens [B]."""
+    before = None
+    for call in calls:
+        step = call.wrote - call.read
+        found = {
+            "change": relative(call.wrote, call.read),  # ‖h_{l+1} − h_l‖ / ‖h_l‖
+            "distance": torch.linalg.vector_norm(step, dim=-1).mean(-1),  # ‖h_{l+1} − h_l‖
+            "cosine": _cosine(call.wrote, call.read),
+            "norm": torch.linalg.vector_norm(call.wrote, dim=-1).mean(-1),
+            "again": relative(call.again(call.wrote), call.wrote),  # the change if it is applied once more
+        }
+        yield found if before is None else {**found, "turn": _cosine(step, before)}  # of this change and the last one
+        before = step
+
+
+@torch.no_grad()
+def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) -> dict[str, Tensor]:
+    """A block that the model repeats, applied further from where the model left it (see `internals.repeats`)."""
+    members = calls[block.end - block.period : block.end]
+
+    def apply(state: Tensor) -> Tensor:
+        for call in members:
+            state = call.again(state)
+        return state
+
+    ends = states_of(calls)[block.first : block.end + 1 : block.period]
+    walked = iterate(apply, ends[-1], further, seed)
+    return {
+        "residual": torch.cat([torch.stack(list(map(relative, ends[1:], ends))), walked.residual]),  # the model's first
+        "two_steps": walked.two_steps,
+        "ratio": _geometric(walked.ratio),
+        "growth": _geometric(walked.growth[further // 2 :]),
+        "from_end": relative(ends[-1], walked.last),
+    }
+
+
+def _cosine(a: Tensor, b: Tensor) -> Tensor:
+    """Mean over tokens [B] of two states' cosine [B, T, D]; two zero vectors have none and count as 0."""
+    sizes = torch.linalg.vector_norm(a, dim=-1) * torch.linalg.vector_norm(b, dim=-1)
+    return torch.where(sizes > 0, (a * b).sum(-1) / sizes, 0.0).mean(-1)
+
+
+@torch.no_grad()
+def _cosines(states: list[Tensor]) -> Tensor:
+    """Cosine of every two states, mean over tokens, summed over windows [L + 1, L + 1]; window by window for memory."""
+    total = torch.zeros((len(states),) * 2, dtype=torch.float64)
+    for window in zip(*states, strict=True):
+        units = torch.stack([F.normalize(state, dim=-1) for state in window]).flatten(1)
+        total += (units @ units.T).double().cpu() / len(window[0])
+    return total
+
+
+def _geometric(values: Tensor) -> Tensor:
+    """Geometric mean over the rows of [n, B] that are numbers: [B], NaN where none is."""
+    logs = torch.where(values > 0, values, torch.finfo(values.dtype).tiny).log()
+    return torch.where(values.isnan(), values, logs).nanmean(0).exp()
+
+
+def _fresh(opened: Opened, seed: int) -> Opened | None:
+    """Build the model again with new weights, one Parameter where it has one; None where its config builds another."""
+    model: Any = opened.model
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = type(model)(model.config)
+    own, new = (dict(one.named_parameters(remove_duplicate=False)) for one in (model, made))
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in new.items()}:
+        return None
+    first: dict[int, nn.Parameter] = {}
+    for name, value in own.items():
+        owner, _, leaf = name.rpartition(".")
+        setattr(made.get_submodule(owner), leaf, first.setdefault(id(value), new[name]))
+    made.to(dtype=model.dtype).eval()
+    return Opened(opened.folder, made, locate(made))
+
+
+def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Found:
+    """Say how far each layer moves the states, and where repeating leads, beside fresh weights."""
+    control = [] if untrained is None else [untrained]
+    of_control = [replace(q, name=f"{q.name}, fresh weights", main=False) for one in control for q in _quantities(one)]
+    return Found(
+        answer=_answer(trained, further),
+        quantities=(*_quantities(trained), *of_control),
+        curves=(*_curves(trained, ""), *(curve for one in control for curve in _curves(one, "fresh weights"))),
+        grids=(_alike(trained, ""), *(_alike(one, ", fresh weights") for one in control)),
+        listings=tuple(_listings(trained, untrained)),
+    )
+
+
+def _rests(values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which windows came to rest, and which have not but return after two applications [windows]."""
+    resting = values["residual"][-1] < RESTED
+    return resting, ~resting & (values["two_steps"][-1] < RESTED)
+
+
+def _answer(found: Trajectory, further: int) -> str:
+    if not found.blocks and any(found.shared):
+        return f"layers share up to {max(found.shared):.0%} of their parameters, and none is repeated whole"
+    if not found.blocks:
         return "each layer is applied once: there is no fixed point to look for"
     said = []
-    for rest in layers.repeats:
-        block = "a layer" if rest.period == 1 else f"a block of {rest.period} layers"
+    for block, values in found.blocks.items():
+        resting, alternating = _rests(values)
         end = f"does not come to rest within {further} more"
-        if rest.converged:
-            end = f"comes to rest in {rest.converged} of {rest.windows} windows if it is applied {further} times more"
-        elif rest.alternating:
-            end = f"alternates between two states in {rest.alternating} of {rest.windows} windows"
-        said.append(f"{block} is applied {rest.times} times and {end}")
+        if resting.any():
+            end = f"comes to rest in {resting.sum()} of {resting.size} windows if it is applied {further} times more"
+        elif alternating.any():
+            end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
+        what = "a layer" if block.period == 1 else f"a block of {block.period} layers"
+        said.append(f"{what} is applied {block.times} times and {end}")
     return "; ".join(said)
 
 
-def _ends(layers: Trajectory, main: bool = True) -> Iterator[Quantity]:
-    for name, one in (
-        ("first layer's change", layers.applications[0]),
-        ("last layer's change", layers.applications[-1]),
-    ):
-        yield Quantity.of_estimate(name, one.change, unit="of the state's norm", main=main)
+def _quantities(found: Trajectory) -> Iterator[Quantity]:
+    for name, values in (("first layer's change", found.each[0]), ("last layer's change", found.each[-1])):
+        yield Quantity.of_estimate(name, _estimate(values["change"]), unit="of the state's norm")
+    for block, values in found.blocks.items():
+        (resting, alternating), where = _rests(values), f", applications {block.first + 1} to {block.end}"
+        yield Quantity.of_estimate(
+            "small differences grow by", _estimate(values["growth"]), chance=1.0, unit="× per application",
+            why=f"below 1 near-by states come together, above 1 they are driven apart{where}",
+        )  # fmt: skip
+        away = _estimate(values["from_end"][resting])
+        yield Quantity.of_estimate("distance from rest", away, unit="of the resting norm")
+        shrink = _estimate(values["ratio"])
+        yield Quantity.of_estimate("successive changes shrink by", shrink, unit="× per application", main=False)
+        for name, its in (("windows at rest", resting), ("windows that alternate", alternating)):
+            yield Quantity(name, int(its.sum()), n=its.size, main=False, why=f"of {its.size}{where}")
 
 
-def _rest(rest: Rest, main: bool = True) -> Iterator[Quantity]:
-    where = f", applications {rest.first + 1} to {rest.first + rest.period * rest.times}"
-    yield Quantity.of_estimate(
-        "small differences grow by",
-        rest.growth,
-        chance=1.0,
-        unit="× per application",
-        main=main,
-        why=f"below 1 near-by states come together, above 1 they are driven apart{where}",
-    )
-    yield Quantity.of_estimate("distance from rest", rest.from_end, unit="of the resting norm", main=main)
-    yield Quantity.of_estimate("successive changes shrink by", rest.ratio, unit="× per application", main=False)
-    for name, windows in (("windows at rest", rest.converged), ("windows that alternate", rest.alternating)):
-        yield Quantity(name, windows, n=rest.windows, main=False, why=f"of {rest.windows}{where}")
-
-
-def _controls(control: Trajectory | None) -> Iterator[Quantity]:
-    if control is not None:
-        parts = (*_ends(control, False), *(q for rest in control.repeats for q in _rest(rest, False)))
-        yield from (replace(q, name=f"{q.name}, fresh weights") for q in parts)
-
-
-def _curves(layers: Trajectory, control: bool) -> Iterator[Curve]:
-    look: dict[str, Any] = {"which": "fresh weights" if control else ""}
-    for name, unit, log, value, why in PER_LAYER:
-        points = list(enumerate(map(value, layers.applications), 1))
-        if any(e is not None for _, e in points) and not (control and "again" in name):
-            yield Curve.through(name, points, along="application", unit=unit, log=log, why=f"{why} {CONTROL}", **look)
-    for rest in layers.repeats:
+def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
+    for name, unit, log, key, why in PER_LAYER:
+        points = [(number, _estimate(values.get(key))) for number, values in enumerate(found.each, 1)]
+        if any(estimate is not None for _, estimate in points) and not (which and key == "again"):
+            why = f"{why} {CONTROL}"
+            yield Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=why)
+    for block, values in found.blocks.items():
         yield Curve.through(
-            "Does the repeated block come to rest?", enumerate(rest.residual, 1), along="application of the block",
-            unit="relative change", log=True, mark=rest.times, **look,
+            "Does the repeated block come to rest?", enumerate(map(_estimate, values["residual"]), 1),
+            along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
             why="‖f(h) − h‖ / ‖h‖ of the block f that the model repeats; the open marker is where the model stops. "
-            f"A straight fall is a fixed point that is approached at a constant rate, a level line is none. {CONTROL}",
+            f"A straight fall approaches a fixed point at a constant rate, a level line none. {CONTROL}",
         )  # fmt: skip
 
 
-def _alike(layers: Trajectory, which: str) -> Grid:
-    states = tuple(str(i) for i in range(len(layers.alike)))
-    why = (
-        "Cosine of the states after so many applications, mean over tokens; 0 is what the first layer reads. A square "
-        "of one colour is a stretch in which little changes."
-    )
-    return Grid(f"How alike the states are{which}", states, states, layers.alike, axes=("applications",) * 2, why=why)
+def _alike(found: Trajectory, which: str) -> Grid:
+    states, values = tuple(str(i) for i in range(len(found.alike))), tuple(map(tuple, found.alike.tolist()))
+    why = "Cosine of the states after so many applications; in a square of one colour little changes."
+    return Grid(f"How alike the states are{which}", states, states, values, axes=("applications",) * 2, why=why)
 
 
-def _listing(layers: Trajectory, control: Trajectory | None) -> Listing:
+def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Listing]:
+    own, far = [], []
+    for place, (name, values) in enumerate(zip(trained.layers, trained.each, strict=True)):
+        shared, same = trained.shared[place], trained.same_as[place]
+        said = f"all, as {same + 1}" if same is not None else f"{shared:.0%}" if shared else "no"
+        cells = [_cell(values.get(key)) for key in ("change", "cosine", "turn", "norm", "again")]
+        fresh = [NONE if untrained is None else _cell(untrained.each[place][key]) for key in ("change", "distance")]
+        own.append((f"{place + 1} · {name}", *cells, said, fresh[0]))
+        far.append((f"{place + 1} · {name}", _cell(values["distance"]), fresh[1]))
     header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", "change, fresh weights")
-    fresh = control.applications if control is not None else (None,) * len(layers.applications)
-    rows = []
-    for number, (one, null) in enumerate(zip(layers.applications, fresh, strict=True), 1):
-        values = (one.change, one.cosine, one.turn, one.norm, one.again)
-        shared = f"{one.shared:.0%}" if one.shared else "no"
-        shared = f"all, as {one.same_as + 1}" if one.same_as is not None else shared
-        last = NONE if null is None else _shown(null.change)
-        rows.append((f"{number} · {one.layer}", *map(_shown, values), shared, last))
-    return Listing("Each application of a layer", header, tuple(rows))
+    yield Listing("Each application of a layer", header, tuple(own))
+    yield Listing("Distance between a layer's output and input", ("layer", "distance", "fresh weights"), tuple(far))
 
 
-def _shown(value: Estimate | None) -> str:
-    return str(Quantity.of_estimate("", value, unit="value"))
+def _cell(values: NDArray | None) -> str:
+    return str(Quantity.of_estimate("", _estimate(values), unit="value"))
+
+
+def _estimate(values: NDArray | None) -> Estimate | None:
+    """Mean over windows with its interval; None where nothing finite was measured in each of them."""
+    if values is None or not len(values):
+        return None
+    found = mean_interval(values)
+    return found if np.isfinite(found.value) else None

@@ -1,5 +1,6 @@
 """A block applied more or less often, against transformers' own models of that many layers."""
 
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -9,18 +10,16 @@ import torch.nn.functional as F
 import transformers as tr
 from scipy.stats import t
 from tests.boundary.tiny_models import _BERT, FAMILIES, V, build
-from tests.internals.test_refinement import Affine, with_layers
+from tests.internals.test_repeats import Affine, with_layers
 from tokenizers import Tokenizer, models
 
 from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.tokenizer import windows
-from tiewise.internals.application_sweep import application_sweep, questions
+from tiewise.inspection.sections.applications import Sweep, applications_of, found_of, questions
 from tiewise.internals.loaded import Opened
-from tiewise.internals.two_paths import HIDDEN, NEXT
-from tiewise.models.albert_layers import OpenAlbertConfig
-from tiewise.models.open_albert import OpenAlbertForPreTraining
+from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 
 TRAINED = 3
@@ -55,7 +54,7 @@ def opened(model, folder):
 
 
 def sweep(found, **changed):
-    return application_sweep(found, text(), **{"length": T, "count": COUNT, "seed": 4} | changed)
+    return applications_of(found, text(), **{"length": T, "count": COUNT, "seed": 4} | changed)
 
 
 def albert(layers=TRAINED, **settings):
@@ -102,7 +101,7 @@ def nll_by_window(found, model=None):
     each = []
     with torch.no_grad():
         if hidden:
-            for batch in questions(found, False, text(), T, COUNT, 4).batches:
+            for batch in questions(found, False, text(), T, COUNT, 4):
                 targets = batch.targets.split(batch.where.sum(1).tolist())
                 for logits, where, wanted in zip(model(**batch.given).logits, batch.where, targets, strict=True):
                     each.append(F.cross_entropy(logits[where], wanted).item())
@@ -114,113 +113,115 @@ def nll_by_window(found, model=None):
 
 
 MODELS = {
-    "albert": (albert, HIDDEN),
-    "albert, two in a group": (lambda layers=TRAINED: albert(layers, inner_group_num=2), HIDDEN),
-    "open albert": (open_albert, HIDDEN),
-    "llama": (lambda layers=TRAINED: decoder("llama", layers), NEXT),
-    "gpt2": (lambda layers=TRAINED: decoder("gpt2", layers), NEXT),
+    "albert": albert,
+    "albert, two in a group": lambda layers=TRAINED: albert(layers, inner_group_num=2),
+    "open albert": open_albert,
+    "llama": lambda layers=TRAINED: decoder("llama", layers),
+    "gpt2": lambda layers=TRAINED: decoder("gpt2", layers),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_n_applications_are_a_model_of_n_layers(name, folder):
-    make, objective = MODELS[name]
-    found = opened(make(), folder)
-    got, own = sweep(found), nll_by_window(found)
-    assert (got.objective, got.trained, got.layers, got.windows) == (objective, TRAINED, 1, COUNT)
-    assert [one.times for one in got.applied] == list(range(1, 25))
-    assert got.own.nll.value == pytest.approx(own.mean(), rel=1e-12)
+    model = opened(MODELS[name](), folder)
+    found, own = sweep(model), nll_by_window(model)
+    nll, more, _ = found.curves
+    asked = "next" if name in ("llama", "gpt2") else "hidden"
+    assert (nll.x, nll.mark) == (tuple(range(1, 25)), TRAINED)
+    assert re.fullmatch(rf"nll of \d+ {asked} tokens in {COUNT} windows", found.notes[0])
+    assert "the layer" in found.answer
+    assert found["nll as trained"].value == pytest.approx(own.mean(), rel=1e-12)
     seen = []
     for times in (1, 2, 4, 9):
-        one, each = got.applied[times - 1], nll_by_window(found, make(times))
-        assert one.nll.value == pytest.approx(each.mean(), rel=1e-9)
+        at, each = times - 1, nll_by_window(model, MODELS[name](times))
+        assert nll.y[at] == pytest.approx(each.mean(), rel=1e-9)
         half = t.ppf(0.975, COUNT - 1) * each.std(ddof=1) / COUNT**0.5
-        assert one.nll.high - one.nll.value == pytest.approx(half, rel=1e-6)
-        assert one.more.value == pytest.approx((each - own).mean(), rel=1e-6, abs=1e-12)
-        seen.append(one.nll.value)
+        assert nll.high[at] - nll.y[at] == pytest.approx(half, rel=1e-6)
+        assert more.y[at] == pytest.approx((each - own).mean(), rel=1e-6, abs=1e-12)
+        seen.append(nll.y[at])
     assert len(set(np.round(seen, 4))) > 1  # applications do something
 
 
 def test_layers_that_see_a_part_of_the_text_in_turn_go_on_in_turn(folder):
     sizes = {"sliding_window": 3, "attn_implementation": "eager"}
-    found = opened(decoder("gemma2", 2, **sizes), folder)
-    assert len(set(found.model.config.layer_types)) == 2
-    got = sweep(found)
+    model = opened(decoder("gemma2", 2, **sizes), folder)
+    assert len(set(model.model.config.layer_types)) == 2
+    nll = sweep(model).curves[0]
     for times in (1, 3, 4, 7):
-        each = nll_by_window(found, decoder("gemma2", times, **sizes))
-        assert got.applied[times - 1].nll.value == pytest.approx(each.mean(), rel=1e-9)
+        each = nll_by_window(model, decoder("gemma2", times, **sizes))
+        assert nll.y[times - 1] == pytest.approx(each.mean(), rel=1e-9)
 
 
 def test_a_block_of_two_layers_is_applied_as_one(folder):
-    found = opened(open_albert(6, "all:cycle=2"), folder)
-    got = sweep(found)
-    assert (got.layers, got.trained) == (2, 3)
-    assert got.own.nll.value == pytest.approx(nll_by_window(found).mean(), rel=1e-12)
-    deeper = nll_by_window(found, open_albert(10, "all:cycle=2"))
-    assert got.applied[4].nll.value == pytest.approx(deeper.mean(), rel=1e-9)
+    model = opened(open_albert(6, "all:cycle=2"), folder)
+    found = sweep(model)
+    assert "block of 2 layers" in found.answer
+    assert found.curves[0].mark == 3
+    assert found["nll as trained"].value == pytest.approx(nll_by_window(model).mean(), rel=1e-12)
+    deeper = nll_by_window(model, open_albert(10, "all:cycle=2"))
+    assert found.curves[0].y[4] == pytest.approx(deeper.mean(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])
 def test_changes_are_those_between_the_states_of_a_deep_model(name, folder):
-    make, objective = MODELS[name]
-    found, deep = opened(make(), folder), make(9).double().eval()
-    deep.load_state_dict(found.model.state_dict(), strict=False)
-    got, each = sweep(found), []
-    for batch in questions(found, objective == NEXT, text(), T, COUNT, 4).batches:
+    model, deep = opened(MODELS[name](), folder), MODELS[name](9).double().eval()
+    deep.load_state_dict(model.model.state_dict(), strict=False)
+    each = []
+    for batch in questions(model, name == "llama", text(), T, COUNT, 4):
         with torch.no_grad():
             states = deep.base_model(**batch.given, output_hidden_states=True).hidden_states
         sizes = [np.linalg.norm(state, axis=-1) for state in states[:-1]]  # the last of a decoder is normalised
         steps = [np.linalg.norm(new - old, axis=-1) for old, new in pairwise(states[:-1])]
         read = batch.readable.numpy()
-        assert read.all() == (objective == NEXT)  # rows of sentences leave some places empty
+        assert read.all() == (name == "llama")  # rows of sentences leave some places empty
         for row in range(len(read)):
             each.append([(step / size)[row, read[row]].mean() for step, size in zip(steps, sizes, strict=False)])
-    assert [one.change.value for one in got.applied[:8]] == pytest.approx(np.mean(each, 0), rel=1e-9)
+    assert sweep(model).curves[2].y[:8] == pytest.approx(np.mean(each, 0), rel=1e-9)
 
 
 def test_the_unigram_is_of_the_whole_text(folder):
-    got = sweep(opened(decoder("llama"), folder))
+    found = sweep(opened(decoder("llama"), folder))
     counts = np.bincount(text(), minlength=V) + 1
     nll = -np.log(counts / counts.sum())[windows(text(), T, COUNT)[:, 1:]]
-    assert got.unigram.value == pytest.approx(nll.mean(), rel=1e-12)
-    assert got.predicted == nll.size
+    assert found["nll as trained"].chance == found.curves[0].level == pytest.approx(nll.mean(), rel=1e-12)
+    assert found.notes[0].startswith(f"nll of {nll.size} next tokens")
 
 
 @pytest.mark.parametrize("name", ["albert", "open albert", "llama"])
 def test_parameters_with_and_without_sharing_are_those_of_built_models(name, folder):
-    found = opened(MODELS[name][0](), folder)
-    got = sweep(found, count=2)
-    assert got.parameters == sum({id(p): p.numel() for p in found.model.parameters()}.values())
-    apart = found.model
+    model = opened(MODELS[name](), folder)
+    found = sweep(model, count=2)
+    assert found["parameters"].value == sum({id(p): p.numel() for p in model.model.parameters()}.values())
+    apart = model.model
     if name == "albert":
         apart = albert(num_hidden_groups=TRAINED)
     else:
         share_layers(apart, "none")
-    assert got.separate == sum({id(p): p.numel() for p in apart.parameters()}.values()) > got.parameters
+    whole = sum({id(p): p.numel() for p in apart.parameters()}.values())
+    assert found["parameters if each application had its own"].value == whole > found["parameters"].value
 
 
 def test_more_layers_than_24_are_all_measured(folder):
-    got = sweep(opened(open_albert(26), folder), count=2)
-    assert len(got.applied) == got.trained == 26
+    nll = sweep(opened(open_albert(26), folder), count=2).curves[0]
+    assert len(nll.y) == nll.mark == 26
 
 
 @pytest.mark.parametrize("name", ["albert", "llama"])
 def test_pieces_do_not_change_the_numbers(name, folder, monkeypatch):
-    found = opened(MODELS[name][0](), folder)
-    whole = sweep(found)
-    monkeypatch.setattr("tiewise.internals.application_sweep.TOKENS_AT_ONCE", 2 * T)
-    monkeypatch.setattr("tiewise.internals.tuned_lens.LOGITS", 20 * V)
-    apart = sweep(found)
-    assert (whole.windows, whole.predicted) == (apart.windows, apart.predicted)
-    for one, other in zip(whole.applied, apart.applied, strict=True):
-        assert one.nll.value == pytest.approx(other.nll.value, rel=1e-12)
-        assert one.change.value == pytest.approx(other.change.value, rel=1e-12)
+    model = opened(MODELS[name](), folder)
+    whole = sweep(model)
+    monkeypatch.setattr("tiewise.internals.loaded.TOKENS_AT_ONCE", 2 * T)
+    monkeypatch.setattr("tiewise.internals.stack.LOGITS", 20 * V)
+    apart = sweep(model)
+    assert whole.notes == apart.notes
+    for one, other in zip(whole.curves, apart.curves, strict=True):
+        assert one.y == pytest.approx(other.y, rel=1e-9)
 
 
 def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
     found, ids = opened(albert(), folder), text()
     stream = " ".join(map(str, ids))
-    (batch,) = questions(found, False, ids, T, COUNT, 4).batches
+    (batch,) = questions(found, False, ids, T, COUNT, 4)
     asked = batch.given["input_ids"].clone()
     masked = asked[batch.where] == SPECIAL["mask"]
     assert 0.5 < masked.double().mean() < 1  # of the chosen, 80 % on average
@@ -231,14 +232,14 @@ def test_an_encoder_is_asked_for_masked_tokens_of_sentences_of_the_text(folder):
         assert one[-1] == other[-1] == SPECIAL["sep"]
         assert " ".join(map(str, one[1:-1] + other[:-1])) in stream
         assert one[-2] == other[-2] == DOT
-    other = next(questions(found, False, ids, T, COUNT, 5).batches)
+    other = questions(found, False, ids, T, COUNT, 5)[0]
     assert not torch.equal(other.given["input_ids"], batch.given["input_ids"])
 
 
 def test_an_encoder_without_segments_is_given_none(folder):
     found = opened(albert(type_vocab_size=1), folder)
-    assert set(next(questions(found, False, text(), T, COUNT, 4).batches).given) == {"input_ids", "attention_mask"}
-    assert sweep(found).own.nll.value > 0
+    assert set(questions(found, False, text(), T, COUNT, 4)[0].given) == {"input_ids", "attention_mask"}
+    assert sweep(found)["nll as trained"].value > 0
 
 
 def test_a_tokenizer_without_marks_and_a_text_without_a_window_are_refused(folder, tmp_path):
@@ -248,16 +249,16 @@ def test_a_tokenizer_without_marks_and_a_text_without_a_window_are_refused(folde
     with pytest.raises(DataError, match=r"its tokenizer has no \[CLS\], \[SEP\], \[PAD\]; put the model's own"):
         sweep(opened(albert(), open_folder(tmp_path)))
     with pytest.raises(DataError, match="hold no window of 16"):
-        application_sweep(opened(decoder("llama"), folder), text()[:9], T)
+        applications_of(opened(decoder("llama"), folder), text()[:9], T)
     with pytest.raises(DataError, match="no document has two sentences"):
-        application_sweep(opened(albert(), folder), WORDS, T)
+        applications_of(opened(albert(), folder), WORDS, T)
 
 
 def test_what_is_not_finite_is_no_number_and_never_the_best():
     layer = Affine(1e9 * np.eye(16), np.zeros(16))  # fp32 ends at 3e38
-    got = sweep(with_layers([layer] * 2))
-    assert (got.applied[-1].nll, got.applied[-1].more, got.applied[-1].change) == (None, None, None)
-    assert got.own.nll.value >= got.best.nll.value > 0
+    found = sweep(with_layers([layer] * 2))
+    assert all(max(curve.x) < 24 for curve in found.curves)
+    assert found["nll as trained"].value >= found["nll there"].value > 0
 
 
 @pytest.mark.parametrize(
@@ -277,3 +278,44 @@ def test_where_no_block_is_repeated_the_reason_is_one_line(make, reason, folder)
     with pytest.raises(UnsupportedError, match=reason) as caught:
         sweep(opened(make(), folder))
     assert "\n" not in str(caught.value)
+
+
+def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, unigram=3.5, windows=4, **changed):
+    """A sweep whose windows differ by `spread` times the number of applications."""
+    apart = np.linspace(-1, 1, windows) if windows > 1 else np.zeros(1)
+    nll = np.array([mean + spread * n * apart for n, mean in enumerate(means, 1)])
+    facts = {"causal": False, "predicted": 1200, "layers": 1, "parameters": 1000, "separate": 3000}
+    facts |= {"unigram": np.full(windows, unigram), "change": np.array([[0.5**n] * windows for n in range(len(means))])}
+    return found_of(Sweep(**facts | changed, trained=trained, nll=nll))
+
+
+@pytest.mark.parametrize(
+    ("found", "answer"),
+    [
+        (measured(), "no: the layer is applied 3 times, and no other number up to 4 is better"),
+        (measured((2.0, 2.0, 2.0)), "no: the layer is applied 3 times, and no other number up to 3 is better"),
+        (measured(layers=2), "no: the block of 2 layers is applied 3 times, and no other number up to 4 is better"),
+        (measured(trained=2), "yes: the loss is lower after 3 applications of the layer than after 2, as trained"),
+        (measured(trained=2, spread=2), "not told apart: 3 applications of the layer from the 2 of training"),
+        (measured(trained=2, windows=1), "not told apart: 3 applications of the layer from the 2 of training"),
+    ],
+)
+def test_another_number_is_better_only_where_its_interval_says_so(found, answer):
+    assert found.answer == answer
+
+
+def test_the_loss_is_told_beside_the_frequencies_alone_and_with_what_sharing_saves():
+    found = measured(trained=2, causal=True)
+    assert (found["nll as trained"].value, found["nll as trained"].chance) == (3.0, 3.5)
+    assert (found["best number"].value, found["there − as trained"].value) == (3, pytest.approx(-1))
+    assert found["parameters"].why.startswith("16 kB of weights")
+    assert "48 kB if none were shared" in found["parameters"].why
+    assert found.notes == ("nll of 1,200 next tokens in 4 windows",)
+
+
+def test_what_gave_no_number_is_not_drawn():
+    loss, more, change = measured((4.0, np.nan, 2.0, 2.5), trained=1).curves
+    assert (loss.x, loss.y, loss.mark) == ((1, 3, 4), pytest.approx((4.0, 2.0, 2.5)), 1)
+    assert (loss.level, loss.level_name) == (3.5, "token frequencies")
+    assert more.y == pytest.approx((0.0, -2.0, -1.5))
+    assert change.log

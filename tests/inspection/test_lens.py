@@ -9,11 +9,12 @@ from scipy.stats import t
 from tests.boundary.tiny_models import V, build
 from torch import nn
 
+from tiewise.analysis.estimates import Estimate
 from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.progress import heard
-from tiewise.internals import tuned_lens
-from tiewise.internals.lens import lenses
+from tiewise.inspection.sections.lens import Lenses, LensLayer, LensRead, found_of, lenses
+from tiewise.internals import stack as stacks
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import find_stack
 
@@ -146,20 +147,20 @@ def test_no_distribution_that_is_the_same_everywhere_beats_the_mean():
 
 def test_chunks_change_nothing(monkeypatch):
     whole = lenses(opened(build("gemma2")), texts(6), texts(3, seed=2), steps=20)
-    monkeypatch.setattr(tuned_lens, "LOGITS", 29 * V)  # 66 and 33 positions
+    monkeypatch.setattr(stacks, "LOGITS", 29 * V)  # 66 and 33 positions
     parts = lenses(opened(build("gemma2")), texts(6), texts(3, seed=2), steps=20)
     for one, other in zip(whole.layers, parts.layers, strict=True):
         assert one.logit.kl.value == pytest.approx(other.logit.kl.value, rel=1e-4, abs=1e-7)
         assert one.curve == pytest.approx(other.curve, rel=1e-3)
 
 
-def test_the_record_is_json_and_progress_is_told():
+def test_progress_is_told():
     told = []
     with heard(lambda *seen: told.append(seen)):
         found = lenses(opened(build("opt")), texts(), texts(3, seed=2), steps=30)
-    assert found.steps == 30
+    assert found.marks[-1] == 30
     assert found.layers[-1].tuned is None
-    assert found.passes == pytest.approx(30 * found.batch / 24)
+    assert found.passes == pytest.approx(30 * 24 / 24)  # 24 windows of 11 positions are one batch of 256 or more
     assert told[0][1:] == (0, 30)
     assert told[-1][1:] == (30, 30)
 
@@ -178,8 +179,8 @@ def test_one_seed_one_result():
         (texts(), texts(3), 5, "5 steps"),
         (texts(), texts(3, length=11), 20, "differ in length"),
         (texts(), texts(1), 20, "1 held-out"),
-        (texts(length=41), texts(3, length=41), 20, "the model has 40 positions"),
-        (texts() + V, texts(3), 20, "outside a vocabulary of 61"),
+        (texts(length=41), texts(3, length=41), 20, "40 positions"),
+        (texts() + V, texts(3), 20, "in tables of 61 rows"),
     ],
 )
 def test_windows_that_cannot_be_used_are_refused(windows, held_out, steps, said):
@@ -190,3 +191,63 @@ def test_windows_that_cannot_be_used_are_refused(windows, held_out, steps, said)
 def test_models_that_see_what_they_predict_are_refused():
     with pytest.raises(UnsupportedError, match="both sides"):
         lenses(opened(build("bert")), texts(), texts(3), 20)
+
+
+def about(value, half=0.02):
+    return Estimate(value, value - half, value + half, 4)
+
+
+def curves(found, name):
+    return {curve.which: curve for curve in found.curves if curve.name == name}
+
+
+def read(kl, agreement=0.4):
+    return LensRead(about(kl), about(kl + 3), about(agreement))
+
+
+def layer(depth, logit, tuned, improvement=0.005, fitted=None):
+    curve = (logit, 2 * tuned, tuned / (1 - improvement), tuned)
+    reads = read(logit, 0.1), read(tuned, 0.3 + 0.3 * depth)
+    return LensLayer(depth, "h.<0>" if depth else "input", *reads, curve, fitted or tuned, improvement)
+
+
+def made(*layers):
+    last = LensLayer(len(layers), "h.1", LensRead(about(0.0), about(3.0), about(1.0)))
+    fixed = about(2.5), about(1.6), about(1.5)
+    return Lenses((*layers, last), about(3.0), *fixed, marks=(0, 50, 90, 100), passes=8.0)
+
+
+def test_the_lens_answers_where_half_of_the_positions_are_named():
+    assert found_of(made(layer(0, 7.0, 0.5), layer(1, 0.8, 0.2))).answer == (
+        "the first choice at most positions, after layer 1 of 2"
+    )
+    assert found_of(made(layer(0, 7.0, 0.5))).answer.startswith("not the first choice")
+
+
+def test_the_lens_gives_both_distances_beside_a_distribution_that_is_the_same_everywhere():
+    found = found_of(made(layer(0, 7.0, 0.5), layer(1, 0.8, 0.2)))
+    tuned, logit = found["tuned lens, before any layer"], found["logit lens there"]
+    assert (tuned.value, tuned.low, tuned.high) == (0.5, 0.48, 0.52)
+    assert (tuned.chance, logit.value) == (1.5, 7.0)
+    assert tuned.why.startswith(f"{0.5 / math.log(2):.2f} bits")
+    assert found["uniform distribution"].value == 2.5
+    assert "at 1 of 2 places the logit lens is clearly further off" in found.notes[0]
+    distance = curves(found, "How far is each layer from the final distribution?")
+    assert (distance["tuned lens"].x, distance["tuned lens"].y) == ((0, 1), (0.5, 0.2))
+    assert distance["logit lens"].y == (7.0, 0.8)
+    assert curves(found, "Does a layer already name the model's first choice?")["tuned lens"].y == (0.3, 0.6)
+    assert curves(found, "Were the tuned lenses trained long enough?")["depth 0"].x == (0, 50, 90, 100)
+    (places,) = found.listings
+    assert [row[0] for row in places.rows] == ["input", "1 · h.<0>", "2 · h.1"]
+
+
+@pytest.mark.parametrize(
+    ("one", "note"),
+    [
+        (layer(0, 7.0, 0.5, improvement=0.04), "1 of 2 tuned lenses still moved in the last tenth of 100 steps"),
+        (layer(0, 7.0, 0.5, fitted=0.3), "at 1 place the tuned lens fits the windows better"),
+    ],
+)
+def test_a_lens_that_was_trained_too_little_or_too_much_says_so(one, note):
+    assert any(note in said for said in found_of(made(one, layer(1, 0.8, 0.2))).notes)
+    assert not any(note in said for said in found_of(made(layer(0, 7.0, 0.5), layer(1, 0.8, 0.2))).notes)
