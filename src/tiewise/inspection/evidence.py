@@ -19,7 +19,7 @@ from tiewise.core.found import NEITHER, ONE, TWO, Quantity
 from tiewise.core.student import holm
 from tiewise.inspection.section import ALL, Inspection, SectionFound
 from tiewise.inspection.subject import comparison_of
-from tiewise.training.statistics import ALPHA, gaps
+from tiewise.training.results import ALPHA, gaps
 
 NAME = "evidence"
 NO_VERDICT = "no verdict: no tied and untied model were trained side by side; `tiewise compare` does that"

@@ -12,9 +12,6 @@ stream from the word before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -32,85 +29,53 @@ _AT_ONCE = 4096  # words of a forward pass that measures
 _IGNORED = -100
 
 
-@dataclass(frozen=True)
-class StreamPlan:
-    """Every step of a run, in order."""
+class Steps(Dataset):
+    """Every step of a run, in order: `tokens` [N] in `batch` streams, cut `length` words long, `epochs` times over.
 
-    starts: np.ndarray  # first position of each step in its streams [steps]
-    lengths: np.ndarray  # words that it predicts in each stream [steps]
-    epochs: np.ndarray  # its epoch, from 0 [steps]
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def ends_epoch(self, step: int) -> bool:
-        """Whether a step is the last of its epoch in this run."""
-        return step + 1 == len(self) or self.epochs[step + 1] != self.epochs[step]
-
-    def first(self, steps: int) -> StreamPlan:
-        """Return its first steps, as a plan."""
-        return StreamPlan(self.starts[:steps], self.lengths[:steps], self.epochs[:steps])
-
-    def words(self, batch: int) -> np.ndarray:
-        """Words that were predicted up to and with each step [steps]."""
-        return np.cumsum(self.lengths) * batch
-
-
-def plan(tokens: int, batch: int, length: int, epochs: int, *, vary: int | None = None) -> StreamPlan:
-    """Cut `tokens` words in `batch` streams into steps of `length`, `epochs` times.
-
-    Args:
-        tokens: N of the training split.
-        batch: B.
-        length: T.
-        epochs: passes over the text.
-        vary: seed of lengths drawn anew for every step, as AWD-LSTM does (normal around T, around T/2 once in twenty);
-            None: all alike.
+    Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words. `vary` is
+    the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it once in
+    twenty. At most the first `most` steps.
 
     Raises:
         DataError: streams of fewer than two words.
     """
-    room = tokens // batch - 1
-    if room < 1:
-        what = f"the training text has {tokens:,} words, too few for {batch} streams"
-        raise DataError(what, "give more text, or --set batch to a smaller number")
-    draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
-    for epoch in range(epochs):
-        if draw is not None or epoch == 0:
-            lengths = _lengths(room, length, draw)
-        starts = np.cumsum(lengths) - lengths
-        parts.append((starts, lengths))
-    numbers = np.repeat(np.arange(epochs), [len(starts) for starts, _ in parts])
-    return StreamPlan(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), numbers)
 
-
-def _lengths(room: int, length: int, draw: np.random.Generator | None) -> np.ndarray:
-    if draw is None:
-        whole, rest = divmod(room, length)
-        return np.array([length] * whole + [rest] * (rest > 0), np.int64)
-    found: list[int] = []
-    while room > 0:
-        around = length / 2 if draw.random() < _HALVED else length
-        found.append(min(room, max(_SHORTEST, int(draw.normal(around, _SPREAD)))))
-        room -= found[-1]
-    return np.array(found, np.int64)
-
-
-class Steps(Dataset):
-    """`{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}` of each step; labels are the next words."""
-
-    def __init__(self, tokens: np.ndarray, batch: int, plan: StreamPlan) -> None:
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        batch: int,
+        length: int,
+        epochs: int,
+        *,
+        vary: int | None = None,
+        most: int | None = None,
+    ) -> None:
+        room = len(tokens) // batch - 1
+        if room < 1:
+            what = f"the training text has {len(tokens):,} words, too few for {batch} streams"
+            raise DataError(what, "give more text, or --set batch to a smaller number")
+        draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
+        found: list[tuple[int, int, int]] = []
+        for epoch in range(epochs):
+            start = 0
+            while start < room:
+                step = length
+                if draw is not None:
+                    around = length / 2 if draw.random() < _HALVED else length
+                    step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
+                found.append((start, min(step, room - start), epoch))
+                start += step
+        # of each step: its first position in the streams, the words that it predicts in each, its epoch from 0
+        self.starts, self.lengths, self.epochs = np.array(found[:most]).T
         self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
-        self.plan = plan
 
     def __len__(self) -> int:
-        return len(self.plan)
+        return len(self.starts)
 
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
-        start, length = int(self.plan.starts[step]), int(self.plan.lengths[step])
+        start, length = int(self.starts[step]), int(self.lengths[step])
         rows = torch.from_numpy(self.streams[:, start : start + length + 1].astype(np.int64))
         return {
             "input_ids": rows[:, :-1].contiguous(),
@@ -118,35 +83,35 @@ class Steps(Dataset):
             "begins": torch.tensor(start == 0),
         }
 
+    def ends_epoch(self, step: int) -> bool:
+        """Whether a step is the last of its epoch in this run."""
+        return step + 1 == len(self) or self.epochs[step + 1] != self.epochs[step]
 
-def one_step(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """Collate: a step is a batch already."""
-    (item,) = items
-    return item
+    def words(self) -> np.ndarray:
+        """Words that were predicted up to and with each step [steps]."""
+        return np.cumsum(self.lengths) * len(self.streams)
 
 
 @torch.no_grad()
 def measure_streams(
     installed: Installed, tokens: np.ndarray, counts: np.ndarray, parallel: int, most: int | None = None
 ) -> MeasuredSplit:
-    """Evaluate a split, or its first `most` words.
+    """Evaluate a split [N], or its first `most` words, as `parallel` streams.
 
-    Args:
-        installed: the model, put into evaluation mode and back.
-        tokens: the split [N].
-        counts: how often each word occurs in training [V], for the bins.
-        parallel: streams side by side.
-        most: words to read at most; None reads all.
+    `counts` [V] say how often each word occurs in training.
     """
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
     tally, device = Tally(counts), installed.tables()[0].device
     length = max(1, _AT_ONCE // len(inputs))
     state: object = None
-    with evaluating(installed.model):
+    with evaluating(installed.model), installed.deferred():
         for start in range(0, inputs.shape[1], length):
-            wanted = targets[:, start : start + length].to(device)
-            losses, state = word_losses(installed, inputs[:, start : start + length].to(device), wanted, state)
+            piece = slice(start, start + length)
+            output = installed.model(input_ids=inputs[:, piece].to(device), state=state)
+            state, wanted = output.state, targets[:, piece].reshape(-1).to(device)
             known = wanted != _IGNORED
+            logits = output.logits.reshape(-1, output.logits.shape[-1])
+            losses = F.cross_entropy(logits, wanted, reduction="none", ignore_index=_IGNORED)
             tally.add(losses[known], wanted[known])
     return tally.measured()
 
@@ -160,12 +125,3 @@ def side_by_side(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:
     padding = streams * each - predicted
     inputs = F.pad(ids[:-1], (0, padding)).view(streams, each)
     return inputs, F.pad(ids[1:], (0, padding), value=_IGNORED).view(streams, each)
-
-
-def word_losses(installed: Installed, inputs: Tensor, targets: Tensor, state: object) -> tuple[Tensor, object]:
-    """(loss of each word [streams, n], the state after it), without logits."""
-    with installed.deferred():
-        output = installed.model(input_ids=inputs, state=state)
-        logits = output.logits.reshape(-1, output.logits.shape[-1])
-        losses = F.cross_entropy(logits, targets.reshape(-1), reduction="none", ignore_index=_IGNORED)
-    return losses.view(targets.shape), output.state
