@@ -13,8 +13,8 @@ from tiewise.analysis.table_maps import CENTRED, IDENTITY
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import ONE, TWO, Curve, Found, Quantity
 from tiewise.core.numerals import plain
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import Bench, section
-from tiewise.inspection.subject import Subject
 
 LARGE = 2e11  # rows × d²: from here on `sized` permutes once
 MAPS = {

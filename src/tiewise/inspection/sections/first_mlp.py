@@ -8,9 +8,9 @@ from tiewise.analysis.bigram_counts import Chain, TextPair
 from tiewise.analysis.path_tokens import Transition, WordPair
 from tiewise.core.found import Found, Grid, Listing, Quantity, visible
 from tiewise.core.numerals import count, plain
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
 from tiewise.inspection.sections.bigrams import like_text, nll_of, path_grid, text_grid
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.first_mlp import FirstMlp, first_mlp_of
 

@@ -22,8 +22,8 @@ from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, vis
 from tiewise.core.frequency import bin_of, frequency_bins
 from tiewise.core.numerals import NONE, count, plain
 from tiewise.core.progress import doing
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import Bench, section
-from tiewise.inspection.subject import Subject
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NOTABLE = 10

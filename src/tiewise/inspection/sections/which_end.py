@@ -14,9 +14,9 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import Found, Listing, Quantity
 from tiewise.core.numerals import count, plain
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import Bench, NotHere, section
 from tiewise.inspection.sections.alignment import left_out, measures, sized, spelled
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.tables_over_seeds import (
     AGAIN,
     CKA,
