@@ -16,7 +16,7 @@ import numpy as np
 
 from benchmarks.measure import peak_megabytes
 from tiewise.analysis.align_tables import Alignment, AlignSettings, align
-from tiewise.analysis.row_pairs import one_vocabulary
+from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.progress import heard
 
@@ -73,9 +73,9 @@ def main(rows: int = 152_000, width: int = 2560) -> None:
     for name, seconds in stages.seconds.items():
         print(f"| {name} | {seconds:.1f} |")
     print("\n| map | rows | mean cosine | chance | permuted |\n|---|---|---|---|---|")
-    for s in result.scores:
-        null = s.null.values[0] if s.null else float("nan")
-        print(f"| {s.map}, {s.view} | {s.rows} | {s.estimate.value:.4f} | {s.chance:.4f} | {null:.4f} |")
+    for s in (score for score in result.scores if score.rows):
+        null = s.null[0] if s.null else float("nan")
+        print(f"| {s.measure}, {s.view} | {s.rows} | {s.estimate.value:.4f} | {s.chance:.4f} | {null:.4f} |")
 
 
 if __name__ == "__main__":

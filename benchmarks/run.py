@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from benchmarks.measure import in_fresh_process
-from tiewise.training.start import environment
+from tiewise.training.compare import environment
 
 RESULTS = Path(__file__).parent / "results"
 NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing", "loss")

@@ -10,7 +10,7 @@ import typer
 from tiewise.cli.options import interruptible
 from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted
-from tiewise.training.callbacks import Interrupt
+from tiewise.training.trainer import Interrupt
 
 
 @pytest.fixture

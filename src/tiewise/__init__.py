@@ -66,10 +66,10 @@ if TYPE_CHECKING:
     from tiewise.runs import train as train
     from tiewise.sharing.share import Shared as Shared
     from tiewise.sharing.share import share_layers as share_layers
-    from tiewise.training.callbacks import tie_at as tie_at
-    from tiewise.training.callbacks import untie_at as untie_at
     from tiewise.training.results import Comparison as Comparison
     from tiewise.training.results import SingleRun as SingleRun
+    from tiewise.training.trainer import tie_at as tie_at
+    from tiewise.training.trainer import untie_at as untie_at
 
 # module below tiewise → what it offers here; a test holds it against the imports above
 _OFFERS = {
@@ -96,8 +96,8 @@ _OFFERS = {
     "rewrite.ties": "dedupe repair tie untie",
     "runs": "compare train",
     "sharing.share": "Shared share_layers",
-    "training.callbacks": "tie_at untie_at",
     "training.results": "Comparison SingleRun",
+    "training.trainer": "tie_at untie_at",
 }
 _HOMES = {name: f"tiewise.{home}" for home, names in _OFFERS.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOMES)]

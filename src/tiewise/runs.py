@@ -5,20 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tiewise.core.errors import RunError
 from tiewise.report.comparison_page import write_report
 from tiewise.training import ranks
-from tiewise.training.compare import finish, finish_one
+from tiewise.training.compare import finish, finish_one, start
 from tiewise.training.display import Display
 from tiewise.training.folder import locked
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
-from tiewise.training.start import start
 
 REPORT = "report.html"
+Found = TypeVar("Found", Comparison, SingleRun)
 
 
 def compare(
@@ -45,8 +45,8 @@ def compare(
     """
     folder = Path(out)
     command = _command("compare", folder, settings)
-    display = Display.on_stderr(quiet=quiet)
-    return carry_out(_settings(settings, folder, resume), folder, command, display, overwrite=overwrite)
+    given = _settings(settings, folder, resume)
+    return carry_out(finish, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
 
 
 def train(
@@ -74,13 +74,13 @@ def train(
         TiewiseError, Interrupted: as `compare`.
     """
     folder = Path(out)
-    given = settings if resume else {**settings, "arms": [boundary], "seed": seed}
+    given = _settings(settings if resume else {**settings, "arms": [boundary], "seed": seed}, folder, resume)
     command = _command("train", folder, {**settings, "boundary": boundary, "seed": seed})
-    display = Display.on_stderr(quiet=quiet)
-    return carry_out_one(_settings(given, folder, resume), folder, command, display, overwrite=overwrite)
+    return carry_out(finish_one, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
 
 
 def carry_out(
+    finish: Callable[[Path, Display], Found],
     settings: Settings | None,
     out: Path,
     command: str,
@@ -89,32 +89,16 @@ def carry_out(
     overwrite: bool,
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
-) -> Comparison:
-    """Start the comparison in `out`, if there are settings, say so by `begun`, finish it, and write its report."""
+) -> Found:
+    """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report."""
     with locked(out):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone)
         begun()
-        comparison = finish(out, display)
-        ranks.first_does(lambda: write_report(comparison, out / REPORT))
-    return comparison
-
-
-def carry_out_one(
-    settings: Settings | None,
-    out: Path,
-    command: str,
-    display: Display,
-    *,
-    overwrite: bool,
-    begun: Callable[[], None] = lambda: None,
-) -> SingleRun:
-    """Start the single run in `out`, if there are settings, say so by `begun`, and finish it."""
-    with locked(out):
-        if settings is not None:
-            start(settings, out, command, display, overwrite=overwrite)
-        begun()
-        return finish_one(out, display)
+        found = finish(out, display)
+        if isinstance(found, Comparison):
+            ranks.first_does(lambda: write_report(found, out / REPORT))
+    return found
 
 
 def _settings(given: dict[str, Any], out: Path, resume: bool) -> Settings | None:

@@ -12,7 +12,7 @@ from scipy.optimize import minimize
 from scipy.special import logsumexp
 
 from tiewise.analysis import bigram_counts as bigrams
-from tiewise.analysis.bigram_counts import Chain, irreversibility
+from tiewise.analysis.bigram_counts import Chain, irreversibility, one_way_pairs, pair_counts
 from tiewise.core.errors import DataError
 
 
@@ -127,14 +127,14 @@ def test_estimates_err_in_opposite_directions_around_the_truth():
     q, p = random_chain(30, 7)
     truth = exact(q).irreversibility
     found = [irreversibility(drawn(p, 4000, seed), 30, seed=seed) for seed in range(12)]
-    assert np.mean([f.held_out for f in found]) < truth < np.mean([f.plug_in for f in found])
+    assert np.mean([f.held_out.value for f in found]) < truth < np.mean([f.plug_in for f in found])
     bias = np.mean([f.plug_in for f in found]) - truth
     longer = [irreversibility(drawn(p, 16000, seed), 30, seed=seed) for seed in range(3)]
     assert np.mean([f.plug_in for f in longer]) - truth < bias / 2
     # the interval is that of an estimate that is a little too low; it must not lie above the truth
-    assert sum(f.low > truth for f in found) <= 2
+    assert sum(f.held_out.low > truth for f in found) <= 2
     for f in longer:
-        assert f.low < f.held_out < f.high
+        assert f.held_out.low < f.held_out.value < f.held_out.high
         assert f.plug_in > f.coin + 5 * f.coin_spread
 
 
@@ -143,7 +143,7 @@ def test_a_reversible_text_looks_like_its_coin():
     symmetric = (q + q.T) / 2
     p = symmetric / symmetric.sum(1, keepdims=True)
     found = [irreversibility(drawn(p, 3000, seed), 40, tosses=20, seed=seed) for seed in range(8)]
-    assert np.mean([f.held_out for f in found]) <= 0.002
+    assert np.mean([f.held_out.value for f in found]) <= 0.002
     assert min(f.plug_in for f in found) > 0.03  # counts alone would claim irreversibility
     away = [(f.plug_in - f.coin) / f.coin_spread for f in found]
     assert abs(np.mean(away)) < 1.5
@@ -153,7 +153,7 @@ def test_a_reversible_text_looks_like_its_coin():
 def test_parts_together_are_the_ring():
     text = np.random.default_rng(0).integers(0, 9, 103)
     total = Counter()
-    for part in bigrams.parts_of(text, 9, 7):
+    for part in bigrams.ring_and_parts(text, 9, 7)[1]:
         total.update(counted(part))
     assert total == ring(text.tolist())
 
@@ -171,16 +171,35 @@ def test_a_part_is_guessed_from_the_others_alone():
             for (i, j), count in part.items()
         ]
         expected.append(sum(losses) / 50)
-    found = irreversibility(np.array(text), 6, parts=4)
-    assert found.held_out == pytest.approx(np.mean(expected), abs=1e-12)
+    found = irreversibility(np.array(text), 6, parts=4).held_out
+    assert found.value == pytest.approx(np.mean(expected), abs=1e-12)
     half = 3.182446305 * np.std(expected, ddof=1) / 2  # Student's t of three degrees of freedom
-    assert (found.low, found.high) == pytest.approx((found.held_out - half, found.held_out + half), abs=1e-4)
+    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=1e-4)
 
 
 def test_the_same_seed_gives_the_same_record():
     text = np.random.default_rng(0).integers(0, 9, 300).astype(np.uint16)
     first, again = (irreversibility(text, 9, seed=4) for _ in range(2))
     assert first == again
+
+
+def test_pairs_and_what_they_add_to_irreversibility():
+    v = 25
+    ids = np.random.default_rng(0).choice(v - 3, 3000, p=np.random.default_rng(9).dirichlet(np.ones(v - 3)))
+    chain = Chain.of([ids], v)
+    everything = np.array([(i, j) for i in range(v) for j in range(i + 1, v)])
+    there, share, nats = pair_counts(chain, everything)
+    assert nats.sum() == pytest.approx(chain.irreversibility, abs=1e-12)
+    best = everything[np.argsort(-nats)[:5]]
+    assert [{*pair} for pair in one_way_pairs(chain, 5).tolist()] == [{*pair} for pair in best.tolist()]
+    follows = list(zip(ids.tolist(), np.roll(ids, -1).tolist(), strict=True))
+    for k, (i, j) in enumerate(everything[:40].tolist()):
+        assert (there[k], pair_counts(chain, [(j, i)])[0][0]) == (follows.count((i, j)), follows.count((j, i)))
+        if i in ids:
+            assert share[k] == pytest.approx(there[k] / np.count_nonzero(ids == i))
+    last = pair_counts(chain, [(v - 1, 0)])
+    assert (last[0].item(), last[2].item()) == (0, 0.0)
+    assert np.isnan(last[1])
 
 
 def test_what_cannot_be_counted_is_refused():

@@ -1,9 +1,9 @@
-"""Words to ids, by tokenizers made here."""
+"""Words to ids, by tokenizers made here; the script of a token."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from tiewise.analysis.token_texts import find_tokens
+from tiewise.analysis.token_texts import find_tokens, script_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError
 
@@ -50,3 +50,32 @@ def test_folders_without_a_tokenizer(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match="cannot be read"):
         find_tokens(open_folder(tmp_path), ["New"])
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [
+        (" the", "Latin"),
+        ("ё", "Cyrillic"),
+        ("λό", "Greek"),
+        ("漢字", "Han"),
+        ("のは", "Kana"),
+        ("カ", "Kana"),
+        ("ｶ", "Kana"),
+        ("Ａ", "Latin"),
+        ("한국", "Hangul"),
+        ("ال", "Arabic"),
+        ("של", "Hebrew"),
+        ("का", "Devanagari"),
+        ("ไทย", "other letters"),
+        (" 12", "digits"),
+        ("), ", "punctuation"),
+        ("\n\t ", "white space"),
+        ("", "white space"),
+        ("\ufffd", "parts of characters"),
+        ("a漢字", "Han"),
+        (None, "no token"),
+    ],
+)
+def test_scripts(text, script):
+    assert script_of(text) == script

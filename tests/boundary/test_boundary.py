@@ -268,7 +268,7 @@ def test_a_token_that_is_not_predicted_meets_nothing():
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_first_loss_is_the_predicted_one(kind):
-    """Of hidden states that know nothing; around a body see tests/training/test_model.py."""
+    """Of hidden states that know nothing; around a body see tests/training/test_decoder.py."""
     torch.manual_seed(1)
     d, v, n = 128, 3000, 400
     boundary = Boundary(kind.replace(":7", ":100"), v, d)

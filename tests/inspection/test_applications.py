@@ -19,8 +19,7 @@ from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.tokenizer import windows
 from tiewise.inspection.sections.applications import Sweep, applications_of, found_of, questions
 from tiewise.internals.loaded import Opened
-from tiewise.models.albert_layers import OpenAlbertConfig
-from tiewise.models.open_albert import OpenAlbertForPreTraining
+from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 
 TRAINED = 3

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from tiewise.models import RNNLM, RNNConfig
+from tiewise.models.rnn import CELLS
 
 MODULES = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": nn.RNN}
 
@@ -32,7 +33,7 @@ def torch_modules(model):
 
 def random_state(model, rows, seed=1):
     source = torch.Generator().manual_seed(seed)
-    count = model.rnn.cell.states
+    count = CELLS[model.config.cell].states
     widths = model.config.widths[1:]
     draw = lambda width: torch.randn(rows, width, generator=source, dtype=torch.double)  # noqa: E731
     return tuple(tuple(draw(width) for _ in range(count)) for width in widths)

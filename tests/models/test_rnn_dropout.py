@@ -4,7 +4,7 @@ import pytest
 import torch
 from rnn_tools import tiny, words
 
-from tiewise.models.recurrent_layers import drop, drop_words
+from tiewise.models.rnn import drop, drop_words
 
 P = 0.3
 

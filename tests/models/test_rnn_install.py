@@ -15,7 +15,7 @@ from tiewise.boundary.link import link_of
 from tiewise.boundary.verify import in_own_classes
 from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.models import RNNLM, RNNConfig, detached
-from tiewise.models.recurrent_layers import CELLS
+from tiewise.models.rnn import CELLS
 from tiewise.rewrite import densify
 
 SPECS = [

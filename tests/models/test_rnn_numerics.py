@@ -5,7 +5,7 @@ import torch
 from rnn_tools import random_state, tiny, torch_modules, words
 from torch import nn
 
-from tiewise.models.recurrent_layers import CELLS, Weights, run_fused, run_stepped
+from tiewise.models.rnn import CELLS, Weights, run_fused, run_stepped
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 KINDS = [(cell, bias) for cell in CELLS for bias in ("one", "two") if (cell, bias) != ("gru", "one")]

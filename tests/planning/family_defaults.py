@@ -13,20 +13,8 @@ from tiewise.planning.config import Config
 from tiewise.planning.read_config import READERS, fresh_table
 
 PATH = Path(tiewise.__file__).parent / "catalogue" / "class_defaults.json"
-SKIPPED = (
-    "dropout",
-    "rope_t",
-    "rope_s",
-    "rope_p",
-    "token_id",
-    "summary",
-    "classifier",
-    "return_dict",
-    "output_",
-    "eps",
-    "label",
-    "chunk",
-)
+SKIPPED = ["dropout", "rope_t", "rope_s", "rope_p", "token_id", "summary", "classifier"]
+SKIPPED += ["return_dict", "output_", "eps", "label", "chunk"]
 # Names that the classes take but do not list: an older field, or their own for what others call otherwise.
 BESIDES = {
     "bloom": {"hidden_size": "n_embed"},
@@ -81,13 +69,8 @@ def read_keys(family: str) -> set[str]:
         values = {**CONFIG_MAPPING[family]().to_dict(), **changed}
         values.pop("architectures", None)
         recorder = _Recorder(values)
-        c = Config.__new__(Config)
-        c.values, c.family, c.defaults, c.names = (
-            recorder,
-            family,
-            {},
-            CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {}),
-        )
+        c = Config(recorder, family)
+        c.defaults, c.names = {}, CONFIG_MAPPING[family].attribute_map | BESIDES.get(family, {})
         READERS[family](c)
         fresh_table(c)
         asked |= recorder.asked

@@ -4,85 +4,50 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 VOCAB, T = 2000, 64
+
+
+def _sized(layers=3, heads=6, **more):
+    return {"hidden_size": 192, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
+
+
+def _gated(layers=3, heads=6, **more):
+    return _sized(layers, heads, num_key_value_heads=2, intermediate_size=512, **more)
+
+
+def _gpt(layers, heads):
+    return {"n_embd": 192, "n_layer": layers, "n_head": heads, "n_positions": T}
+
+
+_OPT = {"ffn_dim": 768, "max_position_embeddings": T, "word_embed_proj_dim": 192, "dropout": 0.0}
 SIZES = {
-    "gpt2": {"n_embd": 192, "n_layer": 4, "n_head": 4, "n_positions": T},
-    "llama": {
-        "hidden_size": 192,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "intermediate_size": 512,
-    },
-    "gemma2": {
-        "hidden_size": 192,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 48,
-        "intermediate_size": 512,
-        "query_pre_attn_scalar": 48,
-    },
-    "gpt_neox": {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 768},
-    "opt": {
-        "hidden_size": 192,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "ffn_dim": 768,
-        "max_position_embeddings": T,
-        "word_embed_proj_dim": 192,
-        "dropout": 0.0,
-    },
-    "qwen3": {
-        "hidden_size": 192,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "intermediate_size": 512,
-    },
+    "gpt2": _gpt(4, 4),
+    "llama": _gated(4),
+    "gemma2": _gated(3, 4, head_dim=48, query_pre_attn_scalar=48),
+    "gpt_neox": _sized(4, 4, intermediate_size=768),
+    "opt": _sized(4, 4, **_OPT),
+    "qwen3": _gated(head_dim=32),
 }
-_COMMON = {
-    "hidden_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "intermediate_size": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_GPT = {"n_embd": 192, "n_layer": 3, "n_head": 6, "n_positions": T}
+_COMMON = _gated(pad_token_id=0, bos_token_id=1, eos_token_id=2)
 _MULTIPLIERS = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22}
+_NEO = {"hidden_size": 192, "num_layers": 4, "num_heads": 6, "max_position_embeddings": T}
 OTHERS = {
     **dict.fromkeys(("mistral", "qwen2", "phi", "phi3", "cohere", "cohere2", "olmo", "stablelm"), _COMMON),
     **dict.fromkeys(("starcoder2", "smollm3"), _COMMON),
     **{family: {**_COMMON, "head_dim": 32} for family in ("gemma", "glm", "ernie4_5")},
     "gemma3_text": {**_COMMON, "head_dim": 32, "query_pre_attn_scalar": 32},
     "granite": {**_COMMON, **_MULTIPLIERS, "attention_multiplier": 1 / 64},
-    "gptj": {**_GPT, "rotary_dim": 16},
-    "gpt_bigcode": _GPT,
-    "gpt_neo": {
-        "hidden_size": 192,
-        "num_layers": 4,
-        "num_heads": 6,
-        "attention_types": [[["global", "local"], 2]],
-        "max_position_embeddings": T,
-    },
-    "falcon": {"hidden_size": 192, "num_hidden_layers": 3, "num_attention_heads": 6},
+    "gptj": {**_gpt(3, 6), "rotary_dim": 16},
+    "gpt_bigcode": _gpt(3, 6),
+    "gpt_neo": {**_NEO, "attention_types": [[["global", "local"], 2]]},
+    "falcon": _sized(),
 }
 STD_KEY = {"opt": "init_std"}
 
 
 def config(family: str, std: float, tied: bool, **more) -> dict:
     key = STD_KEY.get(family, "initializer_range")
-    return {
-        "model_type": family,
-        "vocab_size": VOCAB,
-        "tie_word_embeddings": tied,
-        key: std,
-        **(SIZES | OTHERS)[family],
-        **more,
-    }
+    named = {"model_type": family, "vocab_size": VOCAB, "tie_word_embeddings": tied, key: std}
+    return {**named, **(SIZES | OTHERS)[family], **more}
 
 
 def measured(values: dict, table_std: float | None = None, seeds: int = 2, sequences: int = 8) -> float:

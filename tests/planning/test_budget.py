@@ -7,6 +7,7 @@ import torch
 import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published_configs import sized, t5
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -19,44 +20,17 @@ from tiewise.planning.costs import decode_bytes, flops_per_token
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 NONE = SharingSpec()
-LLAMA = {
-    "model_type": "llama",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
-OPT = {
-    "model_type": "opt",
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "ffn_dim": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "word_embed_proj_dim": 24,
-    "do_layer_norm_before": False,
-}
-BERT = {"model_type": "bert", "vocab_size": 96, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-BERT["num_attention_heads"] = 4
-T5 = {"model_type": "t5", "vocab_size": 96, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-T5["decoder_start_token_id"] = 0
+LLAMA = sized("llama", 32, 3, 4, 48, 96, num_key_value_heads=2)
+OPT = sized("opt", 32, 2, 4, 0, 96, ffn_dim=48, word_embed_proj_dim=24, do_layer_norm_before=False)
+del OPT["intermediate_size"]
+BERT = sized("bert", 32, 2, 4, 48, 96)
+T5 = t5("t5", 32, 8, 48, 2, 4, 96, decoder_start_token_id=0)
 GEMMA = {**LLAMA, "model_type": "gemma2", "head_dim": 8}
 KINDS = {"llama": (LLAMA, tr.AutoModelForCausalLM), "opt": (OPT, tr.AutoModelForCausalLM)}
 KINDS |= {"bert": (BERT, tr.AutoModelForMaskedLM), "t5": (T5, tr.AutoModelForSeq2SeqLM)}
 KINDS |= {"gemma2": (GEMMA, tr.AutoModelForCausalLM)}
-SPECS = [
-    "tied",
-    "untied",
-    "factored:8",
-    "factored-untied:in=8,out=12",
-    "residual:4",
-    "spd",
-    "projected:24",
-    "projected",
-]
-SPECS += ["tied+bias", "untied+bias", "projected:16,untied", "factored:8+bias"]
+SPECS = ["tied", "untied", "factored:8", "factored-untied:in=8,out=12", "residual:4", "spd", "projected:24"]
+SPECS += ["projected", "tied+bias", "untied+bias", "projected:16,untied", "factored:8+bias"]
 
 
 def make(name):
@@ -167,12 +141,8 @@ def test_components_sum_to_the_textbook_total(vocab, d, layers, text, sharing):
     for name in kept:
         if share.kind in ("all", name):
             kept[name] = share.groups
-    ends = {
-        "tied": vocab * d,
-        "untied": 2 * vocab * d,
-        "factored:4": 4 * vocab + 8 * d,
-        "residual:2": vocab * d + 4 * d,
-    }
+    plain = vocab * d
+    ends = {"tied": plain, "untied": 2 * plain, "factored:4": 4 * vocab + 8 * d, "residual:2": plain + 4 * d}
     assert counted.total == ends[text] + (4 * kept["attention"] + 8 * kept["ffn"]) * d**2
     assert counted.multiplied == (4 + 8) * layers * d**2 + vocab * (4 if "fact" in text else d) + (
         8 * d if "fact" in text else 4 * d if "resid" in text else 0

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers as tr
+from published_configs import bart, sized
 
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
@@ -13,23 +14,8 @@ from tiewise.planning.read_config import Sizes, from_sizes, read
 
 MODELS = {
     "gpt2": {"model_type": "gpt2", "vocab_size": 5000, "n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 64},
-    "llama": {
-        "model_type": "llama",
-        "vocab_size": 5000,
-        "hidden_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "intermediate_size": 320,
-    },
-    "pegasus": {  # has parameters that are never trained
-        "model_type": "pegasus",
-        "vocab_size": 3000,
-        "d_model": 64,
-        **{f"{side}_layers": 2 for side in ("encoder", "decoder")},
-        **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
-        **{f"{side}_ffn_dim": 128 for side in ("encoder", "decoder")},
-    },
+    "llama": sized("llama", 128, 3, 4, 320, 5000, num_key_value_heads=2),
+    "pegasus": bart("pegasus", 64, 2, 128, 4, 3000),  # has parameters that are never trained
 }
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.1),

@@ -113,16 +113,10 @@ ODD = {
     "decoder_vocab_size": 160_007,
 }
 SWITCHES = (
-    "attention_bias",
-    "mlp_bias",
-    "use_qkv_bias",
-    "qk_layernorm",
-    "use_parallel_residual",
-    "use_bias",
-    "qkv_bias",
+    *("attention_bias", "mlp_bias", "use_qkv_bias", "qk_layernorm", "use_parallel_residual", "use_bias", "qkv_bias"),
+    *("enable_bias", "bias", "multi_query", "parallel_attn", "layer_norm_elementwise_affine", "use_qk_norm"),
+    *("norm_bias", "decoder_bias", "classifier_bias", "use_conv_bias", "do_layer_norm_before"),
 )
-SWITCHES += ("enable_bias", "bias", "multi_query", "parallel_attn", "layer_norm_elementwise_affine", "use_qk_norm")
-SWITCHES += ("norm_bias", "decoder_bias", "classifier_bias", "use_conv_bias", "do_layer_norm_before")
 KEYS = [
     (family, key)
     for family, known in json.loads(PATH.read_text()).items()

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from tests.report.comparison_sample import sample_comparison
 
-from tiewise.training.results import Share
-from tiewise.training.statistics import complete
+from tiewise.training.results import Share, complete
 
 SHARINGS = ("none", "attention", "ffn", "all")
 ARMS = tuple(f"factored:{width}+share={share}" for width in (64, 128) for share in SHARINGS)

@@ -3,8 +3,7 @@
 import math
 import random
 
-from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult
-from tiewise.training.statistics import complete
+from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult, complete
 
 ARMS = ("tied", "untied", "factored:64")
 FINAL = {"tied": 5.285, "untied": 5.292, "factored:64": 5.418}

@@ -32,8 +32,7 @@ from tiewise.report.comparison_page import (
     write_report,
 )
 from tiewise.report.figures import style
-from tiewise.training.results import ArmDirectPath, CurvePoint
-from tiewise.training.statistics import complete
+from tiewise.training.results import ArmDirectPath, CurvePoint, complete
 
 
 @pytest.fixture(scope="module")

@@ -8,22 +8,27 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tests.inspection import test_sections as samples
+from tests.inspection.test_first_mlp import opened
 from tests.inspection.test_gradients import paths
 from tests.inspection.test_gradients_over_training import arm
 from tests.inspection.test_lens import layer
 from tests.inspection.test_lens import made as lenses
+from tests.inspection.test_path_sections import checkpoint, text
 from tests.inspection.test_refinement import trajectory
-from tests.inspection.test_table_sections import QUICK, ROWS, gaussian, one_model, over_seeds, tokens_found
+from tests.inspection.test_table_sections import over_seeds
 from tests.inspection.test_tables_over_seeds import planted, write_run
+from tests.internals.one_layer_models import one_layer
 
-from tiewise.analysis.align_tables import align
-from tiewise.analysis.row_pairs import one_vocabulary
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
 from tiewise.inspection.evidence import Evidence, TieOrNot, with_evidence
 from tiewise.inspection.request import Request, subjects_of
 from tiewise.inspection.section import Inspection, SectionFound, sections
-from tiewise.inspection.sections import alignment, gradients, gradients_over_training, lens, refinement, tokens
+from tiewise.inspection.sections import gradients, gradients_over_training, lens, refinement
+from tiewise.inspection.sections.alignment import alignment_of
+from tiewise.inspection.sections.bigrams import Fits, bigrams_of
+from tiewise.inspection.sections.direct_path import direct_path_of
+from tiewise.inspection.sections.first_mlp import first_mlp_of
+from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import found_over_seeds
 from tiewise.report import faces
 from tiewise.report.faces import MORE, inspection_view
@@ -182,26 +187,28 @@ def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspe
 def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
     models = planted((1, 2, 3))
     subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
-    unlike = align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     late, early = ((layer(depth, 7.0, 0.5) for depth in depths) for depths in ((0,), (0, 1)))
-    two = Found("by two different ends"), alignment.found_of(one_model(unlike))
-    one = Found("by row lengths alone"), alignment.found_of(one_model(None))
+    folders = {}
+    for label, tied in (("tied", True), ("untied", False)):
+        (tmp_path / label).mkdir()
+        folders[label], _ = checkpoint(tmp_path / label, tied)
     never, soon = (lens.found_of(lenses(*layers)) for layers in (late, early))
     pulling = {"untied": paths(one_table=False, null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
-        "bigrams": samples.bigrams(samples.text_and_path()),
+        "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),
         "which_end": found_over_seeds(over_seeds(), "tied"),
         "gradients_over_training": gradients_over_training.found_of(arm((0.5,) * 10)),
-        "tokens": tokens.found_of(tokens_found()),
+        "tokens": tokens_of(folders["untied"], text()),
         "refinement": refinement.found_of(trajectory(), None, 2),
-        "first_mlp": samples.first_mlp(samples.mlp()),
+        "first_mlp": first_mlp_of(opened(one_layer("llama"), tmp_path / "model")),
     }
 
     def of(label):
-        path, likeness = one if label == "tied" else two
+        own = folders.get(label, folders["untied"])
         pulled = gradients.found_of(pulling.get(label) or paths(cosine=-0.5))
         read = soon if label == "tied" else never
-        return {"direct_path": path, "alignment": likeness, "gradients": pulled, "lens": read, **same}
+        tables = {"direct_path": direct_path_of(own), "alignment": alignment_of(own)}
+        return {**tables, "gradients": pulled, "lens": read, **same}
 
     found = {subject.label: of(subject.label) for subject in subjects}
     reason = "one layer, applied once; give a model that repeats whole layers"

@@ -1,13 +1,19 @@
 import gc
 import random
+import signal
 
 import pytest
 
+from tiewise.core.errors import Interrupted
 from tiewise.core.frequency import token_counts
+from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import prepare
+from tiewise.training.compare import start
 from tiewise.training.display import Display
+from tiewise.training.folder import locked
+from tiewise.training.run import train
 from tiewise.training.settings import Settings
-from tiewise.training.start import start
+from tiewise.training.trainer import Job, RunRecord
 
 LENGTH = 16
 gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
@@ -58,6 +64,61 @@ def tiny(source):
     return make
 
 
+@pytest.fixture(scope="session")
+def job(text, counts):
+    """Make the job of an arm on that text."""
+
+    def make(settings, folder=None, arm="tied", **changes):
+        return Job(arm, BoundarySpec.parse(arm), settings, folder, text, counts, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def trained(job):
+    """Train the job of an arm; return its outcome."""
+    return lambda *arguments, **changes: train(job(*arguments, **{"probe": (3, 4, 5), **changes}))
+
+
+@pytest.fixture
+def interrupted(monkeypatch):
+    """Train a job, with Ctrl-C pressed in the middle of the step after `step`."""
+
+    def cut(job, step, times=1, raises=Interrupted):
+        real, pressed = RunRecord.on_step_begin, []
+
+        def begin(self, args, state, control, **kw):
+            real(self, args, state, control, **kw)
+            if state.global_step == step and not pressed:
+                pressed.append(step)
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(RunRecord, "on_step_begin", begin)
+            with pytest.raises(raises):
+                train(job)
+
+    return cut
+
+
+def differing(one, other):
+    """Fields of two outcomes that differ, beyond how long it took."""
+    left, right = vars(one.result), vars(other.result)
+    return {name for name in left if name not in ("tokens_per_second", "seconds") and left[name] != right[name]}
+
+
+def assert_same(one, other):
+    """See that two runs' figures are the same; times and memory are each run's own."""
+    assert (one.arm, one.seed) == (other.arm, other.seed)
+    for name in ("heldout_nll", "train_nll", "initial_nll", "bits_per_byte"):
+        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-6), name
+    for a, b in zip(one.curve, other.curve, strict=True):
+        assert a.step == b.step
+        for name in ("train_nll", "heldout_nll", "path_a", "path_b", "cosine"):
+            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-6), (a.step, name)
+
+
 class Lines(list):
     """What was said while runs were begun and trained."""
 
@@ -67,7 +128,8 @@ class Lines(list):
 
     def begin(self, settings, out, **options):
         """Start a run in `out`; return `out`."""
-        start(settings, out, "tiewise compare --as typed", self.display, **options)
+        with locked(out):
+            start(settings, out, "tiewise compare --as typed", self.display, **options)
         return out
 
 

@@ -2,25 +2,24 @@
 
 import json
 import math
-import signal
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-import yaml
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
-from tiewise.core.errors import Interrupted, TiewiseError
+from tiewise.core.errors import TiewiseError
 from tiewise.core.frequency import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.data.sentence_pairs import MARKS
 from tiewise.data.training_rows import mark
-from tiewise.training import pretraining_trainer
-from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, build_arm, marked, rows_of
+from tiewise.training.kinds import albert
+from tiewise.training.kinds.albert import FOUND, KIND, AlbertOptions, rows_of
 from tiewise.training.run import train
-from tiewise.training.settings import FILE, Job, Settings, recipe, recipes
+from tiewise.training.settings import Settings, recipe, recipes
+from tiewise.training.trainer import Job
 
 SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps": 12, "measured": 480}
 
@@ -57,22 +56,23 @@ def text(settings, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def counts(text):
-    return token_counts(text.split("train"), text.vocab)
+def job(text):
+    """Make the job of an arm on that text."""
+    counts = token_counts(text.split("train"), text.vocab)
+
+    def make(settings, folder=None, arm=None):
+        made = replace(settings, arms=(arm or settings.arms[0],)).checked()
+        name, spec = next(iter(made.specs().items()))
+        return Job(name, spec, made, folder, text, counts)
+
+    return make
 
 
-def job(settings, folder, arm=None):
-    arm = arm or settings.arms[0]
-    made = replace(settings, arms=(arm,)).checked()
-    name, spec = next(iter(made.specs().items()))
-    return Job(name, spec, 1, made, folder)
-
-
-def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, counts, tmp_path):
+def test_the_first_loss_of_a_wide_table_is_predicted(settings, text, job, tmp_path):
     wide = replace(settings, init=0.5)
-    own, installed = job(wide, tmp_path), build_arm(wide, "factored:8", text, 1)
-    predicted = KIND.first_loss(own, installed, text.vocab)
-    assert KIND.measure(own, installed, text, counts, "heldout", point=True).nll == pytest.approx(predicted, rel=0.05)
+    own = job(wide, tmp_path)
+    predicted = KIND.first_loss(own)
+    assert KIND.measure(own, KIND.build(own), "heldout", point=True).nll == pytest.approx(predicted, rel=0.05)
     assert predicted > math.log(text.vocab) + 0.5
 
 
@@ -84,9 +84,9 @@ def test_marks_are_put_behind_the_tokens_once(text):
 
 
 @pytest.mark.parametrize("objective", ["sop", "nsp", "none"])
-def test_a_run(objective, settings, text, counts, tmp_path):
+def test_a_run(objective, settings, text, job, tmp_path):
     own = replace(settings, own=replace(settings.own, objective=objective))
-    found = train(job(own, tmp_path), text, counts, [5, 6]).result
+    found = train(job(own, tmp_path)).result
     assert found.heldout_nll < found.initial_nll
     assert found.initial_nll == pytest.approx(math.log(text.vocab), rel=0.05)
     assert found.predicted_initial_nll == pytest.approx(found.initial_nll, rel=0.02)
@@ -109,10 +109,10 @@ def test_a_run(objective, settings, text, counts, tmp_path):
     assert again.get_output_embeddings().weight is again.get_input_embeddings().weight
 
 
-def test_logged_losses_are_those_of_the_steps(settings, text, counts, tmp_path):
+def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path):
     own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
-    train(own, text, counts, [])
-    installed = build_arm(own.settings, own.arm, text, 1)
+    train(own)
+    installed = KIND.build(own)
     model, rows = installed.model.eval(), rows_of(own.settings, text, "train", seed=1, count=12)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     for step, line in enumerate(lines):
@@ -128,49 +128,32 @@ def test_logged_losses_are_those_of_the_steps(settings, text, counts, tmp_path):
         assert line["train_accuracy"] == pytest.approx(judged.float().mean().item())
 
 
-def test_training_accuracy_is_of_the_first_predicted_tokens(settings, text):
-    installed = build_arm(settings, "factored:8", text, 1)
+def test_training_accuracy_is_of_the_first_predicted_tokens(settings, text, job):
+    installed = KIND.build(job(settings))
     head = installed.model.predictions.decoder
     hidden = torch.randn(600, 8)
     ids = head(hidden).argmax(-1)
     labels = torch.where(torch.arange(600) % 3 == 0, ids, (ids + 1) % text.vocab)  # one in three is right
     scattered = torch.full((600, 3), -100)
     scattered[:, 1] = labels
-    judged = pretraining_trainer._sampled(head(hidden.requires_grad_()), scattered)
-    assert judged.tolist() == [float(i % 3 == 0) for i in range(pretraining_trainer.SAMPLE)]
+    judged = albert._sampled(head(hidden.requires_grad_()), scattered)
+    assert judged.tolist() == [float(i % 3 == 0) for i in range(albert.SAMPLE)]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_a_resumed_run_is_the_whole(optimizer, settings, text, counts, tmp_path, monkeypatch):
+def test_a_resumed_run_is_the_whole(optimizer, settings, job, interrupted, tmp_path):
     own = replace(settings, own=replace(settings.own, optimizer=optimizer, dropout=0.1))
-    whole = train(job(own, tmp_path / "whole"), text, counts, []).result
-    made = KIND.trainer
-
-    def stops(*args):
-        trainer = made(*args)
-        step = trainer.training_step
-
-        def counted(*a, **kw):
-            if trainer.state.global_step == 7:
-                signal.raise_signal(signal.SIGINT)
-            return step(*a, **kw)
-
-        trainer.training_step = counted
-        return trainer
-
-    monkeypatch.setattr(KIND, "trainer", stops)
-    with pytest.raises(Interrupted):
-        train(job(own, tmp_path / "cut"), text, counts, [])
-    monkeypatch.undo()
-    cut = train(job(own, tmp_path / "cut"), text, counts, []).result
+    whole = train(job(own, tmp_path / "whole")).result
+    interrupted(job(own, tmp_path / "cut"), 7)
+    cut = train(job(own, tmp_path / "cut")).result
     assert cut.heldout_nll == whole.heldout_nll
     assert [p.heldout_nll for p in cut.curve] == [p.heldout_nll for p in whole.curve]
 
 
-def test_accumulated_micro_batches_are_one_batch(settings, text, counts, tmp_path):
+def test_accumulated_micro_batches_are_one_batch(settings, text, job, tmp_path):
     one = replace(settings, steps=4, batch=8, own=replace(settings.own, objective="none"))
     several = replace(one, batch=2, accumulate=4)
-    a, b = (train(job(s, tmp_path / str(s.batch)), text, counts, []).result for s in (one, several))
+    a, b = (train(job(s, tmp_path / str(s.batch))).result for s in (one, several))
     assert b.heldout_nll == pytest.approx(a.heldout_nll, abs=0.02)  # means of means: rows have unlike many masks
     paths = [p.path_b for p in a.curve], [p.path_b for p in b.curve]
     assert paths[1] == pytest.approx(paths[0], rel=0.2)  # not four times as large
@@ -186,21 +169,15 @@ def test_accumulated_micro_batches_are_one_batch(settings, text, counts, tmp_pat
         ("untied+share=all:groups=2", 16, "all:groups=2", False, False),
     ],
 )
-def test_arms(arm, width, sharing, tied, projected, settings, text):
+def test_arms(arm, width, sharing, tied, projected, settings, text, job):
     own = job(settings, None, arm)
     assert own.arm == arm
-    installed = build_arm(own.settings, own.arm, text, 1)
+    installed = KIND.build(own)
     table_in, table_out = installed.tables()
     assert table_in.shape == table_out.shape == (text.vocab, width)
     assert (table_in is table_out) == tied
     assert installed.model.config.sharing == sharing
     assert isinstance(installed.model.albert.embeddings.projection, torch.nn.Linear) == projected
-
-
-def test_settings_there_and_back(settings, tmp_path):
-    settings.save(tmp_path)
-    assert Settings.load(tmp_path / FILE) == settings
-    assert yaml.safe_load((tmp_path / FILE).read_text())["optimizer"] == "adamw"
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if name.startswith("albert")])
@@ -233,6 +210,5 @@ def test_refused(changes, own, said, settings):
 def test_one_sentence_documents(settings, tmp_path):
     path = tmp_path / "ones.jsonl"
     path.write_text("\n".join(json.dumps({"text": f"Only number {i} stands here."}) for i in range(300)))
-    ones = prepare([str(path)], "bpe:300", tmp_path / "data", length=24)
     with pytest.raises(TiewiseError, match="no document has two sentences"):
-        marked(settings, ones)
+        KIND.prepare(replace(settings, text=(str(path),)), tmp_path / "data")

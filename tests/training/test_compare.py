@@ -1,14 +1,13 @@
 """A comparison from its start to results.json: what is refused before anything is trained, minutes, resuming."""
 
 import json
-import math
 from io import StringIO
 
 import pytest
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
-from tiewise.training import display, short_trials
+from tiewise.training import compare, display, short_trials
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.folder import saved_run
 from tiewise.training.results import Comparison
@@ -62,23 +61,6 @@ def test_a_scheduled_arm_goes_through_what_its_name_says(tiny, tmp_path, lines):
     assert all(point.cosine is not None for point in untying.curve if point.step <= 20)
 
 
-def test_what_is_finished_is_not_done_again(tiny, tmp_path, lines, monkeypatch):
-    out = lines.begin(tiny(steps=5), tmp_path / "out")
-    found = finish(out, lines.display)
-    (out / "results.json").unlink()
-    monkeypatch.setattr("tiewise.training.kind.build", lambda *arguments: pytest.fail("built again"))
-    assert finish(out, lines.display).runs == found.runs
-
-
-def test_a_comparison_that_diverges_says_so(tiny, tmp_path, lines):
-    out = lines.begin(tiny(learning_rate=1e30, seeds=2, steps=5), tmp_path / "out")
-    found = finish(out, lines.display)
-    assert all(math.isnan(run.heldout_nll) for run in found.runs)
-    assert "diverged" in found.finding
-    assert finish(out, lines.display).finding == found.finding  # read back from disk
-    json.loads((out / "results.json").read_text(), parse_constant=pytest.fail)
-
-
 @pytest.mark.parametrize(
     ("changes", "error", "says"),
     [
@@ -94,15 +76,6 @@ def test_whatever_cannot_be_used_is_said_before_the_first_run(tiny, tmp_path, li
         lines.begin(tiny(**changes), tmp_path / "a" / "out")
     assert says in str(caught.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_overwriting_starts_anew(tiny, tmp_path, lines):
-    out = lines.begin(tiny(steps=5), tmp_path / "out")
-    finish(out, lines.display)
-    lines.begin(tiny(steps=6, arms=("tied",)), out, overwrite=True)
-    assert not (out / "untied").exists()
-    assert not (out / "results.json").exists()
-    assert [run.steps for run in finish(out, lines.display).runs] == [6]
 
 
 def test_sources_are_not_needed_again(source, tiny, tmp_path, lines):
@@ -143,12 +116,13 @@ def test_a_single_run_and_a_comparison_are_told_apart(tiny, tmp_path, lines):
     assert (trained.model / "model.safetensors").is_file()
 
 
-def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines):
+def test_an_interrupt_between_runs_is_no_finding(tiny, tmp_path, lines, monkeypatch):
     out = lines.begin(tiny(steps=5), tmp_path / "out")
 
-    def stop(job, *rest):
+    def stop(job):
         raise Interrupted(str(job.folder))
 
+    monkeypatch.setattr(compare, "train", stop)
     with pytest.raises(Interrupted):
-        finish(out, lines.display, stop)
+        finish(out, lines.display)
     assert not (out / "results.json").exists()

@@ -8,17 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.core.spec import BoundarySpec
 from tiewise.training.evaluate import bits_per_byte, direct_path, measure
-from tiewise.training.model import build
+from tiewise.training.kinds.decoder import KIND
 
 LENGTH = 16
 
 
 @pytest.fixture(params=["llama", "gpt2"])
-def installed(request, text, tiny):
-    spec = BoundarySpec.parse("untied+init=0.5")  # wide tables, so that losses differ much from token to token
-    return build(tiny(model=request.param), spec, text, 1, None)
+def installed(request, job, tiny):
+    """Of wide tables, so that losses differ much from token to token."""
+    return KIND.build(job(tiny(model=request.param), arm="untied+init=0.5"))
 
 
 def by_hand(installed, tokens, blocks):
@@ -92,8 +91,8 @@ def test_bits_per_byte_by_hand():
 
 
 @pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "tied+bias+output_scale=0.5"])
-def test_direct_path_is_lookup_then_head(text, tiny, arm):
-    installed = build(tiny(), BoundarySpec.parse(arm), text, 1, None)
+def test_direct_path_is_lookup_then_head(job, tiny, arm):
+    installed = KIND.build(job(tiny(), arm=arm))
     lookup, head = installed.model.get_input_embeddings(), installed.model.get_output_embeddings()
     with torch.no_grad():
         if head.bias is not None:

@@ -1,48 +1,36 @@
 """A run in JAX: the start, files and measures of PyTorch; however it is stopped, it ends with the same figures."""
 
 import json
-import multiprocessing
-import random
-import shutil
 import signal
 
-import flax_killed_child
 import jax
 import numpy as np
 import pytest
 import torch
 from flax import nnx
-from killed_child import killed
+from tests.training.conftest import assert_same
 from transformers import AutoModelForCausalLM
 
 import tiewise.hf
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
-from tiewise.core.spec import BoundarySpec
 from tiewise.flax import flax_training
 from tiewise.flax.flax_models import FlaxRNN
 from tiewise.flax.flax_training import OptaxRecipe
-from tiewise.training.compare import finish
+from tiewise.training.compare import finish, start
 from tiewise.training.display import Display
 from tiewise.training.evaluate import bits_per_byte
 from tiewise.training.folder import newest_checkpoint
 from tiewise.training.kinds import flax
-from tiewise.training.run import train
-from tiewise.training.settings import Job
-from tiewise.training.start import start
 
 assert tiewise.hf  # factored checkpoints load through it
-
-
-def job(settings, folder, arm):
-    return Job(arm, BoundarySpec.parse(arm), 1, settings, folder)
 
 
 @pytest.mark.parametrize(
     "arm", ["tied", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ("untied", "factored:8"))]
 )
-def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_path):
-    theirs = train(job(tiny(), tmp_path / "torch", arm), text, counts, [3, 4])
-    ours = train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4])
+def test_both_backends_start_alike_and_end_close(arm, text, trained, tiny, tmp_path):
+    theirs = trained(tiny(), tmp_path / "torch", arm, probe=(3, 4))
+    ours = trained(tiny(backend="flax"), tmp_path / "flax", arm, probe=(3, 4))
     a, b = ours.result, theirs.result
     for name in (
         "initial_nll",
@@ -70,7 +58,7 @@ def test_both_backends_start_alike_and_end_close(arm, text, counts, tiny, tmp_pa
     torch.testing.assert_close(path, torch.tensor(ours.direct_path), rtol=1e-5, atol=1e-6)
     record = json.loads((tmp_path / "flax" / "result.json").read_text())
     assert record["result"]["heldout_nll"] == a.heldout_nll
-    assert train(job(tiny(), tmp_path / "flax", arm), text, counts, [3, 4]) == ours
+    assert trained(tiny(backend="flax"), tmp_path / "flax", arm, probe=(3, 4)) == ours
 
 
 @pytest.mark.parametrize(
@@ -105,12 +93,6 @@ def test_a_comparison_by_flax_has_the_report_of_every_comparison(tiny, tmp_path)
     assert again.runs == found.runs
 
 
-def trained(tiny, text, counts, folder, **changes):
-    return train(
-        Job("tied", BoundarySpec.parse("tied"), 1, tiny(backend="flax", **changes), folder), text, counts, [3, 4]
-    )
-
-
 def pressed(monkeypatch, number):
     """Press Ctrl-C before the `number`-th step from here on."""
     real, calls = flax_training._step, []
@@ -124,30 +106,20 @@ def pressed(monkeypatch, number):
     monkeypatch.setattr(flax_training, "_step", step)
 
 
-def same(one, other):
-    """Whether two runs' figures are the same; times and memory are each run's own."""
-    for name in ("heldout_nll", "train_nll", "initial_nll", "bits_per_byte"):
-        assert getattr(one, name) == pytest.approx(getattr(other, name), abs=1e-6), name
-    assert [p.step for p in one.curve] == [p.step for p in other.curve]
-    for a, b in zip(one.curve, other.curve, strict=True):
-        for name in ("train_nll", "heldout_nll", "path_a", "path_b", "cosine"):
-            assert getattr(a, name) == pytest.approx(getattr(b, name), abs=1e-6), (a.step, name)
-
-
 @pytest.mark.slow
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, text, counts, tmp_path, monkeypatch):
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(tiny, trained, tmp_path, monkeypatch):
     """In the middle of a window of the curve, right before one ends, and at the last step."""
-    whole = trained(tiny, text, counts, tmp_path / "whole").result
+    whole = trained(tiny(backend="flax"), tmp_path / "whole").result
     folder = tmp_path / "cut"
     for number, step in ((5, 5), (3, 8), (32, 40)):
         with monkeypatch.context() as patch:
             pressed(patch, number)
             with pytest.raises(Interrupted):
-                trained(tiny, text, counts, folder)
+                trained(tiny(backend="flax"), folder)
         assert json.loads((folder / f"checkpoint-{step}" / "trainer_state.json").read_text())["global_step"] == step
         assert len(list(folder.glob("checkpoint-*"))) <= 2
-    resumed = trained(tiny, text, counts, folder).result
-    same(resumed, whole)
+    resumed = trained(tiny(backend="flax"), folder).result
+    assert_same(resumed, whole)
     assert resumed.seconds > 0
     assert resumed.tokens_per_second == pytest.approx((40 - 3) * 64 / resumed.seconds)  # three processes' first steps
     assert sorted(path.name for path in folder.iterdir()) == ["final", "metrics.jsonl", "result.json"]
@@ -197,55 +169,3 @@ def test_a_fitting_goes_on_from_its_newest_checkpoint_digit_for_digit(tmp_path):
     for name, value in whole.arrays().items():
         assert np.array_equal(value, resumed.arrays()[name]), name
     assert (whole.timed, resumed.timed) == (59, 30 + 28)
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        # what one child has compiled the next one loads
-        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        yield _server()
-
-
-def _server():
-    made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["tiewise.training.compare", "tiewise.training.kinds.flax"])
-    return made
-
-
-@pytest.fixture(scope="module")
-def prepared(tiny, tmp_path_factory):
-    """A run that is started and not yet trained."""
-    out = tmp_path_factory.mktemp("prepared") / "run"
-    start(tiny(arms=("tied", "untied"), backend="flax"), out, "tiewise compare", Display(lambda line: None))
-    return out
-
-
-@pytest.fixture(scope="module")
-def undisturbed(prepared, tmp_path_factory):
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    shutil.copytree(prepared, out)
-    return flax_killed_child.finish(out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", flax_killed_child.MOMENTS)
-def test_killed_at(context, prepared, undisturbed, tmp_path, moment):
-    out = tmp_path / "run"
-    shutil.copytree(prepared, out)
-    assert killed(context, flax_killed_child.dies, str(out), moment) == -signal.SIGKILL
-    for one, other in zip(flax_killed_child.finish(out).runs, undisturbed.runs, strict=True):
-        same(one, other)
-
-
-@pytest.mark.slow
-def test_killed_at_random_steps_again_and_again(context, prepared, undisturbed, tmp_path):
-    """After a random step, until it gets through before its next one."""
-    out, draw, kills = tmp_path / "run", random.Random(0), 0
-    shutil.copytree(prepared, out)
-    while killed(context, flax_killed_child.dies_at_step, str(out), draw.randint(20, 70)) == -signal.SIGKILL:
-        kills += 1
-    assert kills
-    for one, other in zip(flax_killed_child.finish(out).runs, undisturbed.runs, strict=True):
-        same(one, other)

@@ -11,72 +11,80 @@ import signal
 
 import killed_child
 import pytest
-from killed_child import killed
+from killed_child import finish, killed
+from tests.training.conftest import assert_same
 
-from tiewise.training.compare import finish
+from tiewise.training.compare import start
 from tiewise.training.display import Display
-from tiewise.training.start import start
 
-SILENT = Display(lambda line: None)
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 
 
 @pytest.fixture(scope="module")
-def context():
+def context(tmp_path_factory):
     made = multiprocessing.get_context("forkserver")
-    made.set_forkserver_preload(["tiewise.training.compare"])  # not our own module: the server has another path
-    return made
+    # not our own module: the server has another path
+    made.set_forkserver_preload(["tiewise.training.compare", "tiewise.training.kinds.flax"])
+    with pytest.MonkeyPatch.context() as patch:
+        # what one child has compiled the next one loads
+        patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+        patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        yield made
 
 
 @pytest.fixture(scope="module")
-def prepared(tiny, tmp_path_factory):
-    """A run that is started and not yet trained."""
-    out = tmp_path_factory.mktemp("prepared") / "run"
-    start(tiny(arms=("tied", "untied")), out, "tiewise compare", SILENT)
-    return out
+def begun(tiny, tmp_path_factory):
+    """Make a copy of a backend's run that is started and not yet trained; return what it ends with undisturbed."""
+    made = {}
 
+    def copied(backend, out):
+        if backend not in made:
+            folder = tmp_path_factory.mktemp(backend)
+            settings = tiny(arms=("tied", "untied"), backend=backend)
+            start(settings, folder / "begun", "tiewise compare", Display(lambda line: None))
+            shutil.copytree(folder / "begun", folder / "whole")
+            made[backend] = folder / "begun", finish(folder / "whole")
+        shutil.copytree(made[backend][0], out)
+        return made[backend][1]
 
-@pytest.fixture(scope="module")
-def undisturbed(prepared, tmp_path_factory):
-    out = tmp_path_factory.mktemp("undisturbed") / "run"
-    shutil.copytree(prepared, out)
-    return finish(out, SILENT)
+    return copied
 
 
 def check(out, undisturbed):
-    resumed = finish(out, SILENT)
-    assert [(r.arm, r.seed) for r in resumed.runs] == [(r.arm, r.seed) for r in undisturbed.runs]
+    resumed = finish(out)
     for run, whole in zip(resumed.runs, undisturbed.runs, strict=True):
-        assert run.heldout_nll == pytest.approx(whole.heldout_nll, abs=1e-6)
-        assert run.train_nll == pytest.approx(whole.train_nll, abs=1e-6)
-        assert [p.step for p in run.curve] == [p.step for p in whole.curve]
-        for point, other in zip(run.curve, whole.curve, strict=True):
-            assert point.train_nll == pytest.approx(other.train_nll, abs=1e-6)
-            assert point.path_a == pytest.approx(other.path_a, abs=1e-6)
+        assert_same(run, whole)
     assert resumed.difference("untied", "heldout_nll").mean == pytest.approx(
         undisturbed.difference("untied", "heldout_nll").mean, abs=1e-6
     )
 
 
 @pytest.mark.parametrize(
-    "moment", [pytest.param(m, marks=[] if m in QUICK else pytest.mark.slow) for m in killed_child.MOMENTS]
+    ("backend", "moment"),
+    [
+        pytest.param(backend, moment, marks=[] if backend == "torch" and moment in QUICK else pytest.mark.slow)
+        for backend, moments in killed_child.MOMENTS.items()
+        for moment in moments
+    ],
 )
-def test_killed_at(context, prepared, undisturbed, tmp_path, moment):
-    out = tmp_path / "run"
-    shutil.copytree(prepared, out)
-    assert killed(context, killed_child.dies, str(out), moment) == -signal.SIGKILL
-    check(out, undisturbed)
+def test_killed_at(context, begun, tmp_path, backend, moment):
+    undisturbed = begun(backend, tmp_path / "run")
+    assert killed(context, killed_child.dies, str(tmp_path / "run"), backend, moment) == -signal.SIGKILL
+    check(tmp_path / "run", undisturbed)
+
+
+TARGETS = [("torch", "dies_at_touch", 1, 150, seed) for seed in range(8)]
+TARGETS += [("torch", "dies_at_step", 1, 70, seed) for seed in range(8)]
+TARGETS += [("flax", "dies_at_step", 20, 70, 0)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize(("target", "most"), [("dies_at_touch", 150), ("dies_at_step", 70)])
-def test_killed_at_random_moments_again_and_again(context, prepared, undisturbed, tmp_path, target, most, seed):
+@pytest.mark.parametrize(("backend", "target", "least", "most", "seed"), TARGETS)
+def test_killed_at_random_moments_again_and_again(context, begun, tmp_path, backend, target, least, most, seed):
     """At a random touch of the disk, or after a random step, until it gets through before its next one."""
-    out, draw = tmp_path / "run", random.Random(seed)
-    shutil.copytree(prepared, out)
-    kills = 0
-    while killed(context, getattr(killed_child, target), str(out), draw.randint(1, most)) == -signal.SIGKILL:
+    out, draw, kills = tmp_path / "run", random.Random(seed), 0
+    undisturbed, dies = begun(backend, out), getattr(killed_child, target)
+    while killed(context, dies, str(out), backend, draw.randint(least, most)) == -signal.SIGKILL:
         kills += 1
         assert kills < 100
     assert kills

@@ -27,8 +27,8 @@ class Loud(Decoders):
     options = Options
     lacks = {"tune": (False, "leave it out")}
 
-    def table_std(self, job, vocab):
-        return job.settings.own.louder * super().table_std(job, vocab)
+    def table_std(self, job):
+        return job.settings.own.louder * super().table_std(job)
 
 
 KIND = Loud()
@@ -75,10 +75,10 @@ def test_a_decoder_s_comparison_loads_no_other_kind():
     code = """
         import sys
         import tiewise.runs
-        from tiewise.training.kind import kind_of
+        from tiewise.training.run import kind_of
         from tiewise.training.settings import Settings
         kind_of(Settings().checked())
-        others = ("albert", "recurrent", "flax", "jax", "streams", "pretraining_trainer", "optimizers")
+        others = ("albert", "recurrent", "flax", "jax", "streams", "optimizers")
         ours = [name for name in sys.modules if name.startswith(("tiewise.training", "jax"))]
         print([name for name in ours if name.rpartition(".")[2] in others])
     """

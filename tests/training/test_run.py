@@ -7,42 +7,20 @@ import signal
 import pytest
 import torch
 from safetensors.torch import save_file
+from tests.training.conftest import differing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiewise.boundary.boundary import sound_std
-from tiewise.core.errors import Interrupted
-from tiewise.core.spec import BoundarySpec
 from tiewise.data.training_rows import Blocks
-from tiewise.training import callbacks, kind
+from tiewise.training import trainer
 from tiewise.training.evaluate import measure
-from tiewise.training.model import build
-from tiewise.training.run import finished, train
-from tiewise.training.settings import Job
+from tiewise.training.kinds import decoder
+from tiewise.training.run import finished
 
 
-def job(settings, folder, arm="tied", **changes):
-    return Job(arm, BoundarySpec.parse(arm), changes.pop("seed", 1), settings, folder, **changes)
-
-
-def trained(text, counts, *arguments, **changes):
-    return train(job(*arguments, **changes), text, counts, [3, 4, 5])
-
-
-def differing(one, other):
-    """Fields of two results that differ, beyond how long it took."""
-    left, right = vars(one.result), vars(other.result)
-    measured = ("tokens_per_second", "seconds")
-    return {name for name in left if name not in measured and left[name] != right[name]}
-
-
-def test_what_a_run_leaves(text, counts, tiny, tmp_path):
-    outcome = trained(text, counts, tiny(), tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "final",
-        "metrics.jsonl",
-        "result.json",
-        "tensorboard",
-    }
+def test_what_a_run_leaves(trained, tiny, tmp_path):
+    outcome = trained(tiny(), tmp_path / "run")
+    assert {p.name for p in (tmp_path / "run").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
     assert finished(tmp_path / "run") == outcome
     result = outcome.result
     assert result.heldout_nll < result.initial_nll - 0.3
@@ -59,7 +37,7 @@ def test_what_a_run_leaves(text, counts, tiny, tmp_path):
 @pytest.mark.parametrize(
     ("arm", "changes"), [("tied", {}), ("untied", {"model": "gpt2"}), ("tied+vectors={}+freeze", {})]
 )
-def test_training_bytes_are_those_of_tensors(text, counts, tiny, tmp_path, monkeypatch, arm, changes):
+def test_training_bytes_are_those_of_tensors(trained, tiny, tmp_path, monkeypatch, arm, changes):
     """Of weights, gradients and the optimizer's moments, as PyTorch holds them at the last step."""
     if "vectors" in arm:
         save_file({"rows": torch.randn(300, 16)}, tmp_path / "rows.safetensors")
@@ -71,13 +49,13 @@ def test_training_bytes_are_those_of_tensors(text, counts, tiny, tmp_path, monke
         moments = [t for of in kw["optimizer"].state.values() for name, t in of.items() if name.startswith("exp_avg")]
         held[:] = [*weights, *(p.grad for p in weights if p.grad is not None), *moments]
 
-    monkeypatch.setattr(callbacks.Clock, "on_pre_optimizer_step", look)
-    result = trained(text, counts, tiny(steps=3, **changes), tmp_path / "run", arm).result
+    monkeypatch.setattr(trainer.RunRecord, "on_pre_optimizer_step", look)
+    result = trained(tiny(steps=3, **changes), tmp_path / "run", arm).result
     assert result.training_bytes == sum(tensor.numel() * tensor.element_size() for tensor in held)
 
 
-def test_the_final_model_is_the_measured_one(text, counts, tiny, tmp_path):
-    outcome = trained(text, counts, tiny(), tmp_path, "untied")
+def test_the_final_model_is_the_measured_one(text, trained, tiny, tmp_path):
+    outcome = trained(tiny(), tmp_path, "untied")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "final")
     ids = torch.from_numpy(text.split("heldout")[: len(text.split("heldout")) // 16 * 16].astype("int64")).view(-1, 16)
     with torch.no_grad():
@@ -87,29 +65,29 @@ def test_the_final_model_is_the_measured_one(text, counts, tiny, tmp_path):
     assert len(AutoTokenizer.from_pretrained(tmp_path / "final")) == 300
 
 
-def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, counts, tiny, tmp_path, monkeypatch):
+def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, trained, tiny, tmp_path, monkeypatch):
     asked = []
 
     def recorded(installed, tokens, length, counts, blocks=None):
         asked.append((len(tokens), blocks))
         return measure(installed, tokens, length, counts, blocks)
 
-    monkeypatch.setattr(kind, "measure", recorded)
-    trained(text, counts, tiny(steps=1), tmp_path)
+    monkeypatch.setattr(decoder, "measure", recorded)
+    trained(tiny(steps=1), tmp_path)
     heldout = len(text.split("heldout"))
     assert asked[-2:] == [(heldout, heldout // 16), (len(text.split("train")), heldout // 16)]
-    trained(text, counts, tiny(steps=1, measured=100), tmp_path / "few")
+    trained(tiny(steps=1, measured=100), tmp_path / "few")
     assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
 
 
-def test_a_finished_run_is_not_trained_again(text, counts, tiny, tmp_path, monkeypatch):
-    outcome = trained(text, counts, tiny(), tmp_path)
-    monkeypatch.setattr(kind, "build", lambda *arguments: pytest.fail("built again"))
-    assert trained(text, counts, tiny(), tmp_path) == outcome
+def test_a_finished_run_is_not_trained_again(trained, tiny, tmp_path, monkeypatch):
+    outcome = trained(tiny(), tmp_path)
+    monkeypatch.setattr(decoder.Decoders, "build", lambda *arguments: pytest.fail("built again"))
+    assert trained(tiny(), tmp_path) == outcome
 
 
-def test_a_run_that_diverges_ends_with_nan_and_is_read_back(text, counts, tiny, tmp_path):
-    outcome = trained(text, counts, tiny(learning_rate=1e30), tmp_path)
+def test_a_run_that_diverges_ends_with_nan_and_is_read_back(trained, tiny, tmp_path):
+    outcome = trained(tiny(learning_rate=1e30), tmp_path)
     assert math.isnan(outcome.result.heldout_nll)
     assert math.isnan(outcome.result.perplexity)
     assert "NaN" not in (tmp_path / "result.json").read_text()
@@ -119,14 +97,14 @@ def test_a_run_that_diverges_ends_with_nan_and_is_read_back(text, counts, tiny, 
     assert all(math.isnan(value) for row in again.direct_path for value in row)
 
 
-def test_data_order_is_that_of_the_seed_whatever_the_arm(text, counts, tiny, tmp_path, monkeypatch):
+def test_data_order_is_that_of_the_seed_whatever_the_arm(text, trained, tiny, tmp_path, monkeypatch):
     seen = []
     real = Blocks.__getitem__
     monkeypatch.setattr(Blocks, "__getitem__", lambda self, index: seen.append(index) or real(self, index))
 
     def order(arm, seed, steps):
         seen.clear()
-        trained(text, counts, tiny(steps=steps, batch=64), tmp_path / f"{arm}-{seed}", arm, seed=seed)
+        trained(tiny(steps=steps, batch=64), tmp_path / f"{arm}-{seed}", arm, seed=seed)
         return list(seen)[: steps * 64]
 
     epoch = len(text.split("train")) // 16 // 64
@@ -140,32 +118,15 @@ def test_data_order_is_that_of_the_seed_whatever_the_arm(text, counts, tiny, tmp
     assert order("tied", 2, epoch)[: epoch * 64] not in (one, two)
 
 
-def press(monkeypatch, step, times=1):
-    """Press Ctrl-C in the middle of the step after `step`, so many times."""
-    real, done = callbacks.Clock.on_step_begin, []
-
-    def begin(self, args, state, control, **kw):
-        real(self, args, state, control, **kw)
-        if state.global_step == step and not done:
-            done.append(step)
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(callbacks.Clock, "on_step_begin", begin)
-
-
 @pytest.mark.parametrize("step", [0, 7, 39])
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(text, counts, tiny, tmp_path, monkeypatch, step):
-    undisturbed = trained(text, counts, tiny(), tmp_path / "whole")
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(job, interrupted, trained, tiny, tmp_path, step):
+    undisturbed = trained(tiny(), tmp_path / "whole")
     before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch:
-        press(patch, step)
-        with pytest.raises(Interrupted):
-            trained(text, counts, tiny(), tmp_path / "cut")
+    interrupted(job(tiny(), tmp_path / "cut"), step)
     assert signal.getsignal(signal.SIGINT) is before
     assert (tmp_path / "cut" / f"checkpoint-{step + 1}" / "trainer_state.json").is_file()
     assert not (tmp_path / "cut" / "result.json").exists()
-    resumed = trained(text, counts, tiny(), tmp_path / "cut")
+    resumed = trained(tiny(), tmp_path / "cut")
     # a window that was cut is averaged over the steps after the cut; every other number is the same
     assert differing(resumed, undisturbed) <= {"curve"}
     cut = step // 2 if step % 2 == 0 else None
@@ -175,13 +136,10 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(text, counts, tiny, tmp_
         assert torch.equal(one, other)
 
 
-def test_a_run_stopped_after_its_last_step_takes_no_step_more(text, counts, tiny, tmp_path, monkeypatch):
-    undisturbed = trained(text, counts, tiny(steps=10), tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        press(patch, 9)
-        with pytest.raises(Interrupted):
-            trained(text, counts, tiny(steps=10), tmp_path / "cut")
-    resumed = trained(text, counts, tiny(steps=10), tmp_path / "cut")
+def test_a_run_stopped_after_its_last_step_takes_no_step_more(job, interrupted, trained, tiny, tmp_path):
+    undisturbed = trained(tiny(steps=10), tmp_path / "whole")
+    interrupted(job(tiny(steps=10), tmp_path / "cut"), 9)
+    resumed = trained(tiny(steps=10), tmp_path / "cut")
     assert differing(resumed, undisturbed) == set()
     assert resumed.result.seconds > 0
 
@@ -190,35 +148,27 @@ def weights(folder):
     return list(AutoModelForCausalLM.from_pretrained(folder / "final").state_dict().values())
 
 
-def test_ctrl_c_twice_stops_at_once(text, counts, tiny, tmp_path, monkeypatch):
-    press(monkeypatch, 7, times=2)
-    with pytest.raises(KeyboardInterrupt):
-        trained(text, counts, tiny(), tmp_path)
+def test_ctrl_c_twice_stops_at_once(job, interrupted, tiny, tmp_path):
+    interrupted(job(tiny(), tmp_path), 7, times=2, raises=KeyboardInterrupt)
     assert not (tmp_path / "checkpoint-8").exists()
 
 
-def test_a_checkpoint_knows_the_time_of_the_steps_before_it(text, counts, tiny, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        press(patch, 29)
-        with pytest.raises(Interrupted):
-            trained(text, counts, tiny(), tmp_path)
+def test_a_checkpoint_knows_the_time_of_the_steps_before_it(job, interrupted, trained, tiny, tmp_path):
+    interrupted(job(tiny(), tmp_path), 29)
     state = json.loads((tmp_path / "checkpoint-30" / "trainer_state.json").read_text())
-    before = state["stateful_callbacks"]["Clock"]["attributes"]
+    before = state["stateful_callbacks"]["RunRecord"]["attributes"]
     assert before["steps"] == 29
-    result = trained(text, counts, tiny(), tmp_path).result
+    result = trained(tiny(), tmp_path).result
     assert result.seconds > before["seconds"]
     assert result.tokens_per_second == pytest.approx((29 + 9) * 64 / result.seconds)
 
 
 @pytest.mark.parametrize("arm", ["tied+untie_at=20", "untied+tie_at=20"])
 @pytest.mark.parametrize("step", [19, 20, *(pytest.param(step, marks=pytest.mark.slow) for step in (5, 18, 21, 38))])
-def test_a_schedule_is_resumed_on_either_side_of_its_step(text, counts, tiny, tmp_path, monkeypatch, arm, step):
-    undisturbed = trained(text, counts, tiny(), tmp_path / "whole", arm)
-    with monkeypatch.context() as patch:
-        press(patch, step)
-        with pytest.raises(Interrupted):
-            trained(text, counts, tiny(), tmp_path / "cut", arm)
-    resumed = trained(text, counts, tiny(), tmp_path / "cut", arm)
+def test_a_schedule_is_resumed_on_either_side_of_its_step(job, interrupted, trained, tiny, tmp_path, arm, step):
+    undisturbed = trained(tiny(), tmp_path / "whole", arm)
+    interrupted(job(tiny(), tmp_path / "cut", arm), step)
+    resumed = trained(tiny(), tmp_path / "cut", arm)
     assert differing(resumed, undisturbed) <= {"curve"}
     ends = {"tied": {"input table", "output table"}, "untied": {"shared table"}}[arm.partition("+")[0]]
     assert ends <= set(resumed.result.parameters)
@@ -227,40 +177,37 @@ def test_a_schedule_is_resumed_on_either_side_of_its_step(text, counts, tiny, tm
 @pytest.mark.parametrize(
     "changes", [{"bf16": True}, {"model": "gpt2", "accumulate": 2}, {"activation_checkpointing": True}]
 )
-def test_other_settings_train_too(text, counts, tiny, tmp_path, changes):
-    result = trained(text, counts, tiny(**changes), tmp_path).result
+def test_other_settings_train_too(trained, tiny, tmp_path, changes):
+    result = trained(tiny(**changes), tmp_path).result
     assert result.heldout_nll < result.initial_nll - 0.3
     assert result.curve[-1].tokens == 40 * 4 * 16 * changes.get("accumulate", 1)
 
 
-def test_another_split_can_be_measured(text, counts, tiny, tmp_path):
-    heldout = trained(text, counts, tiny(steps=2), tmp_path / "a").result
-    tune = trained(text, counts, tiny(steps=2), tmp_path / "b", split="tune").result
+def test_another_split_can_be_measured(trained, tiny, tmp_path):
+    heldout = trained(tiny(steps=2), tmp_path / "a").result
+    tune = trained(tiny(steps=2), tmp_path / "b", split="tune").result
     assert tune.heldout_nll != heldout.heldout_nll
     assert tune.train_nll != heldout.train_nll  # over as many blocks as `tune` has
 
 
-def test_torn_metrics_are_dropped_on_resume(text, counts, tiny, tmp_path, monkeypatch):
-    undisturbed = trained(text, counts, tiny(), tmp_path / "whole")
-    with monkeypatch.context() as patch:
-        press(patch, 23)
-        with pytest.raises(Interrupted):
-            trained(text, counts, tiny(), tmp_path / "cut")
+def test_torn_metrics_are_dropped_on_resume(job, interrupted, trained, tiny, tmp_path):
+    undisturbed = trained(tiny(), tmp_path / "whole")
+    interrupted(job(tiny(), tmp_path / "cut"), 23)
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 26, "train_nll": 1.0}\n{"step": 28, "tra')
-    assert differing(trained(text, counts, tiny(), tmp_path / "cut"), undisturbed) == set()
+    assert differing(trained(tiny(), tmp_path / "cut"), undisturbed) == set()
 
 
-def test_the_first_loss_is_measured_before_any_step(text, counts, tiny, tmp_path):
+def test_the_first_loss_is_measured_before_any_step(text, counts, job, trained, tiny, tmp_path):
     settings = tiny()
-    result = trained(text, counts, settings, tmp_path).result
-    fresh = build(settings, BoundarySpec("tied"), text, 1, None)
+    result = trained(settings, tmp_path).result
+    fresh = decoder.KIND.build(job(settings))
     assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, counts, 32).nll, abs=1e-9)
     assert result.init_std == sound_std(16)
 
 
-def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(text, counts, tiny, tmp_path):
+def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(trained, tiny, tmp_path):
     for arm in ("tied", "untied"):
-        found = trained(text, counts, tiny(steps=1, init=1.0, width=64), tmp_path / arm, arm).result
+        found = trained(tiny(steps=1, init=1.0, width=64), tmp_path / arm, arm).result
         assert found.initial_nll == pytest.approx(found.predicted_initial_nll, rel=0.05)
         assert (found.initial_nll > 50) == (arm == "tied")

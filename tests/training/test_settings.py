@@ -37,13 +37,7 @@ def test_a_number_in_any_notation(value):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"seeds": 0}, "seeds = 0"),
-        ({"width": -4}, "width = -4"),
-        ({"layers": 0}, "layers = 0"),
-        ({"heads": 0}, "heads = 0"),
-        ({"batch": 0}, "batch = 0"),
-        ({"accumulate": 0}, "accumulate = 0"),
-        ({"steps": 0}, "steps = 0"),
+        *(({name: 0}, f"{name} = 0") for name in ("seeds", "width", "layers", "heads", "batch", "accumulate", "steps")),
         ({"seed": 0, "arms": ("tied",)}, "seed = 0"),
         ({"length": 1}, "length = 1"),
         ({"learning_rate": 0.0}, "learning_rate = 0.0"),

@@ -9,15 +9,21 @@ from dataclasses import replace
 import pytest
 
 from tiewise.core.errors import RunError
-from tiewise.training import kind, short_trials
+from tiewise.training import compare, short_trials
 from tiewise.training.compare import finish
 from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.folder import read_json, saved_run
+from tiewise.training.kinds import decoder
 from tiewise.training.run import train
-from tiewise.training.settings import Job
 
 STEP = {"tied": 0.5, "untied": 0.8}  # seconds
 TOKEN, BUILDING, STARTING, FIRST = 0.001, 4.0, 7.0, 30.0  # an evaluated token, a run, a process, its first run
+
+
+def by(monkeypatch, trains):
+    """Have runs and trials trained by something else."""
+    for module in (compare, short_trials):
+        monkeypatch.setattr(module, "train", trains)
 
 
 @pytest.fixture
@@ -27,10 +33,11 @@ def few(monkeypatch):
     monkeypatch.setattr(short_trials, "RATE_FACTORS", (1.0, 2.0))
 
 
-def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp_path, lines, few):
-    asked: list[Job] = []
+def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp_path, lines, few, monkeypatch):
+    asked = []
     out = lines.begin(tiny(tune=True, steps=20), tmp_path / "out")
-    found = finish(out, lines.display, lambda job, *rest: asked.append(job) or train(job, *rest))
+    by(monkeypatch, lambda job: asked.append(job) or train(job))
+    found = finish(out, lines.display)
     assert [job.split for job in asked] == ["tune"] * 8 + ["heldout"] * 2
     for arm in ("tied", "untied"):
         jobs = [job for job in asked[:8] if job.arm == arm]
@@ -47,22 +54,24 @@ def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp
     assert sum(line.startswith("tune ") for line in lines) == 8
 
 
-def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few):
+def test_tuning_is_taken_up_after_an_interruption(tiny, tmp_path, lines, few, monkeypatch):
     undisturbed = finish(lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "whole"), lines.display)
     out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "cut")
     calls = []
 
-    def interrupted(job, *rest):
+    def interrupted(job):
         calls.append(job)
         if len(calls) == 3:
             signal.raise_signal(signal.SIGINT)
-        return train(job, *rest)
+        return train(job)
 
+    by(monkeypatch, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        finish(out, lines.display, interrupted)
+        finish(out, lines.display)
     assert len(read_json(out / "tuning.json")) == 2
     calls.clear()
-    resumed = finish(out, lines.display, lambda job, *rest: calls.append(job) or train(job, *rest))
+    by(monkeypatch, lambda job: calls.append(job) or train(job))
+    resumed = finish(out, lines.display)
     assert [job.split for job in calls] == ["tune", "tune", "heldout"]
     assert resumed.tuning == undisturbed.tuning
     assert [r.heldout_nll for r in resumed.runs] == [r.heldout_nll for r in undisturbed.runs]
@@ -81,10 +90,8 @@ def test_a_trial_that_diverges_is_not_chosen(tiny, tmp_path, lines, monkeypatch)
 class Machine:
     """A machine whose seconds are counted: as a clock, and as what trains and measures on it."""
 
-    def __init__(self, text, counts, settings, folder):
-        job = Job("tied", settings.specs()["tied"], 1, replace(settings, steps=2), folder / "real")
-        self.real = train(job, text, counts, [])
-        self.now, self.trained, self.text = STARTING, [], text
+    def __init__(self, real):
+        self.real, self.now, self.trained = real, STARTING, []
 
     def gone(self):
         return self.now
@@ -94,9 +101,9 @@ class Machine:
         self.now += measured * TOKEN
         return MeasuredSplit(5.0, measured, [])
 
-    def train(self, job, text, counts, probe):
+    def train(self, job):
         """What run.py does, in its order: build, first loss, steps with a point at every window, last losses, save."""
-        steps, split, training = job.settings.steps, len(text.split(job.split)), len(text.split("train"))
+        steps, split, training = job.settings.steps, len(job.text.split(job.split)), len(job.text.split("train"))
         first = FIRST if not self.trained else 0.0
         points = [step for step in range(1, steps + 1) if step % max(1, steps // 20) == 0]
         course = min(split, 32 * job.settings.length)
@@ -111,10 +118,10 @@ class Machine:
 
 
 @pytest.fixture
-def machine(text, counts, tiny, tmp_path, monkeypatch):
-    machine = Machine(text, counts, tiny(), tmp_path)
-    monkeypatch.setattr(short_trials, "train", machine.train)
-    monkeypatch.setattr(kind, "measure", machine.measure)
+def machine(trained, tiny, tmp_path, monkeypatch):
+    machine = Machine(trained(tiny(steps=2), tmp_path / "real"))
+    by(monkeypatch, machine.train)
+    monkeypatch.setattr(decoder, "measure", machine.measure)
     return machine
 
 
@@ -123,7 +130,7 @@ def whole(machine, lines, settings, out):
     lines.begin(settings, out, gone=machine.gone)
     machine.trained.clear()
     machine.trained.append(None)  # the first run of the process is behind
-    finish(out, lines.display, machine.train)
+    finish(out, lines.display)
     return machine.now
 
 
@@ -167,18 +174,17 @@ def test_a_resumed_comparison_keeps_its_steps(machine, tiny, tmp_path, lines):
     lines.begin(tiny(minutes=12.0, seeds=2), out, gone=machine.gone)
     steps = saved_run(out).steps
     machine.now = 1e6  # days later
-    finish(out, lines.display, machine.train)
+    finish(out, lines.display)
     assert {job.settings.steps for job in machine.trained[-4:]} == {steps}
 
 
-def test_trials_evaluate_nothing_that_does_not_choose(text, counts, tiny, tmp_path, monkeypatch):
+def test_trials_evaluate_nothing_that_does_not_choose(text, job, tiny, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        "tiewise.training.kind.measure",
+        decoder,
+        "measure",
         lambda installed, tokens, *rest: asked.append((len(tokens), rest[-1])) or MeasuredSplit(5.0, 1, []),
     )
-    settings = tiny(steps=80)
-    job = Job("tied", settings.specs()["tied"], 1, settings, tmp_path)
-    train(short_trials.short(job, tmp_path / "trial"), text, counts, [])
+    train(short_trials.short(job(tiny(steps=80)), tmp_path / "trial"))
     tune = len(text.split("tune"))
     assert asked == [(tune, 32), (tune, tune // 16)]

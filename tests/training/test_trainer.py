@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from transformers import TrainerCallback, TrainingArguments
 
-from tiewise.core.spec import BoundarySpec
 from tiewise.data.training_rows import Blocks
-from tiewise.training.model import build
+from tiewise.training.kinds.decoder import KIND
 from tiewise.training.trainer import TiewiseTrainer
 
 STEPS = 3
@@ -86,8 +85,8 @@ def two_leaves(model, batches):
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 @pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "residual:4", "tied+bias"])
-def test_path_norms_equal_those_of_two_leaves_before_clipping(text, tiny, arm, accumulate):
-    installed = build(tiny(), BoundarySpec.parse(arm), text, 1, None)
+def test_path_norms_equal_those_of_two_leaves_before_clipping(text, job, tiny, arm, accumulate):
+    installed = KIND.build(job(tiny(), arm=arm))
     witness, batches = trained(installed, text, accumulate)
     for model, step, logged in zip(witness.models, batches, witness.logs, strict=True):
         a, b, loss = two_leaves(model, step)
@@ -101,17 +100,15 @@ def test_path_norms_equal_those_of_two_leaves_before_clipping(text, tiny, arm, a
             assert "cosine" not in logged
 
 
-def test_a_window_is_the_mean_of_its_steps(text, tiny):
-    fine, coarse = (
-        trained(build(tiny(), BoundarySpec("tied"), text, 1, None), text, logging_steps=n)[0].logs for n in (1, STEPS)
-    )
+def test_a_window_is_the_mean_of_its_steps(text, job, tiny):
+    fine, coarse = (trained(KIND.build(job(tiny(), arm="tied")), text, logging_steps=n)[0].logs for n in (1, STEPS))
     assert len(coarse) == 1
     for name in ("path_a", "path_b", "cosine", "loss"):
         assert coarse[0][name] == pytest.approx(sum(log[name] for log in fine) / STEPS, rel=1e-6)
 
 
-def test_tracking_changes_nothing(text, tiny):
-    tracked, plain = (build(tiny(), BoundarySpec("tied"), text, 1, None) for _ in range(2))
+def test_tracking_changes_nothing(text, job, tiny):
+    tracked, plain = (KIND.build(job(tiny(), arm="tied")) for _ in range(2))
     trained(tracked, text)
     rows = Blocks(text.split("train"), 16)
     TiewiseTrainer(plain, track=False, args=chosen(), train_dataset=rows).train()
@@ -120,12 +117,12 @@ def test_tracking_changes_nothing(text, tiny):
 
 
 @pytest.mark.parametrize(("accumulate", "shares"), [(1, True), (3, True), (1, False), (3, False)])
-def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, tiny, accumulate, shares):
+def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, job, tiny, accumulate, shares):
     """λ‖P‖ adds λ P/‖P‖ to the gradient of P, however many micro-batches a step has and whoever divides the loss."""
     options = {"max_grad_norm": 0.0, "learning_rate": 0.5}
     after, logs, start = {}, {}, None
     for weight in (0.0, 0.3):
-        installed = build(tiny(), BoundarySpec.parse(f"projected:24,penalty={weight}"), text, 1, None)
+        installed = KIND.build(job(tiny(), arm=f"projected:24,penalty={weight}"))
         if not shares:
             installed.model.accepts_loss_kwargs = False
         projection = installed.model.get_output_embeddings().out_map.weight
@@ -138,8 +135,8 @@ def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, tiny, accum
     assert logs[0.3]["loss"] == pytest.approx(logs[0.0]["loss"], abs=1e-5)
 
 
-def test_the_penalty_is_of_training_only(text, tiny):
-    installed = build(tiny(), BoundarySpec.parse("projected:24,penalty=5"), text, 1, None)
+def test_the_penalty_is_of_training_only(text, job, tiny):
+    installed = KIND.build(job(tiny(), arm="projected:24,penalty=5"))
     trainer = TiewiseTrainer(installed, args=chosen())
     ids = torch.tensor([[1, 2, 3, 4]])
     inputs = {"input_ids": ids, "labels": ids}
@@ -149,10 +146,10 @@ def test_the_penalty_is_of_training_only(text, tiny):
     assert training - evaluated == pytest.approx(5 * norm, rel=1e-5)
 
 
-def test_heldout_nll_comes_from_the_evaluator(text, tiny):
-    installed = build(tiny(), BoundarySpec("tied"), text, 1, None)
+def test_heldout_nll_comes_from_the_evaluator(text, job, tiny):
+    installed = KIND.build(job(tiny(), arm="tied"))
     witness = Witness()
-    values = iter([4.0, math.nan])
+    values = iter([{"heldout_nll": 4.0}, {"heldout_nll": math.nan}])
     TiewiseTrainer(
         installed,
         evaluator=lambda: next(values),

@@ -1,8 +1,9 @@
 """What tables and texts show without running a model: numpy alone, no torch.
 
-- `model_ends`, `token_table`: the two tables of a checkpoint, read in pieces.
+- `model_tables`: the tables of a checkpoint, found at both ends and read in pieces.
 - `open_path`, `path_matrix`, `path_tokens`: the direct path from the input table to the output table.
 - `bigram_counts`, `bigram_paths`, `bigram_maps`: what a text's bigrams ask of such a path.
-- `align_tables`: are two tables alike, after which map, and by chance; `estimates`: values with their intervals.
-- `single_rows`, `row_directions`, `token_contexts`: rows, one by one and all together.
+- `paired_rows`, `table_maps`, `align_tables`: are two tables alike, after which map, and by chance.
+- `token_rows`, `token_contexts`, `token_texts`: a table's rows, what stands around tokens, what they read as.
+- `estimates`: values with their intervals.
 """

@@ -3,56 +3,66 @@
     with map       identity, orthogonal, linear, reduced rank: mean cosine of mapped rows with their partners, on rows
                    that the map was fitted on and on rows held out, beside the analytic chance level and a null of
                    permuted rows to which the maps are fitted again
-    without map    nearest neighbours, CKA, shared subspaces, spectra, norms
+    without map    nearest neighbours, CKA, norms, shared subspaces, spectra
 
 Tables are read in pieces; memory holds a few d×d matrices and one piece, or the sampled rows of one table.
 
-Is this tied table more like the input or the output table of another model? Paired over the same tokens.
+`closer` asks whether one table is more like the first or the second of two others, paired over the same tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.estimates import Estimate, mean_interval, paired_bootstrap
-from tiewise.analysis.row_pairs import Order, Paired, Pairs
-from tiewise.analysis.row_products import directions
-from tiewise.analysis.similarity import (
-    NormCorrelation,
-    Overlap,
-    Similarity,
-    nearest,
-    norm_correlation,
-    overlap,
-    shared,
-    similarity,
-)
+from tiewise.analysis.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
+from tiewise.analysis.model_tables import AnyTable, as_table
+from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Order, Paired, Pairs, directions, nearest, shared
 from tiewise.analysis.table_maps import (
-    CENTRED,
-    IDENTITY,
-    LINEAR,
-    ORTHOGONAL,
-    Fitted,
-    Fitter,
-    chance,
-    choose,
-    held_out_deviation,
-    permuted_cross,
-    score,
-    split,
-    sums,
+    Spectrum,
+    Subspace,
+    cka,
+    least_squares,
+    linear_chance,
+    orthogonal,
+    orthogonal_chance,
+    pseudo_inverse,
+    reduced_chance,
+    spectra,
 )
-from tiewise.analysis.token_table import TokenTable, as_table
-from tiewise.checkpoint.stored import Stored
 from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.found import NEITHER, ONE, TWO, Quantity
+from tiewise.core.numerals import plain
+from tiewise.core.progress import progress
 
+IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
+NEIGHBOURS, CKA, CKA_LINE, CKA_CURVE = "neighbours", "CKA", "CKA, frequency out (line)", "CKA, frequency out"
+NORMS, NORMS_BY_RANK = "norms", "norms, by rank"
 FITTED, HELD_OUT = "fitted", "held out"
-AnyTable = TokenTable | Stored | NDArray
+CENTRED, RAW = "centred", "raw"
+NOT_KNOWN = "not known"
+SPELLED = {
+    IDENTITY: "as they stand",
+    ORTHOGONAL: "after the best rotation",
+    LINEAR: "after the best linear map",
+    NEIGHBOURS: "by nearest neighbours in common",
+    CKA: "by CKA above chance",
+    CKA_CURVE: "by CKA above chance, frequency taken out",
+    CKA_LINE: "by CKA above chance, a line in log frequency taken out",
+}
 FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
+LARGE = 2e11  # rows × d²: from here on `AlignSettings.sized` permutes once
+_NOTHING_LEFT = 1e-12  # share of a table below which what is left of it is rounding
+
+
+def spelled(measure: str) -> str:
+    """A measure in words: "after the best rotation"."""
+    return SPELLED.get(measure, f"after the best map of {measure}")
 
 
 @dataclass(frozen=True)
@@ -73,34 +83,40 @@ class AlignSettings:
     precision: str = "auto"  # fp32 or fp64 products; auto takes fp64 where it costs seconds
     seed: int = 0  # of the split, the samples and the permutations
 
+    @classmethod
+    def sized(cls, pairs: int, width: int, seed: int = 0, held_out: float = held_out) -> AlignSettings:
+        """Return settings for tables of this size: one permutation in place of three for large ones."""
+        return cls(seed=seed, held_out=held_out, permutations=1 if pairs * width**2 > LARGE else cls.permutations)
+
     def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
         """Type in which rows are multiplied."""
         if self.precision not in ("auto", "fp32", "fp64"):
             raise CheckpointError(f"no precision is called {self.precision}", "choose of auto, fp32 and fp64")
-        d1, d2 = widths
-        wide = self.precision == "fp64" or (self.precision == "auto" and pairs * (d1 + d2) ** 2 <= FP64_WORK)
-        return np.float64 if wide else np.float32
+        few = self.precision == "auto" and pairs * sum(widths) ** 2 <= FP64_WORK
+        return np.float64 if few or self.precision == "fp64" else np.float32
 
-
-@dataclass(frozen=True)
-class Null:
-    """The same score with the rows of B permuted and the maps fitted again."""
-
-    values: tuple[float, ...]  # one for each permutation
-    p: float  # (1 + number of them that reach the score) / (1 + their number); small values need many permutations
+    def sample(self, pairs: int) -> tuple[Order, int]:
+        """(at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
+        drawn = np.random.default_rng([self.seed, 2]).choice(pairs, min(self.sampled, pairs), replace=False)
+        return np.sort(drawn), min(self.neighbours, len(drawn) - 1)
 
 
 @dataclass(frozen=True)
 class Score:
-    """Mean cosine of mapped rows with their partners."""
+    """One measure of how alike two tables are."""
 
-    map: str  # identity, orthogonal, linear or `rank r`
-    view: str  # `centred` (rows less the mean of the fitting rows) or `raw`
-    rows: str  # `fitted` or `held out`
-    estimate: Estimate  # the mean over scored rows, with a normal interval over rows for the map as it was fitted
-    chance: float  # the mean for independent Gaussian tables
-    chance_deviation: float  # its deviation over draws of as many scored rows
-    null: Null | None  # of the tables themselves, permuted; None where no permutation was asked for
+    measure: str  # a map: mean cosine of mapped rows with their partners; or one of those that need none
+    estimate: Estimate  # over scored rows; a map's interval is over rows, for the map as it was fitted
+    chance: float  # the mean for unrelated tables: independent Gaussian ones for a map, all permutations for CKA
+    deviation: float = math.nan  # of the chance level over draws of as many rows, where it is known
+    null: tuple[float, ...] = ()  # the same with the rows of B permuted and maps fitted again, for each permutation
+    rows: str = ""  # of a map: the rows that are scored, `fitted` or `held out`
+    view: str = CENTRED  # `centred` (rows less the mean of the fitting rows) or `raw`
+
+    @property
+    def p(self) -> float:
+        """(1 + permutations that reach the score) / (1 + permutations); small values need many of them."""
+        return (1 + sum(value >= self.estimate.value for value in self.null)) / (1 + len(self.null))
 
 
 @dataclass(frozen=True)
@@ -114,34 +130,75 @@ class Alignment:
     zero_rows: int  # pairs whose row is zero in either table; their cosine counts as 0
     precision: str  # fp32 or fp64, in which rows were multiplied; sums are in fp64
     error: float  # relative error of a product of 1024 rows against fp64, measured; 0 in fp64
-    scores: tuple[Score, ...]  # by map, view and rows
-    left_out: tuple[tuple[str, str], ...]  # (map, why) of maps that do not apply
-    neighbours: Overlap | None  # None where they were not asked for
-    similarity: Similarity  # CKA, subspaces and spectra over all pairs
-    norms: NormCorrelation  # correlation of the rows' norms over all pairs
+    scores: tuple[Score, ...]  # maps by rows, map and view; neighbours, CKA, norms
+    k: int  # neighbours of each row that were compared
+    taken_out: dict[str, tuple[float, float]]  # measure of CKA without frequency → share of A and B that went with it
+    left_out: tuple[str, ...]  # maps that do not apply, and why
+    spectra: tuple[Spectrum, Spectrum]  # of both tables, over all pairs
+    subspaces: tuple[Subspace, ...]  # leading ones that both have, over all pairs
     seed: int  # of the split, samples and permutations
 
-    def score(self, name: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
-        """Return one score by its map, rows ("held out" or "fitted") and view; KeyError where there is none."""
+    def score(self, measure: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
+        """Return one score; `rows` and `view` are a map's. KeyError where there is none."""
         for found in self.scores:
-            if (found.map, found.rows, found.view) == (name, rows, view):
+            if found.measure == measure and found.rows in ("", rows) and found.view == view:
                 return found
-        raise KeyError((name, rows, view))
+        raise KeyError((measure, rows, view))
+
+    def quantities(self, of: str = "", decides: bool = False) -> Iterator[Quantity]:
+        """Every measure as a section says it: maps on rows that they have not seen first.
+
+        Args:
+            of: whose two tables they are, where the section's model does not say it.
+            decides: whether the two could as well have been one table.
+        """
+        title = f"The two tables of {of}" if of else "Input against output"
+        unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
+        in_view = {score: score.rows in ("", unseen) and score.view == CENTRED for score in self.scores}
+        for score in sorted(self.scores, key=lambda score: not (score.rows and in_view[score])):
+            main = in_view[score] and score.measure != NORMS
+            name, unit, why = score.measure, "CKA", ""
+            asked = decides and score.rows == HELD_OUT and (name, score.view) == (IDENTITY, CENTRED)
+            if score.rows:
+                held_out = score.rows == HELD_OUT
+                name, unit = spelled(name) + (", not centred" if score.view == RAW else ""), "cosine"
+                name += "" if main else f", on rows {'held out' if held_out else 'it was fitted on'}"
+                by_chance = f"{plain(score.chance, 3)} ± {plain(1.96 * score.deviation, 3)}"
+                why = f"tokens that the map {'has not seen' if held_out else 'was fitted on'}; by chance {by_chance}"
+            if asked:
+                why = "above chance the two stored tables point the same way row by row, whether trained or started so"
+            elif name == NEIGHBOURS:
+                name, unit, why = f"nearest {self.k} in common", "%", "tokens that are nearest in both tables"
+            elif name in (NORMS, NORMS_BY_RANK):
+                unit, why = "correlation", f"0 ± {plain(1.96 * score.deviation, 3)} by chance"
+            yield Quantity.of_estimate(
+                name, score.estimate, chance=score.chance, null=score.null, unit=unit, of=of, main=main and not of,
+                figure=title if main else "", why=why, question="Are input and output table alike?" if asked else "",
+                below=TWO if score.rows else NEITHER, above=ONE if score.rows else NEITHER,
+            )  # fmt: skip
+        small: dict[str, Any] = {"of": of, "main": False}
+        for space in self.subspaces:
+            over = "tokens" if space.side == "left" else "coordinates"
+            name = f"{space.k} leading directions over {over}"
+            yield Quantity(name, space.value, chance=space.chance, unit="mean squared cosine", **small)
+        for end, spectrum in zip(("first", "second"), self.spectra, strict=True):
+            yield Quantity(f"directions that the {end} table fills", spectrum.participation, unit="(Σs²)²/Σs⁴", **small)
+            yield Quantity(f"mean row's energy, {end} table", spectrum.mean_share, unit="%", **small)
+        yield Quantity("tokens compared", self.pairs, **small, why=self.matched)
+        yield Quantity("tokens that maps were fitted on", self.fitted_rows, **small)
+        yield Quantity("tokens with a row of zeros", self.zero_rows, **small, why="their cosine counts as 0")
+        yield Quantity("error of products", self.error, unit="relative", **small, why=f"in {self.precision}")
 
 
 def align(
-    a: AnyTable,
-    b: AnyTable,
-    pairs: Pairs,
-    settings: AlignSettings | None = None,
-    counts: ArrayLike | None = None,
+    a: AnyTable, b: AnyTable, pairs: Pairs, settings: AlignSettings | None = None, counts: ArrayLike | None = None
 ) -> Alignment:
     """Align table A [V, d1] with table B [V', d2]; maps go from A to B.
 
     Args:
         a: a table, a stored tensor, or an array.
         b: the other.
-        pairs: rows that belong together (`token_match`).
+        pairs: rows that belong together (`by_text`, `one_vocabulary`).
         settings: what to measure.
         counts: how often each pair's token occurs, [pairs]; with it, CKA is also given with frequency taken out.
 
@@ -152,140 +209,224 @@ def align(
     settings = settings or AlignSettings()
     table_a, table_b = as_table(a), as_table(b)
     dtype = settings.dtype(len(pairs), (table_a.width, table_b.width))
-    paired = Paired(table_a, table_b, pairs, dtype, _beside(counts, len(pairs)))
-    fit, held = split(len(pairs), settings.held_out, settings.scored, settings.seed)
-    names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
-    products, *norms, error = sums(paired, fit)
-    rest, *rest_norms, _ = sums(paired, held)
-    scores = _scores(paired, Fitter(products, names, settings.raw, error), (fit, held), settings)
-    rest.join(products)
-    norms_a, norms_b = (np.concatenate(both) for both in zip(norms, rest_norms, strict=True))
+    if counts is not None and np.shape(counts) != (len(pairs),):
+        shape = list(np.shape(counts))
+        raise DataError(f"counts of shape {shape} for {len(pairs):,} pairs", "give one count for each pair")
+    paired = Paired(table_a, table_b, pairs, dtype, None if counts is None else directions(counts))
+    fitter = Fitter(paired, settings)
+    products, norms, _ = paired.sums(fitter.held)
+    scores = _map_scores(fitter, settings)
+    products.join(fitter.products)
+    which, k = settings.sample(len(pairs))
+    if settings.neighbours:
+        ids_a, ids_b = nearest(table_a, pairs.a[which], k, dtype), nearest(table_b, pairs.b[which], k, dtype)
+        generator, null = np.random.default_rng(settings.seed), []
+        for _ in range(max(1, settings.permutations)):
+            order = generator.permutation(len(which))
+            null.append(float(shared(ids_a, np.argsort(order)[ids_b[order]]).mean()))
+        # rows share neighbours, so that the interval is a little narrow
+        common = mean_interval(shared(ids_a, ids_b))
+        scores.append(Score(NEIGHBOURS, common, k / (len(which) - 1), null=tuple(null)))
+    whole = products.without()
+    taken_out = {}
+    for powers in sorted({0, *(min(powers, products.along_a.shape[1]) for powers in (LINE, CURVE))}):
+        rest = products.without(powers)
+        measure = CKA_CURVE if powers > LINE else CKA_LINE if powers else CKA
+        value, chance = cka(rest, powers)
+        if powers:
+            grams = (rest.gram_a, whole.gram_a), (rest.gram_b, whole.gram_b)
+            gone = [1 - float(np.trace(one)) / float(np.trace(all_)) if np.trace(all_) else 0.0 for one, all_ in grams]
+            taken_out[measure] = gone[0], gone[1]
+            value, chance = (0.0, 0.0) if max(gone) > 1 - _NOTHING_LEFT else (value, chance)
+        scores.append(Score(measure, Estimate(value, math.nan, math.nan, len(pairs)), chance))
+    norms_a, norms_b = (np.concatenate(both) for both in zip(fitter.norms, norms, strict=True))
+    by_value, by_rank = norm_correlations(norms_a, norms_b)
+    both_spectra, subspaces = spectra(products, settings.subspaces)
     return Alignment(
         pairs=len(pairs),
         matched=pairs.how,
         widths=paired.widths,
-        fitted_rows=len(fit),
+        fitted_rows=len(fitter.rows),
         zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
         precision="fp64" if dtype == np.float64 else "fp32",
-        error=error,
-        scores=tuple(scores),
-        left_out=tuple(left_out),
-        similarity=similarity(rest, settings.subspaces),
-        norms=norm_correlation(norms_a, norms_b),
-        neighbours=_neighbours(paired, settings) if settings.neighbours else None,
+        error=fitter.error,
+        scores=(*scores, by_rank, by_value),
+        k=k,
+        taken_out=taken_out,
+        left_out=fitter.left_out,
+        spectra=both_spectra,
+        subspaces=subspaces,
         seed=settings.seed,
     )
 
 
-def _beside(counts: ArrayLike | None, pairs: int) -> NDArray | None:
-    if counts is None:
-        return None
-    given = np.asarray(counts)
-    if given.shape != (pairs,):
-        raise DataError(f"counts of shape {list(given.shape)} for {pairs:,} pairs", "give one count for each pair")
-    return directions(given)
+@dataclass(frozen=True)
+class Fitted:
+    """A map [d1, d2] (None: identity) of rows less `shift_a` [d1] onto rows less `shift_b` [d2]; zeros where raw."""
+
+    name: str
+    view: str
+    matrix: Matrix | None
+    shift_a: Matrix
+    shift_b: Matrix
+
+    def cosines(self, a: NDArray, b: NDArray) -> Matrix:
+        """Cosine of each mapped row of a [n, d1] with its row of b [n, d2]; 0 where either is zero."""
+        x, y = a - self.shift_a.astype(a.dtype), b - self.shift_b.astype(b.dtype)
+        x = x if self.matrix is None else x @ self.matrix.astype(a.dtype)
+        dot, left, right = (np.einsum("ij,ij->i", *p).astype(np.float64) for p in ((x, y), (x, x), (y, y)))
+        scale = np.sqrt(left * right)
+        return np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
 
 
-def _scores(paired: Paired, fitter: Fitter, parts: tuple[Order, Order], settings: AlignSettings) -> list[Score]:
-    fit, held = parts
+class Fitter:
+    """Fits maps to some of the pairs; what depends on A alone is computed once for all permutations."""
+
+    def __init__(self, paired: Paired, settings: AlignSettings) -> None:
+        if not 0 <= settings.held_out <= 0.5:
+            fix = "use a share from 0 (fit and score all rows) to 0.5"
+            raise CheckpointError(f"held_out = {settings.held_out}", fix)
+        count = len(paired.pairs)
+        order = np.random.default_rng(settings.seed).permutation(count)
+        out = max(1, min(settings.scored, int(settings.held_out * count), count // 2)) if settings.held_out else 0
+        self.paired, self.rows, self.held = paired, np.sort(order[out:]), np.sort(order[:out])
+        self.names, self.left_out = _applying(settings, paired.widths, len(self.rows))
+        self.products, self.norms, self.error = paired.sums(self.rows)
+        self.views = (CENTRED, RAW) if settings.raw else (CENTRED,)
+        self.means = self.products.mean_a, self.products.mean_b
+        self._inverse: dict[str, Matrix] = {}
+        if set(self.names) - {IDENTITY, ORTHOGONAL}:
+            for view in self.views:
+                less = self.products.rows * np.outer(self.means[0], self.means[0]) if view == CENTRED else 0.0
+                self._inverse[view] = pseudo_inverse(self.products.gram_a - less, self.error)
+
+    def fit(self, cross: Matrix) -> list[Fitted]:
+        """Return every map, fitted to AᵀB [d1, d2] of the fitting rows in some order."""
+        shifts = {CENTRED: self.means, RAW: (np.zeros_like(self.means[0]), np.zeros_like(self.means[1]))}
+        made = [Fitted(IDENTITY, view, None, *shifts[view]) for view in (CENTRED, RAW)]  # costs nothing: both ways
+        made = made if IDENTITY in self.names else []
+        fitted = [name for name in self.names if name != IDENTITY]
+        total = len(made) + len(fitted) * len(self.views)
+        for view in self.views:
+            product = cross - self.products.rows * np.outer(*self.means) if view == CENTRED else cross
+            for name in fitted:
+                if name == ORTHOGONAL:
+                    matrix = orthogonal(product)
+                else:
+                    matrix = least_squares(self._inverse[view], product, None if name == LINEAR else int(name[5:]))
+                made.append(Fitted(name, view, matrix, *shifts[view]))
+                progress("fitting maps", len(made), total)
+        return made
+
+    def cosines(self, maps: list[Fitted], first: Order, second: Order) -> list[Matrix]:
+        """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
+        found = [np.zeros(len(first)) for _ in maps]
+        for piece in self.paired.slices(len(first)):
+            a, b = self.paired.take(first[piece], second[piece])
+            for values, fitted in zip(found, maps, strict=True):
+                values[piece] = fitted.cosines(a, b)
+            progress("scoring", piece.stop, len(first))
+        return found
+
+
+def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tuple[list[str], tuple[str, ...]]:
+    """(maps that apply to tables of these widths and rows to fit on, why the others do not)."""
+    (d1, d2), kept, left = widths, [], []
+    for name in [*settings.maps, *(f"rank {rank}" for rank in settings.ranks)]:
+        if name not in (IDENTITY, ORTHOGONAL, LINEAR) and not name.startswith("rank "):
+            raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
+        if name == IDENTITY:
+            why = "" if d1 == d2 else f"widths {d1} and {d2} differ"
+        elif name.startswith("rank ") and not 0 < int(name[5:]) <= min(d1, d2):
+            why = f"ranks go from 1 to {min(d1, d2)}"
+        else:
+            needed = max(d1, d2) if name == ORTHOGONAL else d1
+            why = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
+        kept += [] if why else [name]
+        left += [f"no {name} map: {why}"] if why else []
+    if not kept:
+        others = "orthogonal, linear and reduced-rank maps apply"
+        raise CheckpointError("; ".join(left), others if d1 != d2 and rows > max(d1, d2) else "give more rows")
+    return kept, tuple(left)
+
+
+def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
+    paired, fit, held = fitter.paired, fitter.rows, fitter.held
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(held) else len(fit)
     place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
-    maps = fitter.fit(fitter.cross)
-    seen = {FITTED: score(paired, maps, fit[place], fit[place])}
-    if len(held):
-        seen[HELD_OUT] = score(paired, maps, held, held)
-    nulls: dict[str, list[list[float]]] = {FITTED: [], HELD_OUT: []}
+    scored = {FITTED: fit[place]} | ({HELD_OUT: held} if len(held) else {})
+    maps = fitter.fit(fitter.products.cross)
+    seen = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
+    nulls: dict[str, list[list[float]]] = {rows: [] for rows in scored}
     for _ in range(settings.permutations):
-        order, held_order = generator.permutation(fit), generator.permutation(held)
-        cross = fitter.cross if set(fitter.names) == {IDENTITY} else permuted_cross(paired, fit, order)
-        refitted = fitter.fit(cross)
-        nulls[FITTED].append(_means(score(paired, refitted, fit[place], order[place])))
-        if len(held):
-            nulls[HELD_OUT].append(_means(score(paired, refitted, held, held_order)))
-    return [
-        _score(fitted, rows, values[at], [found[at] for found in nulls[rows]], (len(fit), paired.widths))
-        for rows, values in seen.items()
-        for at, fitted in enumerate(maps)
-    ]
+        order = generator.permutation(fit)
+        partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}
+        again = fitter.fit(fitter.products.cross if fitter.names == [IDENTITY] else paired.cross(fit, order))
+        for rows, which in scored.items():
+            cosines = fitter.cosines(again, which, partners[rows])
+            nulls[rows].append([float(values.mean()) for values in cosines])
+    (d1, d2), n, made = paired.widths, len(fit), []
+    for rows, values in seen.items():
+        for at, fitted in enumerate(maps):
+            name, chance = fitted.name, 0.0
+            if rows == FITTED and name != IDENTITY:
+                chance = orthogonal_chance(n, d1, d2) if name == ORTHOGONAL else linear_chance(n, d1)
+                chance = chance if name in (ORTHOGONAL, LINEAR) else reduced_chance(n, d1, d2, int(name[5:]))
+            null = tuple(found[at] for found in nulls[rows])
+            deviation = 1 / math.sqrt(len(values[at]) * d2)
+            made.append(Score(name, mean_interval(values[at]), chance, deviation, null, rows, fitted.view))
+    return made
 
 
-def _means(scores: Sequence[NDArray]) -> list[float]:
-    return [float(values.mean()) for values in scores]
+def norm_correlations(norms_a: NDArray, norms_b: NDArray) -> tuple[Score, Score]:
+    """Correlation of the norms of paired rows by value (Pearson) and by rank (Spearman, ties by their mean rank)."""
+    n, found = len(norms_a), []
+    for measure, pair in ((NORMS, (norms_a, norms_b)), (NORMS_BY_RANK, (_ranks(norms_a), _ranks(norms_b)))):
+        x, y = (values - values.mean() for values in pair)
+        scale = float(np.sqrt((x @ x) * (y @ y)))
+        value = float(x @ y) / scale if scale else 0.0
+        found.append(Score(measure, correlation_interval(value, n), 0.0, (n - 1) ** -0.5))
+    return found[0], found[1]
 
 
-def _score(fitted: Fitted, rows: str, cosines: NDArray, null: list[float], size: tuple[int, tuple[int, int]]) -> Score:
-    estimate = mean_interval(cosines)
-    reached = sum(value >= estimate.value for value in null)
-    return Score(
-        map=fitted.name,
-        view=fitted.view,
-        rows=rows,
-        estimate=estimate,
-        chance=chance(fitted.name, *size) if rows == FITTED else 0.0,
-        chance_deviation=held_out_deviation(len(cosines), size[1][1]),
-        null=Null(tuple(null), (1 + reached) / (1 + len(null))) if null else None,
-    )
-
-
-def sample(count: int, most: int, seed: int) -> Order:
-    """At most `most` of `count` pairs, at random and sorted."""
-    return np.sort(np.random.default_rng([seed, 2]).choice(count, min(most, count), replace=False))
-
-
-def _neighbours(paired: Paired, settings: AlignSettings) -> Overlap:
-    which = sample(len(paired.pairs), settings.sampled, settings.seed)
-    k = min(settings.neighbours, len(which) - 1)
-    ids_a = neighbours_of(paired.a, paired.pairs.a[which], k, paired.dtype)
-    ids_b = neighbours_of(paired.b, paired.pairs.b[which], k, paired.dtype)
-    return overlap(ids_a, ids_b, max(1, settings.permutations), settings.seed)
-
-
-def neighbours_of(table: TokenTable, which: Order, k: int, dtype: type[np.floating]) -> NDArray[np.int64]:
-    """Places [n, k], within `which`, of each row's k nearest rows by cosine, after centring the given rows [n]."""
-    rows = table.take(which, dtype)
-    rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
-    return nearest(rows, k)
-
-
-NEITHER = "neither"
+def _ranks(values: NDArray) -> Matrix:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Matrix = (np.cumsum(counts) - (counts - 1) / 2)[inverse]
+    return ranks
 
 
 @dataclass(frozen=True)
 class Lean:
-    """One measure of the table against the other model's two tables."""
+    """One measure of a table against both of two others: the input and the output table of another model."""
 
-    measure: str  # a map, or `neighbours`
-    view: str  # `centred` or `raw`
-    input: Estimate  # mean over held-out rows (sampled rows for neighbours) against the input table
-    output: Estimate  # the same rows against the output table
-    # output − input, with the interval of the bootstrap over rows, for the maps as they were fitted
-    difference: Estimate
-    toward: str  # `input` or `output` where that interval leaves out 0, else `neither`
+    measure: str  # as of `Score`
+    input: Estimate  # score against the input table
+    output: Estimate  # against the output table, on the same rows
+    difference: Estimate  # output − input, paired
+    chance: float = 0.0  # of either score
+    view: str = CENTRED  # `centred` or `raw`
+
+    @property
+    def toward(self) -> str:
+        """The side that the difference speaks for."""
+        return toward(self.difference)
 
 
-@dataclass(frozen=True)
-class Closer:
-    """The answer, measure by measure."""
-
-    pairs: int  # tokens in both vocabularies
-    fitted_rows: int  # pairs that the maps were fitted on
-    leans: tuple[Lean, ...]  # one for each map and view, and for neighbours. By chance a mean over held-out rows is 0
-    left_out: tuple[tuple[str, str], ...]  # (map, why) of maps that do not apply
-    neighbour_chance: float  # k/(n−1)
-    seed: int  # of the split, the sample and the bootstrap
+def toward(difference: Estimate) -> str:
+    """Of a difference output − input: the side that its interval speaks for, NEITHER, or NOT_KNOWN without one."""
+    if math.isnan(difference.low):
+        return NOT_KNOWN
+    return "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER
 
 
 def closer(
-    table: AnyTable,
-    input_other: AnyTable,
-    output_other: AnyTable,
-    pairs: Pairs,
-    settings: AlignSettings | None = None,
-) -> Closer:
+    table: AnyTable, input_other: AnyTable, output_other: AnyTable, pairs: Pairs, settings: AlignSettings | None = None
+) -> tuple[Lean, ...]:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
 
-    Where `settings.held_out` is 0, they are all tokens, and maps were fitted on them.
+    Differences have the interval of the bootstrap over rows, for the maps as they were fitted. Where
+    `settings.held_out` is 0, rows are all tokens, and maps were fitted on them.
 
     Args:
         table: the tied table, [V, d].
@@ -294,48 +435,31 @@ def closer(
         pairs: row of `table` (a) and row of the other's tables (b) of each token in both.
         settings: as for `align`; permutations are not used.
 
+    Returns:
+        one entry for each map that applies to both, and for neighbours.
+
     Raises:
         CheckpointError: as `align` does.
     """
     settings = settings or AlignSettings()
-    turned = Pairs(pairs.b, pairs.a, pairs.how)
-    tied, first, second = as_table(table), as_table(input_other), as_table(output_other)
-    found, left_out, fitted_rows = {}, [], 0
-    for end, other in (("input", first), ("output", second)):
+    tied, others, cosines = as_table(table), (as_table(input_other), as_table(output_other)), []
+    for other in others:
         dtype = settings.dtype(len(pairs), (other.width, tied.width))
-        paired = Paired(other, tied, turned, dtype)
-        found[end], why, fitted_rows = _cosines(paired, settings)
-        left_out += [entry for entry in why if entry not in left_out]
-    leans = [
-        _lean(measure, view, found["input"][measure, view], output, settings.seed)
-        for (measure, view), output in found["output"].items()
-        if (measure, view) in found["input"]
-    ]
-    which = sample(len(pairs), settings.sampled, settings.seed)
-    k = min(settings.neighbours, len(which) - 1)
+        fitter = Fitter(Paired(other, tied, Pairs(pairs.b, pairs.a, pairs.how), dtype), settings)
+        maps, seen = fitter.fit(fitter.products.cross), fitter.held if len(fitter.held) else fitter.rows
+        names = ((fitted.name, fitted.view) for fitted in maps)
+        cosines.append(dict(zip(names, fitter.cosines(maps, seen, seen), strict=True)))
+    chance = 0.0
+    which, k = settings.sample(len(pairs))
     if k:
-        ids = neighbours_of(tied, pairs.a[which], k, np.float32)
-        with_input, with_output = (
-            shared(ids, neighbours_of(other, pairs.b[which], k, np.float32)) for other in (first, second)
-        )
-        leans.append(_lean("neighbours", CENTRED, with_input, with_output, settings.seed))
-    return Closer(len(pairs), fitted_rows, tuple(leans), tuple(left_out), k / (len(which) - 1), settings.seed)
-
-
-def _cosines(
-    paired: Paired, settings: AlignSettings
-) -> tuple[dict[tuple[str, str], NDArray], list[tuple[str, str]], int]:
-    fit, held = split(len(paired.pairs), settings.held_out, settings.scored, settings.seed)
-    names, left_out = choose(settings.maps, settings.ranks, paired.widths, len(fit))
-    products, _, _, error = sums(paired, fit)
-    fitter = Fitter(products, names, settings.raw, error)
-    maps = fitter.fit(fitter.cross)
-    seen = held if len(held) else fit
-    values = score(paired, maps, seen, seen)
-    return {(m.name, m.view): v for m, v in zip(maps, values, strict=True)}, left_out, len(fit)
-
-
-def _lean(measure: str, view: str, first: NDArray, second: NDArray, seed: int) -> Lean:
-    difference = paired_bootstrap(first, second, seed)
-    toward = "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER
-    return Lean(measure, view, mean_interval(first), mean_interval(second), difference, toward)
+        own, chance = nearest(tied, pairs.a[which], k, np.float32), k / (len(which) - 1)
+        for found, other in zip(cosines, others, strict=True):
+            found[NEIGHBOURS, CENTRED] = shared(own, nearest(other, pairs.b[which], k, np.float32))
+    leans = []
+    for (measure, view), second in cosines[1].items():
+        if (measure, view) in cosines[0]:
+            first = cosines[0][measure, view]
+            apart = paired_bootstrap(first, second, settings.seed)
+            level = chance if measure == NEIGHBOURS else 0.0
+            leans.append(Lean(measure, mean_interval(first), mean_interval(second), apart, level, view))
+    return tuple(leans)

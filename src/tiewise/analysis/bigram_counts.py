@@ -13,25 +13,21 @@ I is also ln 2 less what is left to guess of a pair's direction once its two tok
 counts looks too easy (a pair seen once never comes back the other way), so I from counts is biased upward; guessing
 parts of the text from the other parts is biased downward. `irreversibility` gives both, and what counts of this size
 show where directions are tossed by a coin.
-
-Pairs of tokens as a text has them, both ways, and the pairs that make it irreversible.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from tiewise.analysis.estimates import mean_interval
-from tiewise.analysis.token_table import Array
+from tiewise.analysis.estimates import Estimate, mean_interval
+from tiewise.analysis.model_tables import Array, Ids
 from tiewise.core.errors import DataError
 
-Ids = NDArray[np.int64]
 MERGED_AT = 2**22  # keys that wait until they are counted
 
 
@@ -46,7 +42,7 @@ class Chain:
     @classmethod
     def of(cls, ids: Iterable[ArrayLike], vocabulary: int) -> Chain:
         """Count a text that comes in pieces, closed into a ring: its first token follows its last."""
-        held, waiting, total = _Tally(vocabulary), 0, 0
+        chain, waiting, total = cls(np.empty(0, np.int64), np.empty(0, np.int64), vocabulary), [], 0
         first = last = None
         for piece in ids:
             tokens = np.asarray(piece).astype(np.int64).ravel()
@@ -59,16 +55,21 @@ class Chain:
             first = tokens[0] if first is None else first
             joined = tokens if last is None else np.concatenate([[last], tokens])
             last = tokens[-1]
-            held.add(joined[:-1], joined[1:])
-            total, waiting = total + len(tokens), waiting + len(tokens)
-            if waiting >= MERGED_AT:
-                held.merge()
-                waiting = 0
+            total += len(tokens)
+            waiting.append(joined[:-1] * vocabulary + joined[1:])
+            if sum(map(len, waiting)) >= MERGED_AT:
+                chain, waiting = chain.and_keys(np.concatenate(waiting)), []
         if first is None or last is None or total < 2:
             raise DataError(f"a text of {total} tokens has no pairs", "give a longer text")
-        held.add(np.array([last]), np.array([first]))
-        held.merge()
-        return cls(held.keys, held.counts, vocabulary)
+        return chain.and_keys(np.concatenate([*waiting, [last * vocabulary + first]]))
+
+    def and_keys(self, keys: Ids) -> Chain:
+        """Return it with more pairs counted."""
+        fresh, counts = np.unique(keys, return_counts=True)
+        merged, place = np.unique(np.concatenate([self.keys, fresh]), return_inverse=True)
+        summed = np.zeros(len(merged), np.int64)
+        np.add.at(summed, place, np.concatenate([self.counts, counts]))
+        return Chain(merged, summed, self.vocabulary)
 
     @property
     def pairs(self) -> int:
@@ -95,7 +96,13 @@ class Chain:
     @property
     def reversed_counts(self) -> Ids:
         """How often each pair was seen the other way round [n]."""
-        return counted(self, self.after * self.vocabulary + self.before)
+        return self.counted(self.after * self.vocabulary + self.before)
+
+    def counted(self, keys: Ids) -> Ids:
+        """How often each of some keys was counted."""
+        place = np.searchsorted(self.keys, keys)
+        place[place == len(self.keys)] = 0
+        return np.where(self.keys[place] == keys, self.counts[place], 0)
 
     @property
     def entropy(self) -> float:
@@ -118,46 +125,16 @@ class Chain:
         return made
 
 
-class _Tally:
-    """Counts keys that come in pieces."""
-
-    def __init__(self, vocabulary: int) -> None:
-        self.vocabulary = vocabulary
-        self.keys, self.counts = np.empty(0, np.int64), np.empty(0, np.int64)
-        self.waiting: list[Ids] = []
-
-    def add(self, before: Ids, after: Ids) -> None:
-        self.waiting.append(before * self.vocabulary + after)
-
-    def merge(self) -> None:
-        fresh, counts = np.unique(np.concatenate(self.waiting), return_counts=True)
-        keys, place = np.unique(np.concatenate([self.keys, fresh]), return_inverse=True)
-        summed = np.zeros(len(keys), np.int64)
-        np.add.at(summed, place, np.concatenate([self.counts, counts]))
-        self.keys, self.counts, self.waiting = keys, summed, []
-
-
-def counted(chain: Chain, keys: Ids) -> Ids:
-    """Return how often each of some keys was counted."""
-    place = np.searchsorted(chain.keys, keys)
-    place[place == len(chain.keys)] = 0
-    return np.where(chain.keys[place] == keys, chain.counts[place], 0)
-
-
 @dataclass(frozen=True)
 class Irreversibility:
     """I in nats per token, between two estimates that err in opposite directions."""
 
     plug_in: float  # from the counts as they are; on average too high
-    held_out: float  # each part's directions guessed from the other parts' counts; on average too low
-    low: float  # lower end of `held_out`'s 95 % interval over the parts (Student's t)
-    high: float  # upper end of the same
+    held_out: Estimate  # each part's directions guessed from the other parts' counts, over parts; on average too low
     # mean plug-in of these counts with every pair's directions tossed by a fair coin: what no irreversibility at all
     # would look like
     coin: float
     coin_spread: float  # its standard deviation over the tosses
-    parts: int  # parts of the text
-    tokens: int  # tokens of the text
 
 
 def irreversibility(
@@ -175,104 +152,68 @@ def irreversibility(
     Raises:
         DataError: a text of fewer than 10 tokens per part, or an id outside the vocabulary.
     """
+    whole, sliced = ring_and_parts(ids, vocabulary, parts)
+    held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in sliced])
+    before, after, back = whole.before, whole.after, whole.reversed_counts
+    once = (before < after) | ((before > after) & (back == 0))
+    both, generator, coins = (whole.counts + back)[once], np.random.default_rng(seed), []
+    for _ in range(tosses):
+        there = generator.binomial(both, 0.5)
+        coins.append(float(one_way_nats(there, both - there).sum() / whole.pairs))
+    spread = float(np.std(coins, ddof=1)) if tosses > 1 else 0.0
+    return Irreversibility(whole.irreversibility, held_out, float(np.mean(coins)), spread)
+
+
+def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, Iterator[Chain]]:
+    """(counts of a whole text, counts of each part: its pairs and the one that leads out of it, together the ring)."""
     text = np.asarray(ids)
     if not 2 <= parts <= 10 or len(text) < 10 * parts:
         raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
-    whole = Chain.of([text], vocabulary)
-    held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in parts_of(text, vocabulary, parts)])
-    generator = np.random.default_rng(seed)
-    coins = np.array([_coin(whole, generator) for _ in range(tosses)])
-    spread = float(coins.std(ddof=1)) if tosses > 1 else 0.0
-    return Irreversibility(
-        whole.irreversibility,
-        held_out.value,
-        held_out.low,
-        held_out.high,
-        float(coins.mean()),
-        spread,
-        parts,
-        len(text),
-    )
+    edges = np.linspace(0, len(text), parts + 1).astype(int).tolist()
 
+    def sliced() -> Iterator[Chain]:
+        for start, stop in pairwise(edges):
+            tokens = np.append(text[start:stop], text[stop % len(text)]).astype(np.int64)
+            keys, counts = np.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
+            yield Chain(keys, counts, vocabulary)
 
-def parts_of(text: NDArray[Any], vocabulary: int, parts: int) -> Iterator[Chain]:
-    """Counts of the pairs inside each part and the one that leads out of it: together they are the whole ring."""
-    edges = np.linspace(0, len(text), parts + 1).astype(int)
-    for start, stop in pairwise(edges.tolist()):
-        tokens = np.append(text[start:stop], text[stop % len(text)]).astype(np.int64)
-        held = _Tally(vocabulary)
-        held.add(tokens[:-1], tokens[1:])
-        held.merge()
-        yield Chain(held.keys, held.counts, vocabulary)
+    return Chain.of([text], vocabulary), sliced()
 
 
 def guessed(whole: Chain, part: Chain) -> Array:
     """Nats by which the pairs of a part beat a coin [n], directions guessed from the rest with half a pair each way.
 
-    `part` is one of `parts_of` the text that `whole` counts; the sum over its pairs is I of the part.
+    `part` is a part of the text that `whole` counts; the sum over its pairs is I of the part.
     """
-    there = counted(whole, part.keys) - part.counts
+    there = whole.counted(part.keys) - part.counts
     turned = part.after * part.vocabulary + part.before
-    back = counted(whole, turned) - counted(part, turned)
+    back = whole.counted(turned) - part.counted(turned)
     share = (there + 0.5) / (there + back + 1.0)
     share[part.before == part.after] = 0.5
     nats: Array = np.log(2 * share) * part.counts
     return nats
 
 
-def _coin(chain: Chain, generator: np.random.Generator) -> float:
-    """Plug-in I with the directions of every unordered pair tossed."""
-    before, after = chain.before, chain.after
+def one_way_nats(there: Ids, back: Ids) -> Array:
+    """What pairs counted so often, and so often the other way round, add to the text's I times its pairs [n]."""
+    both = np.maximum(there + back, 1)
+    nats: Array = there * np.log(2 * np.maximum(there, 1) / both) + back * np.log(2 * np.maximum(back, 1) / both)
+    return nats
+
+
+def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
+    """(how often b follows a, p(b | a), what both orders together add to I) of pairs (a, b) [n, 2]; nan without a."""
+    before, after = np.asarray(pairs, np.int64).reshape(-1, 2).T
+    there, back = (chain.counted(a * chain.vocabulary + b) for a, b in ((before, after), (after, before)))
+    tokens = chain.tokens[before]
+    share = np.divide(there, tokens, out=np.full(len(there), np.nan), where=tokens > 0)
+    return there, share, one_way_nats(there, back) / chain.pairs
+
+
+def one_way_pairs(chain: Chain, top: int = 12) -> Ids:
+    """Pairs [n, 2] that add most to I, the likelier order first."""
     back = chain.reversed_counts
-    once = (before < after) | ((before > after) & (back == 0))
-    both = (chain.counts + back)[once]
-    there = generator.binomial(both, 0.5)
-    total = sum(_directed(way, both) for way in (there, both - there))
-    return float(total / chain.pairs)
-
-
-def _directed(way: Ids, both: Ids) -> float:
-    seen = way > 0
-    return float((way[seen] * np.log(2 * way[seen] / both[seen])).sum())
-
-
-@dataclass(frozen=True)
-class TextPair:
-    """How often a text has two tokens behind each other."""
-
-    first: str  # text of the one
-    second: str  # text of the other
-    ids: tuple[int, int]  # of both
-    there: int  # how often `second` follows `first`
-    back: int  # how often `first` follows `second`
-    probability_there: float | None  # p(second | first); None where the text lacks `first`
-    probability_back: float | None  # p(first | second); None where it lacks `second`
-    irreversibility: float  # what both orders together add to the text's I, in nats per token
-
-
-def text_pairs(chain: Chain, ids: Sequence[tuple[int, int]], texts: Sequence[tuple[str, str]]) -> tuple[TextPair, ...]:
-    """Count pairs of tokens both ways; `texts` are what they read as."""
-    tokens = chain.tokens
-    made = []
-    for (a, b), (first, second) in zip(ids, texts, strict=True):
-        there, back = counted(chain, np.array([a * chain.vocabulary + b, b * chain.vocabulary + a])).tolist()
-        of_a, of_b = (there / int(tokens[a]) if tokens[a] else None), (back / int(tokens[b]) if tokens[b] else None)
-        made.append(TextPair(first, second, (a, b), there, back, of_a, of_b, _share(there, back, chain.pairs)))
-    return tuple(made)
-
-
-def one_way_pairs(chain: Chain, top: int = 12) -> tuple[tuple[int, int], ...]:
-    """Ids of the pairs that add most to I, the likelier order first."""
-    back = chain.reversed_counts
-    both = chain.counts + back
-    parts = chain.counts * np.log(2 * chain.counts / both)
-    parts += np.where(back > 0, back * np.log(2 * np.maximum(back, 1) / both), 0.0)
-    parts[chain.counts <= back] = 0.0  # each pair once, by its more frequent order
-    best = np.argsort(-parts, kind="stable")[:top]
-    chosen = best[parts[best] > 0]
-    return tuple(zip(chain.before[chosen].tolist(), chain.after[chosen].tolist(), strict=True))
-
-
-def _share(there: int, back: int, pairs: int) -> float:
-    found = sum(count * np.log(2 * count / (there + back)) for count in (there, back) if count)
-    return float(found / pairs)
+    nats = np.where(chain.counts > back, one_way_nats(chain.counts, back), 0.0)  # each pair once, by its likelier order
+    best = np.argsort(-nats, kind="stable")[:top]
+    best = best[nats[best] > 0]
+    return np.column_stack([chain.before[best], chain.after[best]])

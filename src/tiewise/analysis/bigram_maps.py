@@ -1,129 +1,77 @@
 """A few tokens against each other, as heat maps: what a text has, and what a path says, in one unit.
 
-Both are log p(j | i) − log π_j in nats: how much likelier token j is behind token i than anywhere. For the text that is
-log(Q_ij / (π_i π_j)); a path's own softmax over the whole vocabulary is set against the same π.
+Both are log p(j | i) − log π_j in nats [K, K]: how much likelier token j is behind token i than anywhere. For the text
+that is log(Q_ij / (π_i π_j)), NaN for pairs that it never has; a path's own softmax over the whole vocabulary is set
+against the same π.
 
 What a whole row or a whole column has in common says how frequent a token is, not what follows what. `interaction` is a
-map less its best fit m + a_i + b_j, and maps are compared by it.
+map less its best fit m + a_i + b_j; maps are drawn and compared by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.bigram_counts import Chain
+from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.path_matrix import DirectPath
 from tiewise.analysis.path_tokens import transitions
-from tiewise.analysis.token_table import Array
 from tiewise.core.errors import DataError
+from tiewise.core.found import Grid, Quantity
 
 SHOWN = 24
 PERMUTATIONS = 199
+IN_TEXT = (
+    "How much likelier the next token (column) is behind the current one (row) than anywhere in the text, log Q/(ππ) "
+    "in nats, less what its row and column have in common. Crosses: the text never has the pair."
+)
+BY_PATH = "The same by the path: log p(next | current) less the text's log π(next); colours end where the text's do."
 
 
-@dataclass(frozen=True)
-class HeatMap:
-    """log p(column | row) − log π(column) of K tokens, in nats."""
-
-    ids: tuple[int, ...]  # of the tokens, most frequent first
-    texts: tuple[str, ...]  # what they read as
-    values: tuple[tuple[float | None, ...], ...]  # [K][K]; None for a pair that the text never has
-
-    @property
-    def matrix(self) -> Array:
-        """Values [K, K], NaN for unseen pairs."""
-        return np.array([[np.nan if value is None else value for value in row] for row in self.values])
-
-    @property
-    def interaction(self) -> Array:
-        """Values [K, K] less m + a_i + b_j, fitted by least squares to those off the diagonal; NaN for unseen pairs."""
-        values = self.matrix
-        off = ~np.isnan(values) & ~np.eye(len(values), dtype=bool)
-        design = _design(np.ones_like(off))
-        fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
-        found: Array = values - (design @ fitted).reshape(values.shape)
-        return found
-
-
-@dataclass(frozen=True)
-class Likeness:
-    """How far a path's map follows the text's, over pairs off the diagonal that the text has."""
-
-    all: float | None  # Pearson correlation of both interactions, each fitted on these pairs
-    # share of permutations of the tokens that reach it (Mantel 1967): (1 + reached) / (1 + permutations)
-    all_p: float | None
-    # correlation of value(i, j) − value(j, i), over pairs seen both ways; a symmetric path can follow these only by its
-    # rows' normalisers. None for fewer than 3 such pairs
-    direction: float | None
-    direction_p: float | None  # as `all_p`
-    pairs: int  # pairs compared, in order
-    both: int  # pairs seen both ways
-
-
-def frequent(chain: Chain, count: int = SHOWN, also: Sequence[int] = ()) -> tuple[int, ...]:
+def frequent(chain: Chain, count: int = SHOWN, also: Sequence[int] = ()) -> Ids:
     """Ids of the `count` most frequent tokens of a text, then those of `also` that the text has."""
     tokens = chain.tokens
     ranked = np.argsort(-tokens, kind="stable")[:count]
-    chosen = [int(number) for number in ranked if tokens[number] > 0]
-    if len(chosen) < 2:
+    if np.count_nonzero(tokens[ranked]) < 2:
         raise DataError("a text of one token, again and again", "give a text with more")
-    return tuple(dict.fromkeys([*chosen, *(int(number) for number in also if tokens[number] > 0)]))
+    return np.array([number for number in dict.fromkeys([*ranked.tolist(), *also]) if tokens[number]], np.int64)
 
 
-def text_map(chain: Chain, ids: Sequence[int], texts: Sequence[str]) -> HeatMap:
-    """Return log(Q_ij / (π_i π_j)) of a text's own counts; pairs that it never has are None."""
+def text_map(chain: Chain, ids: Ids) -> Array:
+    """log(Q_ij / (π_i π_j)) of a text's own counts."""
+    counts = chain.counted((ids[:, None] * chain.vocabulary + ids).ravel()).reshape(len(ids), -1)
     logs = _log_shares(chain, ids)
-    place = {token: k for k, token in enumerate(ids)}
-    values: list[list[float | None]] = [[None] * len(ids) for _ in ids]
-    inside = np.isin(chain.before, ids) & np.isin(chain.after, ids)
-    found = zip(chain.before[inside].tolist(), chain.after[inside].tolist(), chain.counts[inside].tolist(), strict=True)
-    for before, after, count in found:
-        i, j = place[before], place[after]
-        values[i][j] = float(np.log(count / chain.pairs) - logs[i] - logs[j])
-    return HeatMap(tuple(ids), tuple(texts), tuple(map(tuple, values)))
+    with np.errstate(divide="ignore"):
+        found: Array = np.log(counts / chain.pairs) - logs[:, None] - logs
+    return np.where(counts > 0, found, np.nan)
 
 
-def path_map(path: DirectPath, chain: Chain, ids: Sequence[int], texts: Sequence[str]) -> HeatMap:
-    """Return a path's log p(j | i) − log π_j, with π from the text."""
-    logs = _log_shares(chain, ids)
-    found = transitions(path, [(i, j) for i in ids for j in ids])
-    values = np.array([one.log_probability for one in found]).reshape(len(ids), -1) - logs
-    return HeatMap(tuple(ids), tuple(texts), tuple(map(tuple, values.tolist())))
+def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
+    """A path's log p(j | i) − log π_j, with π from the text."""
+    found = transitions(path, [(i, j) for i in ids.tolist() for j in ids.tolist()])
+    made: Array = np.array([one.log_probability for one in found]).reshape(len(ids), -1) - _log_shares(chain, ids)
+    return made
 
 
-def likeness(text: HeatMap, path: HeatMap, permutations: int = PERMUTATIONS, seed: int = 0) -> Likeness:
-    """Correlate two maps of the same tokens; the null permutes the path's tokens, rows and columns alike."""
-    wanted, said = text.matrix, path.matrix
-    off = ~np.isnan(wanted) & ~np.eye(len(wanted), dtype=bool)
-    rest = _Rest(off)
-    generator = np.random.default_rng(seed)
-    orders = [np.arange(len(said)), *(generator.permutation(len(said)) for _ in range(permutations))]
-    target, turned = rest.of(wanted)
-    found = [rest.of(said[np.ix_(order, order)]) for order in orders]
-    all_, all_p = _tested(target, [one for one, _ in found])
-    direction, direction_p = _tested(turned, [one for _, one in found])
-    return Likeness(all_, all_p, direction, direction_p, len(target), len(turned))
+def _log_shares(chain: Chain, ids: Ids) -> Array:
+    counts = chain.tokens[ids]
+    if (counts == 0).any():
+        raise DataError(f"the text has no token {ids[int(np.argmin(counts))]}", "choose tokens that it has")
+    found: Array = np.log(counts / chain.pairs)
+    return found
 
 
-class _Rest:
-    """Takes m + a_i + b_j out of the marked entries of maps [K, K]."""
-
-    def __init__(self, marked: NDArray[np.bool_]) -> None:
-        self.marked, self.both = marked, np.triu(marked & marked.T)
-        left, sizes, _ = np.linalg.svd(_design(marked), full_matrices=False)
-        self.basis = left[:, sizes > 1e-10 * sizes.max(initial=1.0)]
-
-    def of(self, values: Array) -> tuple[Array, Array]:
-        """Interactions of the marked entries, and value(i, j) − value(j, i) of those marked both ways."""
-        found = values[self.marked]
-        found = found - self.basis @ (self.basis.T @ found)
-        whole = np.zeros_like(values)
-        whole[self.marked] = found
-        return found, (whole - whole.T)[self.both]
+def interaction(values: Array) -> Array:
+    """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
+    off = ~np.isnan(values) & ~np.eye(len(values), dtype=bool)
+    design = _design(np.ones_like(off))
+    fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
+    found: Array = values - (design @ fitted).reshape(values.shape)
+    return found
 
 
 def _design(marked: NDArray[np.bool_]) -> Array:
@@ -135,26 +83,67 @@ def _design(marked: NDArray[np.bool_]) -> Array:
     return made
 
 
-def _log_shares(chain: Chain, ids: Sequence[int]) -> Array:
-    """log π of some tokens [K]."""
-    counts = chain.tokens[list(ids)]
-    if (counts == 0).any():
-        raise DataError(f"the text has no token {ids[int(np.argmin(counts))]}", "choose tokens that it has")
-    found: Array = np.log(counts / chain.pairs)
-    return found
+Tested = tuple[float, float] | tuple[None, None]  # a correlation and its p
 
 
-def _tested(wanted: Array, found: Sequence[Array]) -> tuple[float | None, float | None]:
-    """Correlation with the first, and the share of all that reach it."""
-    values = [_correlation(wanted, one) for one in found]
-    own = values[0]
-    if own is None:
-        return None, None
-    return own, sum(value is not None and value >= own for value in values) / len(values)
+def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: int = 0) -> tuple[Tested, Tested]:
+    """How far a path's map follows the text's, over pairs off the diagonal that the text has.
+
+    Returns:
+        Pearson's correlation of both interactions, each fitted on these pairs; the same of value(i, j) − value(j, i)
+        over pairs seen both ways, which a symmetric path can follow only by its rows' normalisers. p is the share of
+        permutations of the path's tokens, rows and columns alike, that reach it (Mantel 1967), (1 + reached) / (1 +
+        permutations). None for fewer than 3 pairs, or a side that is constant.
+    """
+    off = ~np.isnan(text) & ~np.eye(len(text), dtype=bool)
+    left, sizes, _ = np.linalg.svd(_design(off), full_matrices=False)
+    basis, both = left[:, sizes > 1e-10 * sizes.max(initial=1.0)], np.triu(off & off.T)
+
+    def parts(values: Array) -> tuple[Array, Array]:
+        """Interactions of the pairs, and the difference of both orders."""
+        found = values[off] - basis @ (basis.T @ values[off])
+        whole = np.zeros_like(values)
+        whole[off] = found
+        return found, (whole - whole.T)[both]
+
+    generator = np.random.default_rng(seed)
+    orders = [np.arange(len(path)), *(generator.permutation(len(path)) for _ in range(permutations))]
+    found = [parts(path[np.ix_(order, order)]) for order in orders]
+    tested: list[Tested] = []
+    for at, wanted in enumerate(parts(text)):
+        values = [
+            float(np.corrcoef(wanted, one[at])[0, 1])
+            if len(wanted) >= 3 and min(np.ptp(wanted), np.ptp(one[at])) >= 1e-12
+            else math.nan
+            for one in found
+        ]
+        reached = sum(value >= values[0] for value in values) / len(values)
+        tested.append((None, None) if math.isnan(values[0]) else (values[0], reached))
+    return tested[0], tested[1]
 
 
-def _correlation(a: Array, b: Array) -> float | None:
-    """Pearson's; None for fewer than three values, or where one side is constant."""
-    if len(a) < 3 or np.ptp(a) < 1e-12 or np.ptp(b) < 1e-12:
-        return None
-    return float(np.corrcoef(a, b)[0, 1])
+def like_text(text: Array, said: Array, seed: int, path: str = "direct path") -> Iterator[Quantity]:
+    """`likeness` as quantities."""
+    names = (f"{path} follows the text", f"{path} follows which order is likelier")
+    for name, (value, p) in zip(names, likeness(text, said, seed=seed), strict=True):
+        if value is not None:
+            why = f"p = {p:.2g} by permuted tokens"
+            yield Quantity(name, value, chance=0.0, unit="correlation", main=False, why=why)
+
+
+def text_grid(texts: tuple[str, ...], target: Array) -> Grid:
+    """What the text has behind what."""
+    return _grid("Bigrams", texts, target, target, IN_TEXT, "the text")
+
+
+def path_grid(name: str, texts: tuple[str, ...], said: Array, target: Array) -> Grid:
+    """What a path says of the same tokens, in the text's colours."""
+    return _grid(name, texts, said, target, BY_PATH)
+
+
+def _grid(name: str, texts: tuple[str, ...], said: Array, target: Array, why: str, of: str = "") -> Grid:
+    colours = interaction(target)
+    off = colours[~np.eye(len(colours), dtype=bool) & ~np.isnan(colours)]
+    top = float(np.abs(off).max(initial=0.0)) or 1.0
+    rows = tuple(tuple(round(float(value), 3) for value in row) for row in interaction(said))
+    return Grid(name, texts, texts, rows, top, ("current token", "next token"), of, why)

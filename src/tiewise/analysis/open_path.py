@@ -15,9 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.analysis.model_ends import dense_table, stored_ends
+from tiewise.analysis.model_tables import Array, StoredTable, TokenTable, dense_table, stored_ends
 from tiewise.analysis.path_matrix import LAYER, NONE, RMS, DirectPath, Norm
-from tiewise.analysis.token_table import Array, StoredTable, TokenTable
 from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.families import module_of

@@ -10,12 +10,6 @@ XᵀX = RᵀR: a problem of 2E × 2E.
 
 Probabilities do not see all of M. The normaliser takes away what is constant along a row, and a bias what is constant
 along a column, so `centred` figures are of M without its row means and column means: A and B without their mean rows.
-
-‖S − Sᵀ‖² / ‖S‖² of several paths on the same sampled tokens, with intervals over tokens.
-
-S = A Uᵀ [n, n] is made block by block and never held. The interval resamples tokens with replacement (the bootstrap,
-Efron 1979), the same draws for every path, so that their difference has one too. A token drawn twice is no pair with
-itself: entries off the diagonal count by the product of both tokens' draws, those on it by the token's draws.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tiewise.analysis.estimates import Estimate
-from tiewise.analysis.token_table import Array, TokenTable
+from tiewise.analysis.model_tables import Array, TokenTable
 from tiewise.core.errors import DataError
 from tiewise.core.progress import advance
 
@@ -235,20 +229,14 @@ BLOCK = 1024
 RESAMPLES = 200
 
 
-@dataclass(frozen=True)
-class SampledAsymmetry:
-    """Asymmetry of one path on sampled tokens."""
-
-    ratio: Estimate  # ‖S − Sᵀ‖² / ‖S‖²: 0 symmetric, 2 for unrelated tables, 4 antisymmetric; 95 % interval over tokens
-    # the same of S less its row means and column means, which the normaliser and a bias can take up; the means are
-    # those of the sample in every resample
-    centred: Estimate
-
-
 def sampled_asymmetry(
     lefts: Sequence[Array], right: Array, seed: int = 0, resamples: int = RESAMPLES
-) -> tuple[tuple[SampledAsymmetry, ...], SampledAsymmetry]:
-    """Measure each path, and how much the last differs from the first.
+) -> list[tuple[Estimate, Estimate]]:
+    """Measure each path on sampled tokens, and how much the last differs from the first, draw by draw.
+
+    The interval is of the bootstrap over tokens (Efron 1979), with the same draws for every path. A token drawn twice
+    is no pair with itself: entries off the diagonal count by the product of both tokens' draws, those on it by the
+    token's draws.
 
     Args:
         lefts: each path's A of the sampled tokens [n, E].
@@ -257,31 +245,29 @@ def sampled_asymmetry(
         resamples: at least 40.
 
     Returns:
-        one result per path; the last less the first, draw by draw.
+        for each path, and last for the difference, ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4
+        antisymmetric) and the same of S less its row means and column means, which the normaliser and a bias can take
+        up; the means are those of the sample in every resample.
     """
     n = len(right)
     if n < 8 or resamples < 40:
         raise DataError(f"{n} tokens, {resamples} resamples", "sample 8 tokens or more, 40 times or more")
     drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
     weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
-    ratios = []
     if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
         raise no_numbers()
-    for place, left in enumerate(lefts):
-        ratios.append(_ratios(left, right, weights, place * n))
-    return tuple(_estimates(found, n) for found in ratios), _estimates(ratios[-1] - ratios[0], n)
-
-
-def _estimates(found: Array, rows: int) -> SampledAsymmetry:
-    """From [2, 1 + resamples]: the value and the percentiles of its resamples, raw and centred."""
-    low, high = np.quantile(found[:, 1:], [0.025, 0.975], axis=1)
-    raw, centred = (Estimate(float(found[k, 0]), float(low[k]), float(high[k]), rows) for k in (0, 1))
-    return SampledAsymmetry(raw, centred)
+    ratios = [_ratios(left, right, weights, place * n) for place, left in enumerate(lefts)]
+    found = []
+    for one in (*ratios, ratios[-1] - ratios[0]):
+        low, high = np.quantile(one[:, 1:], [0.025, 0.975], axis=1)
+        raw, centred = (Estimate(float(one[k, 0]), float(low[k]), float(high[k]), n) for k in (0, 1))
+        found.append((raw, centred))
+    return found
 
 
 def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array:
-    """Ratios [2, draws] of S and of the centred S, for every column of weights [n, draws]."""
-    middle = _Middle(left, right)
+    """Ratios [2, draws] of S = A Uᵀ and of the centred S, for each column of weights [n, draws]; block by block."""
+    rows, columns, mean = left @ right.mean(0), right @ left.mean(0), float(left.mean(0) @ right.mean(0))
     energy, turned = np.zeros((2, 2, weights.shape[1]))
     n = len(right)
     for one in range(0, n, BLOCK):
@@ -289,41 +275,18 @@ def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array
         for other in range(one, n, BLOCK):
             second = slice(other, min(other + BLOCK, n))
             there, back = left[first] @ right[second].T, (left[second] @ right[first].T).T
-            for kind, (s, t) in enumerate(((there, back), middle.centred(there, back, first, second))):
-                found = _sums(s, t, weights[first], weights[second], one == other)
-                energy[kind] += found[0]
-                turned[kind] += found[1]
+            s = there - rows[first, None] - columns[None, second] + mean
+            t = back - columns[first, None] - rows[None, second] + mean
+            for kind, (a, b) in enumerate(((there, back), (s, t))):
+                # this block and its mirror image in ‖S‖² and in ⟨S, Sᵀ⟩
+                squares, products = (a * a, a * b) if one == other else (a * a + b * b, 2 * a * b)
+                if one == other:
+                    own = squares.diagonal() @ weights[first]
+                    np.fill_diagonal(squares, 0.0)
+                    np.fill_diagonal(products, 0.0)
+                    energy[kind] += own
+                    turned[kind] += own
+                energy[kind] += np.einsum("nb,nb->b", weights[first], squares @ weights[second])
+                turned[kind] += np.einsum("nb,nb->b", weights[first], products @ weights[second])
         advance(before + first.stop)
     return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
-
-
-def _sums(there: Array, back: Array, first: Array, second: Array, own: bool) -> tuple[Array, Array]:
-    """Share of one block and its mirror image in ‖S‖² and in ⟨S, Sᵀ⟩, for every draw."""
-    squares, products = there * there, there * back
-    if not own:
-        squares += back * back
-        products *= 2
-        return _weighted(squares, first, second), _weighted(products, first, second)
-    diagonal = squares.diagonal() @ first
-    np.fill_diagonal(squares, 0.0)
-    np.fill_diagonal(products, 0.0)
-    return _weighted(squares, first, second) + diagonal, _weighted(products, first, second) + diagonal
-
-
-def _weighted(values: Array, first: Array, second: Array) -> Array:
-    found: Array = np.einsum("nb,nb->b", first, values @ second)
-    return found
-
-
-class _Middle:
-    """Row means, column means and mean of S = A Uᵀ, from the tables' mean rows."""
-
-    def __init__(self, left: Array, right: Array) -> None:
-        self.rows, self.columns = left @ right.mean(0), right @ left.mean(0)
-        self.mean = float(left.mean(0) @ right.mean(0))
-
-    def centred(self, there: Array, back: Array, first: slice, second: slice) -> tuple[Array, Array]:
-        """S[first, second] and the transpose of S[second, first], both less their means."""
-        s = there - self.rows[first, None] - self.columns[None, second] + self.mean
-        t = back - self.columns[first, None] - self.rows[None, second] + self.mean
-        return s, t

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.estimates import wilson
+from tiewise.analysis.model_tables import Array
 from tiewise.analysis.path_matrix import DirectPath, Grams, asymmetry
-from tiewise.analysis.token_table import Array
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
+from tiewise.core.found import visible
 from tiewise.core.progress import advance
 
 MOST_PAIRS = 4096  # held against one block of output rows
@@ -54,17 +55,6 @@ class OwnToken:
     chance: float  # 1 / V'
 
 
-@dataclass(frozen=True)
-class AsymmetricPairs:
-    """The pairs with the largest |M[i, j] − M[j, i]|."""
-
-    # (i, j, M[i, j], M[j, i]) with M[i, j] the larger, most asymmetric first
-    pairs: tuple[tuple[int, int, float, float], ...]
-    searched: int  # unordered pairs that were compared
-    tokens: int  # tokens among which they were
-    all: bool  # whether these are all tokens of the table
-
-
 def logits(path: DirectPath, left: Array, start: int, stop: int) -> Array:
     """Return logits [n, stop − start] of the output rows [start, stop) for rows `left` [n, E] of A."""
     output = path.output.read(start, stop)
@@ -80,8 +70,24 @@ def transitions(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[Tra
     """Return what the path says of every pair (before, after), in the given order."""
     wanted = np.array(list(pairs), np.int64).reshape(-1, 2)
     found: list[Transition] = []
-    for start in range(0, len(wanted), MOST_PAIRS):
-        found += _transitions(path, wanted[start : start + MOST_PAIRS])
+    for first in range(0, len(wanted), MOST_PAIRS):
+        some = wanted[first : first + MOST_PAIRS]
+        before, place = np.unique(some[:, 0], return_inverse=True)
+        left = path.left(path.input.take(before))
+        own = _logits_of(path, left[place], some[:, 1])
+        highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
+        slack = ROUNDING * np.maximum(1.0, np.abs(own))
+        above = np.zeros(len(some), np.int64)
+        for start, stop in path.output.spans(beside=len(some)):
+            block = logits(path, left, start, stop)
+            above += (block[place] > (own + slack)[:, None]).sum(1)
+            larger = np.maximum(highest, block.max(1))
+            total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
+            highest = larger
+            advance(stop)
+        logs = own - (highest + np.log(total))[place]
+        rows = zip(some.tolist(), own.tolist(), logs.tolist(), above.tolist(), strict=True)
+        found += [Transition(i, j, logit, math.exp(log), log, rank) for (i, j), logit, log, rank in rows]
     return tuple(found)
 
 
@@ -90,26 +96,6 @@ def both_ways(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[tuple
     asked = [way for a, b in pairs for way in ((a, b), (b, a))]
     found = transitions(path, asked)
     return tuple(zip(found[::2], found[1::2], strict=True))
-
-
-def _transitions(path: DirectPath, pairs: NDArray[np.int64]) -> list[Transition]:
-    before, place = np.unique(pairs[:, 0], return_inverse=True)
-    left = path.left(path.input.take(before))
-    own = _logits_of(path, left[place], pairs[:, 1])
-    highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
-    slack = ROUNDING * np.maximum(1.0, np.abs(own))
-    above = np.zeros(len(pairs), np.int64)
-    for start, stop in path.output.spans(beside=len(pairs)):
-        block = logits(path, left, start, stop)
-        above += (block[place] > (own + slack)[:, None]).sum(1)
-        larger = np.maximum(highest, block.max(1))
-        total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
-        highest = larger
-        advance(stop)
-    normaliser = highest + np.log(total)
-    logs = own - normaliser[place]
-    rows = zip(pairs.tolist(), own.tolist(), logs.tolist(), above.tolist(), strict=True)
-    return [Transition(i, j, logit, math.exp(log), log, rank) for (i, j), logit, log, rank in rows]
 
 
 def _logits_of(path: DirectPath, left: Array, ids: NDArray[np.int64]) -> Array:
@@ -128,7 +114,9 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
     """
     if path.rows < 2:
         raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
-    diagonal, elsewhere, spread = _diagonal(g)
+    whole = float(g.left_sum * g.weights @ g.right_sum)
+    diagonal, elsewhere = g.diagonal / g.rows, (whole - g.diagonal) / (g.rows * (g.rows - 1))
+    spread = math.sqrt(max(0.0, asymmetry(g).energy / g.rows**2 - (whole / g.rows**2) ** 2))
     ids = sampled(path.rows, sample, seed)
     left = path.left(path.input.take(ids))
     own = _logits_of(path, left, ids)
@@ -146,19 +134,15 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
     return OwnToken(diagonal, elsewhere, excess, len(ids), share, low, high, 1 / path.output.rows)
 
 
-def _diagonal(g: Grams) -> tuple[float, float, float]:
-    """(mean on the diagonal, mean off it, standard deviation of all entries) of M."""
-    all_sum = float(g.left_sum * g.weights @ g.right_sum)
-    mean = all_sum / g.rows**2
-    variance = asymmetry(g).energy / g.rows**2 - mean**2
-    elsewhere = (all_sum - g.diagonal) / (g.rows * (g.rows - 1))
-    return g.diagonal / g.rows, elsewhere, math.sqrt(max(0.0, variance))
+def asymmetric_pairs(
+    path: DirectPath, ids: ArrayLike | None = None, top: int = 20
+) -> list[tuple[int, int, float, float]]:
+    """Pairs (i, j, M[i, j], M[j, i]) with the largest M[i, j] − M[j, i] among `ids` (default: every token).
 
-
-def asymmetric_pairs(path: DirectPath, ids: ArrayLike | None = None, top: int = 20) -> AsymmetricPairs:
-    """Search all pairs among `ids` (default: every token), block by block; n tokens cost n²·E."""
+    The most asymmetric is first. All are searched, block by block; n tokens cost n²·E.
+    """
     chosen = np.arange(path.rows) if ids is None else np.unique(np.asarray(ids, np.int64))
-    best: list[tuple[float, int, int, float, float]] = []
+    best: list[tuple[int, int, float, float]] = []
     for one in range(0, len(chosen), BLOCK):
         first = chosen[one : one + BLOCK]
         a, b = path.left(path.input.take(first)), path.output.take(first)
@@ -166,29 +150,16 @@ def asymmetric_pairs(path: DirectPath, ids: ArrayLike | None = None, top: int = 
             second = chosen[other : other + BLOCK]
             forward = a @ path.output.take(second).T
             backward = b @ path.left(path.input.take(second)).T
-            best = _best(best, first, second, forward, backward, top)
-    pairs = tuple((i, j, there, back) for _, i, j, there, back in best)
-    return AsymmetricPairs(pairs, len(chosen) * (len(chosen) - 1) // 2, len(chosen), len(chosen) == path.rows)
-
-
-def _best(
-    best: list[tuple[float, int, int, float, float]],
-    first: NDArray[np.int64],
-    second: NDArray[np.int64],
-    forward: Array,
-    backward: Array,
-    top: int,
-) -> list[tuple[float, int, int, float, float]]:
-    """The `top` pairs of those so far and of one block, largest difference first."""
-    difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
-    places = np.argpartition(difference, -top)[-top:] if 0 < top < len(difference) else np.arange(len(difference))
-    found = list(best)
-    for place in places[difference[places] >= 0].tolist():
-        row, column = divmod(place, len(second))
-        i, j = int(first[row]), int(second[column])
-        there, back = float(forward[row, column]), float(backward[row, column])
-        found.append((abs(there - back), i, j, there, back) if there >= back else (back - there, j, i, back, there))
-    return sorted(found, key=lambda entry: (-entry[0], entry[1:3]))[:top]
+            difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
+            few = 0 < top < len(difference)
+            places = np.argpartition(difference, -top)[-top:] if few else np.arange(len(difference))
+            for place in places[difference[places] >= 0].tolist():
+                row, column = divmod(place, len(second))
+                i, j = int(first[row]), int(second[column])
+                there, back = float(forward[row, column]), float(backward[row, column])
+                best.append((i, j, there, back) if there >= back else (j, i, back, there))
+            best = sorted(best, key=lambda pair: (pair[3] - pair[2], pair[:2]))[:top]
+    return best
 
 
 def sampled(rows: int, count: int, seed: int) -> NDArray[np.int64]:
@@ -196,16 +167,6 @@ def sampled(rows: int, count: int, seed: int) -> NDArray[np.int64]:
     if count >= rows:
         return np.arange(rows, dtype=np.int64)
     return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False)).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class WordPair:
-    """What a path says of two words."""
-
-    first: str  # as asked for
-    second: str  # the same
-    there: Transition  # of `second` behind `first`
-    back: Transition  # of `first` behind `second`
 
 
 def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> tuple[tuple[int, int], ...]:
@@ -226,9 +187,10 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> t
     return tuple((a.id, b.id) for a, b in zip(found[::2], found[1::2], strict=True))
 
 
-def word_pairs(
-    path: DirectPath, words: Sequence[tuple[str, str]], ids: Sequence[tuple[int, int]]
-) -> tuple[WordPair, ...]:
-    """Ask a path of every pair, whose ids are `ids`."""
-    asked = both_ways(path, ids)
-    return tuple(WordPair(*pair, there, back) for pair, (there, back) in zip(words, asked, strict=True))
+def word_orders(
+    path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]
+) -> dict[str, Transition]:
+    """What a path says of every pair of words, whose ids are `ids`, both ways: {"New → York": …, "York → New": …}."""
+    names = [f"{visible(one)} → {visible(other)}" for a, b in words for one, other in ((a, b), (b, a))]
+    said = (way for both in both_ways(path, ids) for way in both)
+    return dict(zip(names, said, strict=True))

@@ -1,13 +1,13 @@
-"""Maps W [d1, d2] that carry the rows of one table to those of another, from d×d products alone.
+"""What d×d products of paired rows say of two tables: maps between them, what they share without one, and chance.
 
-orthogonal     argmin ‖A W − B‖ over W with orthonormal rows or columns: U Vᵀ of AᵀB = U S Vᵀ (Schönemann 1966)
-linear         least squares: (AᵀA)⁺ AᵀB
-reduced rank   least squares over W of rank r: the linear map times V_r V_rᵀ, the leading eigenvectors of
-               BᵀA (AᵀA)⁺ AᵀB (Izenman 1975)
+    orthogonal     argmin ‖A W − B‖ over W with orthonormal rows or columns: U Vᵀ of AᵀB = U S Vᵀ (Schönemann 1966)
+    linear         least squares: (AᵀA)⁺ AᵀB
+    reduced rank   least squares over W of rank r: the linear map times V_r V_rᵀ, the leading eigenvectors of
+                   BᵀA (AᵀA)⁺ AᵀB (Izenman 1975)
+    without map    CKA, leading subspaces, spectra
 
-What alignment scores are by chance: for two independent Gaussian tables, n rows, d1 and d2 columns, centred.
-
-A fitted map follows noise. On the rows that it was fitted on, the mean cosine is then not 0 but, for n ≫ d,
+A fitted map follows noise. On the rows that it was fitted on, the mean cosine of two independent Gaussian tables (n
+rows, d1 and d2 columns, centred) is then not 0 but, for n ≫ d,
 
     linear         √(d1/n): a least-squares fit of noise returns H b with the projection H of rank d1; a row's own
                    share of it is h, that of all others h(1−h), so that its cosine is h/√h = √h with h = d1/n
@@ -16,26 +16,21 @@ A fitted map follows noise. On the rows that it was fitted on, the mean cosine i
                    over the two norms; for d1 = d2 = d it is (8/3π)·√(d/n)
 
 Singular values are those of the Marchenko-Pastur law. On held-out rows the mean is 0 with deviation 1/√(n·d2).
-
-Fit maps between two tables on some of their paired rows, and score them row by row on any others.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.row_pairs import Order, Paired
-from tiewise.analysis.row_products import Matrix, Products, measured_error
-from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.analysis.paired_rows import Matrix, Products
 
 SMALL = 512  # up to here a singular value decomposition takes no time worth saving
 WELL = 1e-10  # of squared singular values, smallest to largest, above which their eigenvalues are accurate enough
+_STEPS = 20_000  # of the integrals over the law
 
 
 def orthogonal(cross: Matrix) -> Matrix:
@@ -66,23 +61,17 @@ def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
     return (kept / values[keep]) @ kept.T
 
 
-def linear(inverse: Matrix, cross: Matrix) -> Matrix:
-    """Return the least-squares map from (AᵀA)⁺ [d1, d1] and AᵀB [d1, d2]."""
-    return inverse @ cross
-
-
-def reduced_rank(inverse: Matrix, cross: Matrix, rank: int) -> Matrix:
-    """Return the least-squares map of the given rank from (AᵀA)⁺ [d1, d1] and AᵀB [d1, d2]."""
-    full = linear(inverse, cross)
+def least_squares(inverse: Matrix, cross: Matrix, rank: int | None = None) -> Matrix:
+    """Return the least-squares map, of a given rank if any, from (AᵀA)⁺ [d1, d1] and AᵀB [d1, d2]."""
+    full = inverse @ cross
+    if rank is None:
+        return full
     fitted = cross.T @ full
     leading = np.linalg.eigh((fitted + fitted.T) / 2)[1][:, -rank:]
     return (full @ leading) @ leading.T
 
 
-_STEPS = 20_000
-
-
-def law(d1: int, d2: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def law(d1: int, d2: int) -> tuple[Matrix, Matrix]:
     """Return (x, weight): the Marchenko-Pastur law of s²/max(d1, d2), falling, over x = 1 + β + 2√β·cos θ."""
     beta = min(d1, d2) / max(d1, d2)
     theta = (np.arange(_STEPS) + 0.5) * (math.pi / _STEPS)
@@ -116,167 +105,66 @@ def reduced_chance(n: int, d1: int, d2: int, rank: int) -> float:
     return min(1.0, math.sqrt(energy / (n * d2)))
 
 
-def held_out_deviation(n: int, d2: int) -> float:
-    """Standard deviation of the mean cosine of n rows that no map was fitted on, by chance; the mean is 0."""
-    return 1 / math.sqrt(n * d2)
+def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
+    """(linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows, Kornblith et al. 2019; its mean over all permutations).
 
-
-def cka_chance(n: int, gram_a: NDArray, gram_b: NDArray) -> float:
-    """Mean of linear CKA over all permutations of the rows, exactly: tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖).
-
-    K = A Aᵀ of centred rows; its trace and norm are those of the centred AᵀA. For Gaussian tables it is about
-    d / (n + d).
+    That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose trace and norm are those of AᵀA;
+    for Gaussian tables about d / (n + d). Of what is left when some directions were taken out, n − 1 loses as many.
     """
-    scale = float(np.linalg.norm(gram_a) * np.linalg.norm(gram_b)) * (n - 1)
-    return float(np.trace(gram_a) * np.trace(gram_b)) / scale if scale else 0.0
-
-
-IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
-CENTRED, RAW = "centred", "raw"
+    scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
+    if not scale:
+        return 0.0, 0.0
+    traces = float(np.trace(centred.gram_a) * np.trace(centred.gram_b))
+    return float(np.square(centred.cross).sum()) / scale, traces / (scale * (centred.rows - taken_out - 1))
 
 
 @dataclass(frozen=True)
-class Fitted:
-    """A map [d1, d2] (None: identity) of rows less `shift_a` [d1] onto rows less `shift_b` [d2]; zeros where raw."""
+class Spectrum:
+    """Singular values of a table's centred paired rows, falling."""
 
-    name: str
-    view: str
-    matrix: Matrix | None
-    shift_a: Matrix
-    shift_b: Matrix
-
-    def cosines(self, a: NDArray, b: NDArray) -> NDArray[np.float64]:
-        """Cosine of each mapped row of a [n, d1] with its row of b [n, d2]; 0 where either is zero."""
-        x, y = a - self.shift_a.astype(a.dtype), b - self.shift_b.astype(b.dtype)
-        x = x if self.matrix is None else x @ self.matrix.astype(a.dtype)
-        dot, left, right = (np.einsum("ij,ij->i", *p).astype(np.float64) for p in ((x, y), (x, x), (y, y)))
-        scale = np.sqrt(left * right)
-        return np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
+    values: tuple[float, ...]  # s_1 ≥ s_2 ≥ …, from the Gram matrix: accurate to about √ε·s_1 in absolute terms
+    participation: float  # (Σ s²)² / Σ s⁴, the number of directions that the table fills evenly
+    mean_share: float  # share of Σ‖row‖² that is the mean row's: 0 centred, 1 all rows alike
 
 
-def choose(maps: Sequence[str], ranks: Sequence[int], widths: tuple[int, int], rows: int) -> tuple[list, list]:
-    """(maps that apply, (map, why not) of those that do not) for tables of the given widths and rows to fit on."""
-    (d1, d2), kept, left = widths, [], []
-    for name in [*maps, *(f"rank {rank}" for rank in ranks)]:
-        if name not in (IDENTITY, ORTHOGONAL, LINEAR) and not name.startswith("rank "):
-            raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
-        if name == IDENTITY:
-            why = "" if d1 == d2 else f"widths {d1} and {d2} differ"
-        elif name.startswith("rank ") and not 0 < int(name[5:]) <= min(d1, d2):
-            why = f"ranks go from 1 to {min(d1, d2)}"
-        else:
-            needed = max(d1, d2) if name == ORTHOGONAL else d1
-            why = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
-        kept += [] if why else [name]
-        left += [(name, why)] if why else []
-    if not kept:
-        others = (
-            "orthogonal, linear and reduced-rank maps apply" if d1 != d2 and rows > max(d1, d2) else "give more rows"
-        )
-        raise CheckpointError("; ".join(f"no {name} map: {why}" for name, why in left), others)
-    return kept, left
+@dataclass(frozen=True)
+class Subspace:
+    """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles."""
+
+    side: str  # `left` (over tokens, [n, k]; any widths) or `right` (over the d coordinates; one width only)
+    k: int  # directions of each
+    value: float  # Σ cos² / k, from 0 to 1
+    chance: float  # its mean for two random subspaces, k/(n−1) left and k/d right
+    cosines: tuple[float, ...]  # of the principal angles, falling
 
 
-class Fitter:
-    """Fits maps to the products of the fitting rows; what depends on A alone is computed once for all permutations.
-
-    Args:
-        products: sums over the fitting rows, not centred.
-        names: maps that apply, of `choose`.
-        raw: also fit without centring. Identity is always given both ways.
-        error: relative error of the products, of `sums`.
-    """
-
-    def __init__(self, products: Products, names: Sequence[str], raw: bool, error: float) -> None:
-        self.names, self.rows = names, products.rows
-        self.mean_a, self.mean_b = products.mean_a, products.mean_b
-        self.views = (CENTRED, RAW) if raw else (CENTRED,)
-        self.cross = products.cross
-        self._inverse: dict[str, Matrix] = {}
-        if any(name == LINEAR or name.startswith("rank ") for name in names):
-            less = products.rows * np.outer(self.mean_a, self.mean_a)
-            for view in self.views:
-                gram = products.gram_a - less if view == CENTRED else products.gram_a
-                self._inverse[view] = pseudo_inverse(gram, error)
-
-    def fit(self, cross: Matrix) -> list[Fitted]:
-        """Return every map, fitted to AᵀB [d1, d2] of the fitting rows in some order."""
-        zero = np.zeros_like(self.mean_a), np.zeros_like(self.mean_b)
-        means = self.mean_a, self.mean_b
-        made = [Fitted(IDENTITY, view, None, *(means if view == CENTRED else zero)) for view in (CENTRED, RAW)]
-        made = made if IDENTITY in self.names else []
-        fitted = [name for name in self.names if name != IDENTITY]
-        for view in self.views:
-            product = cross - self.rows * np.outer(*means) if view == CENTRED else cross
-            for name in fitted:
-                matrix = self._matrix(name, view, product)
-                made.append(Fitted(name, view, matrix, *(means if view == CENTRED else zero)))
-                progress("fitting maps", len(made), len(fitted) * len(self.views) + 2 * (IDENTITY in self.names))
-        return made
-
-    def _matrix(self, name: str, view: str, product: Matrix) -> Matrix:
-        if name == ORTHOGONAL:
-            return orthogonal(product)
-        if name == LINEAR:
-            return linear(self._inverse[view], product)
-        return reduced_rank(self._inverse[view], product, int(name[5:]))
+def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
+    """(spectra of both tables, their leading subspaces of `ks` directions) from products that are not centred."""
+    centred, found, axes = products.without(), [], []
+    for gram, raw, mean in (
+        (centred.gram_a, products.gram_a, products.mean_a),
+        (centred.gram_b, products.gram_b, products.mean_b),
+    ):
+        rising, vectors = np.linalg.eigh(gram)
+        values = np.maximum(rising[::-1], 0)
+        axes.append((values, vectors[:, ::-1]))
+        total, energy = float(values.sum()), float(np.trace(raw))
+        participation = total**2 / float(np.square(values).sum()) if total else 0.0
+        share = products.rows * float(mean @ mean) / energy if energy else 0.0
+        found.append(Spectrum(tuple(map(float, np.sqrt(values))), participation, share))
+    (values_a, axes_a), (values_b, axes_b) = axes
+    rank = min(int((v > len(v) * np.finfo(np.float64).eps * v[0]).sum()) for v in (values_a, values_b))
+    between = axes_a.T @ centred.cross @ axes_b
+    spaces = []
+    for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
+        left = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
+        spaces.append(_subspace("left", left, k / (products.rows - 1)))
+        if axes_a.shape == axes_b.shape:
+            spaces.append(_subspace("right", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
+    return (found[0], found[1]), tuple(spaces)
 
 
-def chance(name: str, rows: int, widths: tuple[int, int]) -> float:
-    """Mean cosine by chance on the rows that a map was fitted on (see `nulls`)."""
-    if name == IDENTITY:
-        return 0.0
-    if name == ORTHOGONAL:
-        return orthogonal_chance(rows, *widths)
-    return linear_chance(rows, widths[0]) if name == LINEAR else reduced_chance(rows, *widths, int(name[5:]))
-
-
-def split(count: int, held_out: float, most: int, seed: int) -> tuple[Order, Order]:
-    """(pairs to fit on, pairs held out), both sorted; held out are none for 0, else one to `most` and half of all.
-
-    Raises:
-        CheckpointError: a share below zero or above one half.
-    """
-    if not 0 <= held_out <= 0.5:
-        raise CheckpointError(f"held_out = {held_out}", "use a share from 0 (fit and score all rows) to 0.5")
-    order = np.random.default_rng(seed).permutation(count)
-    held = max(1, min(most, int(held_out * count), count // 2)) if held_out else 0
-    return np.sort(order[held:]), np.sort(order[:held])
-
-
-def sums(paired: Paired, which: Order) -> tuple[Products, NDArray, NDArray, float]:
-    """(products, norms of A's rows, of B's, measured relative error) over the given pairs."""
-    beside = paired.beside
-    products = Products.nothing(*paired.widths, 0 if beside is None else beside.shape[1])
-    norms_a, norms_b, error = np.zeros(len(which)), np.zeros(len(which)), 0.0
-    for piece in paired.slices(len(which)):
-        a, b = paired.take(which[piece], which[piece])
-        for rows, norms, values in ((paired.a, norms_a, a), (paired.b, norms_b, b)):
-            norms[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-            if not np.isfinite(norms[piece]).all():
-                raise CheckpointError(f"{rows.name}: rows with NaN or infinite values", "mask them out")
-        products.add(a, b, None if beside is None else beside[which[piece]])
-        error = error or measured_error(a[:1024], b[:1024])
-        progress("products", piece.stop, len(which))
-    return products, norms_a, norms_b, error
-
-
-def permuted_cross(paired: Paired, first: Order, second: Order) -> Matrix:
-    """AᵀB [d1, d2] over rows of A at pairs `first` and of B at pairs `second`."""
-    cross = np.zeros(paired.widths)
-    for piece in paired.slices(len(first)):
-        a, b = paired.take(first[piece], second[piece])
-        cross += a.T @ b
-        progress("permuted products", piece.stop, len(first))
-    return cross
-
-
-def score(paired: Paired, maps: Sequence[Fitted], first: Order, second: Order) -> list[NDArray]:
-    """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
-    found = [np.zeros(len(first)) for _ in maps]
-    for piece in paired.slices(len(first)):
-        a, b = paired.take(first[piece], second[piece])
-        for values, fitted in zip(found, maps, strict=True):
-            values[piece] = fitted.cosines(a, b)
-        progress("scoring", piece.stop, len(first))
-    return found
+def _subspace(side: str, between: NDArray, chance: float) -> Subspace:
+    cosines = np.minimum(np.linalg.svd(between, compute_uv=False), 1.0)
+    k = len(cosines)
+    return Subspace(side, k, float(np.square(cosines).mean()), min(1.0, chance), tuple(map(float, cosines)))

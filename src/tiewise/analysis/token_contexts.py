@@ -5,7 +5,7 @@ For a token t with predecessors p and successors s, both of n occurrences,
     JS_t = ½ KL(p ‖ (p+s)/2) + ½ KL(s ‖ (p+s)/2),      0 (the same) ≤ JS_t ≤ ln 2 (no neighbour on both sides)
 
 is what a neighbour says of its own side (Lin 1991). Weighted by occurrences, its mean over tokens is the
-irreversibility I of `tiewise.analysis.bigrams`: with Q[t, b] = π_t s_b and Q[b, t] = π_t p_b the two sums are one.
+irreversibility I of `bigram_counts`: with Q[t, b] = π_t s_b and Q[b, t] = π_t p_b the two sums are one.
 
 From counts it is too high: a neighbour that is seen once has one side only. Three levels stand beside it: its exact
 expectation with every pair's directions tossed by a fair coin; the same sides guessed from other parts of the text,
@@ -18,13 +18,12 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-from tiewise.analysis.bigram_counts import Chain, Ids, guessed, parts_of
+from tiewise.analysis.bigram_counts import Chain, guessed, ring_and_parts
 from tiewise.analysis.estimates import Estimate, Z, mean_interval
-from tiewise.analysis.token_table import Array
+from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.token_texts import Groups
-from tiewise.core.errors import DataError
 
 PARTS = 10
 EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
@@ -84,10 +83,7 @@ class ContextGroup:
 
 def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     """Measure every token of a text [N], closed into a ring."""
-    text = np.asarray(ids)
-    if not 2 <= parts <= 10 or len(text) < 10 * parts:
-        raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
-    chain = Chain.of([text], vocabulary)
+    chain, sliced = ring_and_parts(ids, vocabulary, parts)
     back = chain.reversed_counts
     other = chain.before != chain.after
     counts = chain.tokens
@@ -95,10 +91,11 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
         scale = np.where(counts > 0, 0.5 / counts, np.nan)
     plug_in = _spread(chain, np.where(other, chain.counts * np.log(2 * chain.counts / (chain.counts + back)), 0.0))
     once = other & ((chain.before < chain.after) | (back == 0))
-    mean, variance = _tossed((chain.counts + back)[once])
-    coin, noise = _scattered(chain, once, mean), _scattered(chain, once, variance)
+    tossed = np.zeros((2, len(chain.keys)))
+    tossed[:, once] = _tossed((chain.counts + back)[once])
+    coin, noise = (_spread(chain, values) for values in tossed)
     held_out, by_part = np.zeros(vocabulary), []
-    for part in parts_of(text, vocabulary, parts):
+    for part in sliced:
         nats = guessed(chain, part)
         held_out += _spread(part, nats)
         by_part.append(nats.sum() / part.pairs)
@@ -114,21 +111,15 @@ def _spread(chain: Chain, values: Array) -> Array:
     return made
 
 
-def _scattered(chain: Chain, chosen: NDArray[np.bool_], values: Array) -> Array:
-    whole = np.zeros(len(chain.keys))
-    whole[chosen] = values
-    return _spread(chain, whole)
-
-
-def _tossed(both: Ids) -> tuple[Array, Array]:
-    """(mean, variance) of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses [n]; by m.
+def _tossed(both: Ids) -> Array:
+    """Mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses [2, n]; by m.
 
     Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
     """
     sizes, place = np.unique(both, return_inverse=True)
     found = [_toss(int(m)) if m <= EXACT_UP_TO else (0.5 + 1 / (4 * int(m)), 0.5 + 1 / (2 * int(m))) for m in sizes]
-    table = np.array(found).reshape(-1, 2)[place]
-    return table[:, 0], table[:, 1]
+    table: Array = np.array(found).reshape(-1, 2)[place].T
+    return table
 
 
 def _toss(m: int) -> tuple[float, float]:
@@ -154,13 +145,13 @@ def grouped(found: Contexts, groups: Groups) -> tuple[ContextGroup, ...]:
         made.append(
             ContextGroup(
                 label,
-                int(inside.sum()),
-                int(found.counts[inside].sum()),
-                _over_tokens(found.plug_in[inside]),
-                float(found.coin[inside].mean()),
-                _over_tokens(found.excess[inside]),
-                _over_tokens(found.held_out[inside]),
-                float((scores > Z).mean()) if len(scores) else None,
+                tokens=int(inside.sum()),
+                occurrences=int(found.counts[inside].sum()),
+                plug_in=_over_tokens(found.plug_in[inside]),
+                coin=float(found.coin[inside].mean()),
+                excess=_over_tokens(found.excess[inside]),
+                held_out=_over_tokens(found.held_out[inside]),
+                beyond=float((scores > Z).mean()) if len(scores) else None,
             )
         )
     return tuple(made)

@@ -152,10 +152,10 @@ def models(
 
     `tiewise check` on the files themselves is better evidence than this catalogue.
     """
-    from tiewise.planning.catalogue import BETTER, Filter, select
+    from tiewise.planning.catalogue import BETTER, select
 
-    sizes = (None if size is None else size * 1e9 for size in (min_size, max_size))
-    found = select(Filter(tied, family, min_vocab, *sizes), sort)
+    least, most = (None if size is None else size * 1e9 for size in (min_size, max_size))
+    found = select(tied, family or "", min_vocab or 0, least, most, sort)
     if json_:
         o.print_json({"models": [model.record() for model in found], "note": BETTER})
         return

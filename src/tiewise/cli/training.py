@@ -6,12 +6,11 @@ import os
 import shlex
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
@@ -20,7 +19,11 @@ from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted, RunError, TiewiseError
 
 if TYPE_CHECKING:
+    from tiewise.training.results import Comparison, SingleRun
     from tiewise.training.settings import Settings
+
+# what stands under the same name in `run.yaml`
+OPTIONS = ("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps", "minutes", "match", "tune", "backend")
 
 SPLIT = typer.Option(
     None,
@@ -101,49 +104,21 @@ def compare(
 
     With no option: three choices, three seeds, a small decoder on the built-in demo corpus, a few minutes on two cores.
     """
-    given = {
-        "arms": o.split_specs(arms) if arms is not None else None,
-        "seeds": seeds,
-        "recipe": recipe,
-        "text": texts(text, recipe, corpus),
-        "split": split,
-        "tokenizer": tokenizer,
-        "model": model,
-        "steps": steps,
-        "minutes": minutes,
-        "match": match,
-        "tune": tune,
-        "backend": backend,
-    }
-    out = out or Path("runs/compare")
-    with running("compare", out, begun=resume) as run:
-        from tiewise.training import ranks
-
-        settings = ranks.first_does(lambda: chosen(out, given, share, config, set_, resume, overwrite))
-        o.hush_libraries()
-        from tiewise.runs import carry_out
-        from tiewise.training.display import Display
-        from tiewise.training.folder import FINAL, folder_name, how_it_loads
-
-        display = Display.on_stderr(quiet=quiet)
-        comparison = carry_out(
-            settings, out, o.command_line(), display, overwrite=overwrite, gone=run.gone, begun=run.begin
-        )
-        speaks = ranks.first()
-    if not speaks:
-        return
-    if json_:
-        o.print_json(comparison.record())
+    comparison: Comparison | None = carried_out("compare", locals())
+    if comparison is None:
         return
     from rich.console import Console
 
     from tiewise.report.comparison_found import comparison_view
+    from tiewise.training.folder import folder_name, how_it_loads
+    from tiewise.training.results import FINAL
 
     console = Console()
     console.print(comparison_view(comparison))
-    loads = {name: how_it_loads(out / name / "seed-1") for name in map(folder_name, comparison.arms)}
-    models = [f"models: {out}/ARM/seed-N/{FINAL}", *(f"{name} {how}" for name, how in loads.items() if how)]
-    for line in (f"report: {out / 'report.html'}", "; ".join(models)):
+    folder = comparison.folder or Path()
+    loads = {name: how_it_loads(folder / name / "seed-1") for name in map(folder_name, comparison.arms)}
+    others = (f"; {name} {how}" for name, how in loads.items() if how)
+    for line in (f"report: {folder / 'report.html'}", f"models: {folder}/ARM/seed-N/{FINAL}{''.join(others)}"):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -172,47 +147,19 @@ def train(
 
     Where only `tiewise.load` reads that, the same model lies beside it as plain dense tables: `dense`.
     """
-    given = {
-        "arms": [boundary] if boundary is not None else None,
-        "seed": seed,
-        "recipe": recipe,
-        "text": texts(text, recipe, corpus),
-        "split": split,
-        "tokenizer": tokenizer,
-        "model": model,
-        "steps": steps,
-    }
-    out = out or Path("runs/train")
-    with running("train", out, begun=resume) as run:
-        from tiewise.training import ranks
-
-        settings = ranks.first_does(lambda: chosen(out, given, share, config, set_, resume, overwrite, single=True))
-        o.hush_libraries()
-        from tiewise.runs import carry_out_one
-        from tiewise.training.display import Display
-        from tiewise.training.folder import how_it_loads
-
-        display = Display.on_stderr(quiet=quiet)
-        trained = carry_out_one(settings, out, o.command_line(), display, overwrite=overwrite, begun=run.begin)
-        speaks = ranks.first()
-    if not speaks:
+    trained: SingleRun | None = carried_out("train", locals())
+    if trained is None:
         return
-    if json_:
-        o.print_json(trained.record())
-        return
+    from tiewise.training.folder import how_it_loads
+
     result = trained.result
     if not isfinite(result.heldout_nll):
         print("diverged: the loss is no number any more; try a lower --set learning_rate")
     if result.shares:
-        print(
-            f"held-out nll {result.heldout_nll:.4f} per masked token (by their frequencies: {result.unigram_nll:.4f}), "
-            f"training nll {result.train_nll:.4f}"
-        )
+        measured = f"per masked token (by their frequencies: {result.unigram_nll:.4f})"
     else:
-        print(
-            f"held-out nll {result.heldout_nll:.4f} (perplexity {result.perplexity:.1f}, "
-            f"{result.bits_per_byte:.3f} bits per byte), training nll {result.train_nll:.4f}"
-        )
+        measured = f"(perplexity {result.perplexity:.1f}, {result.bits_per_byte:.3f} bits per byte)"
+    print(f"held-out nll {result.heldout_nll:.4f} {measured}, training nll {result.train_nll:.4f}")
     for name, of in result.shares.items():
         what = "masked tokens" if name == "masked" else f"pairs ({name})"
         interval = f"95 % interval {of.low:.1%} to {of.high:.1%}, n = {of.count:,}"
@@ -228,32 +175,95 @@ def train(
     print("; it ".join(filter(None, [f"model: {trained.model}", how_it_loads(trained.folder)])))
 
 
-def chosen(
-    out: Path,
-    given: dict[str, Any],
-    share: str | None,
-    config: Path | None,
-    assigned: list[str] | None,
-    resume: bool,
-    overwrite: bool,
-    *,
-    single: bool = False,
-) -> Settings | None:
+def carried_out(command: str, asked: dict[str, Any]) -> Any:
+    """Do what a command's parameters, by their names, ask for; return what came out, or None where all is said.
+
+    Ctrl-C exits 130 and a disk that takes no more is a `RunError`; both say how to go on. Of several processes one
+    speaks, the others exit with the same code.
+    """
+    since, begun = time.monotonic(), asked["resume"]
+    out, single = asked["out"] or Path(f"runs/{command}"), command == "train"
+    o.need_torch()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
+    warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
+    from tiewise.training import ranks
+    from tiewise.training.folder import disk_error, quiet_threads
+
+    def begin() -> None:
+        nonlocal begun
+        begun = True  # the run is on disk: `--resume` goes on with it
+
+    resume = shlex.join(["tiewise", command, "--out", str(out), "--resume"])
+    try:
+        with quiet_threads():
+            ranks.join()
+            settings = ranks.first_does(lambda: chosen(out, asked, single=single))
+            o.hush_libraries()
+            from tiewise.runs import carry_out
+            from tiewise.training.compare import finish, finish_one
+            from tiewise.training.display import Display
+
+            found = carry_out(
+                cast("Callable[[Path, Display], Any]", finish_one if single else finish),
+                settings,
+                out,
+                o.command_line(),
+                Display.on_stderr(quiet=asked["quiet"]),
+                overwrite=asked["overwrite"],
+                gone=lambda: time.monotonic() - since,
+                begun=begin,
+            )
+            speaks = ranks.first()
+    except ranks.Elsewhere as error:
+        ranks.leave(together=ranks.known(error))
+        raise typer.Exit(2) from None
+    except (Exception, KeyboardInterrupt) as error:
+        if ctrl_c.behind(error):
+            if ranks.first() and begun:
+                kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
+                o.tell(f"tiewise: interrupted, {kept}; {resume} goes on")
+            ranks.leave(together=ranks.known(error))
+            raise typer.Exit(130) from None
+        way = f"make room there, then {resume}" if begun else "make room there, or choose another --out"
+        said = error if isinstance(error, TiewiseError) else disk_error(error, out, way)
+        gone = ("closed by peer", "reset by peer", "Broken pipe")  # how one process sees that another has ended
+        if said is None and ranks.size() > 1 and isinstance(error, RuntimeError) and any(s in str(error) for s in gone):
+            said = RunError("another process of this run has ended", f"{resume} goes on from the last checkpoint")
+        if said is None:
+            raise
+        if ranks.size() == 1:
+            raise said from None
+        o.tell(f"tiewise: {said}")
+        ranks.leave(together=ranks.known(error))
+        raise typer.Exit(2) from None
+    ranks.leave(together=False)
+    if speaks and asked["json_"]:
+        o.print_json(found.record())
+    return found if speaks and not asked["json_"] else None
+
+
+def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None:
     """Return the checked settings: defaults, the recipe, the YAML file, `--set`, options; None given is not given.
 
-    They are those of one run where `single`, else of a comparison; a recipe of several arms is trained tied. `share` is
-    for every arm. With `resume`, None: the run has its settings.
-
-    Raises:
-        RunError, SpecError: a file, name or value that cannot be used, or `resume` with anything else.
+    They are those of one run where `single`, else of a comparison; a recipe of several arms is trained tied. `--share`
+    is for every arm. With `--resume`, None: the run has its settings.
     """
     import yaml
 
     from tiewise.training.settings import Settings, read_yaml, recipe
 
-    options = {name: value for name, value in given.items() if value is not None}
-    if resume:
-        if overwrite or config or assigned or options or share is not None:
+    share, config, assigned = asked["share"], asked["config"], asked["set_"]
+    options = {
+        **{name: value for name, value in asked.items() if name in OPTIONS},
+        "text": texts(asked["text"], asked["recipe"], asked["corpus"]),
+    }
+    if single and asked["boundary"] is not None:
+        options["arms"] = [asked["boundary"]]
+    elif not single and asked["arms"] is not None:
+        options["arms"] = o.split_specs(asked["arms"])
+    options = {name: value for name, value in options.items() if value is not None}
+    if asked["resume"]:
+        if asked["overwrite"] or config or assigned or options or share is not None:
             raise RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
         return None
     record = recipe(options["recipe"]) if "recipe" in options else {}
@@ -295,11 +305,7 @@ def chosen(
 
 
 def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...] | None:
-    """Return what a command is to read: `--text`, or the corpus of a recipe.
-
-    Raises:
-        RunError: a corpus without a recipe, a recipe without a corpus, or both of them with `--text`.
-    """
+    """Return what a command is to read: `--text`, or the corpus of a recipe."""
     if recipe is None and corpus is None:
         return tuple(text) if text else None
     if recipe is not None and recipe.startswith("albert"):  # of any text, in sentences
@@ -311,70 +317,3 @@ def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tup
     if text or corpus is None:
         raise RunError(f"--recipe {recipe} needs one corpus", "name its folder, and leave --text out")
     return (corpus,)
-
-
-@dataclass
-class Running:
-    """Whether a command's run is on disk, so that `--resume` goes on with it, and since when the command works."""
-
-    begun: bool
-    since: float = field(default_factory=time.monotonic)
-
-    def gone(self) -> float:
-        """Seconds since then."""
-        return time.monotonic() - self.since
-
-    def begin(self) -> None:
-        """Note that it is on disk."""
-        self.begun = True
-
-
-@contextmanager
-def running(command: str, out: Path, *, begun: bool) -> Iterator[Running]:
-    """Within this context `command` works on the run in `out`, alone or as one of several processes.
-
-    Ctrl-C exits 130 and a disk that takes no more is a `RunError`; both say how to go on. Of several processes one
-    speaks, the others exit with the same code.
-    """
-    o.need_torch()
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice on speed; read when torch is imported
-    warnings.filterwarnings("ignore")  # a kind of run may import torch to check its settings
-    state = Running(begun)
-    from tiewise.training import ranks
-    from tiewise.training.folder import disk_error, quiet_threads
-
-    resume = shlex.join(["tiewise", command, "--out", str(out), "--resume"])
-    try:
-        with quiet_threads():
-            ranks.join()
-            yield state
-    except ranks.Elsewhere as error:
-        ranks.leave(together=ranks.known(error))
-        raise typer.Exit(2) from None
-    except (Exception, KeyboardInterrupt) as error:
-        if ctrl_c.behind(error):
-            if ranks.first() and state.begun:
-                kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
-                o.tell(f"tiewise: interrupted, {kept}; {resume} goes on")
-            ranks.leave(together=ranks.known(error))
-            raise typer.Exit(130) from None
-        way = f"make room there, then {resume}" if state.begun else "make room there, or choose another --out"
-        said = error if isinstance(error, TiewiseError) else disk_error(error, out, way) or _lost(error, resume)
-        if said is None:
-            raise
-        if ranks.size() == 1:
-            raise said from None
-        o.tell(f"tiewise: {said}")
-        ranks.leave(together=ranks.known(error))
-        raise typer.Exit(2) from None
-    ranks.leave(together=False)
-
-
-def _lost(error: BaseException, resume: str) -> RunError | None:
-    """Say that another process is gone, where `error` is how this one saw it; the cause is that one's to say."""
-    from tiewise.training import ranks
-
-    gone = ("closed by peer", "reset by peer", "Broken pipe")
-    if ranks.size() > 1 and isinstance(error, RuntimeError) and any(sign in str(error) for sign in gone):
-        return RunError("another process of this run has ended", f"{resume} goes on from the last checkpoint")
-    return None

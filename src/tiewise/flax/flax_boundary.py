@@ -206,7 +206,7 @@ class PureBoundary:
         table = self._table(params, "table_in")
         if self.vocab.inputs < table.shape[0]:  # rows of output tokens alone are no tokens to read
             ids = jnp.where(ids < self.vocab.inputs, ids, table.shape[0])
-        rows, after = enter(table, ids, probe, stop_both=self.spec.pad, alpha=self.spec.alpha)
+        rows, after = enter(table, ids, probe, stopped=self.spec.pad, alpha=self.spec.alpha)
         return _through_in_map(params, rows) * self.spec.scales(self.width)[0], after
 
     def _table(self, params: Params, name: str) -> Array:
@@ -218,7 +218,7 @@ class PureBoundary:
         table = self._table(params, "table_in" if self.tied else "table_out")
         if self.spec.pad is None:
             return table
-        return enter(table, jnp.zeros(0, jnp.int32), stop_both=self.spec.pad)[1]
+        return enter(table, jnp.zeros(0, jnp.int32), stopped=self.spec.pad)[1]
 
     def _output_rows(self, table: Array) -> Array:
         """[V_out, E]: the output tokens' rows, in their order."""

@@ -104,7 +104,7 @@ def linear_cross_entropy(
     bias = None if bias is None else bias.astype(_wide(kind))
     w = None if o.class_weight is None else lax.stop_gradient(jnp.asarray(o.class_weight))
     # a table's gradient is a sum over the batch axes: let all vary over whatever the features vary over
-    tensors = jax.tree.map(lambda x: _varying(x, flat), _Tensors(flat, table, at, bias, w))
+    tensors = jax.tree.map(lambda x: _varying(x, flat), _LossInputs(flat, table, at, bias, w))
     chunk = chunk_rows(at.size, vocab, "cpu" if jax.default_backend() == "cpu" else "cuda", o.chunk)
     loss = _loss(replace(o, chunk=max(1, min(chunk, at.size)), class_weight=None), tensors)
     return loss.reshape(targets.shape) if o.reduction == "none" else loss
@@ -156,7 +156,7 @@ def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: 
     return rows if o.vocab is None else o.vocab
 
 
-class _Tensors(NamedTuple):
+class _LossInputs(NamedTuple):
     """features [N, E], weight [V, E], targets [N]; bias [V] and class weights [V], or None."""
 
     features: Array
@@ -167,12 +167,12 @@ class _Tensors(NamedTuple):
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _loss(o: FlaxLossOptions, tensors: _Tensors) -> Array:
+def _loss(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
     each, _ = _sweep(o, tensors, None)
     return each if o.reduction == "none" else each.sum() * _factor(o, tensors)
 
 
-def _loss_forward(o: FlaxLossOptions, tensors: _Tensors) -> tuple[Array, Any]:
+def _loss_forward(o: FlaxLossOptions, tensors: _LossInputs) -> tuple[Array, Any]:
     if o.reduction == "none":  # how much each token's gradient counts is known in the backward pass alone
         return _loss(o, tensors), tensors
     factor = _factor(o, tensors)
@@ -180,25 +180,25 @@ def _loss_forward(o: FlaxLossOptions, tensors: _Tensors) -> tuple[Array, Any]:
     return each.sum() * factor, (found, jnp.empty(0, tensors.weight.dtype))  # JAX keeps no type, but an empty array
 
 
-def _loss_backward(o: FlaxLossOptions, kept: Any, upstream: Array) -> tuple[_Tensors]:
+def _loss_backward(o: FlaxLossOptions, kept: Any, upstream: Array) -> tuple[_LossInputs]:
     if o.reduction == "none":
         (features, weight, bias), kind = _sweep(o, kept, upstream)[1], kept.weight.dtype
     else:
         (features, weight, bias), kind = (None if x is None else x * upstream for x in kept[0]), kept[1].dtype
-    return (_Tensors(features.astype(kind), weight.astype(kind), None, bias, None),)
+    return (_LossInputs(features.astype(kind), weight.astype(kind), None, bias, None),)
 
 
 _loss.defvjp(_loss_forward, _loss_backward)
 
 
-def _factor(o: FlaxLossOptions, tensors: _Tensors) -> Array:
+def _factor(o: FlaxLossOptions, tensors: _LossInputs) -> Array:
     """1 / Σ w_t over the tokens that count, 1 where that is 0; 1 for a sum."""
     counts = tensors.targets != o.ignore_index
     whole = jnp.where(counts, _Part(o, tensors).of_class(tensors.targets), 0).sum() if o.reduction == "mean" else 1
     return 1 / jnp.where(whole > 0, whole, 1).astype(_wide(tensors.weight.dtype))
 
 
-def _sweep(o: FlaxLossOptions, tensors: _Tensors, row_weight: Array | None) -> tuple[Array, Any]:
+def _sweep(o: FlaxLossOptions, tensors: _LossInputs, row_weight: Array | None) -> tuple[Array, Any]:
     """Run over all chunks.
 
     Returns:
@@ -235,7 +235,7 @@ class _Softmax(NamedTuple):
 class _Part:
     """One device's rows of the table, and the arithmetic of one chunk against them."""
 
-    def __init__(self, o: FlaxLossOptions, tensors: _Tensors) -> None:
+    def __init__(self, o: FlaxLossOptions, tensors: _LossInputs) -> None:
         self.o, self.weight, self.bias, w = o, tensors.weight, tensors.bias, tensors.class_weight
         self.kind, self.wide = self.weight.dtype, _wide(self.weight.dtype)  # of the products; of everything else
         rows, parts = self.weight.shape[0], 1 if o.axis is None else lax.psum(1, o.axis)

@@ -32,13 +32,16 @@ class LanguageModel(nnx.Module):
     """A boundary around a body; what the two models share."""
 
     boundary: NNXBoundary
+    layers: nnx.List
     lookup: str  # PyTorch's name of the embedding
     head: str  # of the head
     within: str  # what stands before the body's names there
 
     def body(self, rows: Array) -> Array:
         """[B, T, D] -> [B, T, D]."""
-        raise NotImplementedError
+        for layer in self.layers:
+            rows = layer(rows)
+        return rows
 
     def loss(self, ids: Any, targets: Any, probe: Array | None = None, **options: Any) -> Array:
         """Cross-entropy of `targets` [B, T] behind `ids` [B, T], the penalty of the spec included; options as
@@ -113,9 +116,7 @@ class FlaxDecoder(LanguageModel):
 
     def body(self, rows: Array) -> Array:
         """[B, T, D] -> [B, T, D]."""
-        for layer in self.layers:
-            rows = layer(rows)
-        return self.norm(rows)
+        return self.norm(super().body(rows))
 
 
 class FlaxRNN(LanguageModel):
@@ -129,12 +130,6 @@ class FlaxRNN(LanguageModel):
     def __init__(self, spec: BoundarySpec | str, vocab: int, width: int, layers: int, *, rngs: nnx.Rngs) -> None:
         self.layers = nnx.List([LSTM(width, rngs=rngs) for _ in range(layers)])
         self.boundary = NNXBoundary(spec, vocab, width, rngs=rngs)
-
-    def body(self, rows: Array) -> Array:
-        """[B, T, D] -> [B, T, D]."""
-        for layer in self.layers:
-            rows = layer(rows)
-        return rows
 
 
 class Linear(nnx.Module):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,13 +34,7 @@ def probe() -> Array:
 
 
 def enter(
-    table: Array,
-    ids: Array,
-    probe: Array | None = None,
-    *,
-    stop_lookup: int | None = None,
-    stop_both: int | None = None,
-    alpha: float = 1.0,
+    table: Array, ids: Array, probe: Array | None = None, *, stopped: int | None = None, alpha: float = 1.0
 ) -> tuple[Array, Array]:
     """Look up `ids` [...] in `table` [V, E] and hand the table on.
 
@@ -49,14 +43,13 @@ def enter(
 
     Args:
         table, ids, probe: as above.
-        stop_lookup: row whose lookup path is stopped and whose head path is not.
-        stop_both: row that receives no gradient from either path.
+        stopped: row that receives no gradient from either path.
         alpha: factor on the lookup path.
 
     Returns:
         rows [..., E] and the table to use from here on. A number outside the table gives a row of nan.
     """
-    return _enter(_Guard(stop_lookup, stop_both, alpha), table, jnp.asarray(ids), probe)
+    return _enter(stopped, alpha, table, jnp.asarray(ids), probe)
 
 
 def path_norms(seen: Any) -> PathNorms:
@@ -66,34 +59,24 @@ def path_norms(seen: Any) -> PathNorms:
     return PathNorms(a, b, math.sqrt(max(a2 + b2 + 2 * ab, 0.0)), ab / (a * b) if a and b else math.nan)
 
 
-class _Guard(NamedTuple):
-    """What the gradient of a lookup respects; see `enter`."""
-
-    stop_lookup: int | None
-    stop_both: int | None
-    alpha: float
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _enter(stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None) -> tuple[Array, Array]:
+    return jnp.take(table, _row_of(ids, table), axis=0, mode="fill", fill_value=jnp.nan), table
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _enter(guard: _Guard, table: Array, ids: Array, probe: Array | None) -> tuple[Array, Array]:
-    return _rows(table, ids), table
+def _enter_forward(stopped: int | None, alpha: float, table: Array, ids: Array, probe: Array | None) -> tuple[Any, Any]:
+    return _enter(stopped, alpha, table, ids, probe), (ids, None if probe is None else True)
 
 
-def _enter_forward(guard: _Guard, table: Array, ids: Array, probe: Array | None) -> tuple[Any, Any]:
-    return (_rows(table, ids), table), (ids, None if probe is None else True)
-
-
-def _enter_backward(guard: _Guard, kept: Any, gradients: tuple[Array, Array]) -> tuple[Array, None, Any]:
+def _enter_backward(stopped: int | None, alpha: float, kept: Any, gradients: tuple[Array, Array]) -> tuple[Any, ...]:
     ids, wanted = kept
     row_grad, table_grad = gradients
     ids, rows = ids.reshape(-1), row_grad.reshape(-1, table_grad.shape[1])
-    if guard.alpha != 1.0:
-        rows = rows * guard.alpha
-    for stopped in {guard.stop_lookup, guard.stop_both} - {None}:
+    rows = rows if alpha == 1.0 else rows * alpha
+    if stopped is not None:
         rows = jnp.where((ids == stopped)[:, None], 0, rows)
-    if guard.stop_both is not None:
-        table_grad = table_grad.at[guard.stop_both].set(0)
-    ids = _beyond_where_negative(ids, table_grad.shape[0])
+        table_grad = table_grad.at[stopped].set(0)
+    ids = _row_of(ids, table_grad)
     both = table_grad.at[ids].add(rows.astype(table_grad.dtype), mode="drop")
     return both, None, None if wanted is None else _squares(ids, rows, table_grad)
 
@@ -101,14 +84,10 @@ def _enter_backward(guard: _Guard, kept: Any, gradients: tuple[Array, Array]) ->
 _enter.defvjp(_enter_forward, _enter_backward)
 
 
-def _rows(table: Array, ids: Array) -> Array:
-    return jnp.take(table, _beyond_where_negative(ids, table.shape[0]), axis=0, mode="fill", fill_value=jnp.nan)
-
-
-def _beyond_where_negative(ids: Array, rows: int) -> Array:
-    """Let no negative number count from the end, as indexing would."""
+def _row_of(ids: Array, table: Array) -> Array:
+    """Rows of these numbers; of a negative one none, where indexing would count from the end."""
     ids = ids.astype(jnp.int32)
-    return jnp.where(ids < 0, rows, ids)
+    return jnp.where(ids < 0, table.shape[0], ids)
 
 
 def _squares(ids: Array, rows: Array, path_b: Array) -> Array:

@@ -18,7 +18,7 @@ from tiewise.core.found import NEITHER, ONE, TWO, Quantity
 from tiewise.core.student import holm
 from tiewise.inspection.request import comparison_of
 from tiewise.inspection.section import ALL, Inspection, SectionFound
-from tiewise.training.statistics import ALPHA, gaps
+from tiewise.training.results import ALPHA, gaps
 
 NAME = "evidence"
 NO_VERDICT = "no verdict: `tiewise compare` trains a tied and an untied model side by side"

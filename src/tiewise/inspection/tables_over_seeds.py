@@ -1,6 +1,6 @@
 """Which table of the untied models do a comparison's tied tables resemble? Over seeds, beside training again.
 
-Arms of one seed start from the same input table (`tiewise.training.model`), so a tied table and the input table of its
+Arms of one seed start from the same input table (`tiewise.training.run`), so a tied table and the input table of its
 own seed are alike before any training. The answer is therefore taken from models of different seeds: each tied model
 beside the untied model of every other seed. Pairs of one seed are given as well, under their name.
 
@@ -15,7 +15,7 @@ tables hold the same and differ by such noise and a rotation only. Scores of fit
 itself is found less well where there is more noise.
 
 Tokens of one frequency are alike at the output of any model, so that CKA is given once more for what is left of the
-columns when functions of log frequency in the training text are taken out (`analysis.row_products`).
+columns when functions of log frequency in the training text are taken out (`analysis.paired_rows`).
 """
 
 from __future__ import annotations
@@ -31,13 +31,10 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.align_tables import HELD_OUT, NEITHER, AlignSettings, align
+from tiewise.analysis.align_tables import CENTRED, CKA, HELD_OUT, NEIGHBOURS, ORTHOGONAL, AlignSettings, Lean, align
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
-from tiewise.analysis.model_ends import Ends, ends_of
-from tiewise.analysis.row_pairs import Pairs, one_vocabulary
-from tiewise.analysis.row_products import CURVE, LINE
-from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL
-from tiewise.analysis.token_table import TokenTable
+from tiewise.analysis.model_tables import Ends, TokenTable, ends_of
+from tiewise.analysis.paired_rows import Pairs, one_vocabulary
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
@@ -48,43 +45,20 @@ Scores = dict[str, float]  # measure → score
 Models = dict[int, Ends]  # seed → its final model
 Beside = list[tuple[int, int]]  # seeds of the two models that stand side by side
 
-
-CKA_LINE, CKA_CURVE = "CKA, frequency out (line)", "CKA, frequency out"
-WITHOUT = {LINE: CKA_LINE, CURVE: CKA_CURVE}  # powers of log frequency taken out → measure
-NEIGHBOURS, CKA, NOT_KNOWN = "neighbours", "CKA", "not known"
 OTHER_SEED, SAME_SEED = "other seed", "same seed"
 AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
 
 
-def toward(difference: Estimate) -> str:
-    """Of a difference output − input: the side that its interval speaks for, NEITHER, or NOT_KNOWN without one."""
-    if math.isnan(difference.low):
-        return NOT_KNOWN
-    return "output" if difference.low > 0 else "input" if difference.high < 0 else NEITHER
-
-
 @dataclass(frozen=True)
-class Leaning:
-    """One measure of an arm's one table against both tables of the untied arm; estimates count pairs of models."""
+class Leaning(Lean):
+    """A lean of an arm's one table between both of the untied arm: estimates count pairs of models."""
 
-    arm: str  # with one table
-    # a map (centred, held-out rows), `neighbours`, `CKA` (less its chance level), CKA_CURVE or CKA_LINE (the same of
-    # what is left when a curve, or a line, in log frequency is taken out of every column)
-    measure: str
-    seeds: str  # `other seed` or `same seed`: which untied model each tied one stands beside
-    input: Estimate  # score against the input table
-    output: Estimate  # score against the output table
-    difference: Estimate  # output − input, paired
-    pairs: tuple[tuple[int, int, float, float], ...]  # (seed of the arm, of the untied model, input, output score)
-    # corrected for attenuation; of CKA between different seeds, and only where training again gives more than 0
-    corrected_input: Estimate | None = None
-    corrected_output: Estimate | None = None
-    corrected_difference: Estimate | None = None  # the second less the first, paired
-
-    @property
-    def toward(self) -> str:
-        """The side that the difference speaks for."""
-        return toward(self.difference)
+    arm: str = ""  # with one table
+    seeds: str = OTHER_SEED  # or SAME_SEED: which untied model each tied one stands beside
+    pairs: tuple[tuple[int, int, float, float], ...] = ()  # (seed of the arm, of the untied one, input, output score)
+    # `input`, `output` and `difference` corrected for attenuation; of CKA between different seeds, and only where
+    # training again gives more than 0
+    corrected: dict[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +66,7 @@ class Again:
     """How well tables of one arm align: the same table of two seeds, or both ends of one model."""
 
     what: str  # AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm
-    measure: str  # as of `Leaning`
+    measure: str  # as of `Score`
     score: Estimate  # over models, or over all pairs of seeds
     pairs: tuple[tuple[int, int, float], ...]  # (seed, other seed, score); of one model twice the same
 
@@ -105,8 +79,9 @@ class OverSeeds:
     arms: tuple[str, ...]  # with one table
     seeds: tuple[int, ...]  # finished ones of the untied arm
     tokens: int  # rows that were compared
-    chance: dict[str, float]  # measure → score of unrelated tables
-    leanings: tuple[Leaning, ...]  # by arm, measure and kind of pair
+    leanings: tuple[
+        Leaning, ...
+    ]  # by arm, kind of pair and measure: maps on held-out rows, neighbours, CKA above chance
     again: tuple[Again, ...]  # the same thing trained again
     left_out: tuple[str, ...]  # what could not be compared, and why
     counted: int | None  # tokens of the training text by which frequency was taken out; None where it is not there
@@ -118,11 +93,9 @@ class OverSeeds:
 
     def told(self, arm: str) -> list[Leaning]:
         """An arm's measures between different seeds, the rotation first; with one seed, those of that seed."""
-        for kind in (OTHER_SEED, SAME_SEED):
-            chosen = [x for x in self.leanings if (x.arm, x.seeds) == (arm, kind)]
-            if chosen:
-                return sorted(chosen, key=lambda x: x.measure != ORTHOGONAL)
-        return []
+        own = [x for x in self.leanings if x.arm == arm]
+        chosen = [x for x in own if x.seeds == OTHER_SEED] or own
+        return sorted(chosen, key=lambda x: x.measure != ORTHOGONAL)
 
     def score_again(self, what: str, measure: str) -> Estimate | None:
         """How tables score that are the same thing trained again."""
@@ -152,31 +125,43 @@ def over_seeds(
     if not two or not one:
         kind = "two tables" if one else "one table"
         raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
-    untied = models[two[0]]
-    pairs = _usable(models)
-    counts, missing = _counts(run, training_counts, int(pairs.a.max(initial=-1)) + 1)
-    settings = replace(settings, permutations=0)
-    bench = _Bench(pairs, settings, None if counts is None else counts[pairs.a])
+    untied, every = models[two[0]], [ends for found in models.values() for ends in found.values()]
+    rows = min(table.rows for ends in every for _, table in ends.tables)
+    mask = np.any([ends.unusable()[:rows] for ends in every], axis=0)
+    pairs = one_vocabulary(rows, rows).without(mask)  # rows that no model has zero, repeated or not finite
+    counts = None
+    try:
+        known = training_counts(run)
+        counts = np.pad(known, (0, max(0, rows - len(known))))  # tables may have more rows than there are tokens
+    except DataError as error:
+        left_out.append(f"CKA without frequency: {error.what}")
+    bench = _Bench(pairs, replace(settings, permutations=0), None if counts is None else counts[pairs.a])
     bench.total = len(untied) ** 2
     bench.total += sum(2 * len(m.keys() & untied.keys()) ** 2 + len(m) * (len(m) - 1) // 2 for m in one.values())
-    again = [*_again(bench, two[0], untied), *(x for arm, found in one.items() for x in _again(bench, arm, found))]
-    leanings = [
+    arms = {two[0]: untied, **one}
+    again = [x for arm, found in arms.items() for x in _again(bench, arm, found)]
+    leanings = tuple(
         _corrected(leaning, two[0], again)
         for arm, found in one.items()
         for kind in (OTHER_SEED, SAME_SEED)
         for leaning in _leanings(bench, arm, kind, found, untied)
-    ]
+    )
+    shares: dict[str, list[float]] = {}
+    for arm, found in arms.items():
+        for ends in found.values():
+            for end, table in _stored(ends).items():
+                if id(table) in bench.shares:
+                    shares.setdefault(f"{arm} {end}", []).append(bench.shares[id(table)])
     return OverSeeds(
         untied=two[0],
         arms=tuple(one),
         seeds=tuple(untied),
         tokens=len(pairs),
-        chance=bench.chance,
-        leanings=tuple(leanings),
+        leanings=leanings,
         again=tuple(again),
-        left_out=(*left_out, *missing),
+        left_out=tuple(left_out),
         counted=None if counts is None else int(counts.sum()),
-        frequency=dict(x for arm, found in ((two[0], untied), *one.items()) for x in _frequency(bench, arm, found)),
+        frequency={what: mean_interval(values) for what, values in shares.items()},
     )
 
 
@@ -189,7 +174,7 @@ class _Bench:
     counts: NDArray | None
     total: int = 0
     done: int = 0
-    chance: Scores = field(default_factory=dict)
+    chance: Scores = field(default_factory=dict)  # measure → score of unrelated tables
     shares: dict[int, float] = field(default_factory=dict)  # id of a table → share of it that frequency takes out
 
     def scores(self, first: TokenTable, second: TokenTable) -> Scores:
@@ -197,17 +182,14 @@ class _Bench:
         found = align(first, second, self.pairs, self.settings, counts=self.counts)
         self.done += 1
         progress("alignment over seeds", self.done, max(self.total, self.done))
-        scores = {s.map: s.estimate.value for s in found.scores if (s.view, s.rows) == (CENTRED, HELD_OUT)}
-        self.chance |= dict.fromkeys(scores, 0.0)
-        if found.neighbours is not None:
-            scores[NEIGHBOURS] = found.neighbours.estimate.value
-            self.chance[NEIGHBOURS] = found.neighbours.chance
-        ckas = {CKA: found.similarity.cka}
-        ckas |= {WITHOUT[x.powers]: x.cka for x in found.similarity.without if x.powers in WITHOUT}
-        scores |= {measure: cka.value - cka.chance for measure, cka in ckas.items()}
-        self.chance |= dict.fromkeys(ckas, 0.0)
-        for without in found.similarity.without:  # the curve is last
-            self.shares |= {id(first): without.share_a, id(second): without.share_b}
+        scores = {}
+        for score in found.scores:
+            if score.measure == NEIGHBOURS or (score.rows, score.view) == (HELD_OUT, CENTRED):
+                scores[score.measure], self.chance[score.measure] = score.estimate.value, score.chance
+            elif score.measure.startswith(CKA):
+                scores[score.measure] = score.estimate.value - score.chance
+        for share in found.taken_out.values():  # the curve is last
+            self.shares |= {id(first): share[0], id(second): share[1]}
         return scores
 
 
@@ -229,25 +211,8 @@ def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
     return models, left_out
 
 
-def _counts(run: Path, training_counts: Callable[[Path], NDArray], rows: int) -> tuple[NDArray | None, list[str]]:
-    """(how often each row's token occurs in the training text, why that is not known)."""
-    try:
-        counts = training_counts(run)
-    except DataError as error:
-        return None, [f"CKA without frequency: {error.what}"]
-    found = np.zeros(max(rows, len(counts)), np.int64)  # tables may have more rows than there are tokens
-    found[: len(counts)] = counts
-    return found, []
-
-
-def _usable(models: dict[str, Models]) -> Pairs:
-    """Rows that every model has and none has zero, repeated or not finite."""
-    every = [ends for found in models.values() for ends in found.values()]
-    rows = min(table.rows for ends in every for _, table in ends.tables)
-    mask = np.zeros(rows, bool)
-    for ends in every:
-        mask |= ends.unusable()[:rows]
-    return one_vocabulary(rows, rows).without(mask)
+def _stored(ends: Ends) -> dict[str, TokenTable]:
+    return {"input": ends.input, "output": ends.output} if ends.shared is None else {"table": ends.shared}
 
 
 def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models) -> Iterator[Leaning]:
@@ -261,12 +226,13 @@ def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models)
     for measure in scored[0][0] if scored else ():
         first, second = ([ends[i].get(measure, math.nan) for ends in scored] for i in (0, 1))
         yield Leaning(
-            arm=arm,
             measure=measure,
-            seeds=kind,
             input=_over_pairs(beside, first),
             output=_over_pairs(beside, second),
             difference=_over_pairs(beside, [b - a for a, b in zip(first, second, strict=True)]),
+            chance=bench.chance.get(measure, 0.0),
+            arm=arm,
+            seeds=kind,
             pairs=tuple((*seeds, a, b) for seeds, a, b in zip(beside, first, second, strict=True)),
         )
 
@@ -275,66 +241,47 @@ def _again(bench: _Bench, arm: str, found: Models) -> Iterator[Again]:
     """The same table of two seeds, for each table that is stored; both ends of one model where these are two tables."""
     beside = list(combinations(found, 2))
     tables = {seed: _stored(ends) for seed, ends in found.items()}
-    for end in next(iter(tables.values())):
-        scored = [bench.scores(tables[a][end], tables[b][end]) for a, b in beside]
-        yield from _rows(AGAIN.format(arm, end), beside, scored)
+    kinds = [
+        (AGAIN.format(arm, end), beside, [bench.scores(tables[a][end], tables[b][end]) for a, b in beside])
+        for end in next(iter(tables.values()))
+    ]
     if all(ends.shared is None for ends in found.values()):
-        scored = [bench.scores(ends.input, ends.output) for ends in found.values()]
-        yield from _rows(ONE_MODEL.format(arm), [(seed, seed) for seed in found], scored)
-
-
-def _frequency(bench: _Bench, arm: str, found: Models) -> Iterator[tuple[str, Estimate]]:
-    tables = [_stored(ends) for ends in found.values()]
-    for end in tables[0]:
-        shares = [bench.shares[id(one[end])] for one in tables if id(one[end]) in bench.shares]
-        if shares:
-            yield f"{arm} {end}", mean_interval(shares)
-
-
-def _stored(ends: Ends) -> dict[str, TokenTable]:
-    return {"input": ends.input, "output": ends.output} if ends.shared is None else {"table": ends.shared}
-
-
-def _rows(what: str, beside: Beside, scored: list[Scores]) -> Iterator[Again]:
-    for measure in scored[0] if scored else ():
-        values = [scores[measure] for scores in scored]
-        pairs = tuple((*seeds, value) for seeds, value in zip(beside, values, strict=True))
-        yield Again(what, measure, _over_pairs(beside, values), pairs)
+        own = [bench.scores(ends.input, ends.output) for ends in found.values()]
+        kinds.append((ONE_MODEL.format(arm), [(seed, seed) for seed in found], own))
+    for what, seeds, scored in kinds:
+        for measure in scored[0] if scored else ():
+            values = [scores[measure] for scores in scored]
+            pairs = tuple((*pair, value) for pair, value in zip(seeds, values, strict=True))
+            yield Again(what, measure, _over_pairs(seeds, values), pairs)
 
 
 def _corrected(leaning: Leaning, untied: str, again: Sequence[Again]) -> Leaning:
-    if leaning.measure not in (CKA, *WITHOUT.values()) or leaning.seeds != OTHER_SEED:
+    """Spearman's correction, wherever the tables' scores against themselves trained again are above 0."""
+    if not leaning.measure.startswith(CKA) or leaning.seeds != OTHER_SEED:
         return leaning
     same = {entry.what: entry.pairs for entry in again if entry.measure == leaning.measure}
     seeds = list(dict.fromkeys(a for a, *_ in leaning.pairs))
-    on_input, on_output = (
-        _less_attenuated(
-            [(a, b, score[at]) for a, b, *score in leaning.pairs],
-            [pair for pair in same.get(AGAIN.format(leaning.arm, "table"), ()) if {*pair[:2]} <= {*seeds}],
-            [pair for pair in same.get(AGAIN.format(untied, end), ()) if {*pair[:2]} <= {*seeds}],
+
+    def corrected(end: str, at: int) -> Callable[[Sequence[int]], float] | None:
+        """Mean score over the geometric mean of its two tables' own, all of the seeds asked for."""
+        between = [(a, b, score[at]) for a, b, *score in leaning.pairs]
+        table, other = (
+            [pair for pair in same.get(AGAIN.format(*of), ()) if {*pair[:2]} <= {*seeds}]
+            for of in ((leaning.arm, "table"), (untied, end))
         )
-        for at, end in enumerate(("input", "output"))
-    )
+        if not table or not other or min(score for *_, score in (*table, *other)) <= 0:
+            return None
+        return lambda kept: _mean(between, kept) / math.sqrt(_mean(table, kept) * _mean(other, kept))
 
-    apart = (lambda kept: on_output(kept) - on_input(kept)) if on_input and on_output else None
-    first, second, difference = (
-        None if found is None else replace(jackknife(found, seeds), rows=len(leaning.pairs))
-        for found in (on_input, on_output, apart)
-    )
-    return replace(leaning, corrected_input=first, corrected_output=second, corrected_difference=difference)
-
-
-Scored = Sequence[tuple[int, int, float]]  # seeds of a pair, and what it scores
+    ends = {"input": corrected("input", 0), "output": corrected("output", 1)}
+    found = {end: of_seeds for end, of_seeds in ends.items() if of_seeds is not None}
+    if len(found) == 2:
+        found["difference"] = lambda kept: found["output"](kept) - found["input"](kept)
+    made = {end: replace(jackknife(of_seeds, seeds), rows=len(leaning.pairs)) for end, of_seeds in found.items()}
+    return replace(leaning, corrected=made)
 
 
-def _less_attenuated(between: Scored, own: Scored, other: Scored) -> Callable[[Sequence[int]], float] | None:
-    """Mean score over the geometric mean of its two tables' scores against themselves, all of the seeds asked for."""
-    if not own or not other or min(score for *_, score in (*own, *other)) <= 0:
-        return None
-    return lambda kept: _mean(between, kept) / math.sqrt(_mean(own, kept) * _mean(other, kept))
-
-
-def _mean(scored: Scored, kept: Sequence[int]) -> float:
+def _mean(scored: Sequence[tuple[int, int, float]], kept: Sequence[int]) -> float:
     return fmean(score for a, b, score in scored if a in kept and b in kept)
 
 

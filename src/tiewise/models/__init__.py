@@ -6,8 +6,8 @@
 
 Explicit, as `import tiewise.hf` is: importing `tiewise` alone registers nothing.
 
-- `rnn`: the recurrent language model, over `recurrent_layers`, its layers and what they drop.
-- `open_albert`: ALBERT with every choice open, over `albert_layers`, its sizes and parts; weights from transformers'.
+- `rnn`: the recurrent language model, its layers and what they drop.
+- `open_albert`: ALBERT with every choice open; weights from transformers'.
 """
 
 from transformers import (
@@ -19,17 +19,17 @@ from transformers import (
     AutoModelForSequenceClassification,
 )
 
-from tiewise.models.albert_layers import OpenAlbertConfig, preset
 from tiewise.models.open_albert import (
+    OpenAlbertConfig,
     OpenAlbertForPreTraining,
     OpenAlbertForSequenceClassification,
     OpenAlbertModel,
     OpenAlbertOutput,
     from_hugging_face,
+    preset,
     to_hugging_face,
 )
-from tiewise.models.recurrent_layers import State, detached
-from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput
+from tiewise.models.rnn import RNNLM, RNNConfig, RNNOutput, State, detached
 
 AutoConfig.register(RNNConfig.model_type, RNNConfig, exist_ok=True)
 AutoModelForCausalLM.register(RNNConfig, RNNLM, exist_ok=True)

@@ -7,32 +7,268 @@ tying, projections and corrections are boundaries that `tiewise.install` gives i
 
 Letters: V tokens read, V_out tokens predicted, E width of what the cell reads, H hidden width, L layers. A table that
 is wider or narrower than the cell is the boundary's business (`projected:300`), and no field of the config.
+
+Layers of cells, [B, T, E] -> [B, T, H], with a state:
+
+    Elman   h' = f(W x + b + U h + c)                               f = tanh or relu
+    GRU     r, z = σ(W x + b + U h + c)                             n = tanh(W x + b + r · (U h + c))
+            h' = (1 - z) · n + z · h
+    LSTM    i, f, o = σ(W x + b + U h + c), g = tanh(…)             s' = f · s + i · g,  h' = o · tanh(s')
+
+Matrices are stacked by gate, in torch's order (GRU r z n, LSTM i f g o), so that torch's own modules can lend theirs.
+One layer's state is (h,) or (h, s), each [B, H].
+
+One call of torch's kernel runs as many layers as it can: all of one width, where no mask is shared over time. Masks
+between layers divide the calls; only a mask on h itself is stepped through in Python, and only in training. What is
+dropped in training:
+
+    fresh      a mask per token                     Zaremba et al., arXiv:1409.2329
+    locked     a mask per sequence, at every token  Gal & Ghahramani, arXiv:1512.05287
+    of words   whole rows of a table                the same
+    of weights a mask per matrix (DropConnect)      Merity et al., arXiv:1708.02182
+
+What is kept is divided by the share that is kept, so that evaluation needs no correction. A mask is drawn anew by every
+forward: for a text in pieces a sequence is one piece.
 """
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
-from tiewise.models.recurrent_layers import CELLS, RecurrentLayer, RecurrentStack, State, drop, drop_words
 
-SHARES = (
-    "embedding_dropout",
-    "input_dropout",
-    "layer_dropout",
-    "recurrent_dropout",
-    "output_dropout",
-    "weight_dropout",
-)
+LayerState = tuple[Tensor, ...]
+Step = Callable[[Tensor, Tensor, LayerState], LayerState]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind: its gates, the tensors of its state, torch's kernel, and one step.
+
+    `step(given, recalled, state)` takes W x + b and U h + c, both [B, G·H], and the state before.
+    """
+
+    gates: int
+    states: int
+    kernel: Callable[..., tuple[Tensor, ...]]
+    step: Step
+
+
+def _elman(function: Callable[[Tensor], Tensor]) -> Step:
+    return lambda given, recalled, state: (function(given + recalled),)
+
+
+def _gru(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
+    given_r, given_z, given_n = given.chunk(3, -1)
+    recalled_r, recalled_z, recalled_n = recalled.chunk(3, -1)
+    r, z = torch.sigmoid(given_r + recalled_r), torch.sigmoid(given_z + recalled_z)
+    n = torch.tanh(given_n + r * recalled_n)
+    return (torch.lerp(n, state[0], z),)
+
+
+def _lstm(given: Tensor, recalled: Tensor, state: LayerState) -> LayerState:
+    i, f, g, o = (given + recalled).chunk(4, -1)
+    s = torch.sigmoid(f) * state[1] + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(s), s
+
+
+CELLS = {
+    "tanh": Cell(1, 1, torch.rnn_tanh, _elman(torch.tanh)),
+    "relu": Cell(1, 1, torch.rnn_relu, _elman(torch.relu)),
+    "gru": Cell(3, 1, torch.gru, _gru),
+    "lstm": Cell(4, 2, torch.lstm, _lstm),
+}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What one layer multiplies by: input [G·H, E] or None (the identity), recurrent [G·H, H], biases [G·H] or None."""
+
+    input: Tensor | None
+    recurrent: Tensor
+    input_bias: Tensor
+    recurrent_bias: Tensor | None
+
+    def flat(self) -> list[Tensor]:
+        """All four, as torch's kernels take them."""
+        like, bias = self.recurrent, self.recurrent_bias
+        matrix = torch.eye(len(like), dtype=like.dtype, device=like.device) if self.input is None else self.input
+        return [matrix, like, self.input_bias, torch.zeros_like(self.input_bias) if bias is None else bias]
+
+
+def run_fused(
+    cell: Cell, x: Tensor, states: Sequence[LayerState], weights: Sequence[Weights], dropout: float
+) -> tuple[Tensor, list[LayerState]]:
+    """Run layers of one width over x [B, T, E] in one call; `dropout` of every token stands between them.
+
+    Returns: the last layer's h [B, T, H], and every layer's state behind the last token.
+    """
+    before = [torch.stack(parts) for parts in zip(*states, strict=True)]
+    flat = [tensor for layer in weights for tensor in layer.flat()]
+    # as in training wherever a gradient is wanted: cuDNN keeps nothing for the backward pass otherwise
+    keeps = dropout > 0 or torch.is_grad_enabled()
+    hidden = before if cell.states > 1 else before[0]
+    with warnings.catch_warnings():
+        if x.is_cuda:  # its kernel copies weights into one buffer, a small part of the work, and warns that it does
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+        y, *after = cell.kernel(x, hidden, flat, True, len(weights), dropout, keeps, False, True)
+    return y, list(zip(*(part.unbind(0) for part in after), strict=True))
+
+
+def run_stepped(cell: Cell, x: Tensor, state: LayerState, weights: Weights, mask: Tensor) -> tuple[Tensor, LayerState]:
+    """Run one layer over x [B, T, E], h multiplied by `mask` [B, H] before its matrix at every step.
+
+    Returns: h [B, T, H], and the state behind the last token.
+    """
+    given = x + weights.input_bias if weights.input is None else F.linear(x, weights.input, weights.input_bias)
+    read: list[Tensor] = []
+    biases = _Together.apply(weights.recurrent, weights.recurrent_bias, read, x.shape[:2])
+    matrix, hidden = weights.recurrent.detach().T, []
+    for now, bias in zip(given.unbind(1), biases, strict=True):
+        masked = state[0] * mask
+        read.append(masked.detach())
+        state = cell.step(now, torch.addmm(bias, masked, matrix), state)
+        hidden.append(state[0])
+    return torch.stack(hidden, 1), state
+
+
+class _Together(Function):
+    """The recurrent bias of every step [T, B, G·H], whose gradient tells that of the matrix in one product.
+
+    Step by step autograd would add T matrices [G·H, H], which takes longer than the steps themselves. `read` is filled
+    while stepping: what the matrix was multiplied by, without history.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, bias: Tensor | None, read: list[Tensor], sizes: tuple[int, int]) -> Tensor:
+        ctx.read, ctx.dtype, ctx.biased = read, matrix.dtype, bias is not None
+        rows, steps = sizes
+        begin = matrix.new_zeros(len(matrix)) if bias is None else bias
+        return begin.repeat(steps, rows, 1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        flat = grad.flatten(0, 1)
+        matrix = flat.T @ torch.cat(ctx.read).to(flat.dtype)
+        return matrix.to(ctx.dtype), flat.sum(0).to(ctx.dtype) if ctx.biased else None, None, None
+
+
+def mask(like: Tensor, shape: tuple[int, ...], share: float) -> Tensor:
+    """Factors of `shape`: 0 with probability `share`, else 1 / (1 - share)."""
+    return torch.empty(shape, dtype=like.dtype, device=like.device).bernoulli_(1 - share).div_(1 - share)
+
+
+def drop(x: Tensor, share: float, locked: bool) -> Tensor:
+    """Drop features of x [B, T, D], anew at every token or alike over each sequence."""
+    if share == 0:
+        return x
+    return x * mask(x, (x.shape[0], 1, x.shape[2]), share) if locked else F.dropout(x, share, training=True)
+
+
+def drop_words(x: Tensor, ids: Tensor, words: int, share: float) -> Tensor:
+    """Drop words from x [B, T, D], the vectors of `ids` [B, T]: every occurrence of a dropped one, of `words` in all.
+
+    The same as dropping rows of the table (and it may be done behind a linear map), without a second table.
+    """
+    return x if share == 0 else x * mask(x, (words, 1), share)[ids]
+
+
+State = tuple[LayerState, ...]  # of every layer
+
+
+def detached(state: State) -> State:
+    """Return the same values without their history: truncated back-propagation ends here."""
+    return tuple(tuple(part.detach() for part in layer) for layer in state)
+
+
+class RecurrentLayer(nn.Module):
+    """One layer's matrices and biases."""
+
+    def __init__(self, config: Any, width_from: int, width: int) -> None:
+        super().__init__()
+        rows = CELLS[config.cell].gates * width
+        self.weight_ih = nn.Parameter(torch.empty(rows, width_from)) if config.input_matrix else None  # [G·H, E]
+        self.weight_hh = nn.Parameter(torch.empty(rows, width))  # [G·H, H]
+        self.bias_ih = nn.Parameter(torch.empty(rows))
+        self.bias_hh = nn.Parameter(torch.empty(rows)) if config.lstm_bias == "two" else None
+
+    @property
+    def width(self) -> int:
+        """H."""
+        return self.weight_hh.shape[1]
+
+    @property
+    def reads(self) -> int:
+        """E."""
+        return self.width if self.weight_ih is None else self.weight_ih.shape[1]
+
+    def weights(self, dropped: float) -> Weights:
+        """Return what to multiply by, a share of the recurrent weights dropped."""
+        recurrent = F.dropout(self.weight_hh, dropped) if dropped else self.weight_hh
+        return Weights(self.weight_ih, recurrent, self.bias_ih, self.bias_hh)
+
+
+class RecurrentStack(nn.Module):
+    """All layers, with dropout between them, on h and on its matrix."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config = config
+        pairs = zip(config.widths, config.widths[1:], strict=False)
+        self.layers = nn.ModuleList(RecurrentLayer(config, width_from, width) for width_from, width in pairs)
+
+    def forward(self, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+        """Run over x [B, T, E] from `state` (None: zeros); return the last layer's h [B, T, H] and the state behind.
+
+        Raises:
+            SpecError: a state of another shape, or x of another width, which the kernel of an LSTM does not notice.
+        """
+        config = self.config
+        layers: list[RecurrentLayer] = list(self.layers)  # type: ignore[arg-type]
+        if x.shape[2] != layers[0].reads:
+            what = f"the first layer reads vectors of {layers[0].reads}, and is given {x.shape[2]} columns"
+            raise SpecError(what, f"let a map stand between: projected:{x.shape[2]} without in=none")
+        cell = CELLS[config.cell]
+        shapes = [[(len(x), layer.width)] * cell.states for layer in layers]
+        if state is None:
+            state = tuple(tuple(map(x.new_zeros, parts)) for parts in shapes)
+        found = [[tuple(part.shape) for part in parts] for parts in state]
+        if found != shapes:
+            what = f"the state has the shapes {found}, and {len(x)} sequences need {shapes}"
+            raise SpecError(what, "give each sequence the state that its own last piece returned")
+        before = [tuple(part.to(x.dtype) for part in parts) for parts in state]
+        shares = (config.layer_dropout, config.recurrent_dropout, config.weight_dropout)
+        between, on_h, on_weights = shares if self.training else (0.0, 0.0, 0.0)
+        # one call runs consecutive layers of one width, unless a mask is shared over time
+        alone = on_h > 0 or (between > 0 and config.variational)
+        runs = ([each] for each in layers) if alone else (list(run) for _, run in groupby(layers, lambda it: it.width))
+        after: list[LayerState] = []
+        for run in runs:
+            x = drop(x, between, config.variational) if after else x
+            states, weights = before[len(after) : len(after) + len(run)], [layer.weights(on_weights) for layer in run]
+            if on_h:
+                x, last = run_stepped(cell, x, states[0], weights[0], mask(x, (len(x), run[0].width), on_h))
+                after.append(last)
+            else:
+                x, lasts = run_fused(cell, x, states, weights, between if len(run) > 1 else 0.0)
+                after += lasts
+        return x, tuple(after)
 
 
 class RNNConfig(PreTrainedConfig):
@@ -79,7 +315,31 @@ class RNNConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
-        check(self)
+        sizes = {"vocab_size": self.vocab_size, "hidden_size": self.hidden_size, "layers": self.num_hidden_layers}
+        optional = {name: getattr(self, name) for name in ("output_vocab_size", "embedding_size", "last_hidden_size")}
+        sizes |= {name: value for name, value in optional.items() if value is not None}
+        for name, value in sizes.items():
+            if not isinstance(value, int) or value < 1:
+                raise SpecError(f"{name} = {value!r}", "sizes are whole numbers, 1 or more")
+        if self.cell not in CELLS:
+            raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
+        if self.lstm_bias not in ("one", "two"):
+            raise SpecError(f"lstm_bias = {str(self.lstm_bias)[:40]!r}", "choose one or two")
+        if self.cell == "gru" and self.lstm_bias == "one":
+            what = "a GRU with one bias is another function: its reset gate stands between the two"
+            raise SpecError(what, "use lstm_bias two")
+        if not self.input_matrix and CELLS[self.cell].gates > 1:
+            raise SpecError(f"{self.cell} without an input matrix: which of its gates would read the word?", "use tanh")
+        if not self.input_matrix and len(set(self.widths)) > 1:
+            what = f"without an input matrix E = {self.widths[0]} must be H = {self.hidden_size} in every layer"
+            raise SpecError(what, "leave E and H equal; projected:E gives the table another width")
+        places = ("embedding", "input", "layer", "recurrent", "output", "weight")
+        for name in (f"{place}_dropout" for place in places):
+            if not 0 <= getattr(self, name) < 1:
+                raise SpecError(f"{name} = {getattr(self, name)}", "give the share that is dropped, 0 or more, below 1")
+        for name in ("ar", "tar", "table_range"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise SpecError(f"{name} = {getattr(self, name)}", "give a number, 0 or more")
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -102,34 +362,6 @@ class RNNConfig(PreTrainedConfig):
     def meets(self) -> bool:
         """Whether one table can serve both ends as they are."""
         return self.rows[0] == self.rows[1] and self.widths[0] == self.widths[-1]
-
-
-def check(config: RNNConfig) -> None:
-    """Refuse what cannot be built."""
-    sizes = {"vocab_size": config.vocab_size, "hidden_size": config.hidden_size, "layers": config.num_hidden_layers}
-    optional = {name: getattr(config, name) for name in ("output_vocab_size", "embedding_size", "last_hidden_size")}
-    sizes |= {name: value for name, value in optional.items() if value is not None}
-    for name, value in sizes.items():
-        if not isinstance(value, int) or value < 1:
-            raise SpecError(f"{name} = {value!r}", "sizes are whole numbers, 1 or more")
-    if config.cell not in CELLS:
-        raise SpecError(f"unknown cell {str(config.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
-    if config.lstm_bias not in ("one", "two"):
-        raise SpecError(f"lstm_bias = {str(config.lstm_bias)[:40]!r}", "choose one or two")
-    if config.cell == "gru" and config.lstm_bias == "one":
-        what = "a GRU with one bias is another function: its reset gate stands between the two"
-        raise SpecError(what, "use lstm_bias two")
-    if not config.input_matrix and CELLS[config.cell].gates > 1:
-        raise SpecError(f"{config.cell} without an input matrix: which of its gates would read the word?", "use tanh")
-    if not config.input_matrix and len(set(config.widths)) > 1:
-        what = f"without an input matrix E = {config.widths[0]} must be H = {config.hidden_size} in every layer"
-        raise SpecError(what, "leave E and H equal; projected:E gives the table another width")
-    for name in SHARES:
-        if not 0 <= getattr(config, name) < 1:
-            raise SpecError(f"{name} = {getattr(config, name)}", "give the share that is dropped, 0 or more, below 1")
-    for name in ("ar", "tar", "table_range"):
-        if not 0 <= getattr(config, name) < float("inf"):
-            raise SpecError(f"{name} = {getattr(config, name)}", "give a number, 0 or more")
 
 
 @dataclass
@@ -163,7 +395,14 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         self.head = nn.Linear(config.widths[-1], rows_out, bias=config.output_bias)
         if not config.meets:
             self._tied_weights_keys = {}  # type: ignore[misc]  # of this model, not of its class
-            _check_untied(config)
+            (table_width, *_, read), adapted = config.widths, getattr(config, ENTRY, None) is not None
+            if config.tie_word_embeddings and not adapted:  # a boundary's maps may make the two ends meet
+                if rows_in != rows_out:
+                    fix = "set one_table, which gives both ends the rows of the larger vocabulary"
+                    raise SpecError(f"tied tables of {rows_in} and {rows_out} rows", fix)
+                what = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
+                fix = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"
+                raise SpecError(what, fix)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
@@ -187,7 +426,6 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         """Predict the token behind every one of `input_ids` [B, T].
 
         Args:
-            input_ids: tokens.
             attention_mask: padding on the right is read like any token; padding on the left is refused.
             labels: [B, T], position i's being the label of what stands before it; -100 counts for nothing.
             state: what the piece of text before returned; None starts with zeros.
@@ -254,15 +492,3 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             bias = getattr(module, "bias", None)
             if bias is not None:
                 init.zeros_(bias)
-
-
-def _check_untied(config: RNNConfig) -> None:
-    """Refuse a plain tied model whose table cannot serve both ends; a boundary's maps may make them meet."""
-    if not config.tie_word_embeddings or getattr(config, ENTRY, None) is not None:
-        return
-    (rows_in, rows_out), widths = config.rows, config.widths
-    if rows_in != rows_out:
-        what = f"tied tables of {rows_in} and {rows_out} rows"
-        raise SpecError(what, "set one_table, which gives both ends the rows of the larger vocabulary")
-    what = f"tied: the table has E = {widths[0]} columns and the head reads H = {widths[-1]}"
-    raise SpecError(what, f"leave E and H equal and install projected:{widths[0]}, which gives the table its own width")

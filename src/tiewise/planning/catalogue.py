@@ -95,43 +95,35 @@ def models() -> tuple[Model, ...]:
     return tuple(Model(**{**row, "class_default": tuple(row.get("class_default", ()))}) for row in rows)
 
 
-@dataclass(frozen=True)
-class Filter:
-    """Which rows to show; None asks for nothing. A row whose figure is not known does not pass a bound on it."""
-
-    tied: bool | None = None
-    family: str | None = None  # how a name or a model type begins
-    min_vocab: int | None = None
-    min_size: float | None = None  # parameters, this many or more
-    max_size: float | None = None  # parameters, fewer than this
-
-    def passes(self, model: Model) -> bool:
-        """Whether a row is asked for."""
-        if self.tied is not None and model.tied is not self.tied:
-            return False
-        begins = (self.family or "").lower()
-        if not model.name.startswith(begins) and not model.family.startswith(begins):
-            return False
-        vocab, size = model.vocab or -math.inf, model.size
-        if self.min_vocab is not None and vocab < self.min_vocab:
-            return False
-        if size is None:
-            return self.min_size is None and self.max_size is None
-        least, most = self.min_size or 0.0, math.inf if self.max_size is None else self.max_size
-        return least <= size < most
-
-
-def select(wanted: Filter, sort: str | None = None) -> list[Model]:
+def select(
+    tied: bool | None = None,
+    family: str = "",  # how a name or a model type begins
+    min_vocab: int = 0,
+    min_size: float | None = None,  # parameters, this many or more
+    max_size: float | None = None,  # parameters, fewer than this
+    sort: str | None = None,
+) -> list[Model]:
     """Rows that pass, in the catalogue's order or sorted, unknown figures last.
+
+    A row whose figure is not known does not pass a bound on it.
 
     Raises:
         PlanError: there is no such sort.
     """
-    found = [model for model in models() if wanted.passes(model)]
+    if sort is not None and sort not in SORTS:
+        raise PlanError(f"cannot sort by {sort!r}", f"choose one of {', '.join(SORTS)}")
+    least, most = -math.inf if min_size is None else min_size, math.inf if max_size is None else max_size
+    sized = min_size is not None or max_size is not None
+    found = [
+        model
+        for model in models()
+        if (tied is None or model.tied is tied)
+        and (model.name.startswith(family.lower()) or model.family.startswith(family.lower()))
+        and (model.vocab or 0) >= min_vocab
+        and (not sized or (model.size is not None and least <= model.size < most))
+    ]
     if sort is None:
         return found
-    if sort not in SORTS:
-        raise PlanError(f"cannot sort by {sort!r}", f"choose one of {', '.join(SORTS)}")
     key = attrgetter(SORTS[sort])
     known = [model for model in found if key(model) is not None]
     return sorted(known, key=key) + [model for model in found if key(model) is None]

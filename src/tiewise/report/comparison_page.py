@@ -34,8 +34,7 @@ from tiewise.report.comparison_found import (
 )
 from tiewise.report.figures import dots, heat, lines, stacked, styles
 from tiewise.report.sheet import PageSection, Panel, Sheet
-from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint
-from tiewise.training.statistics import gaps
+from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
 
 NOTE = (
     "Losses are in nats per token: mean over seeds ± standard deviation. A difference is paired by seed; behind it "

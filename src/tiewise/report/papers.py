@@ -24,8 +24,7 @@ from tiewise.core.ledger import ALBERT_AVERAGE, Result, results
 from tiewise.core.numerals import NONE, plain, signed
 from tiewise.core.sharing_spec import KINDS
 from tiewise.core.student import holm
-from tiewise.training.results import Comparison, Difference, RunResult
-from tiewise.training.statistics import ALPHA, interval, paired
+from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, paired
 
 Beside = tuple[list[str], Listing | None]  # what is said, and the table under it
 # (training tokens with <eos>, vocabulary) of the texts that figures are of

@@ -17,20 +17,19 @@ from tqdm import tqdm
 from tiewise.core.progress import heard
 from tiewise.training import ranks
 
-Say = Callable[[str], None]
-
 
 class RunsBar:
     """One bar over all runs of a command; what an earlier process did is shown, and not taken for this one's speed."""
 
-    def __init__(self, bar: tqdm) -> None:
-        self._bar, self._before = bar, 0  # steps of the runs that have ended
+    def __init__(self, steps: int = 0, *, shown: bool = False) -> None:
+        self.bar = tqdm(total=steps, disable=not shown, leave=False, miniters=1, smoothing=0, unit=" steps")
+        self._before = 0  # steps of the runs that have ended
 
     def begun(self, title: str, step: int) -> None:
         """A run begins, `step` steps of which are done."""
-        self._bar.set_description_str(title, refresh=False)
+        self.bar.set_description_str(title, refresh=False)
         self._reach(self._before + step, here=False)
-        self._bar.refresh()
+        self.bar.refresh()
 
     def stepped(self, step: int) -> None:
         """It has taken so many."""
@@ -38,7 +37,7 @@ class RunsBar:
 
     def learnt(self, nll: float) -> None:
         """Show its training loss."""
-        self._bar.set_postfix(nll=f"{nll:.3f}")
+        self.bar.set_postfix(nll=f"{nll:.3f}")
 
     def ended(self, steps: int) -> None:
         """A run of so many steps has ended, perhaps long ago."""
@@ -46,17 +45,17 @@ class RunsBar:
         self._reach(self._before, here=False)
 
     def _reach(self, step: int, *, here: bool) -> None:
-        more = step - self._bar.n
-        if not here:
-            self._bar.initial += more
-        self._bar.update(more)
+        if not self.bar.disable:
+            more = step - self.bar.n
+            self.bar.initial += 0 if here else more
+            self.bar.update(more)
 
 
 @dataclass(frozen=True)
 class Display:
     """Where lines go, and whether bars are drawn."""
 
-    say: Say
+    say: Callable[[str], None]
     bars: bool = False
 
     @classmethod
@@ -81,10 +80,8 @@ class Display:
             yield
 
     @contextmanager
-    def runs(self, steps: int) -> Iterator[RunsBar | None]:
-        """Yield the bar over all runs, of so many steps together; None where nobody is looking."""
-        if not self.bars:
-            yield None
-            return
-        with tqdm(total=steps, leave=False, miniters=1, smoothing=0, unit=" steps") as bar:
-            yield RunsBar(bar)
+    def runs(self, steps: int) -> Iterator[RunsBar]:
+        """Yield the bar over all runs, of so many steps together."""
+        made = RunsBar(steps, shown=self.bars)
+        with made.bar:
+            yield made

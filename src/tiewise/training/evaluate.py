@@ -21,7 +21,7 @@ from tiewise.boundary.install import Installed
 from tiewise.core.frequency import bin_of, frequency_bins
 from tiewise.training.results import BinNll, Share
 
-CURVE_BLOCKS = 32  # held-out blocks behind each point of a curve; the final figures take the whole split
+CURVE_BLOCKS = 32  # validation blocks behind each point of a curve; the final figures take the whole split
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,7 @@ def measure(
 ) -> MeasuredSplit:
     """Evaluate contiguous blocks of `length` tokens (each predicts length − 1); `counts` [V] are training counts.
 
-    Args:
-        installed: the model, put into evaluation mode and back.
-        tokens: the split.
-        length: T.
-        counts: how often each token occurs in training, for the bins.
-        blocks: at most so many blocks, spread evenly over the split; None takes all.
+    At most so many `blocks`, spread evenly over the split; None takes all. The model is put back as it was.
     """
     rows = tokens[: len(tokens) // length * length].reshape(-1, length)
     most = len(rows) if blocks is None else min(blocks, len(rows))

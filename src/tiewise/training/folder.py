@@ -29,10 +29,10 @@ from tiewise.core.files import write_whole
 from tiewise.core.numerals import size
 from tiewise.core.spec import MODEL_TYPE
 from tiewise.training import ranks
+from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
 
 ENVIRONMENT, DATA, LOCK = "env.json", "data", ".lock"
-FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
 _STAGE = ".starting"
 _STAGED = (DATA, ENVIRONMENT, FILE)  # what a run starts with, in the order in which it is put in place
 _MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it makes, beside its arms' folders
@@ -42,52 +42,32 @@ _MADE = ("tuning", "tuning.json", "results.json", "report.html")  # what it make
 def starting(out: Path, *, overwrite: bool) -> Iterator[Path]:
     """Within this context a folder in `out` takes `data`, `env.json` and `run.yaml`; at its end they are `out`'s run.
 
-    Where the block raises, `out` is as it was before, absent included.
-
-    Raises:
-        RunError: `out` holds a run and `overwrite` is off, holds something else, or cannot be written.
+    `out` is `locked`. Where the block raises, it is as it was before.
     """
-    _check_room(out, overwrite)
-    absent = [folder for folder in (out, *out.parents) if not folder.exists()]
-    stage = out / _STAGE
-    try:
-        try:
-            shutil.rmtree(stage, ignore_errors=True)
-            stage.mkdir(parents=True)
-        except OSError as error:
-            raise RunError(f"cannot write to {out}: {error.strerror}", "choose another --out") from None
-        yield stage
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        with suppress(OSError):  # not ours alone any more, or never made
-            for folder in absent:
-                folder.rmdir()
-        raise
-    _put_in_place(out)
-
-
-def saved_run(out: Path) -> Settings:
-    """Return the settings of the run in `out`.
-
-    Raises:
-        RunError: no run is there.
-    """
-    if (out / _STAGE / FILE).is_file():  # killed while it was put in place
-        _put_in_place(out)
-    if not (out / FILE).is_file():
-        raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
-    return Settings.load(out / FILE).checked()
-
-
-def _check_room(out: Path, overwrite: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise RunError(f"{out} is a file", "choose another --out")
     if (out / FILE).is_file():
         if not overwrite:
             raise RunError(f"{out} holds a run already", "add --resume to finish it, --overwrite to replace it")
         Settings.load(out / FILE).checked()  # says what is there to be replaced
     elif out.exists() and any(path.name not in (_STAGE, LOCK) for path in out.iterdir()):
         raise RunError(f"{out} exists and is no run of tiewise", "choose another --out")
+    stage = out / _STAGE
+    try:
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir(parents=True)
+        yield stage
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+    _put_in_place(out)
+
+
+def saved_run(out: Path) -> Settings:
+    """Return the settings of the run in `out`."""
+    if (out / _STAGE / FILE).is_file():  # killed while it was put in place
+        _put_in_place(out)
+    if not (out / FILE).is_file():
+        raise RunError(f"{out} holds no run to resume", "leave --resume out to start one")
+    return Settings.load(out / FILE).checked()
 
 
 def _put_in_place(out: Path) -> None:
@@ -161,9 +141,6 @@ def locked(out: Path) -> Iterator[None]:
     """Hold `out` for as long as the context lasts; of several processes of one run the first holds it for all.
 
     A folder that was made for the lock alone is gone afterwards, and so is the lock's file.
-
-    Raises:
-        RunError: another run works in `out`, or it cannot be written.
     """
     with ExitStack() as stack:
         ranks.first_does(lambda: stack.enter_context(_held(out)))

@@ -23,9 +23,6 @@ class Lamb(Optimizer):
     What the paper leaves open is done as the authors' code does it: φ(z) = z, so the ratio is not clipped; where ‖x‖ or
     ‖u‖ is 0 it is 1; the ratio is of each Parameter as a whole (a table is one), before the step; and `adapt=False` in
     a group of parameters sets it to 1, as for biases and norms, which have no weight decay either.
-
-    Raises:
-        RunError: a number out of range.
     """
 
     def __init__(
@@ -45,11 +42,7 @@ class Lamb(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
-        """Take one step; moments are kept in fp32 for parameters of lower precision.
-
-        Raises:
-            RunError: a sparse gradient.
-        """
+        """Take one step; moments are kept in fp32 for parameters of lower precision."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -57,11 +57,7 @@ def launched() -> bool:
 
 
 def join() -> None:
-    """Meet the other processes of this run, if there are any.
-
-    Raises:
-        RunError: they cannot be met.
-    """
+    """Meet the other processes of this run, if there are any."""
     global _group
     if not launched() or _group.dist is not None:
         return
@@ -102,11 +98,7 @@ def first() -> bool:
 
 
 def share(batch: int) -> int:
-    """Return how many rows of a batch each process takes, so that all of them together take `batch`.
-
-    Raises:
-        RunError: the processes do not divide it.
-    """
+    """Return how many rows of a batch each process takes, so that all of them together take `batch`."""
     if batch % size():
         fix = f"use --set batch={batch + -batch % size()}, or a number of processes that divides it"
         raise RunError(f"a batch of {batch} cannot be divided between {size()} processes", fix)
@@ -121,10 +113,8 @@ def any_of(flag: bool) -> bool:
 def first_does(work: Callable[[], T]) -> T:
     """Let the first process do `work`; return its value, which must be picklable, in every process.
 
-    `work` may not call for the others: they wait for its end.
-
-    Raises:
-        Elsewhere: in the others, where it raised there; Ctrl-C is Ctrl-C in all of them.
+    `work` may not call for the others: they wait for its end. Where it raises, they raise `Elsewhere`; Ctrl-C is Ctrl-C
+    in all of them.
     """
     if _group.dist is None:
         return work()
@@ -144,10 +134,7 @@ def first_does(work: Callable[[], T]) -> T:
 def agreed() -> Iterator[None]:
     """Go on when all processes have come through this block; where one raised, all of them end.
 
-    What stands in the block may not need the other processes, unless by these functions.
-
-    Raises:
-        Elsewhere: another one raised.
+    What stands in the block may not need the other processes, unless by these functions. The others raise `Elsewhere`.
     """
     try:
         yield
@@ -177,23 +164,16 @@ def _agree(error: BaseException | None, value: Any = None) -> Any:
         return value
     if error is None and _group.press.pressed:
         error = KeyboardInterrupt()
-    found = _group.gather((_told(error), value))
-    for rank, (told, _) in enumerate(found):
-        if told is not None:
-            raise everywhere(error if rank == _group.rank and error is not None else _heard(rank, *told))
+    told = None  # what the others need to know, in a form that survives pickling whatever the error is
+    if error is not None:
+        how = "interrupted" if isinstance(error, Interrupted) else "stopped" if ctrl_c.behind(error) else "failed"
+        told = how, error.out if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
+    found = _group.gather((told, value))
+    for rank, (said, _) in enumerate(found):
+        if said is not None:
+            how, what = said
+            heard: BaseException = Elsewhere(f"process {rank} ended ({what})")
+            if how != "failed":
+                heard = Interrupted(what) if how == "interrupted" else KeyboardInterrupt()
+            raise everywhere(error if rank == _group.rank and error is not None else heard)
     return found[0][1]
-
-
-def _told(error: BaseException | None) -> tuple[str, str] | None:
-    """What the others need to know of an error, in a form that survives pickling whatever it is."""
-    if error is None:
-        return None
-    if isinstance(error, Interrupted):
-        return "interrupted", error.out
-    return ("stopped" if ctrl_c.behind(error) else "failed"), f"{type(error).__name__}: {error}"
-
-
-def _heard(rank: int, how: str, what: str) -> BaseException:
-    if how == "interrupted":
-        return Interrupted(what)
-    return KeyboardInterrupt() if how == "stopped" else Elsewhere(f"process {rank} ended ({what})")

@@ -1,28 +1,40 @@
-"""What a comparison measured, as plain dataclasses: the one thing that passes between training and the report.
+"""What a comparison measured, as plain dataclasses, and whether it differs: all that training tells the report.
 
     run (arm × seed) → RunResult ┐
-    tuning, direct path, data …  ├→ Comparison → record → results.json → from_dict → report, table, notebook
+    tuning, direct path, data …  ├→ Comparison → complete → results.json → from_dict → report, table, notebook
 
 JSON has no infinity and no nan, so a diverged run's numbers are written as null and read back as nan. Losses are in
 nats per token unless the name says otherwise.
+
+Arms of one seed share their data order and the initialisation of their body, so seeds are pairs: the interval is that
+of the mean of the differences, with Student's t of n − 1 degrees of freedom. Every interval stands on its own (95 %
+each); the finding is drawn from as many as there are arms, and from all their bins of frequency, so that a difference
+counts as detected only where its p is below 0.05 with Holm's correction over the arms, or over all bins of all arms.
+Sign: always arm − reference. For arms `untied` and `tied`, tied − untied in training nll is the *tying gap* and in
+validation nll the *generalisation gap*; see `gaps`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from tiewise.analysis.estimates import wilson
+from tiewise.core import student
 from tiewise.core.errors import RunError
+from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.core.records import from_record, to_record
-from tiewise.training.folder import DENSE, FINAL
 
 SCHEMA = 1
+FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
 MASKED = "masked"  # tokens, among the shares of an ALBERT's result; the others are named by how pairs are judged
+ALPHA = 0.05
+UNEQUAL = 0.05  # of the reference's parameters: what a comparison by width lets arms differ in
 AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
 
@@ -126,7 +138,7 @@ class ArmDirectPath:
 
 @dataclass(frozen=True)
 class Difference:
-    """Arm minus reference, paired over seeds. Made by `tiewise.training.statistics.paired`."""
+    """Arm minus reference, paired over seeds. Made by `paired`."""
 
     arm: str
     metric: str  # a field of RunResult, "frequency:LABEL", or "share:NAME"
@@ -141,7 +153,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A whole comparison. The differences and the finding are filled by `tiewise.training.statistics.complete`."""
+    """A whole comparison. The differences and the finding are filled by `complete`."""
 
     version: str  # of tiewise
     command: str  # as typed
@@ -181,11 +193,7 @@ class Comparison:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
-        """Read what `record` returned.
-
-        Raises:
-            RunError: on another schema, a missing field or a value of the wrong type, naming the field.
-        """
+        """Read what `record` returned. Raises RunError for what cannot be read, naming the field."""
         schema = record.get("schema") if isinstance(record, Mapping) else None
         if schema != SCHEMA:
             raise RunError(f"results.json has schema {schema!r}, this version reads {SCHEMA}", AGAIN)
@@ -212,3 +220,117 @@ def _html(arms: list[str], runs: list[list[RunResult]], said: str) -> str:
         for row in table
     )
     return f"<table>{''.join(cells)}</table><p>{escape(said)}</p>"
+
+
+def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:
+    """Compare two arms over the seeds they share: other − reference.
+
+    With d the n differences, s their standard deviation (n − 1) and t the 97.5 % quantile of Student's t with n − 1
+    degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` = λ·s/√n, where λ is the
+    noncentrality at which that two-sided 5 % test has 80 % power (see `student.detectable`); it takes s for the true
+    spread. One pair has no interval, and a value that is not finite leaves nothing but a mean of nan.
+    """
+    if len(reference) != len(other) or not reference:
+        raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")
+    d = [b - a for a, b in zip(reference, other, strict=True)]
+    n = len(d)
+    if not all(map(math.isfinite, d)):
+        return Difference(arm, metric, n, math.nan, None, None, None, False)
+    mean = fmean(d)
+    if n == 1:
+        return Difference(arm, metric, n, mean, None, None, None, False)
+    error = stdev(d) / math.sqrt(n)
+    half = student.critical(n - 1) * error
+    low, high = mean - half, mean + half
+    p = student.two_sided(mean / error, n - 1) if error else float(not mean)
+    return Difference(arm, metric, n, mean, low, high, student.detectable(n - 1) * error, low > 0 or high < 0, p)
+
+
+def complete(comparison: Comparison) -> Comparison:
+    """Fill the differences (every arm but the reference, every metric, every frequency bin) and the finding."""
+    others = [arm for arm in comparison.arms if arm != comparison.reference]
+    found = [d for arm in others for d in differences(comparison, comparison.reference, arm).values()]
+    for family in ("heldout_nll", "frequency:"):  # what the finding says of arms, and of their tokens
+        read = {i: d.p for i, d in enumerate(found) if d.metric.startswith(family) and d.p is not None}
+        for i, p in zip(read, student.holm(list(read.values())), strict=True):
+            found[i] = replace(found[i], p=p, detected=p < ALPHA)
+    comparison = replace(comparison, differences=found)
+    nothing = f"{comparison.reference} is the only arm, so there is nothing to compare it with."
+    return replace(comparison, finding="\n".join(_sentence(comparison, arm) for arm in others) or nothing)
+
+
+def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
+    """Differences of an arm to another by metric, over the seeds that both finished."""
+    other = {run.seed: _measures(run) for run in comparison.of(arm)}
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for run in comparison.of(reference):
+        theirs = other.get(run.seed, {})
+        for metric, value in _measures(run).items():
+            if metric in theirs:
+                pairs.setdefault(metric, []).append((value, theirs[metric]))
+    return {metric: paired(*zip(*values, strict=True), arm=arm, metric=metric) for metric, values in pairs.items()}
+
+
+def _measures(run: RunResult) -> dict[str, float]:
+    """What differences are taken of, by its metric."""
+    found = {"heldout_nll": run.heldout_nll, "train_nll": run.train_nll}
+    if not run.shares:  # masked tokens are not a text
+        found["bits_per_byte"] = run.bits_per_byte
+    found |= {f"share:{name}": share.share for name, share in run.shares.items()}
+    return found | {f"frequency:{bin_.label}": bin_.nll for bin_ in run.frequency if bin_.nll is not None}
+
+
+def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
+    """(tying gap, generalisation gap): tied − untied in training and in validation nll; None without both arms."""
+    found = differences(comparison, "untied", "tied") if {"tied", "untied"} <= set(comparison.arms) else {}
+    return (found["train_nll"], found["heldout_nll"]) if found else None
+
+
+def interval(difference: Difference) -> str:
+    """−0.0123 to +0.0040, or a dash where one pair gives no interval."""
+    if difference.low is None:
+        return NONE
+    return f"{signed(difference.low)} to {signed(difference.high)}"
+
+
+def _sentence(comparison: Comparison, arm: str) -> str:
+    """What the validation losses of an arm show, and no more."""
+    difference = comparison.difference(arm, "heldout_nll")
+    who = f"{arm} against {comparison.reference}:"
+    if difference is None:
+        return f"{who} no seed finished with both, so nothing is known yet."
+    cost = _parameters(comparison, arm)
+    if not math.isfinite(difference.mean):
+        return f"{who} one of them diverged, so no difference can be stated; {cost}."
+    measured = f"{signed(difference.mean)} nats/token"
+    if difference.low is None:
+        return f"{who} held-out loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
+    evidence = f"95 % interval {interval(difference)}, {difference.n} seeds"
+    if difference.detected:
+        side = "lower (better)" if difference.mean < 0 else "higher (worse)"
+        said = f"held-out loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence})"
+    else:
+        if difference.low > 0 or (difference.high is not None and difference.high < 0):
+            evidence += f", p = {plain(difference.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
+        smallest = f"smallest detectable difference {plain(difference.detectable)}"
+        said = f"no difference detected at this budget (held-out loss {measured}, {evidence}; {smallest})"
+    tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
+    for word, sign in (("better", -1), ("worse", 1)):
+        found = [d for d in comparison.differences if d.arm == arm and d.detected and sign * d.mean > 0]
+        bins = [d.metric.removeprefix("frequency:") for d in found if d.metric.startswith("frequency:")]
+        if bins:
+            listed = " or ".join(filter(None, (", ".join(bins[:-1]), bins[-1])))
+            tokens.append(f"{word} the tokens that the training text has {listed} times")
+    predicts = f" It predicts {', and '.join(tokens)} (p < 0.05 over all bins, Holm)." if tokens else ""
+    return f"{who} {said}, with {cost}.{predicts}"
+
+
+def _parameters(comparison: Comparison, arm: str) -> str:
+    """Say how much larger an arm is, and how to compare equal sizes where the run could."""
+    own, base = (comparison.of(name)[0].total_parameters for name in (arm, comparison.reference))
+    if own == base:
+        return "equally many parameters"
+    side = "more" if own > base else "fewer"
+    could = comparison.setting.get("match") == "width" and not comparison.of(arm)[0].shares  # ALBERTs cannot
+    advice = "; --match parameters compares equal sizes" if could and abs(own - base) >= UNEQUAL * base else ""
+    return f"{count(abs(own - base))} {side} parameters ({signed(100 * (own - base) / base, 1)} %{advice})"

@@ -1,4 +1,10 @@
-"""One arm with one seed: build, train, measure, keep. Resumable at any moment, whatever its kind.
+"""One arm with one seed: build, train, measure, keep. Resumable at any moment, whatever kind of model it is.
+
+    settings → prepare the text → build an arm → its first loss → steps → measure → what is written beside the result
+
+What differs between a decoder, a recurrent model, an ALBERT and a decoder in JAX is a `Kind`: one file in
+`tiewise.training.kinds` with an object `KIND`. Everything else, from `run.yaml` to the finding, is the same for all of
+them and knows none by name. What a kind cannot do it names in `lacks` and `alone`; it is refused here.
 
 `result.json` is written last and whole, so a run either has its result or continues from its newest whole checkpoint.
 """
@@ -7,29 +13,224 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+from transformers.trainer_callback import PrinterCallback
 
-from tiewise.boundary.install import Installed
+from tiewise.boundary.install import Installed, install
 from tiewise.boundary.saved import is_family
-from tiewise.core.errors import UnsupportedError
+from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
+from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.records import from_record, to_record
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
-from tiewise.training.callbacks import MEASURED, METRICS, read_lines
-from tiewise.training.evaluate import MeasuredSplit, bits_per_byte, direct_path
-from tiewise.training.folder import DENSE, FINAL, newest_checkpoint, read_json, replace_path, write_json
-from tiewise.training.kind import Trained, kind_of
-from tiewise.training.results import AGAIN, CurvePoint, RunResult
-from tiewise.training.settings import Job
+from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, bits_per_byte, direct_path
+from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
+from tiewise.training.results import AGAIN, DENSE, FINAL, CurvePoint, RunResult
+from tiewise.training.settings import Settings, find
+from tiewise.training.trainer import (
+    MEASURED,
+    METRICS,
+    Interrupt,
+    Job,
+    RunRecord,
+    TiewiseTrainer,
+    logging_window,
+    read_lines,
+)
 
 RESULT = "result.json"
+TABLES = 1_000_003  # between the seed of a body and that of its tables
+# what a comparison says of its models
+SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
+
+
+class Kind(ABC):
+    """What differs between kinds of run. Most methods are about one: its `job`, and the boundary `installed` for it."""
+
+    where = ""  # says of a setting whose run it is: "in a recurrent run"
+    options: type | None = None  # dataclass of the settings that it has beyond those of all
+    defaults: Mapping[str, Any] = {}  # of settings, where they are others than those of all
+    lacks: Mapping[str, tuple[Any, str]] = {}  # setting → (the one value that it can have, the way out)
+    alone: tuple[str, str] | None = None  # what several processes cannot train, and the way out
+    leftovers: tuple[str, ...] = ("checkpoint-*",)  # in a run's folder, of no use to a finished run
+    packages: tuple[str, ...] = ()  # that train beside PyTorch
+
+    def check(self, settings: Settings) -> Any:
+        """Return the kind's own options, checked. Raises TiewiseError for settings that it cannot have."""
+        for name, (value, fix) in self.lacks.items():
+            if getattr(settings, name) != value:
+                raise RunError(f"{name} = {getattr(settings, name)!r} {self.where}", fix)
+        return settings.own
+
+    def check_processes(self, settings: Settings) -> None:
+        """Refuse what as many processes as are here cannot do, before any of them has begun."""
+        ranks.share(settings.batch)
+        if ranks.size() == 1:
+            return
+        if self.alone is not None:
+            raise UnsupportedError(f"{self.alone[0]} on several processes", self.alone[1])
+        for name, spec in settings.specs().items():
+            if spec != spec.plainly():
+                what = f"{name}: the boundary cannot change while several processes train"
+                raise UnsupportedError(what, "train on one process, or leave tie_at and untie_at out")
+
+    @abstractmethod
+    def check_sizes(self, settings: Settings) -> None:
+        """Refuse arms that a model of these sizes cannot have, before gigabytes of text are read."""
+
+    @abstractmethod
+    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
+        """Make the tokens of a run in `folder`. Raises DataError for a text that cannot be used."""
+
+    def steps(self, settings: Settings, text: PreparedText) -> int:
+        """Steps that a run takes."""
+        return settings.steps
+
+    def described(self, settings: Settings, text: PreparedText) -> str:
+        """Say what was prepared, in a line."""
+        sizes = ", ".join(f"{name} {split['tokens']:,}" for name, split in text.facts["splits"].items())
+        return f"text: {', '.join(settings.text)}; {settings.tokenizer} tokens: {sizes}; vocabulary {text.vocab:,}"
+
+    def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
+        """Width of each arm's feed-forward layers; None where it is that of the settings."""
+        return dict.fromkeys(settings.specs())
+
+    @abstractmethod
+    def build(self, job: Job) -> Installed:
+        """Build, seed, install and start the model of an arm."""
+
+    @abstractmethod
+    def table_std(self, job: Job) -> float:
+        """Scale that an arm's tables start with."""
+
+    @abstractmethod
+    def first_loss(self, job: Job) -> float:
+        """First loss (nats) that is expected of an arm."""
+
+    @abstractmethod
+    def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
+        """Make what takes the steps, `tiewise.training.trainer.callbacks` among its callbacks."""
+
+    def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
+        """Train from a checkpoint at a step, if there is one, to the end; after Ctrl-C, to the next checkpoint.
+
+        Returns:
+            how many steps were timed, and their seconds.
+        """
+        with ranks.agreed():
+            # the boundary as it was when the checkpoint was written
+            if job.spec.untie_at is not None and step > job.spec.untie_at:
+                installed.untie()
+            if job.spec.tie_at is not None and step > job.spec.tie_at:
+                installed.tie()
+            trainer = self.trainer(job, installed)
+            trainer.remove_callback(PrinterCallback)  # the Trainer adds it where its own bar is off
+        with Interrupt() as interrupt:
+            trainer.add_callback(interrupt)
+            if checkpoint is not None and step == trainer.args.max_steps:
+                trainer.load(checkpoint)  # killed while it was measured; the Trainer would take one step more
+            else:
+                trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        if ranks.any_of(interrupt.caught):
+            raise ranks.everywhere(Interrupted(str(job.folder)))
+        record = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RunRecord))
+        return record.steps, record.seconds
+
+    @abstractmethod
+    def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
+        """Evaluate a split: all of it that a result takes, or the little that a `point` of a curve does."""
+
+    def evaluated(self, job: Job) -> int:
+        """Tokens that a run evaluates: before its first step, at the points of its curve, at its end."""
+        steps, tokens = job.settings.steps, len(job.text.split(job.split))
+        points = 1 if job.trial else 1 + steps // logging_window(steps)
+        curve = points * min(tokens, CURVE_BLOCKS * job.settings.length)
+        return curve + (1 if job.trial else 2) * min(tokens, job.settings.measured)
+
+    def tokens_seen(self, job: Job) -> np.ndarray:
+        """Training tokens seen up to and with each step [steps]."""
+        s = job.settings
+        return np.arange(1, s.steps + 1) * (s.batch * s.accumulate * s.length)
+
+    def parameters(self, installed: Installed) -> dict[str, int]:
+        """Parameters by component, each counted once however often it is used; the values sum to the model's total."""
+        model = installed.model
+        table_in, table_out = installed.tables()
+        head, lookup = model.get_output_embeddings(), model.get_input_embeddings()
+        found = (
+            {"shared table": table_in.numel()}
+            if table_in is table_out
+            else {"input table": table_in.numel(), "output table": table_out.numel()}
+        )
+        maps = {id(p): p.numel() for end in (lookup, head) for name, p in end.named_parameters() if "_map." in name}
+        if maps:
+            found["maps"] = sum(maps.values())
+        if getattr(head, "bias", None) is not None:
+            found["output bias"] = head.bias.numel()
+        found["body"] = sum(p.numel() for p in model.parameters()) - sum(found.values())
+        return found
+
+    def moments(self, job: Job) -> int:
+        """Numbers that the optimizer keeps for each that is trained: Adam's and LAMB's two."""
+        return 2
+
+    def beside(self, validation: MeasuredSplit) -> dict[str, Any]:
+        """JSON files that a run of this kind has beside its result, by their names."""
+        return {}
+
+    def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
+        """Return what results.json says of the models."""
+        own = vars(settings.own) if settings.own is not None else {}
+        shape = {name: getattr(settings, name) for name in (*SHAPE, "match", "tune", "bf16", "backend")}
+        tokens = settings.steps * settings.batch * settings.accumulate * settings.length
+        return {**shape, **own, "vocab": text.vocab, "tokens_per_run": tokens, "tokenizer": settings.tokenizer}
+
+
+def kind_of(settings: Settings) -> Kind:
+    """Return the kind of run that settings ask for."""
+    found: Kind = find(settings.run_kind)
+    return found
+
+
+def check_rows(settings: Settings, rows: int, has: str) -> None:
+    """Refuse a text that does not make as many training rows as one step takes; `has` says how many it makes."""
+    needed = settings.batch * settings.accumulate
+    if rows < needed:
+        what = f"the text {has} of {settings.length} tokens, and one step takes {needed}"
+        raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
+
+
+def build_causal(job: Job, config: Any, start: Callable[[Installed], None]) -> Installed:
+    """Build a causal model with seeded weights, install the job's boundary, and have `start` draw its tables.
+
+    Arms of one seed have the same body, bit for bit: it is drawn first, by a plain tied model, and only then does the
+    boundary change. Tables are drawn last, from a seed of their own, so the arms' input tables agree where shapes do.
+    The boundary's schedule, if any, is the caller's.
+    """
+    torch.manual_seed(job.seed)
+    try:
+        # weights in fp32 whatever the file says: in bf16 most updates would round to nothing
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    except (ValueError, TypeError, RuntimeError) as error:
+        what = f"{job.settings.model}: no causal language model can be built ({str(error).splitlines()[0][:160]})"
+        raise RunError(what, "choose another") from None
+    installed = install(model, replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
+    torch.manual_seed(job.seed + TABLES)
+    start(installed)
+    if job.spec.vectors is not None:
+        vectors = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer(), job.text.vocab))
+        start_from_rows(installed.tables()[0], vectors.rows, job.spec.freeze, job.spec)
+    return installed
 
 
 @dataclass(frozen=True)
@@ -40,23 +241,14 @@ class Outcome:
     direct_path: list[list[float]]
 
 
-Train = Callable[[Job, PreparedText, np.ndarray, list[int]], Outcome]
-
-
 def finished(folder: Path) -> Outcome | None:
     """Return the outcome that a run left, or None where it has not finished."""
     record = read_json(folder / RESULT)
     return None if record is None else from_record(Outcome, record, str(folder / RESULT), AGAIN)
 
 
-def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) -> Outcome:
+def train(job: Job) -> Outcome:
     """Train one job to its end, or take up its finished or interrupted self.
-
-    Args:
-        job: what to train.
-        text: the prepared text.
-        counts: how often each token occurs in its training split, [V].
-        probe: tokens whose direct path is wanted.
 
     Raises:
         Interrupted: after Ctrl-C, with a checkpoint written.
@@ -73,32 +265,32 @@ def train(job: Job, text: PreparedText, counts: np.ndarray, probe: list[int]) ->
     done, checkpoint = ranks.first_does(found)
     if done is not None:
         return done
-    facts: dict[str, float] = {}
+    first: dict[str, float] = {}
     with ranks.agreed():
-        installed = kind.build(job, text, job.seed)
+        installed = kind.build(job)
         if ranks.first():
-            facts = {
-                "init_std": kind.table_std(job, text.vocab),
-                "predicted_initial_nll": kind.first_loss(job, installed, text.vocab),
-                "initial_nll": kind.measure(job, installed, text, counts, job.split, point=True).nll,
+            first = {
+                "init_std": kind.table_std(job),
+                "predicted_initial_nll": kind.first_loss(job),
+                "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
             }
-    trained = kind.fit(job, installed, text, counts, checkpoint)
+    timed, seconds = kind.fit(job, installed, *checkpoint)
 
     def concluded() -> Outcome:
-        result = _result(job, trained, text, counts, facts)
-        outcome = Outcome(result, direct_path(trained.installed, probe))
-        _keep(job, trained.installed, text, outcome)
+        outcome = Outcome(_result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe)))
+        _keep(job, installed, outcome)
         return outcome
 
     return ranks.first_does(concluded)
 
 
-def _result(job: Job, trained: Trained, text: PreparedText, counts: np.ndarray, facts: dict[str, float]) -> RunResult:
-    kind, installed = kind_of(job.settings), trained.installed
-    heldout = kind.measure(job, installed, text, counts, job.split)
-    kind.finish(job, heldout)
-    training = MeasuredSplit(math.nan, 0, []) if job.trial else kind.measure(job, installed, text, counts, "train")
-    size, count, seen = text.facts["splits"][job.split], kind.parameters(installed), kind.tokens_seen(job, text)
+def _result(job: Job, installed: Installed, first: dict[str, float], timed: int, seconds: float) -> RunResult:
+    kind = kind_of(job.settings)
+    validation = kind.measure(job, installed, job.split)
+    for name, record in kind.beside(validation).items():
+        write_json(job.folder / name, record)
+    train_nll = math.nan if job.trial else kind.measure(job, installed, "train").nll
+    size, count, seen = job.text.facts["splits"][job.split], kind.parameters(installed), kind.tokens_seen(job)
     weights = list(installed.model.parameters())
     size_of_weights = sum(p.numel() * p.element_size() for p in weights)
     learned = [p for p in weights if p.requires_grad]
@@ -112,28 +304,28 @@ def _result(job: Job, trained: Trained, text: PreparedText, counts: np.ndarray, 
         arm=job.arm,
         seed=job.seed,
         steps=job.settings.steps,
-        train_nll=training.nll,
-        heldout_nll=heldout.nll,
-        perplexity=math.exp(min(heldout.nll, 700)),
+        train_nll=train_nll,
+        heldout_nll=validation.nll,
+        perplexity=math.exp(min(validation.nll, 700)),
         # masked tokens are not a text
-        bits_per_byte=math.nan if heldout.shares else bits_per_byte(heldout.nll, size["tokens"], size["bytes"]),
-        frequency=heldout.bins,
+        bits_per_byte=math.nan if validation.shares else bits_per_byte(validation.nll, size["tokens"], size["bytes"]),
+        frequency=validation.bins,
         parameters=count,
         total_parameters=sum(count.values()),
         bytes=size_of_weights,
-        tokens_per_second=seen[-1] / len(seen) * trained.steps / trained.seconds if trained.seconds else math.nan,
-        seconds=trained.seconds,
+        tokens_per_second=seen[-1] / len(seen) * timed / seconds if seconds else math.nan,
+        seconds=seconds,
         learning_rate=job.settings.learning_rate,
         curve=curve,
         trainable_parameters=sum(p.numel() for p in learned),
         training_bytes=size_of_weights + (1 + kind.moments(job)) * sum(p.numel() * p.element_size() for p in learned),
-        shares=heldout.shares,
-        unigram_nll=heldout.unigram_nll,
-        **facts,
+        shares=validation.shares,
+        unigram_nll=validation.unigram_nll,
+        **first,
     )
 
 
-def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) -> None:
+def _keep(job: Job, installed: Installed, outcome: Outcome) -> None:
     """Write the final model, as any transformers loads it too, and then the result; what led to them goes."""
     dense: Any = None
     config = installed.model.config
@@ -145,7 +337,7 @@ def _keep(job: Job, installed: Installed, text: PreparedText, outcome: Outcome) 
             made = job.folder / f"{name}.partial"
             shutil.rmtree(made, ignore_errors=True)
             model.save_pretrained(made)
-            text.tokenizer().save_pretrained(made)
+            job.text.tokenizer().save_pretrained(made)
             replace_path(made, job.folder / name)
     write_json(job.folder / RESULT, to_record(outcome))
     for path in (path for pattern in kind_of(job.settings).leftovers for path in job.folder.glob(pattern)):

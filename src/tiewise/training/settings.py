@@ -1,8 +1,8 @@
 """What a comparison or a single training run is asked to do: one dataclass, written to `run.yaml`, read on resume.
 
-Options of one kind of run (`tiewise.training.kind`) stand beside the others in YAML and after `--set`; here they are
-`own`, a dataclass of that kind. A kind's file is loaded where a run is of that kind: a decoder's settings are all here,
-so that a mistake in them is said before torch is imported.
+Options of one kind of run (`run.Kind`) stand beside the others in YAML and after `--set`; here they are `own`, a
+dataclass of that kind. A kind's file is loaded where a run is of that kind: a decoder's settings are all here, so that
+a mistake in them is said before torch is imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -20,9 +20,6 @@ from tiewise.core.errors import RunError
 from tiewise.core.records import require, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.documents import CONTIGUOUS, RANDOM
-
-if TYPE_CHECKING:
-    from tiewise.training.display import RunsBar
 
 FILE = "run.yaml"
 DECODER = "decoder"
@@ -36,11 +33,7 @@ def kinds() -> list[str]:
 
 
 def find(kind: str) -> Any:
-    """Return the `tiewise.training.kind.Kind` of this name.
-
-    Raises:
-        RunError: there is none.
-    """
+    """Return the `tiewise.training.run.Kind` of this name."""
     if kind not in kinds():
         raise RunError(f"kind = {kind!r}", f"choose one of {', '.join(kinds())}")
     return import_module(f"{_KINDS}.{kind}").KIND
@@ -84,22 +77,13 @@ class Settings:
         return self.backend if self.backend != "torch" else self.kind
 
     def specs(self) -> dict[str, BoundarySpec]:
-        """Arms by their canonical names, in order.
-
-        Raises:
-            SpecError: an arm that cannot be parsed.
-        """
+        """Arms by their canonical names, in order."""
         if self.own is not None and hasattr(self.own, "read_arm"):  # of a kind whose arms say more than a boundary
             return dict(map(self.own.read_arm, self.arms))
         return {str(spec): spec for spec in map(BoundarySpec.parse, self.arms)}
 
     def checked(self) -> Settings:
-        """Return these settings with canonical arm names.
-
-        Raises:
-            RunError: a number out of range, an arm given twice, a schedule that falls outside the run.
-            SpecError: see `specs`.
-        """
+        """Return these settings with canonical arm names."""
         require(
             self, "seeds width layers heads batch accumulate steps seed measured", lambda n: n >= 1, "use 1 or more"
         )
@@ -151,9 +135,6 @@ class Settings:
             record: settings, and options of the kind.
             where: what they come from, for messages.
             places: what some of them come from.
-
-        Raises:
-            RunError: an unknown name, a value of the wrong type, or an option of another kind.
         """
         kind = record.get("kind") or (record["model"] if record.get("model") in kinds() else DECODER)
         found = find(kind) if kind != DECODER else None
@@ -176,11 +157,7 @@ class Settings:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Return what a YAML file of settings says, by name.
-
-    Raises:
-        RunError: no such file, or not a mapping.
-    """
+    """Return what a YAML file of settings says, by name."""
     try:
         record = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -199,27 +176,7 @@ def recipes() -> list[str]:
 
 
 def recipe(name: str) -> dict[str, Any]:
-    """Return the settings of a recipe, its name among them.
-
-    Raises:
-        RunError: no recipe of this name.
-    """
+    """Return the settings of a recipe, its name among them."""
     if name not in recipes():
         raise RunError(f"no recipe {name!r}", f"choose one of {', '.join(recipes())}")
     return {**read_yaml(_RECIPES / f"{name}.yaml"), "recipe": name}
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to train and where: one arm with one seed."""
-
-    arm: str
-    spec: BoundarySpec
-    seed: int
-    settings: Settings
-    folder: Path
-    feed_forward: int | None = None  # width that `match parameters` gives the arm
-    title: str = ""  # names it in progress, which `bar` shows
-    bar: RunsBar | None = None
-    split: str = "heldout"  # what the run is measured on
-    trial: bool = False  # nothing but its last loss on `split` is wanted

@@ -59,42 +59,25 @@ class StreamPlan:
 def plan(tokens: int, batch: int, length: int, epochs: int, *, vary: int | None = None) -> StreamPlan:
     """Cut `tokens` words in `batch` streams into steps of `length`, `epochs` times.
 
-    Args:
-        tokens: N of the training split.
-        batch: B.
-        length: T.
-        epochs: passes over the text.
-        vary: seed of lengths drawn anew for every step, as AWD-LSTM does (normal around T, around T/2 once in twenty);
-            None: all alike.
-
-    Raises:
-        DataError: streams of fewer than two words.
+    `vary` is the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it
+    once in twenty.
     """
     room = tokens // batch - 1
     if room < 1:
         what = f"the training text has {tokens:,} words, too few for {batch} streams"
         raise DataError(what, "give more text, or --set batch to a smaller number")
     draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
-    parts: list[tuple[np.ndarray, np.ndarray]] = []
+    found: list[tuple[int, int, int]] = []
     for epoch in range(epochs):
-        if draw is not None or epoch == 0:
-            lengths = _lengths(room, length, draw)
-        starts = np.cumsum(lengths) - lengths
-        parts.append((starts, lengths))
-    numbers = np.repeat(np.arange(epochs), [len(starts) for starts, _ in parts])
-    return StreamPlan(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]), numbers)
-
-
-def _lengths(room: int, length: int, draw: np.random.Generator | None) -> np.ndarray:
-    if draw is None:
-        whole, rest = divmod(room, length)
-        return np.array([length] * whole + [rest] * (rest > 0), np.int64)
-    found: list[int] = []
-    while room > 0:
-        around = length / 2 if draw.random() < _HALVED else length
-        found.append(min(room, max(_SHORTEST, int(draw.normal(around, _SPREAD)))))
-        room -= found[-1]
-    return np.array(found, np.int64)
+        start = 0
+        while start < room:
+            step = length
+            if draw is not None:
+                around = length / 2 if draw.random() < _HALVED else length
+                step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
+            found.append((start, min(step, room - start), epoch))
+            start += step
+    return StreamPlan(*np.array(found).T)
 
 
 class Steps(Dataset):
@@ -129,24 +112,22 @@ def one_step(items: list[dict[str, Any]]) -> dict[str, Any]:
 def measure_streams(
     installed: Installed, tokens: np.ndarray, counts: np.ndarray, parallel: int, most: int | None = None
 ) -> MeasuredSplit:
-    """Evaluate a split, or its first `most` words.
+    """Evaluate a split [N], or its first `most` words, as `parallel` streams.
 
-    Args:
-        installed: the model, put into evaluation mode and back.
-        tokens: the split [N].
-        counts: how often each word occurs in training [V], for the bins.
-        parallel: streams side by side.
-        most: words to read at most; None reads all.
+    `counts` [V] say how often each word occurs in training.
     """
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
     tally, device = Tally(counts), installed.tables()[0].device
     length = max(1, _AT_ONCE // len(inputs))
     state: object = None
-    with evaluating(installed.model):
+    with evaluating(installed.model), installed.deferred():
         for start in range(0, inputs.shape[1], length):
-            wanted = targets[:, start : start + length].to(device)
-            losses, state = word_losses(installed, inputs[:, start : start + length].to(device), wanted, state)
+            piece = slice(start, start + length)
+            output = installed.model(input_ids=inputs[:, piece].to(device), state=state)
+            state, wanted = output.state, targets[:, piece].reshape(-1).to(device)
             known = wanted != _IGNORED
+            logits = output.logits.reshape(-1, output.logits.shape[-1])
+            losses = F.cross_entropy(logits, wanted, reduction="none", ignore_index=_IGNORED)
             tally.add(losses[known], wanted[known])
     return tally.measured()
 
@@ -160,12 +141,3 @@ def side_by_side(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:
     padding = streams * each - predicted
     inputs = F.pad(ids[:-1], (0, padding)).view(streams, each)
     return inputs, F.pad(ids[1:], (0, padding), value=_IGNORED).view(streams, each)
-
-
-def word_losses(installed: Installed, inputs: Tensor, targets: Tensor, state: object) -> tuple[Tensor, object]:
-    """(loss of each word [streams, n], the state after it), without logits."""
-    with installed.deferred():
-        output = installed.model(input_ids=inputs, state=state)
-        logits = output.logits.reshape(-1, output.logits.shape[-1])
-        losses = F.cross_entropy(logits, targets.reshape(-1), reduction="none", ignore_index=_IGNORED)
-    return losses.view(targets.shape), output.state

@@ -1,4 +1,4 @@
-"""`transformers.Trainer` with the norms of both gradient paths, measured where they are still what they are.
+"""The Trainer of one job: `transformers.Trainer` with the norms of both gradient paths, and a run's callbacks.
 
 The gradient of a step is whole after its last micro-batch and is scaled by the clipping that follows, so the paths are
 measured between the two, at no matrix product: the lookup path's rows were kept apart by the lookup, and the head path
@@ -7,37 +7,76 @@ follows from the sum.
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+from transformers.integrations import TensorBoardCallback
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
 
-from tiewise.boundary.install import Installed
+from tiewise.boundary.install import KEEP, STATE, Installed, install
+from tiewise.core import ctrl_c
 from tiewise.core.backends import PathNorms
+from tiewise.core.errors import SpecError, UnsupportedError
+from tiewise.core.files import write_whole
+from tiewise.core.spec import BoundarySpec
+from tiewise.data.corpus import PreparedText
 from tiewise.training import ranks
-from tiewise.training.callbacks import METRICS, Bar, Clock, Events, Lines, tie_at, untie_at
-from tiewise.training.settings import Job
+from tiewise.training.display import RunsBar
+from tiewise.training.settings import Settings
+
+METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
+MEASURED = ("heldout_nll", "path_a", "path_b", "cosine")
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """What to train and where: one arm with one seed."""
+
+    arm: str
+    spec: BoundarySpec
+    settings: Settings
+    folder: Path
+    text: PreparedText
+    counts: np.ndarray  # how often each token occurs in the training split [V]
+    seed: int = 1
+    feed_forward: int | None = None  # width that `match parameters` gives the arm
+    title: str = ""  # names it in progress, which `bar` shows
+    bar: RunsBar = field(default_factory=RunsBar)
+    probe: tuple[int, ...] = ()  # tokens whose direct path is wanted
+    split: str = "heldout"  # what the run is measured on
+    trial: bool = False  # nothing but its last loss on `split` is wanted
 
 
 class TiewiseTrainer(Trainer):
-    """Logs `path_a`, `path_b` and `cosine` (means over the logging window), and `heldout_nll` from `evaluator`.
+    """Logs `path_a`, `path_b` and `cosine` (means over the logging window), and what `evaluator` found.
 
     Args:
         installed: the boundary of `model`.
-        evaluator: called at every log, in the first of several processes, which alone logs its value as
-            `heldout_nll`. None logs none.
+        evaluator: called at every log, in the first of several processes, which alone logs what it returns.
         track: whether to measure paths.
         kwargs: as `transformers.Trainer`.
     """
 
     def __init__(
-        self, installed: Installed, *, evaluator: Callable[[], float] | None = None, track: bool = True, **kwargs: Any
+        self,
+        installed: Installed,
+        *,
+        evaluator: Callable[[], dict[str, float]] | None = None,
+        track: bool = True,
+        **kwargs: Any,
     ) -> None:
         super().__init__(model=installed.model, **kwargs)
         self.installed = installed
@@ -66,11 +105,18 @@ class TiewiseTrainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
         table_in, table_out = self.installed.tables()
-        if self._track and (self.installed.record is not None) != (table_in is table_out):
-            self.installed.track(table_in is table_out)  # two tables hold their paths apart by themselves
+        tied = table_in is table_out
+        if self._track and (self.installed.record is not None) != tied:
+            self.installed.track(tied)  # two tables hold their paths apart by themselves
         loss = super().training_step(model, inputs, num_items_in_batch)
-        if self._track and self.accelerator.sync_gradients:
-            self._measure(self.installed)
+        frozen = tied and table_in.grad is None
+        if self._track and self.accelerator.sync_gradients and not frozen:
+            with torch.no_grad():
+                norms = self.installed.path_norms()
+            if (record := self.installed.record) is not None:
+                record.clear()
+            scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else 1.0
+            self._window.append(PathNorms(norms.a / scale, norms.b / scale, norms.total / scale, norms.cosine))
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -88,35 +134,15 @@ class TiewiseTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add what was measured to the training log, and take the penalty out of its loss."""
         if "loss" in logs:
-            logs = {**logs, "loss": logs["loss"] - _mean(self._penalties), **self._path_means()}
-            self._penalties.clear()
+            logs = {**logs, "loss": logs["loss"] - (fmean(self._penalties) if self._penalties else 0.0)}
+            if self._window:
+                logs |= {"path_a": fmean(n.a for n in self._window), "path_b": fmean(n.b for n in self._window)}
+                cosine = fmean(n.cosine for n in self._window)
+                logs |= {} if math.isnan(cosine) else {"cosine": cosine}
+            self._penalties, self._window = [], []
             if self._evaluator is not None and ranks.first():
-                logs["heldout_nll"] = self._evaluator()
+                logs |= self._evaluator()
         super().log(logs, start_time)
-
-    @torch.no_grad()
-    def _measure(self, installed: Installed) -> None:
-        table_in, table_out = installed.tables()
-        scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else 1.0
-        record = installed.record
-        if table_in is table_out and (table_in.grad is None or record is None):
-            return
-        norms = installed.path_norms()
-        if record is not None:
-            record.clear()
-        self._window.append(PathNorms(norms.a / scale, norms.b / scale, norms.total / scale, norms.cosine))
-
-    def _path_means(self) -> dict[str, float]:
-        window, self._window = self._window, []
-        if not window:
-            return {}
-        found = {"path_a": _mean([n.a for n in window]), "path_b": _mean([n.b for n in window])}
-        cosine = _mean([n.cosine for n in window])
-        return found if math.isnan(cosine) else {**found, "cosine": cosine}
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def arguments(job: Job, **own: Any) -> TrainingArguments:
@@ -155,14 +181,173 @@ def logging_window(steps: int) -> int:
     return max(1, steps // 20)
 
 
-def callbacks(job: Job, clock: Clock, *more: str) -> list[TrainerCallback]:
-    """Time, curves, TensorBoard, the bar where it is wanted, and the boundary's schedule.
+def callbacks(job: Job, *more: str) -> list[TrainerCallback]:
+    """Every run's, its `RunRecord` first: what it measures is steps, not what other callbacks do after them.
 
     `more` are names that a kind of run logs beside those of all.
     """
-    lines = Lines(job.folder / METRICS, more)
-    found: list[TrainerCallback] = [clock, lines, Events(job.folder / "tensorboard")]
-    found += [Bar(job.bar, job.title)] if job.bar is not None else []
+    found: list[TrainerCallback] = [RunRecord(job, more), Events(job.folder / "tensorboard")]
     found += [untie_at(job.spec.untie_at)] if job.spec.untie_at is not None else []
     found += [tie_at(job.spec.tie_at)] if job.spec.tie_at is not None else []
     return found
+
+
+class RunRecord(TrainerCallback, ExportableState):
+    """Writes a run's curve to `metrics.jsonl`, moves the bar over all runs, and counts seconds.
+
+    Only those of training steps: evaluation, saving, set-up and the first step of a process, which warms up, do not
+    count. Checkpoints carry them, so that a resumed run knows the time of all its steps.
+    """
+
+    def __init__(self, job: Job, more: tuple[str, ...] = ()) -> None:
+        self.job, self.path, self.names = job, job.folder / METRICS, (*MEASURED, *more)
+        self.seconds, self.steps = 0.0, 0
+        self._start: float | None = None
+        self._warm = False
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps, in the form that `transformers` asks for."""
+        return {"args": {}, "attributes": {"seconds": self.seconds, "steps": self.steps}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Take up a checkpoint's time, and of the curve what was said up to it: nothing torn or later."""
+        for name, value in state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"].items():
+            setattr(self, name, value)
+        ranks.first_does(lambda: keep_lines(self.path, state.global_step))
+        self.job.bar.begun(self.job.title, state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Start the clock."""
+        self._start = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Stop the clock."""
+        if self._warm and self._start is not None:
+            self.seconds += time.perf_counter() - self._start
+            self.steps += 1
+        self._warm = True
+        self.job.bar.stepped(state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
+        """Append the training loss of the window, and what was measured beside it."""
+        if logs and "loss" in logs and ranks.first():
+            line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
+            add_line(self.path, line | {k: logs[k] for k in self.names if k in logs})
+            self.job.bar.learnt(logs["loss"])
+
+
+def add_line(path: Path, line: dict[str, Any]) -> None:
+    """Append a line to a `metrics.jsonl`."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def keep_lines(path: Path, step: int) -> None:
+    """Drop the lines of a `metrics.jsonl` after `step`, and a torn last one."""
+    kept = [line for line in read_lines(path) if line["step"] <= step]
+    write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
+    found: list[dict[str, Any]] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+class Events(TensorBoardCallback):
+    """TensorBoard's events in `folder`, written by the first of several processes.
+
+    The Trainer's callback, with an end that all processes reach together: it writes what is still in memory.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(SummaryWriter(log_dir=str(folder)) if ranks.first() else None)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Note the arguments and the model."""
+        with ranks.agreed():
+            super().on_train_begin(args, state, control, **kw)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Write the rest and close."""
+        with ranks.agreed():
+            super().on_train_end(args, state, control, **kw)
+
+
+class Interrupt(TrainerCallback):
+    """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
+
+    Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed. Of several
+    processes that train together all stop after the same step, whichever was told. A press that came before and
+    was lost in a library (`tiewise.core.ctrl_c`) counts.
+    """
+
+    def __init__(self) -> None:
+        self._press = ctrl_c.Noted(ctrl_c.pressed())
+        self._before: Any = None
+
+    @property
+    def caught(self) -> bool:
+        """Whether it was pressed."""
+        return self._press.pressed
+
+    def __enter__(self) -> Interrupt:
+        self._before = ctrl_c.handle(self._press)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        ctrl_c.handle(self._before)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
+        """Ask the Trainer to save and to stop."""
+        if ranks.any_of(self.caught):
+            self._press.pressed = True
+            control.should_save = control.should_training_stop = True
+        return control
+
+
+class _Scheduled(TrainerCallback):
+    """Changes the boundary once, before the step after `step` optimizer steps; not where it is changed already."""
+
+    def __init__(self, becomes: str, step: int, choice: str, choices: tuple[str, ...]) -> None:
+        if not hasattr(step, "__index__") or step < 0 or choice not in choices:
+            what = f"the boundary cannot change after {step!r} steps by {choice!r}"
+            raise SpecError(what, f"give a number of steps, and one of {', '.join(choices)}")
+        self.becomes, self.step, self.choice = becomes, step, choice
+        self.done = False
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        if self.done or state.global_step < self.step:
+            return
+        self.done = True
+        installed = install(kw["model"])
+        if installed.spec.kind == self.becomes:  # a run resumed from a checkpoint that was written after the change
+            return
+        if args.world_size > 1:
+            fix = "train on one process, or start from the final boundary"
+            raise UnsupportedError("changing the boundary while several processes train", fix)
+        change = installed.tie if self.becomes == "tied" else installed.untie
+        change(getattr(kw["optimizer"], "optimizer", kw["optimizer"]), self.choice)
+
+
+def tie_at(step: int, keep: str = "mean") -> TrainerCallback:
+    """Callback for any `transformers.Trainer`: tie the model's tables after `step` optimizer steps.
+
+    `keep` says whose values the table starts from: input, output or their mean. To resume from a checkpoint that was
+    written after the step, tie the model first (`tiewise.installed(model).tie()`): it must fit what it loads.
+    """
+    return _Scheduled("tied", step, keep, KEEP)
+
+
+def untie_at(step: int, state: str = "copy") -> TrainerCallback:
+    """Callback for any `transformers.Trainer`: untie the model's tables after `step` optimizer steps.
+
+    `state` says what the optimizer keeps for both: copy, split or reset. To resume from a checkpoint that was written
+    after the step, untie the model first (`tiewise.installed(model).untie()`): it must fit what it loads.
+    """
+    return _Scheduled("untied", step, state, STATE)

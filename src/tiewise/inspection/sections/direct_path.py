@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_matrix import NONE, DirectPath, Grams, asymmetry, definiteness, grams
-from tiewise.analysis.path_tokens import (
-    OwnToken,
-    Transition,
-    asymmetric_pairs,
-    find_pairs,
-    own_token,
-    sampled,
-    word_pairs,
-)
+from tiewise.analysis.path_matrix import NONE, Grams, asymmetry, definiteness, grams
+from tiewise.analysis.path_tokens import Transition, asymmetric_pairs, find_pairs, own_token, sampled, word_orders
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
@@ -61,16 +53,29 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
             linear = grams(path.linear)
     with doing("own tokens", path.output.rows):
         own = own_token(path, whole, OWN_TOKENS, seed)
-    ways = [
-        (f"{visible(before)} → {visible(after)}", said)
-        for pair in word_pairs(path, words, ids)
-        for before, after, said in ((pair.first, pair.second, pair.there), (pair.second, pair.first, pair.back))
-    ]
     kinds = {APPLIED: whole, "by gain and scales alone": linear, CENTRED: whole.centred}
+    why = "tokens that have no likelier successor than themselves"
+    chosen = sampled(path.rows, samples, seed)
+    pairs = asymmetric_pairs(path, chosen, top=20)
+    progress("asymmetric pairs", len(chosen), len(chosen))
+    texts = [visible(text) for text in read_as(folder, [number for pair in pairs for number in pair[:2]])]
+    listed = tuple(
+        (f"{first} → {second}", plain(there, 3), plain(back, 3))
+        for first, second, (_, _, there, back) in zip(texts[::2], texts[1::2], pairs, strict=True)
+    )
     return Found(
         answer="by row lengths alone" if path.tied else "by two different ends",
-        quantities=(*_energies(kinds), *_signs(kinds), *_own(own), *_asked(ways)),
-        listings=(_most_asymmetric(folder, path, samples, seed),),
+        quantities=(
+            *_energies(kinds),
+            *_signs(kinds),
+            Quantity("own token first", own.first, own.low, own.high, own.sampled, own.chance, unit="%", why=why),
+            Quantity("mean of the diagonal", own.diagonal, chance=own.elsewhere, unit="logits", main=False),
+            Quantity("diagonal less the rest", own.excess, unit="standard deviations of M", main=False),
+            *_asked(word_orders(path, words, ids)),
+        ),
+        listings=(
+            Listing(f"Most asymmetric pairs among {count(len(chosen))} tokens", ("pair", "there", "back"), listed),
+        ),
         notes=(f"{count(path.rows)} tokens, {count(path.input.width)} wide", *path.notes),
     )
 
@@ -98,32 +103,12 @@ def _signs(kinds: dict[str, Grams]) -> Iterator[Quantity]:
         yield Quantity(f"smallest eigenvalue{where}", signs.smallest, unit="logits", main=False)
 
 
-def _own(own: OwnToken) -> Iterator[Quantity]:
-    why = "tokens that have no likelier successor than themselves"
-    yield Quantity("own token first", own.first, own.low, own.high, own.sampled, own.chance, unit="%", why=why)
-    yield Quantity("mean of the diagonal", own.diagonal, chance=own.elsewhere, unit="logits", main=False)
-    yield Quantity("diagonal less the rest", own.excess, unit="standard deviations of M", main=False)
-
-
-def _asked(ways: list[tuple[str, Transition]]) -> Iterator[Quantity]:
-    logits = (
-        "the same both ways on a symmetric path; each row has its own normaliser, so that probabilities still differ"
-    )
-    for order, said in ways:
-        yield Quantity(order, said.logit, unit="logit", main=False, figure="Requested pairs: logits", why=logits)
-    for order, said in ways:
+def _asked(orders: dict[str, Transition]) -> Iterator[Quantity]:
+    why = "one logit both ways on a symmetric path; each row has its own normaliser, so that probabilities differ"
+    for order, said in orders.items():
+        yield Quantity(order, said.logit, unit="logit", main=False, figure="Requested pairs: logits", why=why)
+    for order, said in orders.items():
         yield Quantity(
             f"p({order})", said.probability, unit="probability", main=False, figure="Requested pairs: probabilities",
             why=f"rank {count(said.rank + 1)}",
         )  # fmt: skip
-
-
-def _most_asymmetric(folder: Folder, path: DirectPath, samples: int, seed: int) -> Listing:
-    found = asymmetric_pairs(path, sampled(path.rows, samples, seed), top=20)
-    progress("asymmetric pairs", found.tokens, found.tokens)
-    texts = read_as(folder, [number for pair in found.pairs for number in pair[:2]])
-    rows = tuple(
-        (f"{visible(first)} → {visible(second)}", plain(there, 3), plain(back, 3))
-        for first, second, (_, _, there, back) in zip(texts[::2], texts[1::2], found.pairs, strict=True)
-    )
-    return Listing(f"Most asymmetric pairs among {count(found.tokens)} tokens", ("pair", "there", "back"), rows)

@@ -1,21 +1,44 @@
-"""How much word order does the first MLP give back to the direct path?"""
+"""How much word order does the first MLP give back to the direct path: input row → MLP of layer 0 → norm → output rows?
+
+    h = x + MLP₀(norm(x))        x the input row as the body receives it, attention and positions left out
+
+What h enters is the same direct path as without it: final norm, output rows, bias, soft-cap. One input table is
+exchanged for another, whose rows are computed a few at a time, so every measure of `tiewise.analysis` applies to both.
+
+Where each family keeps the block is said in `BLOCKS`. Every entry is held against transformers' own class: with one
+layer, whose attention gives nothing, its logits are those of the path through this block. No other is guessed at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from tiewise.analysis.bigram_counts import Chain, TextPair
-from tiewise.analysis.path_tokens import Transition, WordPair
-from tiewise.core.found import Found, Grid, Listing, Quantity, visible
-from tiewise.core.numerals import count, plain
+import torch
+from torch import Tensor, nn
+
+from tiewise.analysis.bigram_counts import Chain, pair_counts
+from tiewise.analysis.bigram_maps import SHOWN, frequent, like_text, path_grid, path_map, text_grid, text_map
+from tiewise.analysis.bigram_paths import path_loss
+from tiewise.analysis.model_tables import Array, Behind
+from tiewise.analysis.open_path import open_path
+from tiewise.analysis.path_matrix import DirectPath, sampled_asymmetry
+from tiewise.analysis.path_tokens import find_pairs, sampled, word_orders
+from tiewise.analysis.token_texts import read_as
+from tiewise.boundary.saved import BASE
+from tiewise.checkpoint.untrusted import short
+from tiewise.core.errors import DataError, InstallError
+from tiewise.core.found import Found, Grid, Listing, Quantity
+from tiewise.core.numerals import NONE, count, plain
+from tiewise.core.progress import doing
 from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.sections.bigrams import like_text, nll_of, path_grid, text_grid
 from tiewise.inspection.workbench import Workbench
-from tiewise.internals.first_mlp import FirstMlp, first_mlp_of
+from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
-LOGITS = "Requested pairs: logits"
 PATHS = ("direct", "with the first MLP")
 
 
@@ -24,94 +47,216 @@ def first_mlp(subject: Subject, bench: Workbench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
     chain = Chain.of([bench.ids(subject)], opened.vocab) if bench.reads(subject) else None
-    return found_of(first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain))
+    return first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain)
 
 
-def found_of(found: FirstMlp) -> Found:
-    """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows the text."""
-    change = Quantity.of_estimate("change", found.change.ratio, unit=ASYMMETRY, chance=0.0)
-    before, after = found.without.asymmetry, found.within.asymmetry
+def first_mlp_of(
+    opened: Opened,
+    words: Sequence[tuple[str, str]] = (),
+    samples: int = 4000,
+    seed: int = 0,
+    chain: Chain | None = None,
+    most: int = SHOWN,
+) -> Found:
+    """Say how far the MLP moves the path from symmetry, what it costs, and whether it then follows a text.
+
+    Args:
+        opened: the checkpoint.
+        words: pairs of words to ask of both ways; each word must be one token.
+        samples: tokens whose logits to each other are compared; all where there are fewer.
+        seed: of the samples and resamples.
+        chain: pairs of a text in this model's tokens, for the heat maps and losses.
+        most: the text's most frequent tokens to show; the requested words come after them.
+
+    Raises:
+        InstallError: a model without a known first MLP.
+        CheckpointError: one without a direct path.
+        DataError: words that are no tokens, a table of fewer than 8 rows, a text in other tokens.
+    """
+    block, path = first_block(opened.model), open_path(opened.folder)
+    paths = dict(zip(PATHS, (path, through_first_mlp(path, block)), strict=True))
+    ids = find_pairs(opened.folder, words, path.rows)
+    chosen = sampled(path.rows, samples, seed)
+    lefts = [one.left(one.input.take(chosen)) for one in paths.values()]
+    with doing("asymmetry", len(paths) * len(chosen)):
+        found = sampled_asymmetry(lefts, path.output.take(chosen), seed)
+    orders = {name: word_orders(one, words, ids) for name, one in paths.items()}
+    grids, on_text = _on_text(opened, chain, paths, ids, most, seed) if chain is not None else ((), ())
+    names = (*(f"asymmetry, {name}" for name in PATHS), "change")
+    change, of_block = found[-1][0], sum(p.numel() for p in block.parameters.values())
+    table, model = path.input.rows * path.input.width, sum(p.numel() for p in opened.model.parameters())
+    cost = f"{of_block / table:.0%} of one table, {of_block / model:.0%} of the model"
+    means = "less row and column means, which the normaliser and a bias can take up"
     return Found(
         answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
         quantities=(
-            Quantity.of_estimate(
-                "asymmetry, direct", before.ratio, unit=ASYMMETRY, chance=2.0, why="2: unrelated tables"
+            *(
+                Quantity.of_estimate(
+                    name, ratio, unit=ASYMMETRY, chance=0.0 if name == "change" else 2.0,
+                    why="2: unrelated tables" if name == names[0] else "",
+                )
+                for name, (ratio, _) in zip(names, found, strict=True)
             ),
-            Quantity.of_estimate("asymmetry, with the first MLP", after.ratio, unit=ASYMMETRY, chance=2.0),
-            change,
-            *_centred(found),
-            Quantity("parameters of that MLP", found.parameters, main=False, why=_cost(found)),
-            *_text(found),
-            *_logits(found),
+            *(
+                Quantity.of_estimate(f"{name}, centred", centred, unit=ASYMMETRY, main=False, why=means)
+                for name, (_, centred) in zip(names, found, strict=True)
+            ),
+            Quantity("parameters of that MLP", of_block, main=False, why=cost),
+            *on_text,
+            *(
+                Quantity(f"{order}, {name}", said.logit, unit="logit", main=False, figure="Requested pairs: logits")
+                for name, of in orders.items()
+                for order, said in of.items()
+            ),
         ),
-        grids=tuple(_grids(found)),
-        listings=(_pairs(found),) if found.without.pairs else (),
-        notes=(f"{count(found.samples)} tokens sampled; the map is {found.composition}", *found.notes),
-    )
+        grids=tuple(grids),
+        listings=(_pairs(orders, ids, chain),) if words else (),
+        notes=(
+            f"{count(len(chosen))} tokens sampled; the map is {block.composition}",
+            *path.notes,
+            "attention is left out",
+        ),
+    )  # fmt: skip
 
 
-def _centred(found: FirstMlp) -> Iterator[Quantity]:
-    why = "less row and column means, which the normaliser and a bias can take up"
-    views = (found.without.asymmetry, found.within.asymmetry, found.change)
-    for name, view in zip((*(f"asymmetry, {path}" for path in PATHS), "change"), views, strict=True):
-        yield Quantity.of_estimate(f"{name}, centred", view.centred, unit=ASYMMETRY, main=False, why=why)
+def _on_text(
+    opened: Opened, chain: Chain, paths: dict[str, DirectPath], ids: Sequence[tuple[int, int]], most: int, seed: int
+) -> tuple[list[Grid], list[Quantity]]:
+    """What a text has and what each path says of it: heat maps, losses, and how far they follow it."""
+    if chain.vocabulary > opened.vocab:
+        what = f"a text of {chain.vocabulary:,} different ids, the table has {opened.vocab:,} rows"
+        raise DataError(what, "use the tokenizer that belongs to the model")
+    tokens = frequent(chain, most, [word for pair in ids for word in pair])
+    texts, target = read_as(opened.folder, tokens.tolist()), text_map(chain, tokens)
+    grids, quantities = [text_grid(texts, target)], []
+    for title, (name, path) in zip(("Direct path", "With the first MLP"), paths.items(), strict=True):
+        said = path_map(path, chain, tokens)
+        with doing("loss on the text", path.output.rows):
+            loss = path_loss(path, chain, seed=seed)
+        what = f"loss on the text's pairs, {name}"
+        quantities.append(Quantity.of_estimate(what, loss, unit="nats per token", main=False))
+        quantities += like_text(target, said, seed, name)
+        grids.append(path_grid(title, texts, said, target))
+    return grids, quantities
 
 
-def _cost(found: FirstMlp) -> str:
-    whole = found.parameters / found.model_parameters
-    return f"{found.parameters / found.table_parameters:.0%} of one table, {whole:.0%} of the model"
-
-
-def _text(found: FirstMlp) -> Iterator[Quantity]:
-    for path, view in zip(PATHS, (found.without, found.within), strict=True):
-        if view.loss is not None:
-            yield nll_of(f"loss on the text's pairs, {path}", view.loss, main=False)
-        yield from like_text(view.likeness, path)
-
-
-def _logits(found: FirstMlp) -> Iterator[Quantity]:
-    for path, view in zip(PATHS, (found.without, found.within), strict=True):
-        for order, said in _ways(view.pairs):
-            yield Quantity(f"{order}, {path}", said.logit, unit="logit", main=False, figure=LOGITS)
-
-
-def _ways(pairs: tuple[WordPair, ...]) -> Iterator[tuple[str, Transition]]:
-    """("New → York", what a path says of it), both orders of every pair."""
-    for pair in pairs:
-        yield f"{visible(pair.first)} → {visible(pair.second)}", pair.there
-        yield f"{visible(pair.second)} → {visible(pair.first)}", pair.back
-
-
-def _grids(found: FirstMlp) -> Iterator[Grid]:
-    if found.target is not None:
-        yield text_grid(found.target)
-        for name, view in (("Direct path", found.without), ("With the first MLP", found.within)):
-            if view.heat is not None:
-                yield path_grid(name, view.heat, found.target)
-
-
-def _pairs(found: FirstMlp) -> Listing:
-    header = (
-        "order",
-        *(f"{path}: {what}" for path in PATHS for what in ("logit", "probability", "rank")),
-        "in the text",
-    )
-    text = _in_text(found.text)
+def _pairs(orders: dict[str, dict[str, Any]], ids: Sequence[tuple[int, int]], chain: Chain | None) -> Listing:
+    ways = [way for a, b in ids for way in ((a, b), (b, a))]
+    shares = [math.nan] * len(ways) if chain is None else pair_counts(chain, ways)[1].tolist()
     rows = []
-    for (order, without), (_, within) in zip(_ways(found.without.pairs), _ways(found.within.pairs), strict=True):
+    for (order, without), within, share in zip(
+        orders[PATHS[0]].items(), orders[PATHS[1]].values(), shares, strict=True
+    ):
         cells = [
             cell
             for said in (without, within)
             for cell in (plain(said.logit, 3), f"{said.probability:.3g}", count(said.rank + 1))
         ]
-        share = text.get(order)
-        rows.append((order, *cells, plain(None) if share is None else f"{share:.3g}"))
-    return Listing("Requested pairs", header, tuple(rows))
+        rows.append((order, *cells, NONE if math.isnan(share) else f"{share:.3g}"))
+    columns = (f"{path}: {what}" for path in PATHS for what in ("logit", "probability", "rank"))
+    return Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows))
 
 
-def _in_text(pairs: tuple[TextPair, ...]) -> dict[str, float | None]:
-    found = {}
-    for pair in pairs:
-        found[f"{visible(pair.first)} → {visible(pair.second)}"] = pair.probability_there
-        found[f"{visible(pair.second)} → {visible(pair.first)}"] = pair.probability_back
-    return found
+@dataclass(frozen=True)
+class BlockNames:
+    """Names within a family's body."""
+
+    layers: str = "layers"  # list of layers, below the model's body
+    before: tuple[str, ...] = ("post_attention_layernorm",)  # norm that the block reads: the first of these that exists
+    steps: tuple[str, ...] = ("mlp",)  # modules of the block, one after the other
+    after: str = ""  # norm of what the block gives
+    scale: str = ""  # attribute of the layer that its output is multiplied by
+
+
+_PLAIN = BlockNames()
+_SANDWICH = BlockNames(before=("pre_feedforward_layernorm",), after="post_feedforward_layernorm")
+_PARALLEL = BlockNames(before=("input_layernorm",))
+
+BLOCKS: Mapping[str, BlockNames] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "smollm3", "phi3", "glm", "gemma", "olmo"), _PLAIN),
+    **dict.fromkeys(("gpt_neox", "starcoder2"), _PLAIN),
+    **dict.fromkeys(("gpt2", "gpt_neo"), BlockNames("h", ("ln_2",))),
+    **dict.fromkeys(("gemma2", "gemma3_text"), _SANDWICH),
+    **dict.fromkeys(("cohere", "phi"), _PARALLEL),
+    "olmo2": replace(_SANDWICH, before=()),
+    "granite": replace(_PLAIN, scale="residual_multiplier"),
+    "stablelm": BlockNames(before=("post_attention_layernorm", "input_layernorm")),
+    "gptj": BlockNames("h", ("ln_1",)),
+    "falcon": BlockNames("h", ("ln_mlp", "post_attention_layernorm", "input_layernorm")),
+    "opt": BlockNames("decoder.layers", ("final_layer_norm",), ("fc1", "activation_fn", "fc2")),
+}
+
+
+@dataclass(frozen=True)
+class FirstBlock:
+    """The feed-forward block of a model's first layer."""
+
+    composition: str  # what it computes, in the names of the model's own modules
+    before: Any  # norm, or None
+    steps: tuple[Any, ...]  # modules, one after the other
+    after: Any  # norm, or None
+    scale: float  # times its output
+
+    @property
+    def parameters(self) -> dict[int, Tensor]:
+        """Parameters of the block and its norms, each once."""
+        modules = (part for part in (self.before, *self.steps, self.after) if isinstance(part, nn.Module))
+        return {id(p): p for module in modules for p in module.parameters()}
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the stream [n, D] after the block, of the type of the block's weights."""
+        x = x.to(next(iter(self.parameters.values())).dtype)
+        y = x[None] if self.before is None else self.before(x[None])
+        for step in self.steps:
+            y = step(y)
+        if self.after is not None:
+            y = self.after(y)
+        return x + (y * self.scale)[0]
+
+
+def first_block(model: Any) -> FirstBlock:
+    """Find the block of a model's first layer.
+
+    Raises:
+        InstallError: a family whose first layer is not known exactly, a mixture of experts, or one that normalises the
+            stream itself.
+    """
+    config = model.config.get_text_config()
+    family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
+    fix = "its direct path alone can be measured"
+    if any("experts" in name.split(".") for name, _ in model.named_modules()):
+        what = f"a {short(family)} model begins with a mixture of experts: no one MLP stands in its path"
+        raise InstallError(what, fix)
+    names = BLOCKS.get(family)
+    if names is None:
+        raise InstallError(f"the first MLP of a model of type {short(family) or '(none)'} is not known", fix)
+    if getattr(config, "do_layer_norm_before", True) is False:
+        raise InstallError(f"this {family} model normalises the stream behind its first MLP", fix)
+    layers = model.base_model
+    for name in names.layers.split("."):
+        layers = getattr(layers, name, None)
+    if not layers:
+        raise InstallError(f"this {family} model has no layers", fix)
+    layer = layers[0]
+    before = next((name for name in names.before if getattr(layer, name, None) is not None), "")
+    scale = float(getattr(layer, names.scale)) if names.scale else 1.0
+    inner = "x"
+    for name in (before, *names.steps, names.after):
+        inner = f"{name}({inner})" if name else inner
+    composition = f"x + {inner}" if scale == 1 else f"x + {scale:g}·{inner}"
+    steps = tuple(getattr(layer, name) for name in names.steps)
+    norms = (getattr(layer, name) if name else None for name in (before, names.after))
+    return FirstBlock(composition, next(norms), steps, next(norms), scale)
+
+
+def through_first_mlp(path: DirectPath, block: FirstBlock) -> DirectPath:
+    """Return the path with the first MLP in it; it is never tied. Rows are computed in the type of its weights."""
+    name, scale = f"{path.input.name} after the first MLP", path.input_scale
+
+    def after(rows: Array) -> Array:
+        found: Array = block(torch.from_numpy(rows * scale)).double().numpy()
+        return found
+
+    table = Behind(path.input, after, path.input.width, name)
+    return replace(path, input=table, input_scale=1.0, notes=(*path.notes, f"first MLP: {block.composition}"))

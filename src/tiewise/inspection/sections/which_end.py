@@ -3,69 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tiewise.analysis.align_tables import NEITHER, Alignment, AlignSettings, Closer, align, closer
-from tiewise.analysis.model_ends import Ends, ends_of
-from tiewise.analysis.row_pairs import FEWEST, Pairs, by_text
-from tiewise.analysis.row_products import CURVE
-from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL
+from tiewise.analysis.align_tables import (
+    CENTRED,
+    CKA,
+    CKA_CURVE,
+    IDENTITY,
+    NEIGHBOURS,
+    NOT_KNOWN,
+    ORTHOGONAL,
+    AlignSettings,
+    Lean,
+    align,
+    closer,
+    spelled,
+    toward,
+)
+from tiewise.analysis.model_tables import Ends, ends_of, texts_of
+from tiewise.analysis.paired_rows import CURVE, FEWEST, Pairs, by_text
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
-from tiewise.core.found import Found, Listing, Quantity
+from tiewise.core.found import NEITHER, Found, Listing, Quantity
 from tiewise.core.numerals import count, plain
 from tiewise.inspection.request import Subject
 from tiewise.inspection.section import Bench, NotHere, section
-from tiewise.inspection.sections.alignment import left_out, measures, sized, spelled
-from tiewise.inspection.tables_over_seeds import (
-    AGAIN,
-    CKA,
-    CKA_CURVE,
-    NEIGHBOURS,
-    NOT_KNOWN,
-    OTHER_SEED,
-    SAME_SEED,
-    Leaning,
-    OverSeeds,
-    over_seeds,
-    toward,
-)
+from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_seeds
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
 SCORES, SHARES = "mean cosine, share, or CKA above chance", "share of what training again gives"
-
-
-@dataclass(frozen=True)
-class EndPair:
-    """One end of the first model held beside one end of the second; an end is `input`, `output` or `table` (tied)."""
-
-    first: str
-    second: str
-    alignment: Alignment
-
-
-@dataclass(frozen=True)
-class AcrossFound:
-    """The ends of two models, tokens matched by their text."""
-
-    labels: tuple[str, str]  # what the two models are called
-    tied: tuple[bool, bool]
-    rows: tuple[int, int]  # of each vocabulary
-    shared: int  # tokens in both, before any is left out
-    unusable: int  # of these, left out because a row is zero, repeated or not finite
-    pairs: tuple[EndPair, ...]  # every end of the first with every end of the second
-    one: int | None  # which of the two (0 or 1) has one stored table where the other has two; None otherwise
-    closer: Closer | None  # whether that table is more like the other's input or output; None where `one` is
-    notes: tuple[str, ...]
 
 
 @section(asks="Which end does a tied table resemble?", place=50)
 def which_end(subject: Subject, bench: Bench) -> Found:
     """Hold a model with one table beside one with two; of a comparison each tied arm, over seeds."""
     request = bench.request
-    run = subject.run
-    if run is not None:
-        settings = AlignSettings(seed=request.seed, sampled=2048)
+    if subject.run is not None:
+        run, settings = subject.run, AlignSettings(seed=request.seed, sampled=2048)
         of_run = bench.once("which_end", lambda: over_seeds(run, settings, bench.training_counts))
         if subject.label not in of_run.arms:
             raise NotHere(f"{', '.join(of_run.arms)}: held against its two tables", "see there")
@@ -73,167 +47,169 @@ def which_end(subject: Subject, bench: Bench) -> Found:
     if len(bench.subjects) != 2:
         raise NotHere("needs two models", "give a second one, or a comparison")
     first, second = bench.subjects
-    found = bench.once(
-        "which_end",
-        lambda: across(
-            first.folder, second.folder, labels=(first.label, second.label), seed=request.seed,
-            held_out=request.effort.held_out,
-        ),
-    )  # fmt: skip
-    if subject.label != found.labels[found.one or 0]:
-        raise NotHere(f"{found.labels[found.one or 0]} is held against it", "see there")
-    return found_of(found)
+    ends = bench.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
+    labels = first.label, second.label
+    if subject.label != labels[_one(ends) or 0]:
+        raise NotHere(f"{labels[_one(ends) or 0]} is held against it", "see there")
+    return across(*ends, labels, seed=request.seed, held_out=request.effort.held_out)
+
+
+def _one(ends: tuple[Ends, ...]) -> int | None:
+    """Which of two models has one stored table where the other has two."""
+    first, second = (end.shared is not None for end in ends)
+    return None if first == second else 0 if first else 1
 
 
 def across(
-    first: Folder,
-    second: Folder,
-    settings: AlignSettings | None = None,
+    first: Folder | Ends,
+    second: Folder | Ends,
     labels: tuple[str, str] = ("A", "B"),
+    settings: AlignSettings | None = None,
     seed: int = 0,
     held_out: float = AlignSettings.held_out,
-) -> AcrossFound:
+) -> Found:
     """Align every end of one model with every end of another, tokens matched by text.
 
-    Where one of the two has one stored table and the other has two, `closer` says which of the two it is more like.
+    Where one of the two has one stored table and the other has two, say which of the two it is closer to.
 
     Args:
-        first: an opened checkpoint.
+        first: an opened checkpoint, or its ends.
         second: another.
-        settings: what to measure; by default `sized`.
         labels: what to call the two.
+        settings: what to measure; by default `AlignSettings.sized`.
         seed: of the default settings.
         held_out: of the default settings; 0 fits maps on all rows and scores all.
 
     Raises:
         CheckpointError: no output head, quantised tables, no tokenizer, too few tokens in both, or as `align`.
     """
-    ends = ends_of(first), ends_of(second)
-    every = by_text(ends[0].texts(), ends[1].texts())
-    pairs = every.without(ends[0].unusable(), ends[1].unusable())
-    rows = ends[0].input.rows, ends[1].input.rows
+    ends = tuple(ends_of(one) if isinstance(one, Folder) else one for one in (first, second))
+    every = by_text(*(texts_of(end.folder, max(end.input.rows, end.output.rows)) for end in ends))
+    pairs = every.without(*(end.unusable() for end in ends))
     if len(pairs) < FEWEST:
-        what = f"vocabularies of {rows[0]:,} and {rows[1]:,} rows share {len(every):,} tokens, {len(pairs):,} usable"
-        raise CheckpointError(what, f"at least {FEWEST} are needed")
+        rows = " and ".join(f"{end.input.rows:,}" for end in ends)
+        what = f"vocabularies of {rows} rows share {len(every):,} tokens"
+        raise CheckpointError(f"{what}, {len(pairs):,} usable", f"at least {FEWEST} are needed")
     width = max(table.width for end in ends for _, table in end.tables)
-    settings = settings or replace(sized(len(pairs), width, seed, held_out), sampled=8192)
-    found = tuple(
-        EndPair(name_a, name_b, align(a, b, pairs, settings))
+    settings = settings or replace(AlignSettings.sized(len(pairs), width, seed, held_out), sampled=8192)
+    aligned = {
+        f"{labels[0]} {name_a} – {labels[1]} {name_b}": align(a, b, pairs, settings)
         for name_a, a in ends[0].tables
         for name_b, b in ends[1].tables
-    )
+    }
     one = _one(ends)
-    leaning = None
-    if one is not None:
-        turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
+    leans: tuple[Lean, ...] = ()
+    if one is None:
+        every_one = all(end.tied for end in ends)
+        both = "one table" if every_one else "one stored table" if any(end.tied for end in ends) else "two tables"
+        answer = f"no question here: both models have {both}"
+    else:
         table, other = ends[one].shared, ends[1 - one]
         assert table is not None
-        leaning = closer(table, other.input, other.output, turned, settings)
-    notes = tuple(f"{label}: {note}" for label, end in zip(labels, ends, strict=True) for note in end.notes)
-    tied = ends[0].tied, ends[1].tied
-    return AcrossFound(labels, tied, rows, len(every), len(every) - len(pairs), found, one, leaning, notes)
-
-
-def _one(ends: tuple[Ends, Ends]) -> int | None:
-    """Which of two models has one stored table where the other has two."""
-    first, second = (end.shared is not None for end in ends)
-    return None if first == second else 0 if first else 1
-
-
-def found_of(found: AcrossFound) -> Found:
-    """Say which end the one table is closer to by each measure, and how all ends of the two models align."""
-    names = {pair: f"{found.labels[0]} {pair.first} – {found.labels[1]} {pair.second}" for pair in found.pairs}
-    unmapped = dict.fromkeys(note for pair in found.pairs for note in left_out(pair.alignment))
+        turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
+        leans = closer(table, other.input, other.output, turned, settings)
+        answer = _answer(leans, labels[1 - one])
+    kin = []
+    for name, alignment in aligned.items():
+        stored = next((s for s in alignment.scores if (s.measure, s.view) == (IDENTITY, CENTRED)), None)
+        if stored is not None and stored.estimate.low > KIN:
+            cosine = plain(stored.estimate.value, 3)
+            kin.append(f"{name}: a cosine of {cosine} as they stand: one start, and every score contains that")
     small = {
-        "tokens in both vocabularies": found.shared,
-        "tokens left out": found.unusable,
-        **{f"rows of {label}": rows for label, rows in zip(found.labels, found.rows, strict=True)},
+        "tokens in both vocabularies": len(every),
+        "tokens left out": len(every) - len(pairs),
+        **{f"rows of {label}": end.input.rows for label, end in zip(labels, ends, strict=True)},
     }
     return Found(
-        answer=_answer(found),
+        answer=answer,
         quantities=(
-            *_leans(found),
-            *(q for pair in found.pairs for q in measures(pair.alignment, names[pair])),
+            *_leans(leans, labels[one or 0], labels[1 - (one or 0)]),
+            *(q for name, alignment in aligned.items() for q in alignment.quantities(name)),
             *(Quantity(name, value, main=False) for name, value in small.items()),
         ),
-        notes=(*_kin(found, names), *unmapped, *found.notes),
+        notes=(
+            *kin,
+            *dict.fromkeys(why for alignment in aligned.values() for why in alignment.left_out),
+            *(f"{label}: {note}" for label, end in zip(labels, ends, strict=True) for note in end.notes),
+        ),
     )
 
 
-def _answer(found: AcrossFound) -> str:
-    if found.closer is None or found.one is None:
-        every = "one table" if all(found.tied) else "one stored table" if any(found.tied) else "two tables"
-        return f"no question here: both models have {every}"
-    other = found.labels[1 - found.one]
+def _answer(leans: tuple[Lean, ...], other: str) -> str:
+    """The end that the rotation is closer to, and by which measures it is another."""
     sides = {
         lean.measure: "neither end clearly" if lean.toward == NEITHER else f"the {lean.toward}"
-        for lean in found.closer.leans
+        for lean in leans
         if lean.view == CENTRED
     }
     first = ORTHOGONAL if ORTHOGONAL in sides else next(iter(sides))
-    rest = [f"{spelled(name)} {side}" for name, side in sides.items() if name != first]
-    return f"{sides[first]} of {other} {spelled(first)}" + (f"; {', '.join(rest)}" if rest else "")
+    rest: dict[str, list[str]] = {}
+    for name, side in sides.items():
+        rest.setdefault(side, []).append(spelled(name))
+    alike = rest.pop(sides[first])
+    said = f"{sides[first]} of {other} {spelled(first)}"
+    said += f", and by {len(alike) - 1} more of {len(sides)} measures" if len(alike) > 1 else ""
+    return said + "".join(f"; {side} {', '.join(names)}" for side, names in rest.items())
 
 
-def _leans(found: AcrossFound) -> Iterator[Quantity]:
-    if found.closer is None or found.one is None:
-        return
-    table, other = found.labels[found.one], found.labels[1 - found.one]
+def _leans(leans: tuple[Lean, ...], table: str, other: str) -> Iterator[Quantity]:
     both, apart = f"The table of {table} against both of {other}", f"Output less input, for {table}"
-    for lean in found.closer.leans:
-        centred = lean.view == CENTRED
-        near = lean.measure == "neighbours"
+    for lean in leans:
+        centred, unit = lean.view == CENTRED, "mean cosine, or share"
         name = spelled(lean.measure) if centred else f"{spelled(lean.measure)}, not centred"
-        chance = found.closer.neighbour_chance if near else 0.0
         for end, score in (("input", lean.input), ("output", lean.output)):
             yield Quantity.of_estimate(
-                name, score, chance=chance, of=f"{end} of {other}", unit="mean cosine, or share", main=False,
+                name, score, chance=lean.chance, of=f"{end} of {other}", unit=unit, main=False,
                 figure=both if centred else "",
             )  # fmt: skip
         yield Quantity.of_estimate(
-            f"output − input, {name}", lean.difference, chance=0.0, unit="mean cosine, or share", main=centred,
+            f"output − input, {name}", lean.difference, chance=0.0, unit=unit, main=centred,
             figure=apart if centred else "", why="above zero it is closer to the output; bootstrap over tokens",
         )  # fmt: skip
 
 
-def _kin(found: AcrossFound, names: dict[EndPair, str]) -> Iterator[str]:
-    for pair, name in names.items():
-        stored = next((s for s in pair.alignment.scores if (s.map, s.view) == (IDENTITY, CENTRED)), None)
-        if stored is not None and stored.estimate.low > KIN:
-            yield (
-                f"{name}: a cosine of {plain(stored.estimate.value, 3)} as they stand, which unrelated starts do not "
-                "give: the two had a start in common or one came from the other, and every score contains that"
-            )
-
-
 def found_over_seeds(found: OverSeeds, arm: str) -> Found:
-    """Say which table of the untied arm one tied arm resembles, beside what training again gives."""
-    chosen = found.told(arm)
-    return Found(
-        answer=_answer_over_seeds(found, arm, chosen),
-        quantities=(*_corrected(found, arm), *_scores(found, arm, chosen), *_differences(found, arm), *_again(found)),
-        listings=(_by_pair(found, arm),),
-        notes=tuple(_notes_over_seeds(found, arm)),
-    )
+    """Say which table of the untied arm one tied arm resembles, beside what training again gives.
 
-
-def _answer_over_seeds(found: OverSeeds, arm: str, chosen: list[Leaning]) -> str:
-    """Neither the lean as it stands nor that with frequency taken out may be told without the other."""
-    whole, curve = found.leaning(arm, CKA), found.leaning(arm, CKA_CURVE)
-    if whole is None or whole.corrected_difference is None:
-        return f"it {_side(found, chosen[0].toward)} {spelled(chosen[0].measure)}" if chosen else "no model to compare"
-    if found.counted is None:
+    Neither the lean as it stands nor that with frequency taken out may be told without the other.
+    """
+    told, seeds = found.told(arm), ", ".join(map(str, found.seeds))
+    whole, curve = (found.leaning(arm, measure) for measure in (CKA, CKA_CURVE))
+    if whole is None or "difference" not in whole.corrected:
+        answer = f"it {_side(found, told[0].toward)}" if told else "no model to compare"
+        answer += f" {spelled(told[0].measure)}" if told and told[0].toward != NOT_KNOWN else ""
+    elif found.counted is None:
         rest = "how much of that is frequency is not known, as the training text is not there"
-    elif curve is None or curve.corrected_difference is None:
-        rest = "with frequency taken out, training again finds too little of the tables to say"
+        answer = f"it {_side(found, toward(whole.corrected['difference']))}; {rest}"
     else:
-        rest = f"with frequency taken out it {_side(found, toward(curve.corrected_difference))}"
-    return f"it {_side(found, toward(whole.corrected_difference))}; {rest}"
+        rest = "training again finds too little of the tables to say"
+        if curve is not None and "difference" in curve.corrected:
+            rest = f"it {_side(found, toward(curve.corrected['difference']))}"
+        answer = f"it {_side(found, toward(whole.corrected['difference']))}; with frequency taken out {rest}"
+    notes = [f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"]
+    if found.counted is not None:
+        notes.append(f"frequency: three powers of log(count + 1) in {count(found.counted)} tokens of training text")
+    stored = found.leaning(arm, IDENTITY, SAME_SEED)
+    if stored is not None and stored.input.value > KIN:
+        cosine = plain(stored.input.value, 2)
+        notes.append(f"of one seed both start from one input table: rows still have a cosine of {cosine}")
+    pairs = tuple(
+        (f"{arm} {a}, {found.untied} {b}", leaning.measure, plain(first, 6), plain(second, 6))
+        for leaning in found.leanings
+        if leaning.arm == arm
+        for a, b, first, second in leaning.pairs
+    )
+    return Found(
+        answer=answer,
+        quantities=(*_corrected(found, arm), *_scores(found, arm, told), *_again(found)),
+        listings=(Listing("Every pair of models", ("seeds", "measure", "with the input", "with the output"), pairs),),
+        notes=(*notes, *(f"left out: {what}" for what in found.left_out)),
+    )
 
 
 def _side(found: OverSeeds, side: str) -> str:
     if side == NOT_KNOWN:
-        return "cannot be told from one pair of models, nor from two seeds"
+        return "cannot be told from fewer than three seeds"
     return f"shows no lean to either table of {found.untied}" if side == NEITHER else f"leans to its {side} table"
 
 
@@ -241,81 +217,48 @@ def _corrected(found: OverSeeds, arm: str) -> Iterator[Quantity]:
     """What it has in common with either table, as a share of what each reaches with itself, trained again."""
     title = f"What {arm} has in common with either table"
     why = "CKA corrected for attenuation: 1 is the same but for noise and a rotation, 0 unrelated"
-    for leaning in (x for x in found.leanings if x.arm == arm and x.seeds == OTHER_SEED):
-        ends = {"input": leaning.corrected_input, "output": leaning.corrected_output}
-        name = spelled(leaning.measure)
-        for end, score in ends.items():
-            if score is not None:
-                yield Quantity.of_estimate(
-                    f"corrected, {name}", score, chance=0.0, of=f"{arm} – {found.untied} {end}", unit=SHARES,
-                    main=False, figure=title, why=why,
-                )  # fmt: skip
-        if leaning.corrected_difference is not None:
-            yield Quantity.of_estimate(
-                f"corrected output − input, {name}", leaning.corrected_difference, chance=0.0, unit=SHARES, why=why
-            )
+    for leaning in (x for x in found.leanings if x.arm == arm):
+        for end, score in leaning.corrected.items():
+            if end == "difference":
+                name, more = f"corrected output − input, {spelled(leaning.measure)}", {}
+            else:
+                name = f"corrected, {spelled(leaning.measure)}"
+                more = {"of": f"{arm} – {found.untied} {end}", "main": False, "figure": title}
+            yield Quantity.of_estimate(name, score, chance=0.0, unit=SHARES, why=why, **more)
 
 
-def _scores(found: OverSeeds, arm: str, chosen: list[Leaning]) -> Iterator[Quantity]:
+def _scores(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Quantity]:
+    """Every score, those that are told first, and every difference of two."""
     title = f"Which end does the table of {arm} resemble?"
-    for leaning in sorted((x for x in found.leanings if x.arm == arm), key=lambda x: x not in chosen):
-        told, chance = leaning in chosen, found.chance[leaning.measure]
-        name = spelled(leaning.measure) if told else f"{spelled(leaning.measure)}, models of the {leaning.seeds}"
+    leanings = [x for x in found.leanings if x.arm == arm]
+    for leaning in sorted(leanings, key=lambda x: x not in told):
+        main, models = leaning in told, f"models of the {leaning.seeds}"
+        name = spelled(leaning.measure) if main else f"{spelled(leaning.measure)}, {models}"
         for end, score in (("input", leaning.input), ("output", leaning.output)):
             yield Quantity.of_estimate(
-                name, score, chance=chance, of=f"{arm} – {found.untied} {end}", unit=SCORES, main=False,
-                figure=title if told else "", why=f"models of the {leaning.seeds}",
+                name, score, chance=leaning.chance, of=f"{arm} – {found.untied} {end}", unit=SCORES, main=False,
+                figure=title if main else "", why=models,
             )  # fmt: skip
             again = found.score_again(AGAIN.format(found.untied, end), leaning.measure)
-            if told and again is not None:
-                yield Quantity.of_estimate(
-                    name, again, of=f"{found.untied} {end}, trained again", unit=SCORES, main=False, figure=title
-                )
-
-
-def _differences(found: OverSeeds, arm: str) -> Iterator[Quantity]:
-    told = found.told(arm)
-    corrected = any(x.corrected_difference is not None for x in told)
-    for leaning in (x for x in found.leanings if x.arm == arm):
-        main = not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA)
+            if main and again is not None:
+                of = f"{found.untied} {end}, trained again"
+                yield Quantity.of_estimate(name, again, of=of, unit=SCORES, main=False, figure=title)
+    corrected = any("difference" in x.corrected for x in told)
+    for leaning in leanings:
         why = "above zero it is closer to the output"
         if leaning.seeds == SAME_SEED:
-            why += "; models of one seed start from one input table, so that this says nothing of what they learned"
+            why += "; of one seed both start from one input table, so that this is not what they learned"
         yield Quantity.of_estimate(
-            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, main=main,
-            of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}", why=why,
+            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, why=why,
+            main=not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA),
+            of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
         )  # fmt: skip
 
 
 def _again(found: OverSeeds) -> Iterator[Quantity]:
     for entry in found.again:
         yield Quantity.of_estimate(spelled(entry.measure), entry.score, of=entry.what, unit=SCORES, main=False)
+    chance = CURVE / max(1, found.tokens - 1)
     for what, share in found.frequency.items():
-        yield Quantity.of_estimate(
-            "variance that is a curve in log frequency", share, chance=CURVE / max(1, found.tokens - 1), of=what,
-            unit="%", main=False,
-        )  # fmt: skip
-
-
-def _by_pair(found: OverSeeds, arm: str) -> Listing:
-    rows = tuple(
-        (f"{arm} {a}, {found.untied} {b}", leaning.measure, plain(first, 6), plain(second, 6))
-        for leaning in found.leanings
-        if leaning.arm == arm
-        for a, b, first, second in leaning.pairs
-    )
-    return Listing("Every pair of models", ("seeds", "measure", "with the input", "with the output"), rows)
-
-
-def _notes_over_seeds(found: OverSeeds, arm: str) -> Iterator[str]:
-    seeds = ", ".join(map(str, found.seeds))
-    yield f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"
-    if found.counted is not None:
-        yield f"frequency: three powers of log(count + 1) in {count(found.counted)} tokens of the training text"
-    stored = found.leaning(arm, IDENTITY, SAME_SEED)
-    if stored is not None and stored.input.value > KIN:
-        yield (
-            f"{arm} and {found.untied} of one seed start from the same input table: rows still have a cosine of "
-            f"{plain(stored.input.value, 2)}, so that only models of another seed answer"
-        )
-    yield from (f"left out: {what}" for what in found.left_out)
+        name = "variance that is a curve in log frequency"
+        yield Quantity.of_estimate(name, share, chance=chance, of=what, unit="%", main=False)

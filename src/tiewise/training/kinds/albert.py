@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from tiewise.boundary.install import Installed, install
 from tiewise.core.errors import DataError, RunError, SpecError
@@ -27,21 +30,27 @@ from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText, prepare
 from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
-from tiewise.models.albert_layers import OpenAlbertConfig
-from tiewise.models.open_albert import OpenAlbertForPreTraining
+from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training import ranks
-from tiewise.training.callbacks import Clock
-from tiewise.training.evaluate import MeasuredSplit
-from tiewise.training.folder import write_json
-from tiewise.training.kind import Kind, check_rows
-from tiewise.training.model import TABLES, parameters
-from tiewise.training.pretraining_trainer import LOGGED, PretrainingTrainer, measure_pretrained
-from tiewise.training.results import MASKED
-from tiewise.training.settings import Job, Settings
-from tiewise.training.trainer import arguments, callbacks
+from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
+from tiewise.training.optimizers import Lamb, lamb_groups
+from tiewise.training.results import MASKED, Share
+from tiewise.training.run import TABLES, Kind, check_rows
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 FOUND = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
-CURVE_ROWS = 64  # of the held-out split, behind each point of a curve
+CURVE_ROWS = 64  # of the validation split, behind each point of a curve
+SAMPLE = 256  # predicted tokens of a micro-batch behind a logged training accuracy
+LOGGED = (
+    "train_accuracy",
+    "pair_nll",
+    "pair_accuracy",
+    "heldout_accuracy",
+    "heldout_pair_nll",
+    "heldout_pair_accuracy",
+)
+_BATCH = 16  # rows of a forward pass that measures
 MEASURED_SEED = 20_191  # of the rows that models are measured on: the same for all arms and seeds
 ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows
 _CHOICES = {"objective": OBJECTIVES, "optimizer": ("lamb", "adamw"), "norm": ("before", "after"), "act": ACTS}
@@ -71,12 +80,7 @@ class AlbertOptions:
     clip: float = 1.0  # largest norm of the gradient; 0 leaves it
 
     def checked(self) -> AlbertOptions:
-        """Return these options, `share` in its canonical form.
-
-        Raises:
-            RunError: a value out of range.
-            DataError, SpecError: as `Masking` and `SharingSpec`.
-        """
+        """Return these options, `share` in its canonical form."""
         for name, choices in _CHOICES.items():
             require(self, name, choices.__contains__, f"choose one of {', '.join(choices)}")
         numbers = " ".join(item.name for item in fields(self) if isinstance(item.default, float))
@@ -96,20 +100,12 @@ class AlbertOptions:
         return Packing(length, objective or self.objective, self.in_order, self.short)
 
     def read_arm(self, text: str) -> tuple[str, BoundarySpec]:
-        """(canonical name, boundary) of an arm.
-
-        Raises:
-            SpecError: it cannot be read.
-        """
+        """(canonical name, boundary) of an arm."""
         boundary, sharing = parts_of(text)
         return str(boundary) + (f"{_SHARE}{sharing}" if sharing is not None else ""), boundary
 
     def shared_arms(self, arms: Sequence[str], shares: Sequence[str]) -> tuple[str, ...]:
-        """Every arm with every sharing, boundary by boundary.
-
-        Raises:
-            SpecError: an arm that has a sharing of its own.
-        """
+        """Every arm with every sharing, boundary by boundary."""
         own = next((arm for arm in arms if _SHARE in arm), None)
         if own is not None:
             raise SpecError(f"{own} says itself what its layers share", "leave +share= out, or --share")
@@ -125,7 +121,6 @@ def parts_of(arm: str) -> tuple[BoundarySpec, SharingSpec | None]:
 class Alberts(Kind):
     """Pretrained on any text, in sentences."""
 
-    title = "ALBERT"
     where = "in an ALBERT run"
     options = AlbertOptions
     lacks: Mapping[str, tuple[Any, str]] = {
@@ -144,132 +139,121 @@ class Alberts(Kind):
     def check_sizes(self, settings: Settings) -> None:
         """Refuse arms that no model of these sizes can have."""
         for arm in settings.specs():
-            arm_config(settings, arm, 8, {})
+            arm_config(settings, arm, 8)
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Read a text in sentences, and see that every split makes pairs."""
-        found = prepare(
-            settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split, apart=True
-        )
-        return marked(settings, found)
+        """Read a text in sentences, give its tokenizer its marks, and see that every split makes pairs."""
+        s = settings
+        text = mark(prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, apart=True))
+        for split in ("heldout", "train"):
+            try:
+                rows = rows_of(s, text, split, seed=1)
+            except DataError as error:
+                raise DataError(f"{split}: {error.what}", error.fix) from None
+        check_rows(s, len(rows), f"makes {len(rows)} training rows")
+        return text
 
-    def build(self, job: Job, text: PreparedText, seed: int) -> Installed:
+    def build(self, job: Job) -> Installed:
         """Build the model of an arm, and install its boundary."""
-        return build_arm(job.settings, job.arm, text, seed)
+        tokenizer = job.text.tokenizer()
+        marks = {
+            "pad_token_id": tokenizer.pad_token_id,
+            "bos_token_id": tokenizer.cls_token_id,
+            "eos_token_id": tokenizer.sep_token_id,
+        }
+        torch.manual_seed(job.seed)
+        model: Any = OpenAlbertForPreTraining(arm_config(job.settings, job.arm, job.text.vocab, **marks))
+        torch.manual_seed(job.seed + TABLES)
+        return install(model, _between(job.spec))
 
-    def table_std(self, job: Job, vocab: int) -> float:
+    def table_std(self, job: Job) -> float:
         """As the config has it, where neither boundary nor run say."""
-        return float(job.spec.init or arm_config(job.settings, job.arm, vocab, {}).initializer_range)
+        return float(job.spec.init or arm_config(job.settings, job.arm, job.text.vocab).initializer_range)
 
-    def first_loss(self, job: Job, installed: Installed, vocab: int) -> float:
+    def first_loss(self, job: Job) -> float:
         """Behind the head's random dense layer no row meets itself."""
-        width = installed.model.config.embedding_size
-        return first_step(installed.spec, vocab, width, self.table_std(job, vocab)).computed()[0]
+        width = arm_config(job.settings, job.arm, job.text.vocab).embedding_size
+        return first_step(_between(job.spec), job.text.vocab, width, self.table_std(job)).computed()[0]
 
-    def trainer(
-        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock
-    ) -> PretrainingTrainer:
+    def trainer(self, job: Job, installed: Installed) -> PretrainingTrainer:
         """Make the trainer, its points measured on the run's own objective."""
         s, o = job.settings, job.settings.own
-        rows = measured_rows(s, text, job.split, (o.objective,), CURVE_ROWS)
+        groups = lamb_groups(installed.model, s.weight_decay)  # biases and norms neither decay nor have a trust ratio
+        if o.optimizer == "lamb":
+            optimizer: torch.optim.Optimizer = Lamb(groups, lr=s.learning_rate)
+        else:
+            plain = [{key: value for key, value in group.items() if key != "adapt"} for group in groups]
+            optimizer = torch.optim.AdamW(plain, s.learning_rate, eps=1e-6)
 
-        def found() -> dict[str, float]:
-            point = measure_pretrained(trainer.installed, rows, counts)
-            tokens, *pairs = point.shares.values()
-            said = {"heldout_nll": point.nll, "heldout_accuracy": tokens.share}
+        rows = measured_rows(job, job.split, (o.objective,), CURVE_ROWS)
+
+        def point() -> dict[str, float]:
+            found = measure_pretrained(installed, rows, job.counts)
+            tokens, *pairs = found.shares.values()
+            said = {"heldout_nll": found.nll, "heldout_accuracy": tokens.share}
             for pair in pairs:
                 said |= {"heldout_pair_nll": pair.nll, "heldout_pair_accuracy": pair.share}
             return said
 
-        trainer = PretrainingTrainer(
+        return PretrainingTrainer(
             installed,
-            paired=o.objective != "none",
-            lamb=o.optimizer == "lamb",
-            found=found,
+            evaluator=point,
+            optimizers=(optimizer, None),
             args=arguments(
                 job,
                 per_device_train_batch_size=ranks.share(s.batch),
+                train_sampling_strategy="sequential",
                 lr_scheduler_type="linear",
                 warmup_steps=round(o.warmup * s.steps),
                 max_grad_norm=o.clip,
             ),
-            train_dataset=rows_of(s, text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate),
-            callbacks=callbacks(job, clock, *LOGGED),
+            train_dataset=rows_of(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate),
+            callbacks=callbacks(job, *LOGGED),
         )
-        return trainer
 
-    def measure(
-        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, split: str, *, point: bool = False
-    ) -> MeasuredSplit:
-        """Evaluate rows of a split: on the run's own objective, a finished model's held-out rows on both."""
+    def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
+        """Evaluate rows of a split: on the run's own objective, a finished model's validation rows on both."""
         s = job.settings
-        objectives = dict.fromkeys((s.own.objective, *(("sop", "nsp") if split == job.split and not point else ())))
+        both = ("sop", "nsp") if split == job.split and not point else ()
         most = CURVE_ROWS if point else max(1, s.measured // s.length)
-        return measure_pretrained(installed, measured_rows(s, text, split, objectives, most), counts)
+        return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.counts)
 
     def parameters(self, installed: Installed) -> dict[str, int]:
         """The body's by attention, ffn and the rest."""
-        found = parameters(installed)
+        found = super().parameters(installed)
         rest = found.pop("body")
         for name in ("attention", "ffn"):
             found[name] = sum(p.numel() for key, p in installed.model.named_parameters() if f".{name}." in key)
             rest -= found[name]
         return {**found, "positions, projection, heads": rest}
 
-    def finish(self, job: Job, heldout: MeasuredSplit) -> None:
-        """Write what was found on tokens and pairs."""
-        pairs = {name: to_record(share) for name, share in heldout.shares.items() if name != MASKED}
-        tokens = to_record(heldout.shares[MASKED])
-        write_json(job.folder / FOUND, {"tokens": tokens, "pairs": pairs, "unigram_nll": heldout.unigram_nll})
+    def beside(self, validation: MeasuredSplit) -> dict[str, Any]:
+        """What was found on tokens and pairs."""
+        pairs = {name: to_record(share) for name, share in validation.shares.items()}
+        return {FOUND: {"tokens": pairs.pop(MASKED), "pairs": pairs, "unigram_nll": validation.unigram_nll}}
 
 
 def rows_of(
     settings: Settings, text: PreparedText, split: str, *, seed: int, count: int | None = None, objective: str = ""
 ) -> PairRows:
-    """Rows of a split as a run's settings make them, from `seed`.
-
-    Raises:
-        DataError: a text that makes no pairs.
-    """
+    """Rows of a split as a run's settings make them, from `seed`."""
     packing = settings.own.packing(settings.length, objective)
     most = None if split == "train" and count is not None else 8 * settings.measured
     sentences = split_sentences(text, split, most)
     return PairRows(sentences, packing, settings.own.masks(), seed=seed, count=count)
 
 
-def measured_rows(
-    settings: Settings, text: PreparedText, split: str, objectives: Iterable[str], most: int
-) -> dict[str, PairRows]:
+def measured_rows(job: Job, split: str, objectives: Iterable[str], most: int) -> dict[str, PairRows]:
     """Up to `most` rows of a split for each objective, always the same ones."""
     found = {}
     for objective in objectives:
-        found[objective] = rows = rows_of(settings, text, split, seed=MEASURED_SEED, objective=objective)
+        found[objective] = rows = rows_of(job.settings, job.text, split, seed=MEASURED_SEED, objective=objective)
         rows.count = min(most, len(rows))
     return found
 
 
-def marked(settings: Settings, text: PreparedText) -> PreparedText:
-    """Give a text's tokenizer its marks, and see that every split makes pairs.
-
-    Raises:
-        DataError: a split of which no document has two sentences, or fewer rows than a step takes.
-    """
-    text = mark(text)
-    for split in ("heldout", "train"):
-        try:
-            rows = rows_of(settings, text, split, seed=1)
-        except DataError as error:
-            raise DataError(f"{split}: {error.what}", error.fix) from None
-    check_rows(settings, len(rows), f"makes {len(rows)} training rows")
-    return text
-
-
-def arm_config(settings: Settings, arm: str, vocab: int, marks: dict[str, int | None]) -> OpenAlbertConfig:
-    """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names.
-
-    Raises:
-        SpecError: sizes or options that no model can have.
-    """
+def arm_config(settings: Settings, arm: str, vocab: int, **marks: int | None) -> OpenAlbertConfig:
+    """Return the configuration of an arm's model; `marks` are its special tokens' ids by the config's names."""
     o: AlbertOptions = settings.own
     boundary, share = parts_of(arm)
     factored = boundary.kind in _FACTORED
@@ -296,22 +280,92 @@ def arm_config(settings: Settings, arm: str, vocab: int, marks: dict[str, int | 
     )
 
 
-def build_arm(settings: Settings, arm: str, text: PreparedText, seed: int) -> Installed:
-    """Build, seed and install one arm's model.
+def _between(spec: BoundarySpec) -> BoundarySpec:
+    """What is installed between ALBERT's own projections, which are a factored boundary's maps."""
+    kind = _FACTORED.get(spec.kind)
+    return spec.plainly() if kind is None else replace(spec.plainly(), kind=kind, width=None, out_width=None)
 
-    Raises:
-        SpecError, InstallError: as the parts do.
+
+class PretrainingTrainer(TiewiseTrainer):
+    """Trains on `PairRows`, masked tokens and pairs, their losses summed; its logged loss is the masked tokens' nll."""
+
+    def __init__(self, installed: Installed, **kwargs: Any) -> None:
+        super().__init__(installed, **kwargs)
+        self._seen: list[tuple[Tensor, ...]] = []  # of each micro-batch: nll of tokens; of pairs, whether right
+        self._right: list[Tensor] = []
+
+    def compute_loss(
+        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Loss of one micro-batch: nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
+        output = model(**inputs, predict=inputs["labels"] != -100)
+        loss, penalty = output.loss, self.installed.penalty()
+        seen = [output.mlm_loss.detach()]
+        if output.pair_loss is not None:
+            right = output.pair_logits.detach().argmax(-1) == inputs["pair_labels"]
+            seen += [output.pair_loss.detach(), right.float().mean()]
+        self._seen.append(tuple(seen))
+        if (self.state.global_step + 1) % self.args.logging_steps == 0:
+            self._right.append(_sampled(output.logits, inputs["labels"]))
+        loss = loss if penalty is None else loss + penalty
+        if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
+            loss = loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
+        return (loss, output) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Log means over the window's micro-batches, of tokens and pairs apart."""
+        if "loss" in logs and self._seen:
+            means = [float(torch.stack(part).mean()) for part in zip(*self._seen, strict=True)]
+            logs = logs | dict(zip(("loss", "pair_nll", "pair_accuracy"), means, strict=False))
+            if self._right:
+                logs["train_accuracy"] = float(torch.cat(self._right).mean())
+            self._seen.clear()
+            self._right.clear()
+        super().log(logs, start_time)
+
+
+@torch.no_grad()
+def _sampled(logits: Any, labels: Tensor) -> Tensor:
+    """Whether the first predicted tokens of a micro-batch are right; the fused loss computes no logits to ask."""
+    return (logits[:SAMPLE].argmax(-1) == labels[labels != -100][:SAMPLE]).float()
+
+
+def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
+    """Evaluate a model on rows by the objective of their pairs; masked tokens are taken from the first of them.
+
+    `counts` [V] say how often each token occurs in training.
     """
-    tokenizer = text.tokenizer()
-    ids = (tokenizer.pad_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    marks = dict(zip(("pad_token_id", "bos_token_id", "eos_token_id"), ids, strict=True))
-    torch.manual_seed(seed)
-    model: Any = OpenAlbertForPreTraining(arm_config(settings, arm, text.vocab, marks))
-    torch.manual_seed(seed + TABLES)
-    boundary = parts_of(arm)[0].plainly()
-    if boundary.kind in _FACTORED:  # ALBERT's own projections are a factored boundary's maps
-        boundary = replace(boundary, kind=_FACTORED[boundary.kind], width=None, out_width=None)
-    return install(model, boundary)
+    with evaluating(installed.model):
+        found = {name: outputs(installed.model, own, installed.tables()[0].device) for name, own in rows.items()}
+    (losses, targets, right), _ = next(iter(found.values()))
+    shares = {MASKED: Share.of(int(right.sum()), len(right), float(losses.mean()))}
+    for name, (_, pairs) in found.items():
+        if pairs:
+            shares[name] = Share.of(int(pairs[2].sum()), len(pairs[2]), float(pairs[0].mean()))
+    # what knowing nothing but the training text's frequencies gives, each count plus one
+    frequencies = np.log((counts + 1) / (counts.sum() + len(counts)))
+    tally = Tally(counts)
+    tally.add(losses, targets)
+    return tally.measured(shares=shares, unigram_nll=float(-frequencies[targets.numpy()].mean()))
+
+
+@torch.no_grad()
+def outputs(model: Any, rows: PairRows, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """[nll, target, whether right] of masked tokens, and of pairs where there are any: on the CPU, nll in fp64."""
+    tokens: list[tuple[Tensor, ...]] = []
+    pairs: list[tuple[Tensor, ...]] = []
+    for batch in DataLoader(rows, _BATCH):
+        given = {name: value.to(device) for name, value in batch.items()}
+        labels, order = given.pop("labels"), given.pop("pair_labels", None)
+        masked = labels != -100
+        output = model(**given, predict=masked)
+        for kept, logits, wanted in (tokens, output.logits, labels[masked]), (pairs, output.pair_logits, order):
+            if wanted is not None:
+                logits = logits.float()
+                losses = F.cross_entropy(logits, wanted, reduction="none").double()
+                kept.append((losses, wanted, logits.argmax(-1) == wanted))
+    found, judged = ([torch.cat(part).cpu() for part in zip(*kept, strict=True)] for kept in (tokens, pairs))
+    return found, judged
 
 
 KIND = Alberts()

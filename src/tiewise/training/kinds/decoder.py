@@ -1,32 +1,104 @@
-"""Decoders by PyTorch: what is trained where nothing else is asked for."""
+"""Decoders by PyTorch, what is trained where nothing else is asked for: a Llama, a GPT-2 or a `config.json`'s."""
 
 from __future__ import annotations
 
-import numpy as np
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
+
+from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed
-from tiewise.data.corpus import PreparedText
+from tiewise.core.errors import PlanError, RunError
+from tiewise.core.first_loss import first_step
+from tiewise.data.corpus import PreparedText, prepare
 from tiewise.data.training_rows import Blocks
+from tiewise.planning.read_config import read
 from tiewise.training import ranks
-from tiewise.training.callbacks import Clock
-from tiewise.training.kind import Kind
-from tiewise.training.settings import Job
-from tiewise.training.trainer import TiewiseTrainer, arguments, callbacks
+from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, measure
+from tiewise.training.run import Kind, build_causal, check_rows
+from tiewise.training.settings import Settings
+from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
+
+# The width of the feed-forward layer, as families call it: what `match parameters` widens.
+_FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
 
 
 class Decoders(Kind):
-    """Trained on blocks in an order that is the seed's, AdamW with warm-up and a cosine."""
+    """Trained on blocks of any text, in an order that is the seed's, by AdamW with warm-up and a cosine."""
 
-    def trainer(
-        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock
-    ) -> TiewiseTrainer:
+    def check_sizes(self, settings: Settings) -> None:
+        """Refuse boundaries that do not fit the width."""
+        width = int(make_config(settings, vocab=1).get_text_config().hidden_size)
+        for spec in settings.specs().values():
+            spec.maps(width)
+
+    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
+        """Read a text, and see that it has blocks enough."""
+        text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
+        blocks = len(text.split("train")) // settings.length
+        check_rows(settings, blocks, f"has {blocks} training blocks")
+        return text
+
+    def feed_forward(self, settings: Settings, vocab: int) -> Mapping[str, int | None]:
+        """None where arms are matched by width, else what brings every total to the largest.
+
+        What an arm's boundary saves beside the largest boundary is spent on its body.
+        """
+        specs = settings.specs()
+        if settings.match == "width":
+            return dict.fromkeys(specs)
+        config = make_config(settings, vocab)
+        _, wide = feed_forward_of(config)
+        configs = [make_config(settings, vocab, wide + extra) for extra in (0, 8)]
+        d = int(config.get_text_config().hidden_size)
+        with torch.device("meta"):
+            one, two = (sum(p.numel() for p in AutoModelForCausalLM.from_config(c).parameters()) for c in configs)
+            ends = {name: Boundary(replace(spec.plainly(), pad=None), vocab, d) for name, spec in specs.items()}
+        per_unit = (two - one) / 8
+        if per_unit <= 0:
+            raise RunError(f"{config.model_type}: its feed-forward width changes no parameter", "use --match width")
+        sizes = {name: sum(p.numel() for p in boundary.parameters()) for name, boundary in ends.items()}
+        largest = max(sizes.values())
+        return {name: wide + round((largest - size) / per_unit) for name, size in sizes.items()}
+
+    def build(self, job: Job) -> Installed:
+        """Build it with both tables drawn N(0, std²), independently where there are two."""
+        std = self.table_std(job)
+
+        def start(installed: Installed) -> None:
+            for table in dict.fromkeys(installed.tables()):
+                draw(table, std, job.spec.pad)
+
+        return build_causal(job, make_config(job.settings, job.text.vocab, job.feed_forward), start)
+
+    def table_std(self, job: Job) -> float:
+        """The boundary's own, else the run's, else the sound one for this width."""
+        width = int(make_config(job.settings, job.text.vocab).get_text_config().hidden_size)
+        return job.spec.init or job.settings.init or sound_std(width)
+
+    def first_loss(self, job: Job) -> float:
+        """As `plan` has it; bodies that it does not follow are taken to know nothing."""
+        config = make_config(job.settings, job.text.vocab, job.feed_forward)
+        try:
+            body = read(config.to_dict()).fresh
+        except PlanError:
+            body = None
+        d, length = int(config.get_text_config().hidden_size), job.settings.length
+        return first_step(job.spec, job.text.vocab, d, self.table_std(job), body, positions=length).computed()[0]
+
+    def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer; a trial has no curve."""
         s = job.settings
-        trainer = TiewiseTrainer(
+        return TiewiseTrainer(
             installed,
             evaluator=None
             if job.trial
-            else lambda: self.measure(job, trainer.installed, text, counts, job.split, point=True).nll,
+            else lambda: {"heldout_nll": self.measure(job, installed, job.split, point=True).nll},
             args=arguments(
                 job,
                 per_device_train_batch_size=ranks.share(s.batch),
@@ -36,10 +108,76 @@ class Decoders(Kind):
                 warmup_steps=max(1, s.steps // 10),
                 max_grad_norm=1.0,
             ),
-            train_dataset=Blocks(text.split("train"), s.length),
-            callbacks=callbacks(job, clock),
+            train_dataset=Blocks(job.text.split("train"), s.length),
+            callbacks=callbacks(job),
         )
-        return trainer
+
+    def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
+        """Evaluate blocks: of training text as many as the validation split has."""
+        length = job.settings.length
+        most = min(len(job.text.split(job.split)), job.settings.measured)
+        blocks = CURVE_BLOCKS if point else max(1, most // length)
+        return measure(installed, job.text.split(split), length, job.counts, blocks)
+
+
+def make_config(settings: Settings, vocab: int, feed_forward: int | None = None) -> Any:
+    """Configuration of the body; `feed_forward` overrides the width of its feed-forward layers."""
+    shared: dict[str, Any] = {"vocab_size": vocab, "tie_word_embeddings": True}
+    shared |= {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.5 * sound_std(settings.width)}
+    if settings.model == "llama":
+        return LlamaConfig(
+            hidden_size=settings.width,
+            # 8/3·D, rounded to 8, where a gated layer has three matrices and others have two of 4·D
+            intermediate_size=feed_forward or max(8, round(settings.width * 8 / 3 / 8) * 8),
+            num_hidden_layers=settings.layers,
+            num_attention_heads=settings.heads,
+            max_position_embeddings=settings.length,
+            **shared,
+        )
+    if settings.model == "gpt2":
+        return GPT2Config(
+            n_embd=settings.width,
+            n_inner=feed_forward or 4 * settings.width,
+            n_layer=settings.layers,
+            n_head=settings.heads,
+            n_positions=settings.length,
+            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+            **shared,
+        )
+    path = Path(settings.model)
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise RunError(f"unknown model {settings.model!r}", "use llama, gpt2, or the path of a config.json")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        config = AutoConfig.for_model(record.pop("model_type"), **record)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        reason = "no model_type" if isinstance(error, KeyError) else str(error).splitlines()[0][:120]
+        raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
+    config.vocab_size = vocab
+    config.tie_word_embeddings = True
+    for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        if (getattr(config, token, None) or 0) >= vocab:
+            setattr(config, token, None)
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is not None and 0 <= positions < settings.length:  # a negative number is no limit
+        what = f"{path} has {positions} positions, blocks are {settings.length} long"
+        raise RunError(what, f"use --set length={positions} or less")
+    if feed_forward is not None:
+        setattr(config, feed_forward_of(config)[0], feed_forward)
+    return config
+
+
+def feed_forward_of(config: Any) -> tuple[str, int]:
+    """(name, value) of the configuration's feed-forward width."""
+    for name in _FEED_FORWARD:
+        width = getattr(config, name, "")
+        if width is None and name == "n_inner" and hasattr(config, "n_embd"):
+            width = 4 * config.n_embd  # as GPT-2, GPT-J, CodeGen and GPT-BigCode have it
+        if isinstance(width, int):
+            return name, width
+    fix = "use --match width with this model"
+    raise RunError(f"{config.model_type}: no feed-forward width to spend parameters on", fix)
 
 
 KIND = Decoders()

@@ -23,23 +23,21 @@ from safetensors.numpy import save
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import CheckpointError, Interrupted, RunError
 from tiewise.core.files import sync, write_whole
-from tiewise.data.corpus import PreparedText
 from tiewise.flax.flax_models import FlaxDecoder
-from tiewise.flax.flax_training import Fitting, OptaxRecipe, TrainingPoint, token_losses
+from tiewise.flax.flax_training import Fitting, OptaxRecipe, token_losses
 from tiewise.flax.parameter_files import read
-from tiewise.training.callbacks import METRICS, Interrupt, add_line, keep_lines
 from tiewise.training.evaluate import CURVE_BLOCKS
 from tiewise.training.folder import read_json, replace_path, write_json
-from tiewise.training.kind import Kind, Trained
-from tiewise.training.settings import DECODER, Job, Settings
-from tiewise.training.trainer import logging_window
+from tiewise.training.kinds.decoder import Decoders
+from tiewise.training.settings import DECODER, Settings
+from tiewise.training.trainer import METRICS, Interrupt, Job, add_line, keep_lines, logging_window
 
 ARRAYS, STATE = "arrays.safetensors", "trainer_state.json"
 KEPT = 2  # checkpoints
 _TORCH = "leave it out, or use the torch backend"
 
 
-class FlaxDecoders(Kind):
+class FlaxDecoders(Decoders):
     """Llamas, by one process, with a boundary that stays."""
 
     where = "with the flax backend"
@@ -61,56 +59,36 @@ class FlaxDecoders(Kind):
             if spec != spec.plainly() or spec.vectors is not None:
                 raise RunError(f"{arm} with the flax backend", "schedules and vectors need the torch backend")
 
-    def fit(
-        self,
-        job: Job,
-        installed: Installed,
-        text: PreparedText,
-        counts: np.ndarray,
-        checkpoint: tuple[Path | None, int],
-    ) -> Trained:
+    def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train in JAX, with checkpoints as often as PyTorch's, and give PyTorch's model the weights."""
-        s, torch_model = job.settings, installed.model
-        sizes = (text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
+        s, torch_model, metrics = job.settings, installed.model, job.folder / METRICS
+        sizes = (job.text.vocab, s.width, s.layers, s.heads, torch_model.config.intermediate_size)
         model = FlaxDecoder(job.spec, *sizes, rngs=nnx.Rngs(job.seed))
         model.load_named({name: value.numpy() for name, value in torch_model.state_dict().items()})
         recipe = OptaxRecipe(s.steps, s.batch, s.length, s.learning_rate, s.weight_decay, job.seed)
-        fitting = Fitting(model, text.split("train"), recipe)
-        if checkpoint[0] is not None:
-            take_up(fitting, checkpoint[0])
-        keep_lines(job.folder / METRICS, fitting.step)
-        self._finish(job, fitting, text)
-        state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
-        torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names
-        return Trained(installed, fitting.timed, fitting.seconds)
-
-    def _finish(self, job: Job, fitting: Fitting, text: PreparedText) -> None:
-        """Take the steps that are left."""
-        every = 4 * logging_window(job.settings.steps)
-        if job.bar is not None:
-            job.bar.begun(job.title, fitting.step)
+        fitting = Fitting(model, job.text.split("train"), recipe)
+        if checkpoint is not None:
+            take_up(fitting, checkpoint)
+        keep_lines(metrics, fitting.step)
+        job.bar.begun(job.title, fitting.step)
         with Interrupt() as interrupt:
             for point in fitting.steps():
-                if job.bar is not None:
-                    job.bar.stepped(fitting.step)
+                job.bar.stepped(fitting.step)
                 if point is not None:
-                    if job.bar is not None:
-                        job.bar.learnt(point.train_nll)
-                    add_line(job.folder / METRICS, _line(job, fitting, point, text))
-                if interrupt.caught or fitting.step % every == 0:
+                    job.bar.learnt(point.train_nll)
+                    line = {"step": point.step, "train_nll": point.train_nll}
+                    if not job.trial:
+                        losses, _ = token_losses(fitting.model, job.text.split(job.split), s.length, CURVE_BLOCKS)
+                        line["heldout_nll"] = float(losses.mean())
+                    paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
+                    add_line(metrics, line | {name: value for name, value in paths.items() if not math.isnan(value)})
+                if interrupt.caught or fitting.step % (4 * logging_window(s.steps)) == 0:
                     keep(fitting, job.folder)
                 if interrupt.caught:
                     raise Interrupted(str(job.folder))
-
-
-def _line(job: Job, fitting: Fitting, point: TrainingPoint, text: PreparedText) -> dict[str, Any]:
-    """Return what `metrics.jsonl` says of a point."""
-    found = {"step": point.step, "train_nll": point.train_nll}
-    if not job.trial:
-        losses, _ = token_losses(fitting.model, text.split(job.split), job.settings.length, CURVE_BLOCKS)
-        found["heldout_nll"] = float(losses.mean())
-    found |= {"path_a": point.paths.a, "path_b": point.paths.b}
-    return found if math.isnan(point.paths.cosine) else found | {"cosine": point.paths.cosine}
+        state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
+        torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names
+        return fitting.timed, fitting.seconds
 
 
 def keep(fitting: Fitting, folder: Path) -> None:
@@ -129,11 +107,7 @@ def keep(fitting: Fitting, folder: Path) -> None:
 
 
 def take_up(fitting: Fitting, checkpoint: Path) -> None:
-    """Go on from a checkpoint.
-
-    Raises:
-        CheckpointError: it cannot be read, or is of another model or optimizer.
-    """
+    """Go on from a checkpoint."""
     record = read_json(checkpoint / STATE).get("fitting")
     if record is None:
         raise CheckpointError(f"{checkpoint} is no checkpoint of the flax backend", "remove it to start the run again")

@@ -13,7 +13,8 @@ average_patience   averaging begins when the validation nll is above the lowest 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Sampler, SequentialSampler
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from tiewise.boundary.boundary import draw
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import written_whole
@@ -35,18 +36,16 @@ from tiewise.data.documents import RANDOM
 from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
-from tiewise.training.callbacks import Clock
 from tiewise.training.evaluate import MeasuredSplit
-from tiewise.training.kind import SHAPE, Kind, Trained
-from tiewise.training.model import built, start_tables
 from tiewise.training.optimizers import AveragedSGD
-from tiewise.training.settings import Job, Settings, recipe
+from tiewise.training.run import SHAPE, Kind, build_causal
+from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, StreamPlan, measure_streams, one_step, plan
-from tiewise.training.trainer import TiewiseTrainer, arguments, callbacks
+from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 CELLS = ("lstm", "gru", "tanh", "relu")
 BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
-CURVE_WORDS = 8_000  # of the held-out split, behind each point of a curve
+CURVE_WORDS = 8_000  # of the validation split, behind each point of a curve
 ALL = 1_000_000_000  # steps of a run whose number is not limited: its epochs have fewer
 _CHOICES = {
     "bias": ("one", "two"),
@@ -114,31 +113,14 @@ class RecurrentOptions:
 
 
 class Annealing(TrainerCallback, ExportableState):
-    """Sets the rate before every step, and validates after every epoch where something depends on it.
+    """Sets the rate before every step of a run, and validates after every epoch where something depends on it."""
 
-    Args:
-        plan: the run's steps.
-        options: the run's.
-        rate: the full learning rate.
-        length: T, of which a varied step is a part.
-        validate: returns the validation nll of the weights as they are.
-        keep: called when these weights are the best so far.
-    """
-
-    def __init__(
-        self,
-        plan: StreamPlan,
-        options: RecurrentOptions,
-        rate: float,
-        length: int,
-        validate: Callable[[], float],
-        keep: Callable[[], None],
-    ) -> None:
-        self.plan, self.options, self.full, self.length = plan, options, rate, length
-        self._validate, self._keep = validate, keep
+    def __init__(self, job: Job, installed: Installed, plan: StreamPlan) -> None:
+        self.job, self.installed, self.plan = job, installed, plan
+        self.options: RecurrentOptions = job.settings.own
         self.validations: list[float] = []
         self.cuts = 0
-        self.rate = rate  # of the step at hand, as logs say it
+        self.rate = job.settings.learning_rate  # of the step at hand, as logs say it
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, in the form that `transformers` asks for."""
@@ -153,8 +135,8 @@ class Annealing(TrainerCallback, ExportableState):
         """Set the rate of this step."""
         o, step = self.options, state.global_step
         power = self.cuts if o.anneal == "plateau" else max(0, int(self.plan.epochs[step]) + 1 - o.decay_after)
-        part = self.plan.lengths[step] / self.length if o.vary_length else 1.0
-        self.rate = float(self.full * o.decay**power * part)
+        part = self.plan.lengths[step] / self.job.settings.length if o.vary_length else 1.0
+        self.rate = float(self.job.settings.learning_rate * o.decay**power * part)
         for group in kw["optimizer"].param_groups:
             group["lr"] = self.rate
 
@@ -163,31 +145,28 @@ class Annealing(TrainerCallback, ExportableState):
         if not self.options.validates or not self.plan.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
-        if isinstance(optimizer, AveragedSGD) and optimizer.averages:
-            with optimizer.averaged():
-                self._take(self._validate())
-            return
-        before = list(self.validations)
-        self._take(self._validate())
-        patience = self.options.average_patience
-        if patience and len(before) > patience and self.validations[-1] > min(before[:-patience]):
+        before, patience = list(self.validations), self.options.average_patience
+        averages = isinstance(optimizer, AveragedSGD) and optimizer.averages
+        with optimizer.averaged() if averages else nullcontext():
+            text, o = self.job.text, self.options
+            nll = measure_streams(self.installed, text.split("tune"), self.job.counts, o.parallel).nll
+            nll = nll if math.isfinite(nll) else 1e30  # a diverged epoch is the worst; JSON has no infinity
+            if nll >= min(before, default=math.inf):
+                self.cuts += 1
+            elif o.keep == "best":
+                with written_whole(self.job.folder / BEST) as made:
+                    torch.save(self.installed.model.state_dict(), made)
+            self.validations.append(nll)
+        if patience and not averages and len(before) > patience and nll > min(before[:-patience]):
             optimizer.average()
-
-    def _take(self, nll: float) -> None:
-        nll = nll if math.isfinite(nll) else float("1e30")  # a diverged epoch is the worst; JSON has no infinity
-        if nll < min(self.validations, default=math.inf):
-            self._keep()
-        else:
-            self.cuts += 1
-        self.validations.append(nll)
 
 
 class StatefulTrainer(TiewiseTrainer):
     """Trains on `tiewise.training.streams.Steps` in order; its logged loss is the mean nll of the window's words."""
 
-    def __init__(self, installed: Installed, *, options: RecurrentOptions, annealing: Annealing, **kwargs: Any) -> None:
+    def __init__(self, installed: Installed, annealing: Annealing, **kwargs: Any) -> None:
         super().__init__(installed, data_collator=one_step, **kwargs)
-        self.options, self.annealing = options, annealing
+        self.options, self.annealing = annealing.options, annealing
         self.carried: Any = None
         self._nlls: list[tuple[Tensor, int]] = []
 
@@ -228,21 +207,6 @@ class StatefulTrainer(TiewiseTrainer):
             nll = F.cross_entropy(flat, wanted)
         return loss, nll
 
-    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Plain SGD, able to average, or AdamW, over all weights alike, decay included: as the papers' code does."""
-        weights = [p for p in self.model.parameters() if p.requires_grad]
-        rate, decay = self.args.learning_rate, self.args.weight_decay
-        made: torch.optim.Optimizer
-        if self.options.optimizer == "sgd":
-            made = AveragedSGD(weights, rate, decay)
-        else:
-            made = torch.optim.AdamW(weights, rate, weight_decay=decay)
-        self.optimizer = made
-        return made
-
-    def _get_train_sampler(self, *args: Any, **kwargs: Any) -> Sampler:
-        return SequentialSampler(self.train_dataset)
-
     def _get_learning_rate(self) -> float:
         return self.annealing.rate
 
@@ -268,7 +232,6 @@ class StatefulTrainer(TiewiseTrainer):
 class RecurrentModels(Kind):
     """Trained by a recipe, on a corpus that has a file for each split, by one process that carries the state."""
 
-    title = "recurrent models"
     where = "in a recurrent run"
     options = RecurrentOptions
     defaults: Mapping[str, Any] = {"steps": ALL}
@@ -318,81 +281,79 @@ class RecurrentModels(Kind):
         files = ", ".join(text.facts["files"])
         return f"text: {settings.text[0]} ({files}); words: {sizes}; {known}; {settings.steps:,} steps"
 
-    def build(self, job: Job, text: PreparedText, seed: int) -> Installed:
+    def build(self, job: Job) -> Installed:
         """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
-        s, spec = job.settings, job.spec
+        o, spec = job.settings.own, job.spec
 
         def start(installed: Installed) -> None:
-            if spec.init is None:
-                start_uniform(installed, s.own.start, spec.pad)
-            else:
-                start_tables(installed, spec.init, spec)
+            table_in, table_out = installed.tables()
+            if spec.init is not None:
+                for table in dict.fromkeys((table_in, table_out)):
+                    draw(table, spec.init, spec.pad)
+                return
+            maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
+            with torch.no_grad():
+                for table in dict.fromkeys((table_in, *maps, table_out)):
+                    table.uniform_(-o.start, o.start)
+                for table in (table_in, table_out) if spec.pad is not None else ():
+                    table[spec.pad].zero_()
 
-        return built(recurrent_config(s, text.vocab), s.model, spec, text, seed, start)
+        return build_causal(job, recurrent_config(job.settings, job.text.vocab), start)
 
-    def table_std(self, job: Job, vocab: int) -> float:
+    def table_std(self, job: Job) -> float:
         """Of the uniform, where the boundary does not say."""
         return job.spec.init or float(job.settings.own.start / math.sqrt(3))
 
-    def first_loss(self, job: Job, installed: Installed, vocab: int) -> float:
+    def first_loss(self, job: Job) -> float:
         """A state that starts at zero says nothing of any word."""
-        return math.log(vocab)
+        return math.log(job.text.vocab)
 
-    def trainer(
-        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, clock: Clock
-    ) -> StatefulTrainer:
-        """Make the trainer and what sets its rate."""
-        o: RecurrentOptions = job.settings.own
-        steps = run_plan(job.settings, text, job.seed)
-        s = replace(job.settings, steps=len(steps))  # of varied lengths, another seed has more or fewer
-        job = replace(job, settings=s)
-        annealing = Annealing(
-            steps,
-            o,
-            s.learning_rate,
-            s.length,
-            validate=lambda: measure_streams(trainer.installed, text.split("tune"), counts, o.parallel).nll,
-            keep=lambda: keep_best(job, trainer),
-        )
-        trainer: StatefulTrainer = StatefulTrainer(
+    def trainer(self, job: Job, installed: Installed) -> StatefulTrainer:
+        """Make the trainer and what sets its rate; decay is of all weights alike, as the papers' code has it."""
+        s, o = job.settings, job.settings.own
+        steps = run_plan(s, job.text, job.seed)
+        job = replace(job, settings=replace(s, steps=len(steps)))  # of varied lengths, another seed has more or fewer
+        weights = [p for p in installed.model.parameters() if p.requires_grad]
+        optimizer: torch.optim.Optimizer
+        if o.optimizer == "sgd":
+            optimizer = AveragedSGD(weights, s.learning_rate, s.weight_decay)
+        else:
+            optimizer = torch.optim.AdamW(weights, s.learning_rate, weight_decay=s.weight_decay)
+        annealing = Annealing(job, installed, steps)
+        return StatefulTrainer(
             installed,
-            options=o,
-            annealing=annealing,
-            evaluator=lambda: self.measure(job, trainer.installed, text, counts, job.split, point=True).nll,
+            annealing,
+            evaluator=lambda: {"heldout_nll": self.measure(job, installed, job.split, point=True).nll},
+            optimizers=(optimizer, None),
             args=arguments(
-                job, per_device_train_batch_size=1, lr_scheduler_type="constant", max_grad_norm=o.clip, warmup_steps=0
+                job,
+                per_device_train_batch_size=1,
+                train_sampling_strategy="sequential",
+                lr_scheduler_type="constant",
+                max_grad_norm=o.clip,
+                warmup_steps=0,
             ),
-            train_dataset=Steps(text.split("train"), s.batch, steps),
-            callbacks=[*callbacks(job, clock), annealing],
+            train_dataset=Steps(job.text.split("train"), s.batch, steps),
+            callbacks=[*callbacks(job), annealing],
         )
-        return trainer
 
-    def fit(
-        self,
-        job: Job,
-        installed: Installed,
-        text: PreparedText,
-        counts: np.ndarray,
-        checkpoint: tuple[Path | None, int],
-    ) -> Trained:
+    def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
         """Train; the model ends with the weights of its best epoch, where it kept them."""
-        trained = super().fit(job, installed, text, counts, checkpoint)
+        timed = super().fit(job, installed, checkpoint, step)
         best = job.folder / BEST
         if job.settings.own.keep == "best" and best.is_file():
-            device = trained.installed.tables()[0].device
-            trained.installed.model.load_state_dict(torch.load(best, map_location=device, weights_only=True))
-        return trained
+            device = installed.tables()[0].device
+            installed.model.load_state_dict(torch.load(best, map_location=device, weights_only=True))
+        return timed
 
-    def measure(
-        self, job: Job, installed: Installed, text: PreparedText, counts: np.ndarray, split: str, *, point: bool = False
-    ) -> MeasuredSplit:
+    def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate a split from its beginning: of training text a part, as the papers do all of any other."""
         most = CURVE_WORDS if point else job.settings.measured if split == "train" else None
-        return measure_streams(installed, text.split(split), counts, job.settings.own.parallel, most)
+        return measure_streams(installed, job.text.split(split), job.counts, job.settings.own.parallel, most)
 
-    def tokens_seen(self, job: Job, text: PreparedText) -> np.ndarray:
+    def tokens_seen(self, job: Job) -> np.ndarray:
         """Words predicted up to and with each step [steps]."""
-        return run_plan(job.settings, text, job.seed).words(job.settings.batch)
+        return run_plan(job.settings, job.text, job.seed).words(job.settings.batch)
 
     def moments(self, job: Job) -> int:
         """Adam's two, or the mean where SGD may come to average."""
@@ -413,11 +374,7 @@ class RecurrentModels(Kind):
 
 
 def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
-    """Return the configuration of a recurrent run's model.
-
-    Raises:
-        SpecError: sizes or options that no model can have.
-    """
+    """Return the configuration of a recurrent run's model."""
     o: RecurrentOptions = settings.own
     return RNNConfig(
         vocab_size=vocab,
@@ -442,41 +399,15 @@ def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
     )
 
 
-def start_uniform(installed: Installed, reach: float, pad: int | None = None) -> None:
-    """Draw tables and maps uniform in ± `reach`, the output table last; a padding row becomes zero."""
-    table_in, table_out = installed.tables()
-    maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
-    with torch.no_grad():
-        for table in dict.fromkeys((table_in, *maps, table_out)):
-            table.uniform_(-reach, reach)
-        for table in (table_in, table_out) if pad is not None else ():
-            table[pad].zero_()
-
-
 def run_plan(settings: Settings, text: PreparedText, seed: int) -> StreamPlan:
-    """Steps of one run: its epochs, or as many of their steps as `settings.steps`.
-
-    Raises:
-        DataError: a text too short for its streams.
-    """
+    """Steps of one run: its epochs, or as many of their steps as `settings.steps`."""
     vary = seed if settings.own.vary_length else None
     epochs = plan(len(text.split("train")), settings.batch, settings.length, settings.own.epochs, vary=vary)
     return epochs.first(settings.steps)
 
 
-def keep_best(job: Job, trainer: StatefulTrainer) -> None:
-    """Write the weights as they are, for `keep: best`."""
-    if job.settings.own.keep == "best":
-        with written_whole(job.folder / BEST) as made:
-            torch.save(trainer.installed.model.state_dict(), made)
-
-
 def changed(settings: Settings) -> list[str]:
-    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open.
-
-    Raises:
-        RunError: as `recipe`.
-    """
+    """Settings that differ from their recipe's, as `name=value`, but for what a recipe leaves open."""
     left_open = {"arms", "seeds", "seed", "text", "tokenizer", "steps", "measured", "own", "files"}
     theirs, ours = ({**vars(s), **vars(s.own)} for s in (Settings.of(recipe(settings.recipe)), settings))
     return [f"{name}={ours[name]}" for name in ours if name not in left_open and ours[name] != theirs[name]]

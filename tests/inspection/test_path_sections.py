@@ -1,4 +1,4 @@
-"""The direct path of a small checkpoint in one call, against dense numpy."""
+"""The direct path of a small checkpoint and the bigrams of a text on it, each in one call, against dense numpy."""
 
 import json
 
@@ -111,39 +111,53 @@ def test_bigrams_of_a_text(tmp_path):
     ids = text()
     fits = Fits(kept=8, starts=1, steps=60)
     found = bigrams_of(ids, folder, [PAIR], fits)
-    chain = Chain.of([ids], V)
+    chain, whole = Chain.of([ids], V), irreversibility(ids, V)
     log_p = np.log(softmax(m, axis=1))
-    assert found.own.exact
-    assert found.own.nll == pytest.approx(-log_p[ids, np.roll(ids, -1)].mean(), abs=1e-10)
+    assert found["own direct path pays"].value == pytest.approx(-log_p[ids, np.roll(ids, -1)].mean(), abs=1e-10)
+    assert np.isnan(found["own direct path pays"].low)  # all pairs were taken
     shares = np.bincount(ids)[np.bincount(ids) > 0] / len(ids)
-    assert found.unigram == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
-    assert (found.entropy, found.irreversibility) == (chain.entropy, irreversibility(ids, V))
+    assert found["a bias alone pays"].value == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-12)
+    assert found["entropy behind a known token"].value == chain.entropy
+    assert (found["irreversibility"].value, found["irreversibility"].low) == (whole.held_out.value, whole.held_out.low)
+    assert (found["… as counted"].value, found["… as counted"].chance) == (whole.plug_in, whole.coin)
+    assert found.answer == "nothing that can be told from chance in this text"
     kept = np.argsort(-np.bincount(ids, minlength=V), kind="stable")[:8]
     states = np.full(V, 8)
     states[kept] = np.arange(8)
-    assert found.frequent.split == split(Chain.of([states[ids]], 9), E, 1, 60)
-    assert found.frequent.own > found.frequent.split.entropy
-    assert (found.asked[0].there, found.asked[0].first) == (sum((ids == 3) & (np.roll(ids, -1) == 7)), "w3")
-    assert found.tokens == 3000
+    parts = split(Chain.of([states[ids]], 9), E, 1, 60)
+    assert found["frequent tokens: best tied path"].value == parts.tied.nll
+    stacks = {stack.bar: dict(stack.parts) for stack in found.stacks}
+    assert sum(stacks[f"best tied, width {E}"].values()) == pytest.approx(parts.tied.nll, abs=0.02)  # none is below 0
+    assert sum(stacks[""].values()) == pytest.approx(found["frequent tokens: own path"].value)
+    (pairs,) = found.listings
+    there, back = (sum((ids == a) & (np.roll(ids, -1) == b)) for a, b in ((3, 7), (7, 3)))
+    assert pairs.rows[0][:3] == ("w3 → w7", str(there), str(back))
+    grids = {grid.name: grid for grid in found.grids}
+    assert grids["Bigrams"].top == grids["Direct path"].top
+    unseen = sum(np.isnan(value) for row in grids["Bigrams"].values for value in row)
+    assert unseen > 0 == sum(np.isnan(value) for row in grids["Direct path"].values for value in row)
 
 
-def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path, monkeypatch):
+def test_a_text_with_a_direction_costs_a_symmetric_path(tmp_path):
+    folder, _ = checkpoint(tmp_path, True)
+    turning = np.where(np.random.default_rng(0).random(3000) < 0.1, text(), np.arange(3000) % 9)
+    assert bigrams_of(turning, folder, fits=Fits(kept=4, steps=5)).answer.startswith("a symmetric one")
+
+
+def test_fits_are_taken_from_a_model_on_the_same_text_only(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    one, _ = checkpoint(tmp_path / "a", True)
-    two, _ = checkpoint(tmp_path / "b", False)
-    fits = Fits(kept=5, steps=20)
-    first = bigrams_of(text(), one, fits=fits)
-    split_again = []
-    monkeypatch.setattr(
-        "tiewise.inspection.sections.bigrams.split", lambda *given: split_again.append(given) or first.frequent.split
-    )
-    second = bigrams_of(text(), two, fits=fits, like=first)
-    assert second.frequent.split is first.frequent.split
-    assert not split_again
-    assert second.frequent.own != first.frequent.own
-    bigrams_of(text(2999), two, fits=fits, like=first)
-    assert len(split_again) == 1
+    (one, _), (two, _) = checkpoint(tmp_path / "a", True), checkpoint(tmp_path / "b", False)
+    fits, fitted = Fits(kept=5, steps=20), {}
+    first = bigrams_of(text(), one, fits=fits, fitted=fitted)
+    (key,) = fitted
+    second = bigrams_of(text(), two, fits=fits, fitted=fitted)
+    assert list(fitted) == [key]
+    name = "frequent tokens: best tied path"
+    assert second[name] == first[name]
+    assert second["frequent tokens: own path"] != first["frequent tokens: own path"]
+    bigrams_of(text(2999), two, fits=fits, fitted=fitted)
+    assert len(fitted) == 2
 
 
 def test_texts_that_are_too_short_or_foreign_are_refused(tmp_path):

@@ -3,17 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from one_layer_models import E, V, one_layer
 from scipy.special import log_softmax
+from tests.internals.one_layer_models import E, V, one_layer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tiewise.analysis import token_table as tables
+from tiewise.analysis import model_tables as tables
 from tiewise.analysis.bigram_counts import Chain
+from tiewise.analysis.bigram_maps import interaction
 from tiewise.analysis.open_path import FAMILIES, open_path
 from tiewise.analysis.path_tokens import transitions
 from tiewise.core.errors import CheckpointError, DataError, InstallError
-from tiewise.internals.first_mlp import BLOCKS, first_block, first_mlp_of, through_first_mlp
+from tiewise.core.numerals import plain
+from tiewise.inspection.sections.first_mlp import BLOCKS, first_block, first_mlp_of, through_first_mlp
 from tiewise.internals.loaded import open_model
 
 VARIANTS = [
@@ -89,36 +91,48 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     ids = np.random.default_rng(0).integers(0, 12, 500)
     chain = Chain.of([ids], V)
     asked = [("w3", "w7"), ("w0", "w39")]
-    result = first_mlp_of(found, asked, samples=25, seed=3, chain=chain, shown=6)
+    result = first_mlp_of(found, asked, samples=25, seed=3, chain=chain, most=6)
     rows = np.sort(np.random.default_rng(3).choice(V, 25, replace=False))
     s = (whole - head @ shift)[np.ix_(rows, rows)]
-    assert result.within.asymmetry.ratio.value == pytest.approx(ratio(s), abs=1e-10)
-    assert result.within.asymmetry.centred.value == pytest.approx(ratio(centred(s)), abs=1e-10)
+    assert result["asymmetry, with the first MLP"].value == pytest.approx(ratio(s), abs=1e-10)
+    assert result["asymmetry, with the first MLP, centred"].value == pytest.approx(ratio(centred(s)), abs=1e-10)
+    change = result["change"]
+    apart = result["asymmetry, with the first MLP"].value - result["asymmetry, direct"].value
+    assert (change.value, change.n) == (pytest.approx(apart), 25)
+    said = "some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount"
+    assert result.answer == said
     logs = log_softmax(whole, axis=1)
-    for (a, b), pair in zip([(3, 7), (0, 39)], result.within.pairs, strict=True):
-        assert (pair.there.logit, pair.back.logit) == pytest.approx((whole[a, b], whole[b, a]), abs=1e-10)
-        chances = pair.there.log_probability, pair.back.log_probability
-        assert chances == pytest.approx((logs[a, b], logs[b, a]), abs=1e-10)
-    shown = result.target.ids
+    (pairs,) = result.listings
+    for row, (a, b) in zip(pairs.rows, [(3, 7), (7, 3), (0, 39), (39, 0)], strict=True):
+        assert result[f"{row[0]}, with the first MLP"].value == pytest.approx(whole[a, b], abs=1e-10)
+        rank = (whole[a] > whole[a, b]).sum() + 1
+        assert row[4:7] == (plain(whole[a, b], 3), f"{np.exp(logs[a, b]):.3g}", str(rank))
+        first = np.count_nonzero(ids == a)
+        share = np.count_nonzero((ids == a) & (np.roll(ids, -1) == b)) / first if first else np.nan
+        assert row[7] == (f"{share:.3g}" if first else "–")
     pi = np.bincount(ids, minlength=V) / len(ids)
-    np.testing.assert_allclose(
-        result.within.heat.matrix, logs[np.ix_(shown, shown)] - np.log(pi[list(shown)]), atol=1e-10
-    )
+    text, _, through = result.grids
+    shown = [WORDS.index(word) for word in text.rows]
     assert set(shown) == set(np.argsort(-pi, kind="stable")[:6].tolist()) | {3, 7, 0}
-    assert result.within.loss.nll == pytest.approx(-logs[ids, np.roll(ids, -1)].mean(), abs=1e-10)
-    assert result.text[0].there == sum((ids == 3) & (np.roll(ids, -1) == 7))
+    expected = interaction(logs[np.ix_(shown, shown)] - np.log(pi[shown]))
+    np.testing.assert_allclose(through.values, expected, atol=5.1e-4)  # a figure has three digits
+    loss = result["loss on the text's pairs, with the first MLP"]
+    assert loss.value == pytest.approx(-logs[ids, np.roll(ids, -1)].mean(), abs=1e-10)
+    assert len({grid.top for grid in result.grids}) == 1
     block = model.gpt_neox.layers[0]
     counted = sum(p.numel() for part in (block.mlp, block.post_attention_layernorm) for p in part.parameters())
-    assert result.parameters == counted
-    assert result.composition == "x + mlp(post_attention_layernorm(x))"
-    assert (result.table_parameters, result.model_parameters) == (V * E, model.num_parameters())
-    assert result.samples == 25
+    cost = result["parameters of that MLP"]
+    assert cost.value == counted
+    assert cost.why == f"{counted / V / E:.0%} of one table, {counted / model.num_parameters():.0%} of the model"
+    assert result.notes[0] == "25 tokens sampled; the map is x + mlp(post_attention_layernorm(x))"
 
 
-def test_without_a_text_there_are_no_maps(neox):
+def test_without_a_text_and_pairs_there_is_no_more_than_its_asymmetry(neox):
     result = first_mlp_of(neox[1])
-    assert (result.target, result.within.heat, result.without.loss, result.text) == (None, None, None, ())
-    assert result.samples == V
+    assert (result.grids, result.listings) == ((), ())
+    main = ["asymmetry, direct", "asymmetry, with the first MLP", "change"]
+    assert [q.name for q in result.quantities if q.main] == main
+    assert result.notes[0].startswith(f"{V} tokens sampled")
 
 
 def test_deeper_layers_and_attention_say_nothing(tmp_path):

@@ -1,18 +1,18 @@
 """Both ends of a checkpoint: what each meets, which tokens say nothing, and whole models beside each other."""
 
 import json
-from dataclasses import asdict
 
 import numpy as np
 import pytest
 import scipy.linalg
 from safetensors.numpy import save_file
+from token_checkpoints import factored, opt, untied
 
-from tiewise.analysis.align_tables import AlignSettings
-from tiewise.analysis.model_ends import ends_of
+from tiewise.analysis.align_tables import LARGE, AlignSettings
+from tiewise.analysis.model_tables import StoredTable, ends_of, views_of
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
-from tiewise.inspection.sections.alignment import LARGE, alignment_of, sized
+from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.which_end import across
 
 ROWS, WIDTH = 600, 12
@@ -54,9 +54,8 @@ def test_a_tied_model_has_one_table_and_nothing_to_align(tmp_path):
     assert ends.shared is ends.input
     assert [name for name, _ in ends.tables] == ["table"]
     found = alignment_of(folder)
-    assert found.tied
-    assert found.alignment is None
-    assert json.loads(json.dumps(asdict(found), allow_nan=False))["names"] == [IN, IN]
+    assert (found.answer, found.quantities) == ("they are one table", ())
+    assert found.notes == (f"input and output are {IN}",)
 
 
 def test_a_head_with_the_same_values_is_a_tied_model(tmp_path):
@@ -75,11 +74,10 @@ def test_two_tables_are_aligned_without_rows_that_say_nothing(tmp_path):
     assert ends.names == (IN, OUT)
     assert np.nonzero(ends.unusable())[0].tolist() == [5, 7, 9, 11, 13]
     found = alignment_of(folder, QUICK)
-    assert found.unusable == 5
-    assert found.alignment.pairs == ROWS - 5
-    assert found.alignment.score("orthogonal").estimate.value > 0.9999
-    assert abs(found.alignment.score("identity").estimate.value) < 0.2
-    json.dumps(asdict(found), allow_nan=False)
+    assert (found["tokens left out"].value, found["tokens compared"].value) == (5, ROWS - 5)
+    assert found["after the best rotation"].value > 0.9999
+    assert abs(found["as they stand"].value) < 0.2
+    assert found.answer.startswith("more than by chance after the best rotation")
 
 
 @pytest.mark.parametrize(("spec", "scale"), [("factored:4", 1.0), ("factored:4+input_scale=2", 2.0)])
@@ -109,56 +107,49 @@ def test_which_end_a_tied_table_came_from_is_found_by_text(tmp_path):
     planted = (turned * made).sum(1) / np.linalg.norm(turned, axis=1) / np.linalg.norm(made, axis=1)
     two = checkpoint(tmp_path / "two", {IN: first, OUT: second}, words(range(ROWS)))
     one = checkpoint(tmp_path / "one", {IN: made}, words(order))
-    for pair, position, ends in (
-        ((one, two), 0, [("table", "input"), ("table", "output")]),
-        (
-            (two, one),
-            1,
-            [("input", "table"), ("output", "table")],
-        ),
-    ):
-        found = across(*pair, QUICK, labels=("a", "b"))
-        assert found.one == position
-        assert found.shared == 500
-        assert [(p.first, p.second) for p in found.pairs] == ends
-        toward = {lean.measure: lean.toward for lean in found.closer.leans if lean.view == "centred"}
-        assert toward["orthogonal"] == toward["linear"] == toward["neighbours"] == "output"
-        weak, strong = (p.alignment.score("orthogonal").estimate.value for p in found.pairs)
-        assert abs(weak) < 0.15
-        assert strong == pytest.approx(planted.mean(), abs=0.03)
-        json.dumps(asdict(found), allow_nan=False)
+    for first_is_tied in (True, False):
+        models, labels = ((one, two), ("a", "b")) if first_is_tied else ((two, one), ("b", "a"))
+        found = across(*models, labels, QUICK)
+        assert found.answer.startswith("the output of b after the best rotation")
+        assert found["tokens in both vocabularies"].value == 500
+        apart = ("after the best rotation", "after the best linear map", "by nearest neighbours in common")
+        assert all(found[f"output − input, {name}"].low > 0 for name in apart)
+        scores = {q.of: q.value for q in found.quantities if q.name == apart[0]}
+        pairs = {end: f"a table – b {end}" if first_is_tied else f"b {end} – a table" for end in ("input", "output")}
+        assert abs(scores[pairs["input"]]) < 0.15
+        assert scores[pairs["output"]] == pytest.approx(planted.mean(), abs=0.03)
 
 
 def test_two_models_of_one_kind_ask_no_question_which_is_closer(tmp_path):
     two = checkpoint(tmp_path / "two", {IN: gaussian(0), OUT: gaussian(1)}, words(range(ROWS)))
     one = checkpoint(tmp_path / "one", {IN: gaussian(2)}, words(range(ROWS)))
-    both_two, both_one = across(two, two, QUICK), across(one, one, QUICK)
-    assert len(both_two.pairs) == 4
-    assert both_two.closer is None
-    assert len(both_one.pairs) == 1
-    assert both_one.closer is None
-    assert both_one.tied == (True, True)
-    same = {(p.first, p.second): p.alignment.score("identity").estimate.value for p in both_two.pairs}
-    assert same["input", "input"] == pytest.approx(1)
-    assert abs(same["input", "output"]) < 0.2
+    for model, tables, kind in ((two, 4, "two tables"), (one, 1, "one table")):
+        found = across(model, model, ("a", "b"), QUICK)
+        assert found.answer == f"no question here: both models have {kind}"
+        same = {q.of: q.value for q in found.quantities if q.name == "as they stand"}
+        assert len(same) == tables
+        assert not any(q.name.startswith("output − input") for q in found.quantities)
+    same = {q.of: q.value for q in across(two, two, ("a", "b"), QUICK).quantities if q.name == "as they stand"}
+    assert same["a input – b input"] == pytest.approx(1)
+    assert abs(same["a input – b output"]) < 0.2
 
 
 def test_tables_of_different_width_say_which_maps_are_left_out(tmp_path):
     wide = checkpoint(tmp_path / "wide", {IN: gaussian(0)}, words(range(ROWS)))
     narrow = checkpoint(tmp_path / "narrow", {IN: gaussian(1, width=7)}, words(range(ROWS)))
-    (pair,) = across(wide, narrow, QUICK).pairs
-    assert {s.map for s in pair.alignment.scores} == {"orthogonal", "linear"}
-    assert dict(pair.alignment.left_out) == {"identity": f"widths {WIDTH} and 7 differ"}
+    found = across(wide, narrow, settings=QUICK)
+    assert "as they stand" not in {q.name for q in found.quantities}
+    assert f"no identity map: widths {WIDTH} and 7 differ" in found.notes
 
 
 def test_few_tokens_in_common_are_counted(tmp_path):
     one = checkpoint(tmp_path / "one", {IN: gaussian(0)}, words(range(ROWS)))
     far = checkpoint(tmp_path / "far", {IN: gaussian(1)}, words(range(ROWS - 9, 2 * ROWS - 9)))
     with pytest.raises(CheckpointError, match="600 and 600 rows share 9 tokens, 9 usable; at least 16"):
-        across(one, far, QUICK)
+        across(one, far, settings=QUICK)
     unnamed = checkpoint(tmp_path / "unnamed", {IN: gaussian(1)})
     with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        across(one, unnamed, QUICK)
+        across(one, unnamed, settings=QUICK)
 
 
 def test_what_has_not_two_ends_is_one_line(tmp_path):
@@ -178,5 +169,32 @@ def test_two_tables_under_a_tied_config_are_noted(tmp_path):
 
 
 def test_large_tables_are_permuted_once():
-    assert sized(1000, 64, 5) == AlignSettings(seed=5)
-    assert sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1
+    assert AlignSettings.sized(1000, 64, 5) == AlignSettings(seed=5)
+    assert AlignSettings.sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1
+
+
+def test_a_factored_table_before_and_after_its_maps(tmp_path):
+    table, into, out = (gaussian(seed, *shape) for seed, shape in enumerate(((30, 4), (10, 4), (4, 10))))
+    views, notes = views_of(factored(tmp_path / "m", table, into, out))
+    assert list(views) == ["both ends", "input after its map", "output after its map"]
+    assert [isinstance(view, StoredTable) for view in views.values()] == [True, False, False]
+    for view, dense in zip(views.values(), (table, table @ into.T, table @ out), strict=True):
+        assert view.read(0, 30) == pytest.approx(dense.astype(float), abs=1e-5)
+        assert view.take([3, 1]) == pytest.approx(dense[[3, 1]].astype(float), abs=1e-5)
+    assert notes
+
+
+def test_a_familys_own_projections(tmp_path):
+    table, into, out = (gaussian(seed, *shape) for seed, shape in enumerate(((30, 4), (10, 4), (4, 10))))
+    views, notes = views_of(opt(tmp_path / "m", table, into, out))
+    assert list(views) == ["both ends", "input after its map", "output after its map"]
+    for view, dense in zip(list(views.values())[1:], (table @ into.T, table @ out), strict=True):
+        assert view.read(0, 30) == pytest.approx(dense.astype(float), abs=1e-5)
+        assert view.take([29]) == pytest.approx(dense[[29]].astype(float), abs=1e-5)
+    assert any("left out" in note for note in notes)
+
+
+def test_two_tables_are_two_views(tmp_path):
+    views, notes = views_of(untied(tmp_path / "m", gaussian(0, 20, 6), gaussian(1, 20, 6)))
+    assert list(views) == ["input", "output"]
+    assert notes == ()

@@ -9,24 +9,17 @@ import torch
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary, sound_std
-from tiewise.boundary.install import install
 from tiewise.core.errors import RunError, SpecError, TiewiseError
-from tiewise.core.spec import BoundarySpec
 from tiewise.training.evaluate import measure
-from tiewise.training.model import (
-    build,
-    make_config,
-    matched_feed_forward,
-    parameters,
-    predicted_nll,
-    starting_std,
-)
+from tiewise.training.kinds.decoder import KIND, make_config
 
 ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]
 
 
-def made(text, settings, arm, seed=1, feed_forward=None):
-    return build(settings, BoundarySpec.parse(arm), text, seed, feed_forward)
+@pytest.fixture
+def made(job):
+    """Build the model of an arm."""
+    return lambda *arguments, **changes: KIND.build(job(*arguments, **changes))
 
 
 def body(installed):
@@ -40,19 +33,19 @@ def _of(installed, end):
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_arms_of_one_seed_share_their_body_bit_for_bit(text, tiny, family):
-    first, *others = (body(made(text, tiny(model=family), arm)) for arm in ARMS)
+def test_arms_of_one_seed_share_their_body_bit_for_bit(text, made, tiny, family):
+    first, *others = (body(made(tiny(model=family), arm=arm)) for arm in ARMS)
     assert len(first) > 5
     for other in others:
         assert set(other) == set(first)
         assert all(torch.equal(other[name], first[name]) for name in first)
-    again, another = (body(made(text, tiny(model=family), "tied", seed)) for seed in (1, 2))
+    again, another = (body(made(tiny(model=family), arm="tied", seed=seed)) for seed in (1, 2))
     assert all(torch.equal(again[name], first[name]) for name in first)
     assert any(not torch.equal(another[name], first[name]) for name in first)
 
 
-def test_arms_of_one_seed_share_the_input_table_where_shapes_do(text, tiny):
-    tables = {arm: made(text, tiny(), arm).tables() for arm in ARMS}
+def test_arms_of_one_seed_share_the_input_table_where_shapes_do(text, made, tiny):
+    tables = {arm: made(tiny(), arm=arm).tables() for arm in ARMS}
     tied = tables["tied"][0]
     for arm in ("untied", "residual:4", "spd", "tied+bias"):
         assert torch.equal(tables[arm][0], tied)
@@ -63,9 +56,9 @@ def test_arms_of_one_seed_share_the_input_table_where_shapes_do(text, tiny):
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("arm", ARMS)
-def test_parameters_sum_to_the_model_by_unique_storage(text, tiny, family, arm):
-    installed = made(text, tiny(model=family), arm)
-    found = parameters(installed)
+def test_parameters_sum_to_the_model_by_unique_storage(text, made, tiny, family, arm):
+    installed = made(tiny(model=family), arm=arm)
+    found = KIND.parameters(installed)
     storages = {p.untyped_storage().data_ptr(): p.numel() for p in installed.model.parameters()}
     assert sum(found.values()) == sum(storages.values())
     assert found["body"] == sum(p.numel() for p in body(installed).values())
@@ -83,30 +76,30 @@ def test_parameters_sum_to_the_model_by_unique_storage(text, tiny, family, arm):
         ("residual:4", {"shared table": 300 * 16, "maps": 2 * 4 * 16}),
     ],
 )
-def test_parameters_by_component(text, tiny, arm, expected):
-    found = parameters(made(text, tiny(), arm))
+def test_parameters_by_component(text, made, tiny, arm, expected):
+    found = KIND.parameters(made(tiny(), arm=arm))
     assert {name: n for name, n in found.items() if name != "body"} == expected
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_match_parameters_spends_on_the_body_what_the_boundary_saves(text, tiny, family):
+def test_match_parameters_spends_on_the_body_what_the_boundary_saves(text, made, tiny, family):
     arms = ("tied", "untied", "factored:8", "residual:4")
     settings = tiny(model=family, arms=arms, match="parameters")
-    wide = matched_feed_forward(settings, text.vocab)
-    found = {arm: parameters(made(text, settings, arm, feed_forward=wide[arm])) for arm in arms}
+    wide = KIND.feed_forward(settings, text.vocab)
+    found = {arm: KIND.parameters(made(settings, arm=arm, feed_forward=wide[arm])) for arm in arms}
     totals = {arm: sum(count.values()) for arm, count in found.items()}
     assert all(abs(total / totals["untied"] - 1) < 0.005 for total in totals.values())
     assert found["untied"]["body"] < found["tied"]["body"] < found["factored:8"]["body"]
-    assert matched_feed_forward(tiny(model=family, arms=arms), text.vocab) == dict.fromkeys(arms)
+    assert KIND.feed_forward(tiny(model=family, arms=arms), text.vocab) == dict.fromkeys(arms)
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("arm", [*ARMS, "untied+softcap=1+init=0.5", "untied+init=1", "untied+output_scale=0.5"])
-def test_the_first_loss_is_near_the_predicted_one(text, tiny, counts, family, arm):
+def test_the_first_loss_is_near_the_predicted_one(text, job, tiny, counts, family, arm):
     """Within 4 %: one draw of 300 rows of width 16 moves it by as much."""
-    settings, spec = tiny(model=family), BoundarySpec.parse(arm)
-    measured = measure(made(text, settings, arm), text.split("heldout"), settings.length, counts).nll
-    assert measured == pytest.approx(predicted_nll(settings, spec, text.vocab), rel=0.04)
+    own = job(tiny(model=family), arm=arm)
+    measured = measure(KIND.build(own), text.split("heldout"), own.settings.length, counts).nll
+    assert measured == pytest.approx(KIND.first_loss(own), rel=0.04)
 
 
 MEETING = ["tied", "untied", "residual:4", "spd", "factored:64", "projected:96", "projected:out=none"]
@@ -115,28 +108,27 @@ MEETING += ["tied+input_scale=sqrt_d+output_scale=1/sqrt_d", "tied+softcap=20", 
 
 @pytest.mark.parametrize("init", [None, 0.3, 1.0])
 @pytest.mark.parametrize("kind", MEETING)
-def test_the_first_loss_of_a_wide_table_is_the_predicted_one(tiny, kind, init):
+def test_the_first_loss_of_a_wide_table_is_the_predicted_one(job, tiny, kind, init):
     """Each token's row against the state above it, by hand: targets drawn uniformly, from a real model's logits."""
-    settings = tiny(width=128, heads=4, layers=2, length=64, init=init)
-    spec = BoundarySpec.parse(kind)
+    own = job(tiny(width=128, heads=4, layers=2, length=64, init=init), arm=kind)
+    own = replace(own, text=SimpleNamespace(vocab=4096))
     measured = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         ids = torch.randint(0, 4096, (8, 64))
         with torch.no_grad():
-            logits = build(settings, spec, SimpleNamespace(vocab=4096), seed, None).model.eval()(ids).logits
+            logits = KIND.build(replace(own, seed=seed)).model.eval()(ids).logits
         measured.append((logits.logsumexp(-1) - logits.mean(-1)).mean().item())
     found = sum(measured) / 2
-    assert predicted_nll(settings, spec, 4096) == pytest.approx(found, rel=0.02)
-    boundary = Boundary(spec if init is None else replace(spec, init=init), 4096, 128)
+    assert KIND.first_loss(own) == pytest.approx(found, rel=0.02)
+    boundary = Boundary(own.spec if init is None else replace(own.spec, init=init), 4096, 128)
     assert boundary.predicted_nll() == pytest.approx(found, rel=0.02)
 
 
-def test_init_of_the_arm_goes_before_that_of_the_run(tiny):
-    settings = replace(tiny(), init=0.2)
-    assert starting_std(settings, BoundarySpec.parse("tied+init=0.3"), 16) == 0.3
-    assert starting_std(settings, BoundarySpec("tied"), 16) == 0.2
-    assert starting_std(tiny(), BoundarySpec("tied"), 16) == sound_std(16)
+def test_init_of_the_arm_goes_before_that_of_the_run(job, tiny):
+    assert KIND.table_std(job(tiny(init=0.2), arm="tied+init=0.3")) == 0.3
+    assert KIND.table_std(job(tiny(init=0.2))) == 0.2
+    assert KIND.table_std(job(tiny())) == sound_std(16)
 
 
 @pytest.fixture
@@ -158,20 +150,20 @@ def qwen2(tmp_path):
     return tmp_path / "qwen2"
 
 
-def test_a_config_json_by_file_or_folder(text, tiny, qwen2):
+def test_a_config_json_by_file_or_folder(text, made, tiny, qwen2):
     for path in (qwen2, qwen2 / "config.json"):
-        installed = made(text, tiny(model=str(path)), "tied")
+        installed = made(tiny(model=str(path)), arm="tied")
         assert installed.model.config.model_type == "qwen2"
         assert installed.tables()[0].shape == (300, 32)
         # weights in bf16 would swallow most updates; the bf16 setting computes in bf16 and keeps them in fp32
         assert {p.dtype for p in installed.model.parameters()} == {torch.float32}
 
 
-def test_match_parameters_with_a_config_json(text, tiny, qwen2):
+def test_match_parameters_with_a_config_json(text, made, tiny, qwen2):
     settings = tiny(model=str(qwen2), match="parameters")
-    wide = matched_feed_forward(settings, text.vocab)
+    wide = KIND.feed_forward(settings, text.vocab)
     tied, untied = (
-        sum(parameters(made(text, settings, arm, feed_forward=wide[arm])).values()) for arm in ("tied", "untied")
+        sum(KIND.parameters(made(settings, arm=arm, feed_forward=wide[arm])).values()) for arm in ("tied", "untied")
     )
     assert wide["untied"] == 48
     assert abs(tied / untied - 1) < 0.005
@@ -193,10 +185,10 @@ def _written(path, content):
         ({"model_type": "vit"}, "no causal language model can be built"),
     ],
 )
-def test_a_config_json_that_cannot_be_used(text, tiny, tmp_path, content, says):
+def test_a_config_json_that_cannot_be_used(text, made, tiny, tmp_path, content, says):
     settings = tiny(model=_written(tmp_path / "config.json", content))
     with pytest.raises(TiewiseError) as caught:
-        made(text, settings, "tied")
+        made(settings, arm="tied")
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -206,25 +198,25 @@ def test_an_unknown_model(tiny):
         make_config(tiny(model="bert-large"), 300)
 
 
-def test_a_null_feed_forward_width_is_four_times_the_models(text, tiny, tmp_path):
+def test_a_null_feed_forward_width_is_four_times_the_models(text, made, tiny, tmp_path):
     wide = {}
     for inner in (None, 64):
         GPT2Config(n_embd=16, n_layer=1, n_head=2, n_inner=inner).save_pretrained(tmp_path)
-        wide[inner] = matched_feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
+        wide[inner] = KIND.feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
     assert wide[None] == wide[64]
     assert wide[None]["untied"] == 64 < wide[None]["tied"]
 
 
-def test_match_parameters_needs_a_feed_forward_width(text, tiny, tmp_path):
+def test_match_parameters_needs_a_feed_forward_width(text, made, tiny, tmp_path):
     BloomConfig(hidden_size=16, n_layer=1, n_head=2).save_pretrained(tmp_path)
     with pytest.raises(RunError, match="use --match width"):
-        matched_feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
+        KIND.feed_forward(tiny(model=str(tmp_path), match="parameters"), text.vocab)
 
 
 @pytest.mark.parametrize("arm", ["factored:17", "tied+pad=300", "factored-untied:in=8,out=40"])
-def test_an_arm_that_this_model_cannot_have(text, tiny, arm):
+def test_an_arm_that_this_model_cannot_have(text, made, tiny, arm):
     with pytest.raises(SpecError):
-        made(text, tiny(), arm)
+        made(tiny(), arm=arm)
 
 
 def vectors_file(path, text, width):
@@ -233,25 +225,20 @@ def vectors_file(path, text, width):
     return path
 
 
-def test_tables_start_from_word_vectors(text, tiny, tmp_path):
+def test_tables_start_from_word_vectors(text, made, tiny, tmp_path):
     path = vectors_file(tmp_path / "v.txt", text, 16)
-    tied, drawn = (made(text, tiny(), arm) for arm in (f"tied+vectors={path}", "tied"))
+    tied, drawn = (made(tiny(), arm=arm) for arm in (f"tied+vectors={path}", "tied"))
     table = tied.tables()[0]
     assert torch.equal(table[12], torch.full((16,), 2.0))
     assert torch.equal(table[20:], drawn.tables()[0][20:])
     assert tied.tables()[1] is table
     assert table.requires_grad
-    frozen = made(text, tiny(), f"untied+vectors={path}+freeze")
+    frozen = made(tiny(), arm=f"untied+vectors={path}+freeze")
     assert not frozen.tables()[0].requires_grad
     assert frozen.tables()[1].requires_grad
 
 
-def test_word_vectors_of_another_width(text, tiny, tmp_path):
+def test_word_vectors_of_another_width(text, made, tiny, tmp_path):
     path = vectors_file(tmp_path / "v.txt", text, 5)
     with pytest.raises(SpecError, match="use factored:5 or, beyond the model's width, projected:5"):
-        made(text, tiny(), f"tied+vectors={path}")
-
-
-def test_the_handle_is_of_the_model(text, tiny):
-    installed = made(text, tiny(), "tied")
-    assert install(installed.model).tables()[0] is installed.tables()[0]
+        made(tiny(), arm=f"tied+vectors={path}")

@@ -1,13 +1,15 @@
-"""LAMB against Algorithm 2 written out in numpy, and against torch's AdamW where the ratio is 1."""
+"""LAMB against Algorithm 2 written out in numpy and torch's AdamW; averaged SGD against torch's ASGD."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import nn
 
 from tiewise.core.errors import RunError
-from tiewise.training.optimizers import Lamb, lamb_groups, trust_ratio
+from tiewise.training.optimizers import AveragedSGD, Lamb, lamb_groups, trust_ratio
 
 
 def by_hand(x, gradients, lr, beta1, beta2, eps, decay, adapt):
@@ -118,3 +120,23 @@ def test_groups_and_shared_parameters_once():
 def test_refused(wrong):
     with pytest.raises(RunError):
         Lamb([torch.nn.Parameter(torch.ones(2))], **wrong)
+
+
+def test_averaged_sgd_is_the_frameworks_asgd():
+    torch.manual_seed(0)
+    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
+    theirs.load_state_dict(ours.state_dict())
+    mine = AveragedSGD(ours.parameters(), 0.1, 1e-3)
+    asgd = torch.optim.ASGD(theirs.parameters(), lr=0.1, lambd=0.0, t0=-1, weight_decay=1e-3)
+    mine.average()
+    for _ in range(12):
+        x, y = torch.randn(7, 5), torch.randn(7, 3)
+        for model, optimizer in ((ours, mine), (theirs, asgd)):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    stepped = ours.weight.detach().clone()
+    with mine.averaged():
+        torch.testing.assert_close(ours.weight, asgd.state[theirs.weight]["ax"])
+    torch.testing.assert_close(ours.weight, stepped)
+    torch.testing.assert_close(stepped, theirs.weight)

@@ -1,0 +1,290 @@
+"""Two tables row by row: which rows belong together, their products, what of them is frequency, and each row's nearest.
+
+Rows are paired by the token's text, never by its place: two tokenizers give one text two ids, and one id two texts. By
+index only where both tables belong to one vocabulary: the two ends of one model, or the same texts in the same order.
+
+AᵀA, BᵀB and AᵀB, summed over pieces of the rows, are all that maps and spectra need. A piece's product is computed in
+fp32 or fp64 and added in fp64, so that in fp32 the error is that of one piece's product; it is measured on the first.
+
+Rows of one frequency are alike in any language model's tables, whatever they mean. To take that out, each column is
+regressed on powers of f = log(count + 1) over the paired rows: a projection, whose directions q [n, k] over tokens,
+orthonormal and orthogonal to 1, are summed beside the rest as AᵀQ and BᵀQ. The products of what is left are then exact
+corrections of the same sums. One power takes out a straight line only; three follow a curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from tiewise.analysis.model_tables import TokenTable
+from tiewise.core.errors import CheckpointError, DataError
+from tiewise.core.progress import progress
+
+Matrix = NDArray[np.float64]
+Order = NDArray[np.int64]
+FEWEST = 16  # paired rows below which nothing is said
+CHUNK_BYTES = 40 * 2**20  # of rows held in fp32
+LINE, CURVE = 1, 3  # powers of f that are taken out
+_NEW = 1e-9  # share of a power's norm below which it is a combination of lower ones
+BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Rows that belong together: row a[i] of one table and row b[i] of the other, int64 [n], sorted by a."""
+
+    a: Order
+    b: Order
+    how: str  # `one vocabulary` or `by token text`
+
+    def __len__(self) -> int:
+        return len(self.a)
+
+    def without(self, mask_a: NDArray[np.bool_] | None = None, mask_b: NDArray[np.bool_] | None = None) -> Pairs:
+        """Leave out pairs whose row is marked in either table's mask, bool [V]: zero, repeated, unused."""
+        keep = np.ones(len(self), bool)
+        for mask, rows in ((mask_a, self.a), (mask_b, self.b)):
+            if mask is not None:
+                keep &= ~mask[rows]
+        return Pairs(self.a[keep], self.b[keep], self.how)
+
+
+def one_vocabulary(rows_a: int, rows_b: int) -> Pairs:
+    """Pair rows by index: two tables of one model. A longer table's further rows (padding) are left out."""
+    rows = np.arange(min(rows_a, rows_b), dtype=np.int64)
+    return Pairs(rows, rows, "one vocabulary")
+
+
+def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pairs:
+    """Pair rows whose tokens have the same text; where a text stands twice in a vocabulary, its first row counts.
+
+    Args:
+        texts_a: text of each row of the first table; None for a row without a token.
+        texts_b: the same for the second.
+
+    Raises:
+        CheckpointError: the two have no token in common.
+    """
+    first_a, first_b = ({text: row for row, text in reversed(list(enumerate(texts)))} for texts in (texts_a, texts_b))
+    common = sorted((row, first_b[text]) for text, row in first_a.items() if text is not None and text in first_b)
+    if not common:
+        raise CheckpointError(
+            f"the two vocabularies ({len(texts_a):,} and {len(texts_b):,} rows) have no token in common",
+            "give the tokenizer of each table; byte-level and SentencePiece vocabularies spell tokens differently",
+        )
+    rows = np.array(common, np.int64)
+    return Pairs(rows[:, 0], rows[:, 1], "by token text")
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Two tables, the pairs of their rows, and the type in which rows are multiplied."""
+
+    a: TokenTable
+    b: TokenTable
+    pairs: Pairs
+    dtype: type[np.floating]
+    beside: Matrix | None = None  # directions over the pairs [pairs, k], to be summed with both tables
+
+    def __post_init__(self) -> None:
+        for table, wanted in ((self.a, self.pairs.a), (self.b, self.pairs.b)):
+            if len(wanted) and int(wanted.max()) >= table.rows:
+                raise CheckpointError(
+                    f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(wanted.max()):,}",
+                    "give the tokenizer that belongs to the table",
+                )
+        if len(self.pairs) < FEWEST:
+            raise CheckpointError(
+                f"{len(self.pairs)} paired rows are too few to align", f"at least {FEWEST} tokens must be in both"
+            )
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        """(d1, d2)."""
+        return self.a.width, self.b.width
+
+    def take(self, first: Order, second: Order) -> tuple[NDArray, NDArray]:
+        """Rows of A at pairs `first` and of B at pairs `second`, [n, d1] and [n, d2]."""
+        return self.a.take(self.pairs.a[first], self.dtype), self.b.take(self.pairs.b[second], self.dtype)
+
+    def slices(self, count: int) -> list[slice]:
+        """Pieces of `count` pairs, about CHUNK_BYTES of fp32 in each table."""
+        step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    def sums(self, which: Order) -> tuple[Products, tuple[Matrix, Matrix], float]:
+        """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
+
+        The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
+        """
+        products = Products.nothing(*self.widths, 0 if self.beside is None else self.beside.shape[1])
+        norms, error = (np.zeros(len(which)), np.zeros(len(which))), 0.0
+        for piece in self.slices(len(which)):
+            a, b = self.take(which[piece], which[piece])
+            for table, sizes, values in zip((self.a, self.b), norms, (a, b), strict=True):
+                sizes[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+                if not np.isfinite(sizes[piece]).all():
+                    raise CheckpointError(f"{table.name}: rows with NaN or infinite values", "mask them out")
+            products.add(a, b, None if self.beside is None else self.beside[which[piece]])
+            if self.dtype != np.float64 and not error:
+                wide_a, wide_b = a[:1024].astype(np.float64), b[:1024].astype(np.float64)
+                scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
+                off = float(np.linalg.norm(a[:1024].T @ b[:1024] - wide_a.T @ wide_b))
+                error = off / scale if scale else 0.0
+            progress("products", piece.stop, len(which))
+        return products, norms, error
+
+    def cross(self, first: Order, second: Order) -> Matrix:
+        """AᵀB [d1, d2] over rows of A at pairs `first` and of B at pairs `second`."""
+        cross = np.zeros(self.widths)
+        for piece in self.slices(len(first)):
+            a, b = self.take(first[piece], second[piece])
+            cross += a.T @ b
+            progress("permuted products", piece.stop, len(first))
+        return cross
+
+
+@dataclass
+class Products:
+    """Sums over n pairs of rows (a_i [d1], b_i [d2]), in fp64."""
+
+    rows: int  # n
+    sum_a: Matrix  # Σ a_i, [d1]
+    sum_b: Matrix  # Σ b_i, [d2]
+    gram_a: Matrix  # Σ a_i a_iᵀ, [d1, d1]
+    gram_b: Matrix  # Σ b_i b_iᵀ, [d2, d2]
+    cross: Matrix  # Σ a_i b_iᵀ, [d1, d2]
+    along_a: Matrix  # Σ a_i q_iᵀ, [d1, k]; k is 0 where nothing is summed beside
+    along_b: Matrix  # Σ b_i q_iᵀ, [d2, k]
+
+    @classmethod
+    def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
+        """Sums over no rows, with k directions beside."""
+        sums, grams = (np.zeros(d1), np.zeros(d2)), (np.zeros((d1, d1)), np.zeros((d2, d2)))
+        return cls(0, *sums, *grams, np.zeros((d1, d2)), np.zeros((d1, k)), np.zeros((d2, k)))
+
+    def add(self, a: NDArray, b: NDArray, q: NDArray | None = None) -> None:
+        """Add rows a [n, d1], b [n, d2] and, where directions are summed beside, q [n, k], in the type of a and b."""
+        self.rows += len(a)
+        self.sum_a += a.sum(axis=0, dtype=np.float64)
+        self.sum_b += b.sum(axis=0, dtype=np.float64)
+        self.gram_a += a.T @ a
+        self.gram_b += b.T @ b
+        self.cross += a.T @ b
+        if q is not None:
+            self.along_a += a.T @ q.astype(a.dtype)
+            self.along_b += b.T @ q.astype(b.dtype)
+
+    def join(self, other: Products) -> None:
+        """Add the sums over other rows to these."""
+        self.rows += other.rows
+        for name in ("sum_a", "sum_b", "gram_a", "gram_b", "cross", "along_a", "along_b"):
+            mine = getattr(self, name)
+            mine += getattr(other, name)
+
+    @property
+    def mean_a(self) -> Matrix:
+        """Mean row of A, [d1]."""
+        return self.sum_a / max(1, self.rows)
+
+    @property
+    def mean_b(self) -> Matrix:
+        """Mean row of B, [d2]."""
+        return self.sum_b / max(1, self.rows)
+
+    def without(self, k: int = 0) -> Products:
+        """Return the sums of rows less their mean, the first k directions taken out of every column: (1 − QQᵀ)A, …
+
+        All rows over which the directions are orthonormal must have been added.
+        """
+        a, b, n = self.mean_a, self.mean_b, self.rows
+        along_a, along_b = self.along_a[:, :k], self.along_b[:, :k]
+        return Products(
+            n,
+            np.zeros_like(a),
+            np.zeros_like(b),
+            self.gram_a - n * np.outer(a, a) - along_a @ along_a.T,
+            self.gram_b - n * np.outer(b, b) - along_b @ along_b.T,
+            self.cross - n * np.outer(a, b) - along_a @ along_b.T,
+            self.along_a[:, k:],  # q is orthogonal to 1 over all rows
+            self.along_b[:, k:],
+        )
+
+
+def directions(counts: ArrayLike, powers: int = CURVE) -> Matrix:
+    """Return q [n, k] of the counts of n tokens: the first j columns span f, …, f^j beside 1, for any j ≤ k.
+
+    k is less than `powers` where there are too few different counts: then a lower power says all of it.
+    """
+    given = np.asarray(counts, np.float64)
+    if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():
+        raise DataError("counts of tokens must be one number of 0 or more for each", "count them in the training text")
+    f = np.log1p(given)
+    spread = float(np.ptp(f))
+    x = (2 * f - f.max() - f.min()) / spread if spread else np.zeros_like(f)
+    basis = np.full((len(x), 1), max(1, len(x)) ** -0.5)
+    for _ in range(powers if spread else 0):
+        power = x * basis[:, -1]  # spans the same with the lower ones as x to the next power, and is better conditioned
+        scale = float(np.linalg.norm(power))
+        for _ in range(2):  # once loses orthogonality where little is left
+            power = power - basis @ (basis.T @ power)
+        left = float(np.linalg.norm(power))
+        if left <= _NEW * scale:
+            break
+        basis = np.column_stack([basis, power / left])
+    return basis[:, 1:]
+
+
+def nearest(table: TokenTable, which: Order, k: int, dtype: type[np.floating]) -> Order:
+    """Places [n, k], within `which` [n > k], of each row's k nearest others by cosine of rows less their mean.
+
+    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all. Each pair of blocks is met once.
+    """
+    rows = table.take(which, dtype)
+    rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
+    n, norms = len(rows), np.linalg.norm(rows, axis=1, keepdims=True)
+    unit = rows / np.where(norms > 0, norms, 1)
+    best, ids = np.full((n, k), -np.inf, unit.dtype), np.zeros((n, k), np.int64)
+    starts = range(0, n, BLOCK)
+    done, total = 0, len(starts) * (len(starts) + 1) // 2
+    for i in starts:
+        for j in range(i, n, BLOCK):
+            tile = unit[i : i + BLOCK] @ unit[j : j + BLOCK].T
+            if i == j:
+                np.fill_diagonal(tile, -np.inf)
+            else:
+                _keep_best(best, ids, j, tile.T, i)
+            _keep_best(best, ids, i, tile, j)
+            done += 1
+            progress("neighbours", done, total)
+    return ids
+
+
+def _keep_best(best: NDArray, ids: Order, start: int, tile: NDArray, first: int) -> None:
+    """Keep the k best of each row's best so far, rows `start` on, and one tile, whose columns are rows `first` on."""
+    k, rows = best.shape[1], slice(start, start + len(tile))
+    if best[start, 0] == -np.inf:  # nothing is kept yet
+        tile = np.ascontiguousarray(tile)
+        columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
+        values = np.take_along_axis(tile, columns, axis=1)
+    else:  # what exceeds the least that is kept: few, once some tiles have been met; padded with -inf
+        at, column = np.nonzero(np.ascontiguousarray(tile > best[rows].min(axis=1)[:, None]))
+        counts = np.bincount(at, minlength=len(tile))
+        place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        values = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
+        columns = np.zeros(values.shape, np.int64)
+        values[at, place], columns[at, place] = tile[at, column], column
+    values = np.concatenate([best[rows], values], axis=1)
+    columns = np.concatenate([ids[rows], columns + first], axis=1)
+    kept = np.argpartition(values, -k, axis=1)[:, -k:]
+    best[rows] = np.take_along_axis(values, kept, axis=1)
+    ids[rows] = np.take_along_axis(columns, kept, axis=1)
+
+
+def shared(ids_a: Order, ids_b: Order) -> Matrix:
+    """Share of each row's neighbours [n, k] that are in both, [n]."""
+    return (ids_a[:, :, None] == ids_b[:, None, :]).sum(axis=(1, 2)) / ids_a.shape[1]

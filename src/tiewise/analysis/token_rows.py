@@ -1,0 +1,336 @@
+"""A table's rows: how long they are, how unevenly they point, and which of them say little.
+
+Norms stand beside how often a text has the tokens. One pass sums what spectra need; pieces are multiplied in fp64, for
+large tables in fp32, and added in fp64. A plane shows rows along the two directions of largest variance.
+
+Rows that were never trained, or look so, are zero, repeated, without a token, never in a text, or near unused ones.
+That last indicator is of Land & Bartolo 2024 (arXiv:2405.05417, "Indicators for detecting under-trained tokens"): rows
+whose token no text can produce are moved by training in one common way, and a row that is as close to their mean as
+they are themselves was probably not trained either. It names candidates, not culprits: their paper goes on to prompt
+the model with each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.align_tables import Score, norm_correlations
+from tiewise.analysis.estimates import Estimate, Z, mean_interval
+from tiewise.analysis.model_tables import CHUNK_VALUES, Array, Ids, StoredTable, TokenTable
+from tiewise.analysis.path_tokens import sampled
+from tiewise.analysis.table_maps import law
+from tiewise.analysis.token_texts import Groups
+from tiewise.checkpoint.table_scans import scan_rows
+from tiewise.core.errors import DataError
+from tiewise.core.found import Quantity
+from tiewise.core.numerals import count, plain
+from tiewise.core.progress import advance, doing
+
+LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
+EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32
+LEADING = (1, 10, 100)  # directions whose share of the variance is given
+MOST_ROWS = 20_000  # of which the partition function is summed
+DRAWS = 40  # of a Gaussian table's isotropy
+FEWEST = 4  # rows of which Fisher's interval can be taken
+FEWEST_UNUSED = 5  # unused rows whose own spread can be told
+SHOWN = 20  # rows, and groups of rows, that are named
+
+
+@dataclass(frozen=True)
+class NormGroup:
+    """Row norms of one group of tokens."""
+
+    label: str  # of the group
+    mean: Estimate | None  # with its 95 % interval over tokens; None where the group has fewer than two
+    median: float  # half of the tokens have shorter rows
+    quartiles: tuple[float, float]  # a quarter have shorter ones than the first, a quarter longer than the second
+    tokens: int  # rows in the group
+
+
+def by_group(norms: Array, groups: Groups) -> tuple[NormGroup, ...]:
+    """Describe the norms [V] of each group that has tokens."""
+    found = []
+    for place, label in enumerate(groups.labels):
+        values = norms[groups.of == place]
+        if len(values):
+            low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
+            mean = mean_interval(values) if len(values) > 1 else None
+            found.append(NormGroup(label, mean, median, (low, high), len(values)))
+    return tuple(found)
+
+
+def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
+    """Correlation of norms and log counts, over tokens that the text has, by value and by rank.
+
+    None for fewer than four such tokens, or where all are equally often. The deviation by chance is exact: over all
+    permutations of the norms, 1/√(n−1), around 0.
+    """
+    seen = counts > 0
+    if seen.sum() < FEWEST or len(np.unique(counts[seen])) < 2:
+        return None
+    return norm_correlations(norms[seen], np.log(counts[seen]))
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Sums over a table's rows w_i [E]."""
+
+    norms: Array  # ‖w_i‖ [V]
+    sum: Array  # Σ w_i [E]
+    gram: Array  # Σ w_i w_iᵀ [E, E]
+    unit_sum: Array  # Σ w_i/‖w_i‖ over rows that are not zero [E]
+    unit_squares: float  # Σ (u_i·s)² with u_i the unit rows and s their sum: what the interval of the mean cosine needs
+
+    @property
+    def rows(self) -> int:
+        """V."""
+        return len(self.norms)
+
+    @property
+    def covariance(self) -> Array:
+        """Σ (w_i − mean)(w_i − mean)ᵀ [E, E]."""
+        return self.gram - np.outer(self.sum, self.sum) / self.rows
+
+    @cached_property
+    def principal(self) -> tuple[Array, Array]:
+        """(eigenvalues of `covariance`, falling [E]; their directions as columns [E, E])."""
+        values, vectors = np.linalg.eigh(self.covariance)
+        return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
+
+    @property
+    def shares(self) -> Array:
+        """Share of the variance in each direction, falling [E]."""
+        values, _ = self.principal
+        total = float(values.sum())
+        return values / total if total > 0 else values
+
+
+def moments(table: TokenTable) -> Moments:
+    """Sum them: one pass for the products, a second for the interval of the mean cosine."""
+    dtype: type[np.floating] = np.float64 if table.rows * table.width**2 <= EXACT_UP_TO else np.float32
+    norms, total, units = np.empty(table.rows), np.zeros(table.width), np.zeros(table.width)
+    gram = np.zeros((table.width, table.width))
+    for start, stop in _pieces(table):
+        rows = table.read(start, stop)
+        norms[start:stop] = np.linalg.norm(rows, axis=1)
+        total += rows.sum(0)
+        units += _unit(rows, norms[start:stop]).sum(0)
+        narrow: NDArray = rows.astype(dtype, copy=False)
+        gram += narrow.T @ narrow
+        advance(stop)
+    if not np.isfinite(gram).all():
+        raise DataError("a table holds values that are no numbers", "`tiewise check --deep` names the rows")
+    if np.count_nonzero(norms) < 3:
+        raise DataError(f"a table of {np.count_nonzero(norms)} rows that are not zero", "give one with three or more")
+    squares = 0.0
+    for start, stop in _pieces(table):
+        squares += float(np.square(_unit(table.read(start, stop), norms[start:stop]) @ units).sum())
+    return Moments(norms, total, gram, units, squares)
+
+
+def _pieces(table: TokenTable) -> Iterator[tuple[int, int]]:
+    step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
+    for start in range(0, table.rows, step):
+        yield start, min(start + step, table.rows)
+
+
+def _unit(rows: Array, norms: Array) -> Array:
+    return rows / np.where(norms > 0, norms, 1.0)[:, None]
+
+
+def directions(name: str, table: TokenTable, sums: Moments, seed: int, main: bool) -> Iterator[Quantity]:
+    """How unevenly a table's rows point; `seed` draws the rows of the partition function and its chance."""
+    n, (rows, width), energy = int(np.count_nonzero(sums.norms)), (sums.rows, table.width), float(np.trace(sums.gram))
+    shares, expected = sums.shares, gaussian_shares(rows, width)
+    why = f"0 ± {plain(1.96 * math.sqrt(2 / (n * (n - 1) * width)), 4)} for random directions"
+    yield Quantity.of_estimate(f"mean cosine, {name}", mean_cosine(sums), chance=0.0, unit="cosine", main=main, why=why)
+    of_mean = float(sums.sum @ sums.sum) / rows / energy
+    yield Quantity(f"mean row's energy, {name}", of_mean, chance=1 / rows, unit="%", main=False)
+    for k in (k for k in LEADING if k < width):
+        what, chance = f"variance in {k} direction{'s' if k > 1 else ''}, {name}", float(expected[:k].sum())
+        yield Quantity(what, float(shares[:k].sum()), chance=chance, unit="%", main=False, why="chance: Gaussian table")
+    filled, chance = 1 / float(np.square(shares).sum()) if shares.any() else 0.0, (rows - 1) * width / (rows + width)
+    unit = "directions"
+    yield Quantity(f"directions filled, {name}", filled, chance=chance, unit=unit, main=False, why="1 / Σ share²")
+    stored, scaled, chance, summed = isotropy(table, sums, seed)
+    why = f"min Z / max Z over {count(summed)} rows: 1 where no direction is special"
+    yield Quantity(f"isotropy, {name}", scaled, chance=chance, unit="min/max", main=False, why=why)
+    yield Quantity(f"isotropy as stored, {name}", stored, unit="min/max", main=False)
+    variance = float(sums.principal[0].sum()) / rows
+    yield Quantity(f"variance of a row, {name}", variance, unit="squared norm", main=False)
+    for axis, share in zip(("first", "second"), (*shares[:2], 0.0), strict=False):
+        yield Quantity(f"variance along the {axis} axis, {name}", float(share), unit="%", main=False)
+
+
+def mean_cosine(found: Moments) -> Estimate:
+    """Mean cosine of all pairs of different rows: (‖s‖² − n) / (n(n−1)) with s the sum of the n unit rows.
+
+    It is a U-statistic: its variance is 4/n times that of a row's own mean cosine with the others (Hoeffding 1948).
+    """
+    n = int(np.count_nonzero(found.norms))
+    square = float(found.unit_sum @ found.unit_sum)
+    value = (square - n) / (n * (n - 1))
+    variance = max(0.0, found.unit_squares / n - (square / n) ** 2) / (n - 1) ** 2
+    half = Z * math.sqrt(4 * variance / n)
+    return Estimate(value, value - half, value + half, n)
+
+
+def gaussian_spectrum(rows: int, width: int) -> Array:
+    """Expected variances along the directions of a Gaussian table [rows, width] of unit variance, falling [width].
+
+    Each is the mean of the Marchenko-Pastur law over its share of the law's weight; beyond `rows` they are 0.
+    """
+    large, small = max(rows, width), min(rows, width)
+    x, weight = law(rows, width)
+    edges = np.linspace(0.0, 1.0, small + 1)
+    mass = np.concatenate([[0.0], np.cumsum(weight)])
+    first = np.concatenate([[0.0], np.cumsum(x * weight)])
+    means = np.diff(np.interp(edges * mass[-1], mass, first)) * small * large / rows
+    return np.concatenate([means, np.zeros(width - small)])
+
+
+def gaussian_shares(rows: int, width: int) -> Array:
+    """Share of the variance in each direction of a Gaussian table, falling [width]."""
+    values = gaussian_spectrum(rows, width)
+    return values / values.sum()
+
+
+def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, float, float, int]:
+    """Isotropy of the partition function, over at most 20,000 rows drawn by `seed`.
+
+    min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 where no direction is special. Mu & Viswanath
+    2018 (arXiv:1702.01417) search the eigenvectors of WᵀW; both signs of each are searched here.
+
+    Returns:
+        of the rows as stored, which goes to 1 for short rows, whatever their directions; of the rows divided by the
+        root mean square of the table's values, so that tables can be compared; the latter of a Gaussian table of this
+        shape; rows that Z was summed over.
+    """
+    ids = sampled(table.rows, MOST_ROWS, seed)
+    _, axes = np.linalg.eigh(found.gram)
+    scale = math.sqrt(table.width * table.rows / float(np.trace(found.gram)))
+    step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
+    projected = np.empty((len(ids), table.width), np.float32)
+    for start in range(0, len(ids), step):
+        projected[start : start + step] = table.take(ids[start : start + step]) @ axes
+    chance = _isotropy_chance(table.rows, table.width, len(ids), seed)
+    return _ratio(projected, 1.0), _ratio(projected, scale), chance, len(ids)
+
+
+def _ratio(projected: NDArray[np.float32], scale: float) -> float:
+    """min / max over ±c of the sum of exp(scale · c·w), computed by logarithms."""
+    logs = []
+    for direction in range(projected.shape[1]):
+        column = scale * projected[:, direction].astype(np.float64)
+        for signed in (column, -column):
+            top = float(signed.max())
+            logs.append(top + math.log(float(np.exp(signed - top).sum())))
+    return math.exp(min(logs) - max(logs))
+
+
+def _isotropy_chance(rows: int, width: int, summed: int, seed: int) -> float:
+    """Mean of the ratio for Gaussian tables: means of exp(±g), g of the law's variances, with their sampling error."""
+    variance = gaussian_spectrum(rows, width)
+    level, spread = np.exp(variance / 2), np.exp(2 * variance) - np.exp(variance)
+    between = 1 - np.exp(variance)  # covariance of exp(g) and exp(−g)
+    even, odd = np.sqrt((spread + between) / 2 / summed), np.sqrt((spread - between) / 2 / summed)
+    generator = np.random.default_rng([seed, width])
+    ratios = []
+    for _ in range(DRAWS):
+        a, b = generator.standard_normal((2, width))
+        both = np.concatenate([level + even * a + odd * b, level + even * a - odd * b])
+        ratios.append(max(0.0, float(both.min() / both.max())))
+    return float(np.mean(ratios))
+
+
+def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = None) -> Array:
+    """Rows `ids` less the table's mean, along its two leading directions [n, 2], in the table's units.
+
+    The direction of an axis has no meaning. It is turned so that it runs along with the same axis of `beside`, else so
+    that the sampled points' largest coordinate on it is positive.
+    """
+    axes = np.pad(sums.principal[1], ((0, 0), (0, max(0, 2 - table.width))))[:, :2]
+    points: Array = (table.take(ids) - sums.sum / sums.rows) @ axes
+    if len(points):
+        along = points[np.abs(points).argmax(0), (0, 1)] if beside is None else (points * beside).sum(0)
+        points *= np.where(along < 0, -1.0, 1.0)
+    return points
+
+
+@dataclass(frozen=True)
+class NearUnused:
+    """Rows of tokens in use that are as near the mean unused row as unused rows are."""
+
+    reach: float  # 95 % of the unused rows lie within this Euclidean distance of the mean of the other ones
+    rows: Ids  # rows in use within it, nearest first
+    distance: Array  # of each to the mean of the unused ones
+    cosine: Array  # of each with it, rows less the table's mean
+    share: float  # of all rows in use
+
+
+def near_unused(table: TokenTable, unused: Ids) -> NearUnused:
+    """Compare every row with the mean of the unused ones; two passes."""
+    marked = np.zeros(table.rows, bool)
+    marked[unused] = True
+    total, centre = np.zeros(table.width), np.zeros(table.width)
+    for start, stop in table.spans():
+        rows = table.read(start, stop)
+        total += rows.sum(0)
+        centre += rows[marked[start:stop]].sum(0)
+    centre, mean = centre / len(unused), total / table.rows
+    distance, cosine = np.empty(table.rows), np.empty(table.rows)
+    for start, stop in table.spans():
+        rows, direction = table.read(start, stop), centre - mean
+        distance[start:stop] = np.linalg.norm(rows - centre, axis=1)
+        scale = np.linalg.norm(rows - mean, axis=1) * np.linalg.norm(direction)
+        cosine[start:stop] = (rows - mean) @ direction / np.where(scale > 0, scale, 1.0)
+    own = distance[marked] * len(unused) / (len(unused) - 1)  # to the mean of the others
+    reach = float(np.quantile(own, 0.95))
+    near = np.nonzero(~marked & (distance <= reach))[0]
+    near = near[np.argsort(distance[near], kind="stable")]
+    in_use = table.rows - len(unused)
+    return NearUnused(reach, near, distance[near], cosine[near], len(near) / in_use if in_use else 0.0)
+
+
+def saying_little(
+    name: str, table: StoredTable, unused: Ids | None, counts: Ids | None
+) -> tuple[list[Quantity], list[tuple[str, str, str]]]:
+    """(how many rows of a stored table say little, which ones: table, kind and rows).
+
+    Args:
+        name: of the table.
+        table: the table.
+        unused: rows that no text can produce, ascending; None where that is not known.
+        counts: of a text, [V]; None without one.
+    """
+    with doing(f"rows of {table.name}", table.tensor.nbytes):
+        scan = scan_rows(table.tensor)
+    repeated, many = sorted(scan.repeated, key=len, reverse=True), sum(map(len, scan.repeated))
+    found = [
+        Quantity(f"rows of zeros, {name}", len(scan.zero), main=False),
+        Quantity(f"rows equal to another, {name}", many, main=False, why=f"in {len(repeated)} groups"),
+    ]
+    which = [("zero", scan.zero[:SHOWN])] if scan.zero else []
+    which += [("equal", group[:SHOWN]) for group in repeated[:SHOWN]]
+    named = [(name, kind, ", ".join(f"#{row}" for row in rows)) for kind, rows in which]
+    if counts is not None:
+        unseen = int((counts == 0).sum())
+        found.append(Quantity(f"rows whose token the text lacks, {name}", unseen, main=False))
+    if unused is not None and len(unused) >= FEWEST_UNUSED:
+        near = near_unused(table, unused)
+        of = f"within {plain(near.reach, 3)} of the mean of {count(len(unused))} unused ones, as 95 % of these"
+        why = f"{of}: maybe untrained"
+        found += [
+            Quantity(f"rows in use near unused ones, {name}", len(near.rows), main=False, why=why),
+            Quantity(f"their share of rows in use, {name}", near.share, unit="%", main=False),
+        ]
+        nearest = zip(near.rows[:SHOWN], near.cosine[:SHOWN], strict=True)
+        rows = ", ".join(f"#{row} (cosine {plain(cosine, 3)})" for row, cosine in nearest)
+        named += [(name, "near unused ones", rows)] if rows else []
+    return found, named
