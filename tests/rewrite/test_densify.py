@@ -192,15 +192,6 @@ def test_untrained_corrections_leave_one_table(tmp_path):
         assert torch.equal(made["model.embed_tokens.weight"], old)
 
 
-def test_dry_run_measures_and_writes_nothing(tmp_path):
-    installed(tmp_path / "a", "factored:5")
-    foreseen = densify(tmp_path / "a", tmp_path / "b", dry_run=True)
-    assert not (tmp_path / "b").exists()
-    done = densify(tmp_path / "a", tmp_path / "b")
-    same = ("notes", "logit_change", "input_change", "bytes_after", "written", "dropped")
-    assert [getattr(foreseen, key) for key in same] == [getattr(done, key) for key in same]
-
-
 @pytest.mark.parametrize(("option", "words"), [("softcap=2", "no matrix"), ("bias", "no bias")])
 def test_what_no_table_can_hold(option, words, tmp_path):
     model = installed(tmp_path / "a", f"factored:5+{option}")
