@@ -30,7 +30,6 @@ def test_frequency_bins_are_decades():
     assert bin_of(counts).dtype == np.int64
     bins = frequency_bins(counts)
     assert [b.label for b in bins] == ["0", "1–9", "10–99", "100–999", "1000–9999", "≥10000"]
-    assert [(b.low, b.high) for b in bins] == [(0, 0), (1, 9), (10, 99), (100, 999), (1000, 9999), (10_000, None)]
     assert [b.tokens for b in bins] == [2] * 6
     assert sum(b.occurrences for b in bins) == counts.sum()
     assert bins[2].occurrences == 109

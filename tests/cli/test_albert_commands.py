@@ -64,15 +64,12 @@ REFUSED = [
     ),
     ("compare", ["--share=all,all:groups=1"], "an arm is given twice"),
     ("compare", ["--share=ffn", "--arms=tied+share=all"], "leave +share= out, or --share"),
-    ("compare", ["--share=all:groups=3"], "3 groups of 2 layers"),
     ("compare", ["--resume", "--share=ffn"], "--resume takes its settings from the run"),
     (
         "compare",
         ["--arms=factored:8+share=all,rank=4"],
         "unknown sharing 'all,rank=4' in 'all,rank=4'; write all:groups=2 or all+rank=4, say",
     ),
-    ("train", ["--set=heads=3"], "3 heads do not divide width 16"),
-    ("train", ["--set=length=4"], "rows of 4 tokens"),
     ("train", ["--share=none,ffn"], "2 boundaries (factored:64+share=none, factored:64+share=ffn) for one run"),
 ]
 

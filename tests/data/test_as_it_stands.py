@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from tiewise.core.errors import RunError
 from tiewise.data.corpus import prepare
 from tiewise.data.tokenizer import pieces, read_tokens
-from tiewise.training.settings import Settings
 
 SPLITS = ("train", "tune", "heldout")
 
@@ -122,10 +120,3 @@ def test_pieces_are_the_text_and_stay_short():
     documents = "".join(text + "\0" * ends for text, ends in found)
     assert documents == "".join(text + "\0" * ends for text, ends in texts)
     assert max(len(text) for text, _ in found) <= 1 << 16
-
-
-def test_split_is_a_setting(tmp_path):
-    assert Settings().split == "random"
-    assert Settings.of({"split": "contiguous"}, "x").checked().split == "contiguous"
-    with pytest.raises(RunError, match="split = 'last'; choose random or contiguous"):
-        Settings(split="last").checked()

@@ -2,6 +2,7 @@
 
 import inspect
 import io
+import json
 import os
 import sys
 import sysconfig
@@ -9,13 +10,14 @@ import tempfile
 import textwrap
 from pathlib import Path
 
+import datasets
+import huggingface_hub
+import pyarrow
+import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tiewise.core.errors import DataError
-from tiewise.data.documents import cut, decode
-from tiewise.data.sources import builtin_documents, open_sources
+from tiewise.data.sources import builtin_documents, open_sources, parse_hub_name
 
 PROSE = "\n\n".join(f"Paragraph {i} says {'word ' * (i % 40)}." for i in range(1000))
 
@@ -35,60 +37,7 @@ def stdin(monkeypatch, data):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
-# --- cutting and decoding -------------------------------------------------------------------------------------------
-
-
-@given(
-    text=st.text(alphabet="ab \n", max_size=400),
-    size=st.integers(1, 60),
-    steps=st.lists(st.integers(1, 50), min_size=1, max_size=20),
-)
-def test_cut_loses_nothing_and_keeps_its_sizes(text, size, steps):
-    pieces, start = [], 0
-    for step in steps:
-        pieces.append(text[start : start + step])
-        start += step
-    pieces.append(text[start:])
-    documents = list(cut(pieces, size))
-    assert "".join(documents) == text
-    assert all(0 < len(document) <= 3 * size for document in documents[:-1])
-    assert all(len(document) >= size for document in documents[:-1])
-
-
-def first(pieces):
-    return next(cut(pieces, 5))
-
-
-def test_cut_prefers_blank_lines_then_lines_then_spaces():
-    assert first(["aaaa bb\ncc\n\ndddddddddddddddd"]) == "aaaa bb\ncc\n\n"
-    assert first(["aaaa bb\nccddddddddddddddd"]) == "aaaa bb\n"
-    assert first(["aaaaa bb ccddddddddddddd"]) == "aaaaa "
-    assert first(["a" * 20]) == "a" * 15
-
-
-@given(
-    text=st.text(alphabet="aé€𝄞\r\n", max_size=60),
-    block=st.integers(1, 7),
-)
-@settings(max_examples=200)
-def test_decode_equals_decoding_whole(text, block):
-    pieces = "".join(decode(io.BytesIO(text.encode()), "x", block))
-    assert pieces == text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-@given(before=st.text(alphabet="aé€𝄞", max_size=30), block=st.integers(1, 9), bad=st.sampled_from([b"\xff", b"\0"]))
-def test_decode_names_the_first_byte_that_is_not_text(before, block, bad):
-    data = before.encode() + bad + b"after" * 3
-    with pytest.raises(DataError, match=rf"byte {len(before.encode())} "):
-        list(decode(io.BytesIO(data), "x", block))
-
-
-def test_decode_refuses_a_character_that_breaks_off():
-    with pytest.raises(DataError, match="byte 2 cannot be read"):
-        list(decode(io.BytesIO("ab€".encode()[:-1]), "x"))
-
-
-# --- what a text may be ---------------------------------------------------------------------------------------------
+# what a text may be
 
 
 def test_file_is_cut_into_about_a_hundred_documents(tmp_path):
@@ -104,14 +53,9 @@ def test_large_file_is_cut_at_ten_thousand_characters(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(PROSE * 20)
     sizes = [len(document) for document in texts(str(path))]
-    assert min(sizes[:-1]) >= 10_000
-    assert max(sizes[:-1]) < 10_300  # the longest paragraph is below 300
+    assert 10_000 <= min(sizes[:-1]) <= max(sizes[:-1]) < 10_300  # the longest paragraph is below 300
     assert sizes[-1] <= 20_000
-
-
-def test_byte_order_mark_and_line_ends_are_dropped(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r")
+    path.write_bytes(b"\xef\xbb\xbfone\r\ntwo\r")  # byte order mark and line ends
     assert texts(str(path)) == ["one\ntwo\n"]
 
 
@@ -139,21 +83,10 @@ def test_glob(tmp_path):
     assert texts(f"{tmp_path}/**/*.txt") == ["from 1.txt", "from 2.txt", "from sub/3.txt"]
 
 
-def test_file_whose_name_looks_like_a_pattern(tmp_path):
-    path = tmp_path / "a[1].txt"
-    path.write_text("here")
-    assert texts(str(path)) == ["here"]
-
-
-def test_standard_input(monkeypatch):
-    stdin(monkeypatch, b"piped text")
-    assert texts("-") == ["piped text"]
-
-
 def test_several_texts_keep_their_order(tmp_path, monkeypatch):
-    (tmp_path / "a.txt").write_text("from a")
+    (tmp_path / "a[1].txt").write_text("from a")  # its name looks like a pattern
     stdin(monkeypatch, b"piped")
-    assert texts("-", str(tmp_path / "a.txt")) == ["piped", "from a"]
+    assert texts("-", str(tmp_path / "a[1].txt")) == ["piped", "from a"]
 
 
 def test_fifo_streams_once(tmp_path):
@@ -166,7 +99,7 @@ def test_fifo_streams_once(tmp_path):
     os.wait()
 
 
-# --- what it may not be ---------------------------------------------------------------------------------------------
+# what it may not be
 
 
 def test_missing_file_is_said_at_once(tmp_path):
@@ -174,15 +107,18 @@ def test_missing_file_is_said_at_once(tmp_path):
         open_sources([str(tmp_path / "none.txt")])
 
 
-def test_broken_files(tmp_path):
-    (tmp_path / "empty.txt").write_text("")
-    refuse(r"the file '.*empty.txt' is empty; give", str(tmp_path / "empty.txt"))
-    (tmp_path / "white.txt").write_text(" \n\n\t")
-    refuse(r"'.*white.txt' holds no text; give", str(tmp_path / "white.txt"))
-    (tmp_path / "nul.txt").write_bytes(b"abc\0")
-    refuse(r"nul.txt is a binary file: byte 3 is zero; give UTF-8", str(tmp_path / "nul.txt"))
-    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
-    refuse(r"latin.txt is not UTF-8 text: byte 3 cannot be read; give UTF-8", str(tmp_path / "latin.txt"))
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (b"", r"the file '.*a.txt' is empty; give"),
+        (b" \n\n\t", r"'.*a.txt' holds no text; give"),
+        (b"abc\0", r"a.txt is a binary file: byte 3 is zero; give UTF-8"),
+        (b"caf\xe9", r"a.txt is not UTF-8 text: byte 3 cannot be read; give UTF-8"),
+    ],
+)
+def test_broken_files(tmp_path, data, match):
+    (tmp_path / "a.txt").write_bytes(data)
+    refuse(match, str(tmp_path / "a.txt"))
 
 
 def test_broken_folders_and_patterns(tmp_path):
@@ -191,13 +127,6 @@ def test_broken_folders_and_patterns(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     refuse(r"cannot read '.*loop': ", str(tmp_path / "loop"))
     refuse(r"cannot read '.*File name too long", "word " * 100)
-
-
-def test_standard_input_without_text(monkeypatch):
-    stdin(monkeypatch, b"")
-    refuse("'-' holds no text", "-")
-    stdin(monkeypatch, b"a\xffb")
-    refuse("standard input is not UTF-8 text: byte 1", "-")
 
 
 @pytest.fixture
@@ -234,6 +163,130 @@ def test_no_permission(locked, ordinary_user):
     refuse(r"no permission to read '.*'; change its mode", str(locked))
 
 
+# rows of tables and of datasets
+
+ROWS = [{"text": "first row", "other": "1st", "n": 1}, {"text": None, "other": "2nd", "n": 2}]
+ROWS += [{"text": "third\n\nrow", "other": "3rd", "n": 3}]
+
+
+@pytest.fixture
+def jsonl(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+    return path
+
+
+@pytest.fixture
+def parquet(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=1)
+    return path
+
+
+@pytest.fixture(params=["jsonl", "parquet"])
+def rows(request):
+    return request.getfixturevalue(request.param)
+
+
+def test_rows_are_documents(rows):
+    assert texts(str(rows)) == ["first row", "third\n\nrow"]
+    assert texts(f"{rows}:text") == ["first row", "third\n\nrow"]
+    assert texts(f"{rows}:other") == ["1st", "2nd", "3rd"]
+    assert texts(f"{rows.parent}/*{rows.suffix}:other") == ["1st", "2nd", "3rd"]
+
+
+def test_missing_and_wrong_fields(jsonl, parquet):
+    refuse(r"rows.jsonl, line 1: no field 'body'; .* fields seen: text, other, n$", f"{jsonl}:body")
+    refuse(r"rows.jsonl, line 1: field 'n' is a int, not a string; name a field", f"{jsonl}:n")
+    refuse(r"rows.parquet: no column 'body'; .* columns: text, other, n$", f"{parquet}:body")
+    refuse(r"rows.parquet: column 'n' holds int64, not strings; name a column", f"{parquet}:n")
+
+
+@pytest.mark.parametrize(
+    ("line", "match"),
+    [
+        (b'{"text": ', r"line 2: not JSON \(Expecting value"),
+        (b"[1, 2]", "line 2: not a JSON object; write one object per line"),
+        (b'{"text": "\xff"}', r"line 2: not JSON \(not UTF-8\)"),
+        (b"[" * 100_000, "line 2: nested too deeply"),
+    ],
+)
+def test_bad_line_is_named(tmp_path, line, match):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
+    refuse(match, str(path))
+
+
+def test_not_a_table(tmp_path):
+    path = tmp_path / "bad.parquet"
+    path.write_text("plain text that calls itself something else")
+    refuse(r"bad.parquet cannot be read as Parquet: ", str(path))
+    refuse(r"no file or folder '.*none.parquet'", f"{tmp_path}/none.parquet:text")
+    (tmp_path / "null.jsonl").write_text('{"text": null}\n{"text": " "}\n')
+    refuse(r"'.*null.jsonl' holds no text", str(tmp_path / "null.jsonl"))
+
+
+# hf:
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch, tmp_path_factory):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        rows = [{"text": f"{split} {i}", "n": i} for i in range(4)]
+        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "data"
+
+
+def test_dataset_folder_and_splits(folder):
+    assert texts(f"hf:{folder}") == [f"train {i}" for i in range(4)]
+    assert texts(f"hf:{folder}:test") == [f"test {i}" for i in range(4)]
+    assert texts(f"hf:{folder}:train[:2]") == ["train 0", "train 1"]
+
+
+def test_saved_datasets(tmp_path):
+    one = datasets.Dataset.from_dict({"text": ["a", "b"]})
+    one.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": one, "test": one.select([1])}).save_to_disk(tmp_path / "both")
+    assert texts(f"hf:{tmp_path}/one") == ["a", "b"]
+    assert texts(f"hf:{tmp_path}/both") == ["a", "b"]
+    assert texts(f"hf:{tmp_path}/both:test") == ["b"]
+
+
+def test_the_only_column_of_strings_is_taken(tmp_path):
+    datasets.Dataset.from_dict({"n": [1, 2], "body": ["a", "b"]}).save_to_disk(tmp_path / "one")
+    assert texts(f"hf:{tmp_path}/one") == ["a", "b"]
+    datasets.Dataset.from_dict({"title": ["t"], "body": ["a"]}).save_to_disk(tmp_path / "two")
+    refuse(r"no column 'text', and 2 others hold text; save .* columns: title, body", f"hf:{tmp_path}/two")
+
+
+def test_datasets_that_are_not_there(folder):
+    refuse(r"hf:.*:nope cannot be read: .*nope.*; check the split", f"hf:{folder}:nope")
+    refuse(r"hf:./none/there: no folder './none/there'; write hf:owner", "hf:./none/there")
+    refuse(r"hf:owner/none:train cannot be read: .*; check the name and the network; offline", "hf:owner/none:train")
+
+
+@pytest.mark.parametrize("name", ["", ":train", "a//b", "a/b/c/d"])
+def test_names_that_cannot_be(name):
+    refuse(r"does not name a dataset; write hf:owner/name", f"hf:{name}")
+
+
+def test_names():
+    assert parse_hub_name("owner/name") == ("owner/name", None, "train", None)
+    assert parse_hub_name("owner/name/config:validation[:1%]") == ("owner/name", "config", "validation[:1%]", None)
+    assert parse_hub_name("name:test") == ("name", None, "test", None)
+
+
+# what Python carries
+
+
 @pytest.fixture(scope="module")
 def documents():
     loaded = set(sys.modules)
@@ -242,25 +295,17 @@ def documents():
     return {document.name: document.text for document in found}
 
 
-def test_holds_topics_and_docstrings(documents):
+def test_builtin_holds_topics_then_docstrings_of_this_python_alone(documents):
     assert "for_stmt" in documents["topic for"] or "iterable" in documents["topic for"]
     assert inspect.getdoc(textwrap.dedent) in documents["module textwrap.py"]
     assert inspect.getdoc(textwrap.TextWrapper) in documents["module textwrap.py"]
     assert "module turtle.py" in documents
     assert sum(map(len, documents.values())) > 1_000_000
-
-
-def test_leaves_out_tests_and_other_packages(documents):
-    names = [name.removeprefix("module ").split("/") for name in documents if name.startswith("module ")]
-    assert names
-    for parts in names:
+    topics = [name for name in documents if name.startswith("topic ")]
+    assert list(documents)[: len(topics)] == sorted(topics)
+    for name in list(documents)[len(topics) :]:
+        parts = name.removeprefix("module ").split("/")
         assert {"site-packages", "test", "tests", "idle_test"}.isdisjoint(parts)
-
-
-def test_sorted_topics_before_modules(documents):
-    names = list(documents)
-    topics = [name for name in names if name.startswith("topic ")]
-    assert names[: len(topics)] == sorted(topics)
 
 
 def test_docstrings_in_reading_order_with_nested_ones(tmp_path, monkeypatch):

@@ -137,7 +137,7 @@ def test_training_accuracy_is_of_the_first_predicted_tokens(settings, text, job)
     scattered = torch.full((600, 3), -100)
     scattered[:, 1] = labels
     judged = albert._sampled(head(hidden.requires_grad_()), scattered)
-    assert judged.tolist() == [float(i % 3 == 0) for i in range(albert.SAMPLE)]
+    assert judged.tolist() == [i % 3 == 0 for i in range(albert.SAMPLE)]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])

@@ -12,15 +12,15 @@ from tests.training.conftest import differing
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from tiewise.core.errors import DataError, RunError, TiewiseError
+from tiewise.core.errors import DataError, TiewiseError
 from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.word_corpus import prepare_words
 from tiewise.training.kinds import recurrent
-from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_plan
+from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_steps
 from tiewise.training.run import train
 from tiewise.training.settings import FILE, Settings, recipe, recipes
-from tiewise.training.streams import Steps, measure_streams, plan, side_by_side
+from tiewise.training.streams import Steps, measure_streams, side_by_side
 from tiewise.training.trainer import Job
 
 BATCH, LENGTH, WIDTH = 4, 6, 10
@@ -186,18 +186,18 @@ def test_every_word_but_the_first_is_predicted_once(count, parallel):
 
 def test_steps_are_contiguous_in_every_stream():
     tokens = np.arange(103)
-    steps = Steps(tokens, 4, plan(103, 4, 7, 2))
+    steps = Steps(tokens, 4, 7, 2)
     half = len(steps) // 2
     seen = torch.cat([steps[i]["input_ids"] for i in range(half)], 1)
     assert torch.equal(seen, torch.arange(100).view(4, 25)[:, :-1])
     assert all(torch.equal(s["labels"], s["input_ids"] + 1) for s in steps)
     assert [bool(s["begins"]) for s in steps] == ([True] + [False] * (half - 1)) * 2
-    assert [i for i in range(len(steps)) if steps.plan.ends_epoch(i)] == [half - 1, 2 * half - 1]
-    assert steps.plan.words(4)[half - 1] == 4 * 24
+    assert [i for i in range(len(steps)) if steps.ends_epoch(i)] == [half - 1, 2 * half - 1]
+    assert steps.words()[half - 1] == 4 * 24
 
 
 def test_varied_lengths_cover_each_epoch_and_come_of_the_seed():
-    first, again, other = (plan(40_000, 4, 70, 2, vary=seed) for seed in (1, 1, 2))
+    first, again, other = (Steps(np.arange(40_000), 4, 70, 2, vary=seed) for seed in (1, 1, 2))
     assert np.array_equal(first.lengths, again.lengths)
     assert not np.array_equal(first.lengths[:50], other.lengths[:50])
     for epoch in (0, 1):
@@ -210,7 +210,7 @@ def test_varied_lengths_cover_each_epoch_and_come_of_the_seed():
 
 def test_too_few_words_for_the_streams():
     with pytest.raises(DataError, match="too few for 20 streams"):
-        plan(39, 20, 35, 1)
+        Steps(np.arange(39), 20, 35, 1)
 
 
 VARIANTS = {
@@ -250,7 +250,7 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, built, tmp_path, 
     told = iter([3.0, 2.0, 2.5, 2.0, 9.0])
     kept = []
     chosen = settings(epochs=5, steps=1000, anneal="plateau", decay=0.25, keep="best")
-    steps = run_plan(chosen, words, 1)
+    steps = run_steps(chosen, words, 1)
     installed = built(chosen)
 
     class Nll:
@@ -296,7 +296,7 @@ def test_what_a_run_leaves_loads_everywhere(words, job, tmp_path):
     assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
     assert result.predicted_initial_nll == pytest.approx(math.log(words.vocab))
     assert result.initial_nll == pytest.approx(result.predicted_initial_nll, abs=0.05)
-    assert result.curve[-1].tokens == BATCH * sum(run_plan(settings(epochs=2), words, 1).lengths)
+    assert result.curve[-1].tokens == BATCH * sum(run_steps(settings(epochs=2), words, 1).lengths)
 
 
 @pytest.mark.parametrize("name", [name for name in recipes() if recipe(name)["model"] != "albert"])
@@ -373,13 +373,6 @@ def test_every_share_that_is_dropped_reaches_its_place():
     shares = {name: (i + 1) / 10 for i, name in enumerate(places)}
     config = recurrent_config(settings(**shares), 10)
     assert {name: getattr(config, place) for name, place in places.items()} == shares
-
-
-def test_recurrent_settings_need_a_recipe():
-    with pytest.raises(RunError, match=r"unknown setting 'epochs' in the settings; .* for those of other models add"):
-        Settings.of({"epochs": 3})
-    with pytest.raises(RunError, match="no recipe 'lstm'"):
-        recipe("lstm")
 
 
 def test_a_vocabulary_of_two_widths_is_refused_where_tied(built):

@@ -16,11 +16,7 @@ CHUNK = 1 << 22  # tokens counted at once
 
 
 def token_counts(tokens: np.ndarray, vocab: int, chunk: int = CHUNK) -> np.ndarray:
-    """Return how often each token occurs, int64[V], from `tokens` of any size.
-
-    Raises:
-        DataError: where a token is outside the vocabulary.
-    """
+    """Return how often each token occurs, int64[V], from `tokens` of any size; a DataError for one outside of V."""
     counts = np.zeros(vocab, np.int64)
     for start in range(0, len(tokens), chunk):
         found = np.bincount(tokens[start : start + chunk], minlength=vocab)
@@ -32,28 +28,19 @@ def token_counts(tokens: np.ndarray, vocab: int, chunk: int = CHUNK) -> np.ndarr
 
 @dataclass(frozen=True)
 class FrequencyBin:
-    """Tokens that occur `low` to `high` times in training, both included; `high` is None in the last bin.
+    """The tokens of one decade of training counts."""
 
-    `tokens` is how many entries of the vocabulary these are, `occurrences` how often they occur together.
-    """
-
-    low: int
-    high: int | None
     label: str
-    tokens: int = 0
-    occurrences: int = 0
+    tokens: int  # entries of the vocabulary
+    occurrences: int  # how often they occur together
 
 
 def frequency_bins(counts: np.ndarray) -> list[FrequencyBin]:
-    """Return the decades of training counts, int64[V]: 0, 1–9, … 1000–9999, ≥10000; empty ones too."""
+    """Return the decades of training counts [V]: 0, 1–9, … 1000–9999, ≥10000; empty ones too."""
     where = bin_of(counts)
-    bins = []
-    for index, low in enumerate((0, *_EDGES)):
-        high = _EDGES[index] - 1 if index < len(_EDGES) else None
-        label = f"≥{low}" if high is None else f"{low}–{high}" if high else "0"
-        inside = counts[where == index]
-        bins.append(FrequencyBin(low, high, label, len(inside), int(inside.sum())))
-    return bins
+    labels = ["0", *(f"{low}–{10 * low - 1}" for low in _EDGES[:-1]), f"≥{_EDGES[-1]}"]
+    inside = [counts[where == index] for index in range(len(labels))]
+    return [FrequencyBin(label, len(some), int(some.sum())) for label, some in zip(labels, inside, strict=True)]
 
 
 def bin_of(counts: np.ndarray) -> np.ndarray:
@@ -65,17 +52,15 @@ def bin_of(counts: np.ndarray) -> np.ndarray:
 class Bigram:
     """Two tokens that follow each other one way more than the other.
 
-    `forward` counts left-right, `backward` right-left; `p_forward` = p(next is right | left) and
-    `p_backward` = p(next is left | right) are the two cells of the bigram table that a symmetric direct path,
-    W_U after a tied W_E, cannot tell apart.
+    The two shares are cells of the bigram table that a symmetric direct path, W_U after a tied W_E, cannot tell apart.
     """
 
     left: int
     right: int
-    forward: int
-    backward: int
-    p_forward: float
-    p_backward: float
+    forward: int  # times that left, right occurs
+    backward: int  # times that right, left does
+    p_forward: float  # p(next is right | left)
+    p_backward: float  # p(next is left | right)
 
 
 def asymmetric_bigrams(
@@ -97,28 +82,23 @@ def asymmetric_bigrams(
     counts = token_counts(tokens, vocab, chunk)
     ranked = np.argsort(-counts, kind="stable")
     frequent = ranked[(ranked != (-1 if eos_id is None else eos_id)) & (counts[ranked] > 0)][:paired]
-    pairs = _pair_counts(tokens, frequent, vocab, chunk)
-    rates = pairs / counts[frequent][:, None]
-    gain = np.where(pairs >= minimum, rates - rates.T, 0.0)
-    best = np.argsort(-gain, axis=None, kind="stable")[:top]
-    found = []
-    for left, right in zip(*np.unravel_index(best, gain.shape), strict=True):
-        if gain[left, right] > 0:
-            ids = (int(frequent[left]), int(frequent[right]))
-            both = (int(pairs[left, right]), int(pairs[right, left]))
-            found.append(Bigram(*ids, *both, float(rates[left, right]), float(rates[right, left])))
-    return found
-
-
-def _pair_counts(tokens: np.ndarray, frequent: np.ndarray, vocab: int, chunk: int) -> np.ndarray:
-    """Return how often frequent[i] is followed by frequent[j], int64[K, K]."""
+    # how often frequent[i] is followed by frequent[j], int64[K, K]
     size = len(frequent)
     place = np.full(vocab, -1, np.int64)
     place[frequent] = np.arange(size)
-    pairs = np.zeros(size * size, np.int64)
+    flat = np.zeros(size * size, np.int64)
     for start in range(0, len(tokens) - 1, chunk):
         places = place[tokens[start : start + chunk + 1]]
         left, right = places[:-1], places[1:]
         known = (left >= 0) & (right >= 0)
-        pairs += np.bincount(left[known] * size + right[known], minlength=size * size)
-    return pairs.reshape(size, size)
+        flat += np.bincount(left[known] * size + right[known], minlength=size * size)
+    pairs = flat.reshape(size, size)
+    rates = pairs / counts[frequent][:, None]
+    gain = np.where(pairs >= minimum, rates - rates.T, 0.0)
+    best = np.argsort(-gain, axis=None, kind="stable")[:top]
+    found = []
+    for i, j in zip(*np.unravel_index(best, gain.shape), strict=True):
+        if gain[i, j] > 0:
+            counted = int(pairs[i, j]), int(pairs[j, i])
+            found.append(Bigram(int(frequent[i]), int(frequent[j]), *counted, float(rates[i, j]), float(rates[j, i])))
+    return found

@@ -16,6 +16,7 @@ import shutil
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -53,11 +54,7 @@ class PreparedText:
     eos_id: int  # the token after every document
 
     def split(self, name: str) -> np.ndarray:
-        """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N].
-
-        Raises:
-            DataError: on another name.
-        """
+        """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N]."""
         if name not in SPLITS:
             raise DataError(f"no split {name!r}", f"choose one of {', '.join(SPLITS)}")
         return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
@@ -92,6 +89,18 @@ def load_prepared(folder: Path) -> PreparedText:
         if not file.is_file() or file.stat().st_size != count * token_type(prepared.vocab).itemsize:
             raise DataError(f"{str(file)!r} does not hold the {count} tokens that {FACTS} names", again)
     return prepared
+
+
+@contextmanager
+def building(folder: Path) -> Iterator[Path]:
+    """Make a folder below `folder` to work in, which goes at the end whatever happens."""
+    work = folder / ".building"
+    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
+    work.mkdir(parents=True)
+    try:
+        yield work
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def put_in_place(work: Path, folder: Path, facts: dict[str, Any]) -> None:
@@ -213,10 +222,7 @@ def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:
 
 def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], length: int) -> None:
     """Prepare `sources` in `folder` as `request` says; where that fails, the folder holds what it held before."""
-    work = folder / ".building"
-    shutil.rmtree(work, ignore_errors=True)  # of a process that was killed
-    work.mkdir()
-    try:
+    with building(folder) as work:
         kind = request["tokenizer"]
         # one that needs no training text is refused, if it must be, before gigabytes are read
         tokenizer = None if bpe_size(kind) else make_tokenizer(kind)
@@ -256,8 +262,6 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         }
         _check_length(facts, length)
         put_in_place(work, folder, facts)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def _check_length(facts: dict[str, Any], length: int) -> None:
@@ -268,11 +272,9 @@ def _check_length(facts: dict[str, Any], length: int) -> None:
         return
     needed = {name: length * (2 if name == "train" else 1) for name in SPLITS}
     short = next(name for name in SPLITS if tokens[name] < needed[name])
-    raise DataError(
-        f"the text has {sum(tokens.values())} tokens, {tokens[short]} of them for {short}; "
-        f"needs at least {needed[short]} there for length {length}",
-        f"give more text, or a length of at most {fits}" if fits else "give more text",
-    )
+    what = f"the text has {sum(tokens.values())} tokens, {tokens[short]} of them for {short}"
+    fix = f"give more text, or a length of at most {fits}" if fits else "give more text"
+    raise DataError(f"{what}; needs at least {needed[short]} there for length {length}", fix)
 
 
 class _Spool:
@@ -297,24 +299,17 @@ class _Spool:
 
     def read(self, indices: np.ndarray) -> Iterator[tuple[str, bool]]:
         """Yield the parts of `indices`, which ascend, and whether each is the last of its document among them."""
-        for data, ends in self._read(indices):
-            yield data.decode("utf-8"), ends
-
-    def facts(self, indices: np.ndarray) -> dict[str, Any]:
-        """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
-        digest = sha256()
-        size = count = 0
-        for data, ends in self._read(indices):
-            size += len(data)
-            count += ends
-            digest.update(data)
-            digest.update(b"\0" * ends)
-        characters = int(self.characters[indices].sum())
-        return {"documents": count, "characters": characters, "bytes": size, "sha256": digest.hexdigest()}
-
-    def _read(self, indices: np.ndarray) -> Iterator[tuple[bytes, bool]]:
         last = np.diff(self._numbers[indices], append=-1) != 0
         with self._path.open("rb") as file:
             for index, ends in zip(indices, last.tolist(), strict=True):
                 file.seek(self._ends[index])
-                yield file.read(self._ends[index + 1] - self._ends[index]), ends
+                yield file.read(self._ends[index + 1] - self._ends[index]).decode(), ends
+
+    def facts(self, indices: np.ndarray) -> dict[str, Any]:
+        """Return documents, characters, bytes, and the sha256 of the documents, each followed by a zero byte."""
+        digest, documents = sha256(), 0
+        for text, ends in self.read(indices):
+            documents += ends
+            digest.update(text.encode() + b"\0" * ends)
+        characters, size = int(self.characters[indices].sum()), int(np.diff(self._ends)[indices].sum())
+        return {"documents": documents, "characters": characters, "bytes": size, "sha256": digest.hexdigest()}

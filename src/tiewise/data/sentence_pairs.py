@@ -127,55 +127,32 @@ class Sentences:
 
 def find_sentences(tokens: np.ndarray, vocabulary: Vocabulary, eos: int) -> Sentences:
     """Find the sentences of a stream [N] whose documents end with `eos`; `eos` itself is in none."""
-    starts: list[Ints] = []
-    ends: list[Ints] = []
-    counts: list[int] = []
-    begin = 0
+    starts, ends, counts, begin = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [0], 0
     for stop in [*np.flatnonzero(tokens == eos).tolist(), len(tokens)]:
-        if stop > begin:
-            pieces = [vocabulary.pieces[i] for i in tokens[begin:stop].tolist()]
-            # (first, behind the last) token that is not blank of every piece that begins at a cut and has one
-            cuts, blank = _sentence_cuts(pieces), vocabulary.blank[tokens[begin:stop]]
-            solid = np.flatnonzero(~blank)
-            low, high = np.searchsorted(solid, cuts), np.searchsorted(solid, np.append(cuts[1:], len(blank)))
-            some = high > low
-            first, behind = solid[low[some]], solid[high[some] - 1] + 1
-            starts.append(begin + first)
-            ends.append(begin + behind)
-            counts.append(len(first))
+        pieces = [vocabulary.pieces[i] for i in tokens[begin:stop].tolist()]
+        text, after = b"".join(pieces), []
+        for match in _END.finditer(text):
+            word = _WORD.search(text, max(0, match.start() - 12), match.start())
+            before = b"" if word is None else word[0]
+            abbreviates = before.lower() in _TITLES or (len(before) == 1 and before != b"I")
+            if match["mark"] != b"." or not abbreviates:
+                after.append(match.end())
+        # first tokens of its sentences, then (first, behind the last) token that is not blank, where there is one
+        cuts = np.unique(np.append(0, np.searchsorted(np.cumsum([0, *map(len, pieces)][:-1]), after)))
+        solid = np.flatnonzero(~vocabulary.blank[tokens[begin:stop]])
+        low, high = np.searchsorted(solid, cuts), np.searchsorted(solid, np.append(cuts[1:], len(pieces)))
+        some = high > low
+        if some.any():
+            starts.append(begin + solid[low[some]])
+            ends.append(begin + solid[high[some] - 1] + 1)
+            counts.append(int(some.sum()))
         begin = stop + 1
-    empty = np.zeros(0, np.int64)
-    return Sentences(
-        vocabulary,
-        tokens,
-        np.concatenate([empty, *starts]),
-        np.concatenate([empty, *ends]),
-        np.concatenate([[0], np.cumsum([n for n in counts if n])]).astype(np.int64),
-    )
-
-
-def _sentence_cuts(pieces: list[bytes]) -> Ints:
-    """First tokens of a document's sentences."""
-    text = b"".join(pieces)
-    begins = np.cumsum([0, *map(len, pieces)][:-1])
-    found = []
-    for match in _END.finditer(text):
-        word = _WORD.search(text, max(0, match.start() - 12), match.start())
-        before = b"" if word is None else word[0]
-        abbreviates = before.lower() in _TITLES or (len(before) == 1 and before != b"I")
-        if match["mark"] != b"." or not abbreviates:
-            found.append(match.end())
-    cuts = np.unique(np.append(0, np.searchsorted(begins, found)))
-    return cuts[cuts < len(pieces)].astype(np.int64)
+    return Sentences(vocabulary, tokens, np.concatenate(starts), np.concatenate(ends), np.cumsum(counts))
 
 
 @dataclass(frozen=True)
 class Packing:
-    """How pairs are made.
-
-    Raises:
-        DataError: a value out of range.
-    """
+    """How pairs are made."""
 
     length: int = 128  # T, tokens of a row, marks included
     objective: str = "sop"
@@ -197,43 +174,25 @@ class Packing:
         return self.length - AROUND
 
 
-@dataclass(frozen=True)
-class SentencePairs:
-    """Pairs by their sentences: A is first … middle − 1, B middle … last − 1, all [P].
-
-    `label` is 1 where they are as in the document. Where it is 0 under nsp, B is other … other_last − 1 instead.
-    """
-
-    first: Ints
-    middle: Ints
-    last: Ints
-    label: Ints
-    other: Ints
-    other_last: Ints
-
-    def __len__(self) -> int:
-        return len(self.first)
-
-
-def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> SentencePairs:
+def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
     """Pack a split once, in an order and with labels of its own draw.
 
-    Raises:
-        DataError: no document has two sentences, or nsp in fewer than two documents.
+    Returns:
+        pairs by their sentences [P, 6]: A is first … middle − 1, B middle … last − 1; the label is 1 where they are as
+        in the document; where it is 0 under nsp, B is other … other's last − 1 instead.
     """
     spans = _packed(sentences, packing, draw)
     if not len(spans):
         what = f"no document has two sentences ({len(sentences.documents) - 1} documents, {len(sentences)} sentences)"
         raise DataError(what, "give text of several sentences per document; a sentence ends with . ! or ?")
-    spans = spans[draw.permutation(len(spans))]
-    first, last = spans[:, 0], spans[:, 1]
+    first, last = spans[draw.permutation(len(spans))].T
     middle = draw.integers(first + 1, last)
     order = packing.in_order if packing.objective != "none" else 1.0
-    label = (draw.random(len(spans)) < order).astype(np.int64)
-    other = other_last = np.zeros(len(spans), np.int64)
+    label = (draw.random(len(first)) < order).astype(np.int64)
+    other = other_last = np.zeros(len(first), np.int64)
     if packing.objective == "nsp":
         other, other_last = _strangers(sentences, middle, last, draw)
-    return SentencePairs(first, middle, last, label, other, other_last)
+    return np.stack([first, middle, last, label, other, other_last], axis=1)
 
 
 def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -> Ints:
@@ -278,19 +237,17 @@ def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.G
     return other, np.clip(until, other + 1, theirs)
 
 
-def segments(
-    sentences: Sentences, pairs: SentencePairs, index: int, packing: Packing, draw: np.random.Generator
-) -> tuple[Ints, Ints]:
+def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random.Generator) -> tuple[Ints, Ints]:
     """(A, B) of a pair as tokens, in the order that the model reads, within the room of a row."""
-    first, middle, last = int(pairs.first[index]), int(pairs.middle[index]), int(pairs.last[index])
-    a, b = sentences.between(first, middle), sentences.between(middle, last)
-    if packing.objective == "nsp" and not pairs.label[index]:
-        b = sentences.between(int(pairs.other[index]), int(pairs.other_last[index]))
+    first, middle, last, label, other, other_last = pair.tolist()
+    stranger = packing.objective == "nsp" and not label
+    a = sentences.between(first, middle)
+    b = sentences.between(other, other_last) if stranger else sentences.between(middle, last)
     if len(a) + len(b) > packing.room:
         half = (packing.room + int(draw.integers(2))) // 2
         keep_a = min(len(a), max(packing.room - len(b), half))
         a, b = _torn(a, keep_a, draw), _torn(b, packing.room - keep_a, draw)
-    return (b, a) if packing.objective == "sop" and not pairs.label[index] else (a, b)
+    return (b, a) if packing.objective == "sop" and not label else (a, b)
 
 
 def _torn(segment: Ints, keep: int, draw: np.random.Generator) -> Ints:

@@ -93,11 +93,7 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
 
 
 def bpe_size(kind: str) -> int | None:
-    """Return N of `bpe:N`, and None for every other kind.
-
-    Raises:
-        DataError: where N is no number, or too small for the bytes.
-    """
+    """Return N of `bpe:N`, and None for every other kind; a DataError where N is no number, or too small."""
     if kind != "bpe" and not kind.startswith("bpe:"):
         return None
     number = kind.partition(":")[2]
@@ -246,11 +242,7 @@ def read_tokens(
 
 
 def windows(ids: Ids, length: int, count: int) -> Ids:
-    """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping.
-
-    Raises:
-        DataError: the text is shorter than that.
-    """
+    """Cut `count` windows [count, length], evenly apart over the whole stream and not overlapping."""
     whole = len(ids) // length
     if whole < count:
         what = f"the text has {len(ids):,} tokens, {count} windows of {length} need {count * length:,}"

@@ -38,7 +38,6 @@ from tiewise.data.corpus import FACTS, TOKENIZER, PreparedText, load_prepared, t
 from tiewise.data.sentence_pairs import (
     MARKS,
     Packing,
-    SentencePairs,
     Sentences,
     Vocabulary,
     find_sentences,
@@ -54,9 +53,6 @@ class Blocks(Dataset):
     """`{"input_ids": int64[length], "labels": int64[length]}` for every block; labels are the inputs, not shifted.
 
     Tokens [N] that are memory-mapped are opened again by each worker, not copied.
-
-    Raises:
-        DataError: where there is not one block.
     """
 
     def __init__(self, tokens: np.ndarray, length: int):
@@ -91,11 +87,7 @@ class Blocks(Dataset):
 
 
 def mark(text: PreparedText) -> PreparedText:
-    """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk.
-
-    Raises:
-        DataError: so many tokens that the text would have to be written anew.
-    """
+    """Give a prepared text's tokenizer the marks that it lacks, as new tokens behind all others, on disk."""
     tokenizer = AutoTokenizer.from_pretrained(str(text.folder / TOKENIZER), local_files_only=True)
     missing = {name: piece for name, piece in MARKS.items() if getattr(tokenizer, name) is None}
     if not missing:
@@ -118,11 +110,7 @@ def split_sentences(text: PreparedText, split: str, most: int | None = None) -> 
 
 @dataclass(frozen=True)
 class Masking:
-    """How tokens are masked.
-
-    Raises:
-        DataError: a number out of range.
-    """
+    """How tokens are masked."""
 
     share: float = 0.15  # of a sequence's tokens that are predicted
     longest: int = 3  # words of the longest run
@@ -158,14 +146,11 @@ def choose(words: Ints, options: Masking, draw: np.random.Generator) -> NDArray[
     those that may be, one or more, less what no whole word fits in; where not one word fits, the beginning of one.
     """
     chosen = np.zeros(len(words), bool)
-    numbers, starts = np.unique(words, return_index=True)
-    if len(numbers) and numbers[0] < 0:
-        numbers, starts = numbers[1:], starts[1:]
-    sizes = np.bincount(words[words >= 0])[numbers] if len(numbers) else numbers
-    left = max(1, round(options.share * int(sizes.sum()))) if len(numbers) else 0
-    order = draw.permutation(len(numbers)).tolist()
-    runs = (1 + draw.choice(options.longest, len(numbers), p=options.lengths)).tolist()
-    at, counts, begin = numbers.tolist(), sizes.tolist(), starts.tolist()
+    numbers, *places = np.unique(words, return_index=True, return_counts=True)
+    at, begin, counts = (found[numbers >= 0].tolist() for found in (numbers, *places))
+    left = max(1, round(options.share * sum(counts))) if at else 0
+    order = draw.permutation(len(at)).tolist()
+    runs = (1 + draw.choice(options.longest, len(at), p=options.lengths)).tolist()
     taken = [False] * len(at)
     for first, run in zip(order, runs, strict=True):
         for i in range(first, min(first + run, len(at))):
@@ -205,9 +190,6 @@ class PairRows(Dataset):
     """`{"input_ids", "token_type_ids", "attention_mask", "labels": int64[T], "pair_labels": int64[]}`, one per row.
 
     `count` rows in all, where the epochs follow each other; one epoch unless given. `seed` is of every draw.
-
-    Raises:
-        DataError: a text that makes no pairs.
     """
 
     def __init__(
@@ -221,9 +203,8 @@ class PairRows(Dataset):
     ) -> None:
         self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
         self._epochs: list[int] = [0]  # first row of each epoch known so far
-        self._pairs: tuple[int, SentencePairs] = (0, self._make(0))
-        self._epochs.append(len(self._pairs[1]))
-        self.count = self._epochs[1] if count is None else count
+        self._pairs: tuple[int, Ints] = (0, self._make(0))
+        self.count = self.rows_per_epoch if count is None else count
 
     def __len__(self) -> int:
         return self.count
@@ -260,13 +241,12 @@ class PairRows(Dataset):
         while self._epochs[-1] <= index:
             epoch = len(self._epochs) - 1
             self._pairs = (epoch, self._make(epoch))
-            self._epochs.append(self._epochs[-1] + len(self._pairs[1]))
         epoch = int(np.searchsorted(self._epochs, index, side="right")) - 1
         if self._pairs[0] != epoch:
             self._pairs = (epoch, self._make(epoch))
-        pairs, place = self._pairs[1], index - self._epochs[epoch]
-        label = int(pairs.label[place]) if self.packing.objective != "none" else None
-        a, b = segments(self.sentences, pairs, place, self.packing, draw)
+        pair = self._pairs[1][index - self._epochs[epoch]]
+        label = int(pair[3]) if self.packing.objective != "none" else None
+        a, b = segments(self.sentences, pair, self.packing, draw)
         for segment in (a, b):  # as it would begin within a text, wherever it was found
             segment[0] = self.sentences.vocabulary.spaced[segment[0]]
         return a, b, label
@@ -276,8 +256,11 @@ class PairRows(Dataset):
         """Rows of the first epoch; the others have about as many."""
         return self._epochs[1]
 
-    def _make(self, epoch: int) -> SentencePairs:
-        return make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
+    def _make(self, epoch: int) -> Ints:
+        pairs = make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
+        if epoch == len(self._epochs) - 1:
+            self._epochs.append(self._epochs[-1] + len(pairs))
+        return pairs
 
 
 def _draw(*key: int) -> np.random.Generator:

@@ -10,7 +10,7 @@ What is left is a prepared folder like any other, its splits called train, tune 
 from __future__ import annotations
 
 import re
-import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
-from tiewise.data.corpus import TOKENIZER, PreparedText, load_prepared, put_in_place, token_type
+from tiewise.data.corpus import TOKENIZER, PreparedText, building, load_prepared, put_in_place, token_type
 from tiewise.data.documents import SPLITS, decode, opened
 from tiewise.data.tokenizer import EOS
 
@@ -32,8 +32,7 @@ FILES = ("train.txt", "valid.txt", "test.txt")
 UNKNOWN = "<unk>"
 KIND = "words"
 _LINES = 20_000  # turned into tokens at once
-_PART = re.compile(r"(?P<name>.+?)(?:@(?P<low>\d+)-(?P<high>\d+))?")
-_FIX = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
+_PART = re.compile(r"(?P<name>[^@]+)(?:@(?P<low>\d+)-(?P<high>\d+))?")
 
 
 def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> PreparedText:
@@ -49,31 +48,43 @@ def prepare_words(corpus: str, folder: Path, files: Sequence[str] = ()) -> Prepa
         DataError: a file that is missing, empty or no text.
         RunError: `folder` cannot be written.
     """
-    splits = word_files(corpus, files)
+    parts = word_files(corpus, files)
     folder = Path(folder)
-    work = folder / ".building"
     try:
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        progress(KIND, 0, 1)
-        words = _vocabulary(splits[0])
-        facts = _write(work, splits, words)
-        # gives a text these ids: white space cuts, a line end is `<eos>`, the rest `<unk>`
-        engine = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
-        engine.normalizer = normalizers.Replace("\n", f" {EOS} ")
-        engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-        tokenizer = PreTrainedTokenizerFast(
-            tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
-        )
-        tokenizer.save_pretrained(work / TOKENIZER)
-        put_in_place(
-            work, folder, facts | {"texts": [corpus], "demo": False, "files": [str(split) for split in splits]}
-        )
+        with building(folder) as work:
+            progress(KIND, 0, 1)
+            counts: Counter[str] = Counter()
+            for line in lines(parts[0]):
+                counts.update(line)
+            if len(counts) < 2:
+                raise DataError(f"{parts[0].text} has no words", "give a training file with text in it")
+            words = {word: index for index, (word, _) in enumerate(counts.most_common())}  # ties by first appearance
+            words.setdefault(UNKNOWN, len(words))  # last where training does not have it
+            dtype = token_type(len(words))
+            splits: dict[str, dict[str, int]] = {}
+            for index, (name, part) in enumerate(zip(SPLITS, parts, strict=True)):
+                splits[name] = _write_split(work / f"{name}.bin", part, words, dtype)
+                if splits[name]["tokens"] < 2:
+                    raise DataError(f"{part.text} has no words", "give a file with text in it")
+                progress(KIND, index + 1, len(SPLITS))
+            # gives a text these ids: white space cuts, a line end is `<eos>`, the rest `<unk>`
+            engine = Tokenizer(models.WordLevel(words, unk_token=UNKNOWN))
+            engine.normalizer = normalizers.Replace("\n", f" {EOS} ")
+            engine.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+            tokenizer = PreTrainedTokenizerFast(
+                tokenizer_object=engine, eos_token=EOS, unk_token=UNKNOWN, clean_up_tokenization_spaces=False
+            )
+            tokenizer.save_pretrained(work / TOKENIZER)
+            facts: dict[str, Any] = {
+                key: sum(split[key] for split in splits.values())
+                for key in ("tokens", "characters", "bytes", "documents")
+            }
+            facts["tokenizer"] = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
+            facts |= {"splits": splits, "texts": [corpus], "demo": False, "files": [part.text for part in parts]}
+            put_in_place(work, folder, facts)
     except OSError as error:
         what = f"cannot prepare the words in {str(folder)!r}: {error.strerror or error}"
         raise RunError(what, "choose another folder, or make room") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return load_prepared(folder)
 
 
@@ -83,70 +94,25 @@ def unknown_share(facts: dict[str, Any], split: str) -> float:
     return found["unknown"] / found["tokens"] if found["tokens"] else 0.0
 
 
-def lines(file: WordFile) -> Iterator[list[str]]:
-    """Yield the words of each line, `<eos>` last.
-
-    Raises:
-        DataError: a file that cannot be read or is no text.
-    """
-    with opened(file.path) as opened_file:
-        rest, number = "", 0
-        for piece in decode(opened_file, str(file.path)):
-            *whole, rest = (rest + piece).split("\n")
-            for line in whole:
-                if file.holds(number):
-                    yield [*line.split(), EOS]
-                number += 1
-        if rest and file.holds(number):  # a last line without its end
-            yield [*rest.split(), EOS]
-
-
-def _vocabulary(train: WordFile) -> dict[str, int]:
-    """Word → id, most frequent first, ties by first appearance; `<unk>` last where training does not have it."""
-    counts: Counter[str] = Counter()
-    for line in lines(train):
-        counts.update(line)
-    if len(counts) < 2:
-        raise DataError(f"{train} has no words", "give a training file with text in it")
-    words = {word: index for index, (word, _) in enumerate(counts.most_common())}
-    words.setdefault(UNKNOWN, len(words))
-    return words
-
-
-def _write(work: Path, splits: Sequence[WordFile], words: dict[str, int]) -> dict[str, Any]:
-    dtype = token_type(len(words))
-    found: dict[str, Any] = {}
-    for index, (name, file) in enumerate(zip(SPLITS, splits, strict=True)):
-        found[name] = _write_split(work / f"{name}.bin", file, words, dtype)
-        if found[name]["tokens"] < 2:
-            raise DataError(f"{file} has no words", "give a file with text in it")
-        progress(KIND, index + 1, len(SPLITS))
-    total = {key: sum(part[key] for part in found.values()) for key in ("tokens", "characters", "bytes", "documents")}
-    tokenizer = {"vocab": len(words), "eos_id": words[EOS], "dtype": dtype.name, "kind": KIND}
-    return {**total, "tokenizer": tokenizer, "splits": found}
-
-
-def _write_split(path: Path, file: WordFile, words: dict[str, int], dtype: np.dtype) -> dict[str, Any]:
+def _write_split(path: Path, part: WordFile, words: dict[str, int], dtype: np.dtype) -> dict[str, int]:
     """Write one split's ids; count tokens, lines (as documents), characters, bytes and words unknown to training."""
-    unknown = words[UNKNOWN]
-    found = dict.fromkeys(("tokens", "documents", "characters", "bytes", "unknown"), 0)
+    found = dict.fromkeys(("tokens", "documents", "characters", "bytes"), 0)
     lost: Counter[str] = Counter()
     with path.open("wb") as out:
-        rows = lines(file)
+        rows = lines(part)
         while batch := list(islice(rows, _LINES)):
             flat = [word for line in batch for word in line]
             ids = np.fromiter((words.get(word, -1) for word in flat), np.int64, len(flat))
             lost.update(flat[i] for i in np.flatnonzero(ids < 0))
-            ids[ids < 0] = unknown
+            ids[ids < 0] = words[UNKNOWN]
             out.write(ids.astype(dtype).tobytes())
             found["tokens"] += len(ids)
             found["documents"] += len(batch)
-            breaks = sum(max(len(line) - 1, 1) for line in batch)  # the spaces and the line end that cut its words
-            marks = len(batch) * len(EOS)
-            found["characters"] += sum(len(word) for word in flat) - marks + breaks
-            found["bytes"] += sum(len(word.encode()) for word in flat) - marks + breaks
-    found["unknown"] = lost.total()
-    return {**found, "unknown_words": len(lost)}
+            # the spaces and the line ends that cut the words, in place of the `<eos>` that stand for the latter
+            between = sum(max(len(line) - 1, 1) for line in batch) - len(batch) * len(EOS)
+            found["characters"] += sum(len(word) for word in flat) + between
+            found["bytes"] += sum(len(word.encode()) for word in flat) + between
+    return {**found, "unknown": lost.total(), "unknown_words": len(lost)}
 
 
 @dataclass(frozen=True)
@@ -154,24 +120,26 @@ class WordFile:
     """A file of a corpus, or part of it by lines, so that two files can make three."""
 
     path: Path
-    first: int  # line, from 0
-    last: int | None  # not included; None: to the end
+    held: range  # numbers of its lines, from 0
     text: str  # how that was written
 
-    def holds(self, line: int) -> bool:
-        """Whether the line of this number, from 0, belongs to it."""
-        return self.first <= line and (self.last is None or line < self.last)
 
-    def __str__(self) -> str:
-        return self.text
+def lines(part: WordFile) -> Iterator[list[str]]:
+    """Yield the words of each line, `<eos>` last; a DataError for a file that cannot be read or is no text."""
+    with opened(part.path) as file:
+        rest, number = "", 0
+        for piece in decode(file, str(part.path)):
+            *whole, rest = (rest + piece).split("\n")
+            for line in whole:
+                if number in part.held:
+                    yield [*line.split(), EOS]
+                number += 1
+        if rest and number in part.held:  # a last line without its end
+            yield [*rest.split(), EOS]
 
 
-def word_files(corpus: str, files: Sequence[str] = ()) -> tuple[WordFile, WordFile, WordFile]:
-    """Find the training, validation and test file of a corpus; `files` as `prepare_words` takes them.
-
-    Raises:
-        DataError: no folder, a file that is not there, a part that cannot be read, or not three files.
-    """
+def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
+    """Find the training, validation and test file of a corpus; `files` as `prepare_words` takes them."""
     folder = Path(corpus).expanduser()
     if not folder.is_dir():
         raise DataError(f"no corpus folder {corpus!r}", f"name a folder with {', '.join(FILES)}")
@@ -179,24 +147,22 @@ def word_files(corpus: str, files: Sequence[str] = ()) -> tuple[WordFile, WordFi
     if len(names) != len(FILES):
         what = f"{len(names)} files ({', '.join(names)}) for training, validation and test"
         raise DataError(what, "name three; parts of one file are valid.txt@0-90 and valid.txt@90-100")
-    train, valid, test = (_file(folder, name) for name in names)
-    return train, valid, test
-
-
-def _file(folder: Path, text: str) -> WordFile:
-    part = _PART.fullmatch(text)
-    if part is None or "@" in part["name"]:
-        raise DataError(f"{text!r} names no part of a file", _FIX)
-    path = folder / part["name"]
-    if not path.is_file():
-        there = sorted(file.name for file in folder.glob("*.txt"))
-        fix = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
-        raise DataError(f"{str(folder)!r} has no {part['name']} (it has {', '.join(there) or 'no .txt files'})", fix)
-    if part["low"] is None:
-        return WordFile(path, 0, None, text)
-    low, high = int(part["low"]), int(part["high"])
-    if not low < high <= 100:
-        raise DataError(f"{text!r} is an empty part", _FIX)
-    with opened(path) as file:
-        count = sum(1 for _ in file)
-    return WordFile(path, count * low // 100, None if high == 100 else count * high // 100, text)
+    found = []
+    fix = "write valid.txt@0-90 or valid.txt@90-100, say, in per cent of its lines"
+    for text in names:
+        match = _PART.fullmatch(text)
+        if match is None:
+            raise DataError(f"{text!r} names no part of a file", fix)
+        path = folder / match["name"]
+        if not path.is_file():
+            there = ", ".join(sorted(file.name for file in folder.glob("*.txt"))) or "no .txt files"
+            other = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
+            raise DataError(f"{str(folder)!r} has no {match['name']} (it has {there})", other)
+        low, high = int(match["low"] or 0), int(match["high"] or 100)
+        if not low < high <= 100:
+            raise DataError(f"{text!r} is an empty part", fix)
+        with opened(path) as file:
+            count = sum(1 for _ in file) if match["low"] else 0
+        last = sys.maxsize if high == 100 else count * high // 100
+        found.append(WordFile(path, range(count * low // 100, last), text))
+    return found

@@ -12,9 +12,6 @@ stream from the word before it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -32,68 +29,53 @@ _AT_ONCE = 4096  # words of a forward pass that measures
 _IGNORED = -100
 
 
-@dataclass(frozen=True)
-class StreamPlan:
-    """Every step of a run, in order."""
+class Steps(Dataset):
+    """Every step of a run, in order: `tokens` [N] in `batch` streams, cut `length` words long, `epochs` times over.
 
-    starts: np.ndarray  # first position of each step in its streams [steps]
-    lengths: np.ndarray  # words that it predicts in each stream [steps]
-    epochs: np.ndarray  # its epoch, from 0 [steps]
+    Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words. `vary` is
+    the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it once in
+    twenty. At most the first `most` steps.
+
+    Raises:
+        DataError: streams of fewer than two words.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray,
+        batch: int,
+        length: int,
+        epochs: int,
+        *,
+        vary: int | None = None,
+        most: int | None = None,
+    ) -> None:
+        room = len(tokens) // batch - 1
+        if room < 1:
+            what = f"the training text has {len(tokens):,} words, too few for {batch} streams"
+            raise DataError(what, "give more text, or --set batch to a smaller number")
+        draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
+        found: list[tuple[int, int, int]] = []
+        for epoch in range(epochs):
+            start = 0
+            while start < room:
+                step = length
+                if draw is not None:
+                    around = length / 2 if draw.random() < _HALVED else length
+                    step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
+                found.append((start, min(step, room - start), epoch))
+                start += step
+        # of each step: its first position in the streams, the words that it predicts in each, its epoch from 0
+        self.starts, self.lengths, self.epochs = np.array(found[:most]).T
+        self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def ends_epoch(self, step: int) -> bool:
-        """Whether a step is the last of its epoch in this run."""
-        return step + 1 == len(self) or self.epochs[step + 1] != self.epochs[step]
-
-    def first(self, steps: int) -> StreamPlan:
-        """Return its first steps, as a plan."""
-        return StreamPlan(self.starts[:steps], self.lengths[:steps], self.epochs[:steps])
-
-    def words(self, batch: int) -> np.ndarray:
-        """Words that were predicted up to and with each step [steps]."""
-        return np.cumsum(self.lengths) * batch
-
-
-def plan(tokens: int, batch: int, length: int, epochs: int, *, vary: int | None = None) -> StreamPlan:
-    """Cut `tokens` words in `batch` streams into steps of `length`, `epochs` times.
-
-    `vary` is the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it
-    once in twenty.
-    """
-    room = tokens // batch - 1
-    if room < 1:
-        what = f"the training text has {tokens:,} words, too few for {batch} streams"
-        raise DataError(what, "give more text, or --set batch to a smaller number")
-    draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
-    found: list[tuple[int, int, int]] = []
-    for epoch in range(epochs):
-        start = 0
-        while start < room:
-            step = length
-            if draw is not None:
-                around = length / 2 if draw.random() < _HALVED else length
-                step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
-            found.append((start, min(step, room - start), epoch))
-            start += step
-    return StreamPlan(*np.array(found).T)
-
-
-class Steps(Dataset):
-    """`{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}` of each step; labels are the next words."""
-
-    def __init__(self, tokens: np.ndarray, batch: int, plan: StreamPlan) -> None:
-        self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
-        self.plan = plan
-
-    def __len__(self) -> int:
-        return len(self.plan)
-
     def __getitem__(self, step: int) -> dict[str, torch.Tensor]:
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
-        start, length = int(self.plan.starts[step]), int(self.plan.lengths[step])
+        start, length = int(self.starts[step]), int(self.lengths[step])
         rows = torch.from_numpy(self.streams[:, start : start + length + 1].astype(np.int64))
         return {
             "input_ids": rows[:, :-1].contiguous(),
@@ -101,11 +83,13 @@ class Steps(Dataset):
             "begins": torch.tensor(start == 0),
         }
 
+    def ends_epoch(self, step: int) -> bool:
+        """Whether a step is the last of its epoch in this run."""
+        return step + 1 == len(self) or self.epochs[step + 1] != self.epochs[step]
 
-def one_step(items: list[dict[str, Any]]) -> dict[str, Any]:
-    """Collate: a step is a batch already."""
-    (item,) = items
-    return item
+    def words(self) -> np.ndarray:
+        """Words that were predicted up to and with each step [steps]."""
+        return np.cumsum(self.lengths) * len(self.streams)
 
 
 @torch.no_grad()

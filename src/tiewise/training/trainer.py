@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,6 @@ from transformers.trainer_callback import ExportableState
 
 from tiewise.boundary.install import KEEP, STATE, Installed, install
 from tiewise.core import ctrl_c
-from tiewise.core.backends import PathNorms
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import write_whole
 from tiewise.core.spec import BoundarySpec
@@ -61,7 +59,7 @@ class Job:
 
 
 class TiewiseTrainer(Trainer):
-    """Logs `path_a`, `path_b` and `cosine` (means over the logging window), and what `evaluator` found.
+    """Logs `path_a`, `path_b` and `cosine` (means over the logging window), what else it was shown, and its evaluation.
 
     Args:
         installed: the boundary of `model`.
@@ -82,8 +80,7 @@ class TiewiseTrainer(Trainer):
         self.installed = installed
         self._evaluator = evaluator
         self._track = track
-        self._window: list[PathNorms] = []
-        self._penalties: list[float] = []
+        self._seen: dict[str, list[Tensor | float]] = {}
 
     def load(self, checkpoint: Path) -> None:
         """Take a checkpoint's weights and state, as `train` does that resumes from it, and train no further."""
@@ -116,7 +113,7 @@ class TiewiseTrainer(Trainer):
             if (record := self.installed.record) is not None:
                 record.clear()
             scale = self.accelerator.scaler.get_scale() if self.accelerator.scaler is not None else 1.0
-            self._window.append(PathNorms(norms.a / scale, norms.b / scale, norms.total / scale, norms.cosine))
+            self.see(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
         return loss
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -125,21 +122,26 @@ class TiewiseTrainer(Trainer):
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
             return result
-        self._penalties.append(float(penalty.detach()))
+        self.see(penalty=penalty.detach())
         if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
             # such a loss is already this micro-batch's share of the step's; every other one is divided afterwards
             penalty = penalty / self.current_gradient_accumulation_steps
         return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
 
+    def see(self, **measured: Tensor | float) -> None:
+        """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
+        for name, value in measured.items():
+            self._seen.setdefault(name, []).append(value)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Add what was measured to the training log, and take the penalty out of its loss."""
         if "loss" in logs:
-            logs = {**logs, "loss": logs["loss"] - (fmean(self._penalties) if self._penalties else 0.0)}
-            if self._window:
-                logs |= {"path_a": fmean(n.a for n in self._window), "path_b": fmean(n.b for n in self._window)}
-                cosine = fmean(n.cosine for n in self._window)
-                logs |= {} if math.isnan(cosine) else {"cosine": cosine}
-            self._penalties, self._window = [], []
+            seen, self._seen = self._seen, {}
+            parts = {name: [torch.as_tensor(v).cpu().double().flatten() for v in seen[name]] for name in seen}
+            means = {name: float(torch.cat(values).mean()) for name, values in parts.items()}
+            logs = {**logs, "loss": logs["loss"] - means.pop("penalty", 0.0), **means}
+            if math.isnan(logs.get("cosine", 0.0)):
+                del logs["cosine"]  # of paths that end in two tables
             if self._evaluator is not None and ranks.first():
                 logs |= self._evaluator()
         super().log(logs, start_time)

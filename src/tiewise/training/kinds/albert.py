@@ -289,45 +289,28 @@ def _between(spec: BoundarySpec) -> BoundarySpec:
 class PretrainingTrainer(TiewiseTrainer):
     """Trains on `PairRows`, masked tokens and pairs, their losses summed; its logged loss is the masked tokens' nll."""
 
-    def __init__(self, installed: Installed, **kwargs: Any) -> None:
-        super().__init__(installed, **kwargs)
-        self._seen: list[tuple[Tensor, ...]] = []  # of each micro-batch: nll of tokens; of pairs, whether right
-        self._right: list[Tensor] = []
-
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Loss of one micro-batch: nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
         output = model(**inputs, predict=inputs["labels"] != -100)
         loss, penalty = output.loss, self.installed.penalty()
-        seen = [output.mlm_loss.detach()]
+        self.see(loss=output.mlm_loss.detach())
         if output.pair_loss is not None:
             right = output.pair_logits.detach().argmax(-1) == inputs["pair_labels"]
-            seen += [output.pair_loss.detach(), right.float().mean()]
-        self._seen.append(tuple(seen))
+            self.see(pair_nll=output.pair_loss.detach(), pair_accuracy=right)
         if (self.state.global_step + 1) % self.args.logging_steps == 0:
-            self._right.append(_sampled(output.logits, inputs["labels"]))
+            self.see(train_accuracy=_sampled(output.logits, inputs["labels"]))
         loss = loss if penalty is None else loss + penalty
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
         return (loss, output) if return_outputs else loss
 
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log means over the window's micro-batches, of tokens and pairs apart."""
-        if "loss" in logs and self._seen:
-            means = [float(torch.stack(part).mean()) for part in zip(*self._seen, strict=True)]
-            logs = logs | dict(zip(("loss", "pair_nll", "pair_accuracy"), means, strict=False))
-            if self._right:
-                logs["train_accuracy"] = float(torch.cat(self._right).mean())
-            self._seen.clear()
-            self._right.clear()
-        super().log(logs, start_time)
-
 
 @torch.no_grad()
 def _sampled(logits: Any, labels: Tensor) -> Tensor:
     """Whether the first predicted tokens of a micro-batch are right; the fused loss computes no logits to ask."""
-    return (logits[:SAMPLE].argmax(-1) == labels[labels != -100][:SAMPLE]).float()
+    return logits[:SAMPLE].argmax(-1) == labels[labels != -100][:SAMPLE]
 
 
 def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:

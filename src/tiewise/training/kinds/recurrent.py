@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, build_causal
 from tiewise.training.settings import Settings, recipe
-from tiewise.training.streams import Steps, StreamPlan, measure_streams, one_step, plan
+from tiewise.training.streams import Steps, measure_streams
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 CELLS = ("lstm", "gru", "tanh", "relu")
@@ -115,8 +116,8 @@ class RecurrentOptions:
 class Annealing(TrainerCallback, ExportableState):
     """Sets the rate before every step of a run, and validates after every epoch where something depends on it."""
 
-    def __init__(self, job: Job, installed: Installed, plan: StreamPlan) -> None:
-        self.job, self.installed, self.plan = job, installed, plan
+    def __init__(self, job: Job, installed: Installed, steps: Steps) -> None:
+        self.job, self.installed, self.steps = job, installed, steps
         self.options: RecurrentOptions = job.settings.own
         self.validations: list[float] = []
         self.cuts = 0
@@ -134,15 +135,15 @@ class Annealing(TrainerCallback, ExportableState):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Set the rate of this step."""
         o, step = self.options, state.global_step
-        power = self.cuts if o.anneal == "plateau" else max(0, int(self.plan.epochs[step]) + 1 - o.decay_after)
-        part = self.plan.lengths[step] / self.job.settings.length if o.vary_length else 1.0
+        power = self.cuts if o.anneal == "plateau" else max(0, int(self.steps.epochs[step]) + 1 - o.decay_after)
+        part = self.steps.lengths[step] / self.job.settings.length if o.vary_length else 1.0
         self.rate = float(self.job.settings.learning_rate * o.decay**power * part)
         for group in kw["optimizer"].param_groups:
             group["lr"] = self.rate
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """At the end of an epoch: validate, and decide."""
-        if not self.options.validates or not self.plan.ends_epoch(state.global_step - 1):
+        if not self.options.validates or not self.steps.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
         before, patience = list(self.validations), self.options.average_patience
@@ -165,10 +166,9 @@ class StatefulTrainer(TiewiseTrainer):
     """Trains on `tiewise.training.streams.Steps` in order; its logged loss is the mean nll of the window's words."""
 
     def __init__(self, installed: Installed, annealing: Annealing, **kwargs: Any) -> None:
-        super().__init__(installed, data_collator=one_step, **kwargs)
+        super().__init__(installed, data_collator=itemgetter(0), **kwargs)  # a step is a batch already
         self.options, self.annealing = annealing.options, annealing
         self.carried: Any = None
-        self._nlls: list[tuple[Tensor, int]] = []
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -180,7 +180,7 @@ class StatefulTrainer(TiewiseTrainer):
             output = model(input_ids=inputs["input_ids"], state=state)
             loss, nll = self._loss(output.logits, targets)
         self.carried = detached(output.state)
-        self._nlls.append((nll.detach(), targets.numel()))
+        self.see(loss=nll.detach().expand(targets.numel()))  # every word counts once
         if output.regularisation is not None:
             loss = loss + output.regularisation
         if self.options.objective == "time":
@@ -209,14 +209,6 @@ class StatefulTrainer(TiewiseTrainer):
 
     def _get_learning_rate(self) -> float:
         return self.annealing.rate
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the mean nll per word of the window in place of the objective's value."""
-        if "loss" in logs and self._nlls:
-            words = sum(n for _, n in self._nlls)
-            logs = {**logs, "loss": sum(float(nll) * n for nll, n in self._nlls) / words}
-            self._nlls.clear()
-        super().log(logs, start_time)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)
@@ -271,7 +263,7 @@ class RecurrentModels(Kind):
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
         """Steps of the first seed: its epochs, or as many of their steps as are asked for."""
-        return len(run_plan(settings, text, 1))
+        return len(run_steps(settings, text, 1))
 
     def described(self, settings: Settings, text: PreparedText) -> str:
         """Say which files, how many words, and how many of them training does not have."""
@@ -311,7 +303,7 @@ class RecurrentModels(Kind):
     def trainer(self, job: Job, installed: Installed) -> StatefulTrainer:
         """Make the trainer and what sets its rate; decay is of all weights alike, as the papers' code has it."""
         s, o = job.settings, job.settings.own
-        steps = run_plan(s, job.text, job.seed)
+        steps = run_steps(s, job.text, job.seed)
         job = replace(job, settings=replace(s, steps=len(steps)))  # of varied lengths, another seed has more or fewer
         weights = [p for p in installed.model.parameters() if p.requires_grad]
         optimizer: torch.optim.Optimizer
@@ -333,7 +325,7 @@ class RecurrentModels(Kind):
                 max_grad_norm=o.clip,
                 warmup_steps=0,
             ),
-            train_dataset=Steps(job.text.split("train"), s.batch, steps),
+            train_dataset=steps,
             callbacks=[*callbacks(job), annealing],
         )
 
@@ -353,7 +345,7 @@ class RecurrentModels(Kind):
 
     def tokens_seen(self, job: Job) -> np.ndarray:
         """Words predicted up to and with each step [steps]."""
-        return run_plan(job.settings, job.text, job.seed).words(job.settings.batch)
+        return run_steps(job.settings, job.text, job.seed).words()
 
     def moments(self, job: Job) -> int:
         """Adam's two, or the mean where SGD may come to average."""
@@ -365,11 +357,11 @@ class RecurrentModels(Kind):
         """Return the settings, and which of them are not the recipe's."""
         kept = [name for name in SHAPE if name not in ("heads", "accumulate")]
         shape = {name: getattr(settings, name) for name in ("recipe", *kept, "bf16")}
-        steps = run_plan(settings, text, 1)
+        steps = run_steps(settings, text, 1)
         differ = changed(settings)
-        if len(steps) < len(run_plan(replace(settings, steps=ALL), text, 1)):
+        if len(steps) < len(run_steps(replace(settings, steps=ALL), text, 1)):
             differ.append(f"steps={settings.steps}")
-        own = {"changed": differ, "vocab": text.vocab, "tokens_per_run": int(steps.words(settings.batch)[-1])}
+        own = {"changed": differ, "vocab": text.vocab, "tokens_per_run": int(steps.words()[-1])}
         return {**shape, **vars(settings.own), **own, "tokenizer": "words"}
 
 
@@ -399,11 +391,10 @@ def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
     )
 
 
-def run_plan(settings: Settings, text: PreparedText, seed: int) -> StreamPlan:
+def run_steps(settings: Settings, text: PreparedText, seed: int) -> Steps:
     """Steps of one run: its epochs, or as many of their steps as `settings.steps`."""
-    vary = seed if settings.own.vary_length else None
-    epochs = plan(len(text.split("train")), settings.batch, settings.length, settings.own.epochs, vary=vary)
-    return epochs.first(settings.steps)
+    s, vary = settings, seed if settings.own.vary_length else None
+    return Steps(text.split("train"), s.batch, s.length, s.own.epochs, vary=vary, most=s.steps)
 
 
 def changed(settings: Settings) -> list[str]:

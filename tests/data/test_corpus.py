@@ -23,6 +23,10 @@ from tiewise.data.training_rows import Blocks
 SPLITS = ("train", "tune", "heldout")
 
 
+def never(stage, done, total):
+    raise AssertionError("there is nothing to do")
+
+
 def decoded(prepared, name):
     """The documents of a split, from its tokens."""
     tokens = prepared.split(name)
@@ -80,10 +84,6 @@ def test_files_types_and_facts(source, out):
     assert facts["demo"] is False
     assert facts["python"] is None
     assert facts["tokenizer"] == {"vocab": 257, "eos_id": 256, "dtype": "uint16", "kind": "bytes"}
-
-
-def test_loaded_equals_prepared(source, out):
-    prepared = prepare([str(source)], "bpe:400", out, length=8)
     loaded = load_prepared(out)
     assert loaded == prepared
     assert loaded.tokenizer().get_vocab() == prepared.tokenizer().get_vocab()
@@ -157,28 +157,21 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
         ({"texts": []}, "no text is given; name a file"),
         ({"texts": ["-", "-"]}, "'-' is given twice"),
         ({"texts": ["none.txt"]}, "no file or folder 'none.txt'"),
-        ({"tokenizer": "bpe:0"}, "'bpe:0': needs at least 257"),
         ({"tokenizer": "./none"}, "no tokenizer file or folder './none'"),
         ({"length": 0}, "a block of 0 tokens"),
         ({"seed": -1}, "seed -1; use zero or a positive number"),
         ({"fractions": (0.5, 0.6, 0.1)}, "give 3 positive shares that sum to 1"),
         ({"fractions": (0.9, 0.1, 0.0)}, "give 3 positive shares"),
         ({"fractions": (0.9, 0.1)}, "give 3 positive shares"),
+        ({"split": "last"}, "split = 'last'; choose random or contiguous"),
     ],
 )
 def test_bad_requests_leave_nothing_behind(source, out, change, match):
     request = {"texts": [str(source)], "tokenizer": "bytes", "length": 8} | change
-    with pytest.raises(DataError, match=match) as caught:
+    with pytest.raises(DataError, match=match) as caught, heard(never):  # before the text is read
         prepare(request.pop("texts"), request.pop("tokenizer"), out, **request)
     assert "\n" not in str(caught.value)
     assert not out.exists()
-
-
-def test_a_tokenizer_is_refused_before_the_text_is_read(source, out):
-    stages = []
-    with pytest.raises(DataError, match="no tokenizer file"), heard(lambda stage, done, total: stages.append(stage)):
-        prepare([str(source)], "./none", out, length=8)
-    assert stages == []
 
 
 def test_folder_that_cannot_be_written(source, tmp_path):
@@ -306,10 +299,6 @@ def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
         load_prepared(out)
 
 
-def never(stage, done, total):
-    raise AssertionError("there is nothing to do")
-
-
 def test_equal_request_is_reused(source, out):
     prepared = prepare([str(source)], "bpe:400", out, length=8)
     with heard(never):
@@ -319,30 +308,25 @@ def test_equal_request_is_reused(source, out):
     assert load_prepared(out) == prepared
 
 
-def changed(source, out):
-    stages = set()
+CHANGES = {
+    "a file's time": lambda source, out: os.utime(source, ns=(0, 0)),
+    "another seed": lambda source, out: prepare([str(source)], "bytes", out, length=8, seed=1),
+    "other shares": lambda source, out: prepare([str(source)], "bytes", out, length=8, fractions=(0.8, 0.1, 0.1)),
+    "another tokenizer": lambda source, out: prepare([str(source)], "bpe:400", out, length=8),
+    "a short file": lambda source, out: (out / "tune.bin").write_bytes(b"short"),
+    "no JSON": lambda source, out: (out / "data.json").write_text("{"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_requests_and_changed_files_are_prepared_again(source, out, change):
+    first, stages = prepare([str(source)], "bytes", out, length=8), set()
+    CHANGES[change](source, out)
     with heard(lambda stage, done, total: stages.add(stage)):
         prepared = prepare([str(source)], "bytes", out, length=8)
-    return stages == {"reading", "tokenizer", "tokens"}, prepared
-
-
-def test_other_requests_and_changed_files_are_prepared_again(source, out):
-    assert changed(source, out)[0]
-    assert not changed(source, out)[0]
-    os.utime(source, ns=(0, 0))
-    assert changed(source, out)[0]
-    prepare([str(source)], "bytes", out, length=8, seed=1)
-    assert changed(source, out)[0]
-    prepare([str(source)], "bytes", out, length=8, fractions=(0.8, 0.1, 0.1))
-    assert changed(source, out)[0]
-    prepare([str(source)], "bpe:400", out, length=8)
-    assert changed(source, out)[0]
-    (out / "tune.bin").write_bytes(b"short")
-    assert changed(source, out)[0]
-    (out / "data.json").write_text("{")
-    renewed, prepared = changed(source, out)
-    assert renewed
+    assert stages == {"reading", "tokenizer", "tokens"}
     assert load_prepared(out) == prepared
+    assert prepared.facts["sha256"] == first.facts["sha256"]
 
 
 def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
