@@ -15,8 +15,9 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.measure import peak_megabytes
-from tiewise.analysis.align_tables import Alignment, AlignSettings, align
+from tiewise.analysis.align_tables import Alignment, align
 from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.progress import heard
 

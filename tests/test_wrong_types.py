@@ -43,19 +43,8 @@ CALLS = {
 
 # what callers are given or catch, and options that are only kept
 NO_CALLS = {name for name in vars(errors) if name.endswith(("Error", "Warning"))} | {"Interrupted", "__version__"}
-NO_CALLS |= {
-    "Audit",
-    "Comparison",
-    "SingleRun",
-    "Inspection",
-    "Installed",
-    "PathNorms",
-    "PathRecord",
-    "Plan",
-    "Receipt",
-    "Shared",
-}
-NO_CALLS |= {"AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
+NO_CALLS |= {"Audit", "Comparison", "SingleRun", "Inspection", "Installed", "PathNorms", "PathRecord"}
+NO_CALLS |= {"Plan", "Receipt", "Shared", "AugmentedOptions", "LookupOptions", "LossOptions", "Sizes"}
 
 
 def test_every_public_name_is_asked():
@@ -76,9 +65,8 @@ def test_what_is_no_main_argument_is_said_to_be_none(name, wrong):
     call, said = CALLS[name]
     if name in LIVE and isinstance(wrong, nn.Module):
         said = CheckpointError
-    with pytest.raises(
-        TypeError if isinstance(said, str) else said, match=said if isinstance(said, str) else None
-    ) as e:
+    error, match = (TypeError, said) if isinstance(said, str) else (said, None)
+    with pytest.raises(error, match=match) as e:
         call(wrong)
     if issubclass(e.type, TiewiseError):
         assert e.value.fix

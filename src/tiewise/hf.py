@@ -18,8 +18,8 @@ from typing import Any
 import transformers
 from transformers import AutoConfig, PreTrainedModel
 
+import tiewise.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import installed, reinstall
-from tiewise.boundary.link import link_of
 from tiewise.boundary.saved import (
     AUTO,
     ENTRY,
@@ -30,13 +30,11 @@ from tiewise.boundary.saved import (
     is_family,
     register,
 )
-from tiewise.boundary.structure import Journal, declare_tying
+from tiewise.boundary.structure import Journal, declare_tying, link_of
 from tiewise.boundary.verify import unswap
 from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
-from tiewise.sharing.share import register_sharing
 
 register()
-register_sharing()
 
 
 def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, **options: Any) -> PreTrainedModel:

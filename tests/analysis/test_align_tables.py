@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import AlignSettings, align, closer
+from tiewise.analysis.align_tables import align, closer
 from tiewise.analysis.paired_rows import Pairs, by_text, one_vocabulary
+from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.core.progress import heard

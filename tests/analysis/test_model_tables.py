@@ -8,8 +8,8 @@ import scipy.linalg
 from safetensors.numpy import save_file
 from token_checkpoints import factored, opt, untied
 
-from tiewise.analysis.align_tables import LARGE, AlignSettings
 from tiewise.analysis.model_tables import StoredTable, ends_of, views_of
+from tiewise.analysis.table_maps import LARGE, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 from tiewise.inspection.sections.alignment import alignment_of

@@ -8,9 +8,10 @@ import scipy.linalg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiewise.analysis.align_tables import CKA_CURVE, CKA_LINE, AlignSettings, align
+from tiewise.analysis.align_tables import CKA_CURVE, CKA_LINE, align
 from tiewise.analysis.model_tables import texts_of
 from tiewise.analysis.paired_rows import CURVE, LINE, Pairs, by_text, directions, one_vocabulary
+from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import CheckpointError, DataError
 
 

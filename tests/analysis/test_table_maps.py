@@ -6,16 +6,15 @@ import math
 import numpy as np
 import pytest
 
+from tiewise.analysis.align_tables import cka, spectra
 from tiewise.analysis.paired_rows import Products
 from tiewise.analysis.table_maps import (
-    cka,
     linear_chance,
     nuclear,
     orthogonal,
     orthogonal_chance,
     pseudo_inverse,
     reduced_chance,
-    spectra,
 )
 
 

@@ -32,7 +32,7 @@ VOLATILE = re.compile(
 
 def answers(group, folder):
     """{name: answer} of one group of cases, run one after the other in `folder`, which holds the inputs."""
-    return {name: answer(arguments, folder) for name, arguments in group.items()}
+    return {name: answer(shlex.split(line), folder) for name, line in group.items()}
 
 
 def answer(arguments, folder):

@@ -7,19 +7,13 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from tiny_models import assert_same_gradients, batch, build
+from tiny_models import Gradients, assert_same_gradients, batch, build, trainer
 from torch.nn.parallel import DistributedDataParallel
-from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiewise.boundary.install import install
-from tiewise.boundary.link import link_of
+from tiewise.boundary.structure import link_of
 
-MODES = [
-    {},
-    {"gradient_as_bucket_view": True},
-    {"find_unused_parameters": True},
-    {"static_graph": True},
-]
+MODES = [{}, *({mode: True} for mode in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"))]
 
 
 def _train(model, rank, mode):
@@ -59,31 +53,14 @@ def _accumulate(rank, store):
     rows["labels"][torch.rand(rows["labels"].shape, generator=torch.Generator().manual_seed(0)) > 0.3] = -100
     plain.train()(**rows).loss.backward()
     install(model)
-    arguments = TrainingArguments(
-        f"{store}-{rank}",
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
-        max_steps=1,
-        max_grad_norm=0,
-        use_cpu=True,
-        save_strategy="no",
-        disable_tqdm=True,
-    )
-    assert arguments.world_size == 2
     data = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Compare(plain)])
-    trainer.train()
+    seen, sizes = Gradients(), {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 1}
+    made = trainer(model, f"{store}-{rank}", data, [seen], **sizes)
+    assert made.args.world_size == 2
+    made.train()
+    wanted = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
+    assert_same_gradients(seen.of, wanted, 1e-5)
     assert link_of(model).counts.fused == 4
-
-
-class Compare(TrainerCallback):
-    """Holds the gradients of the first step against those of another model."""
-
-    def __init__(self, plain):
-        self.wanted = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
-
-    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-        assert_same_gradients({name: p.grad for name, p in model.named_parameters()}, self.wanted, 1e-5)
 
 
 if __name__ == "__main__":

@@ -7,13 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tr
-from tiny_models import V, build, variant
+from tiny_models import Gradients, V, build, trainer, variant
 from transformers.trainer_pt_utils import LabelSmoother
 
 import tiewise.hf
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.link import link_of
-from tiewise.boundary.verify import FusedLabelSmoother
+from tiewise.boundary.structure import link_of
 
 ROWS, LENGTH = 8, 9
 
@@ -38,47 +37,13 @@ def _rows(ignored=True):
 
 def _trainer(model, folder, rows, **settings):
     settings = {"per_device_train_batch_size": ROWS, "max_steps": 1, "optim": "sgd", "learning_rate": 0.1} | settings
-    arguments = tr.TrainingArguments(
-        str(folder),
-        logging_steps=1,
-        save_strategy="no",
-        use_cpu=True,
-        max_grad_norm=1e9,
-        disable_tqdm=True,
-        **settings,
-    )
-    return tr.Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
+    return trainer(model, folder, rows, logging_steps=1, **settings)
 
 
 def _logged(model, folder, rows, **settings):
-    trainer = _trainer(model, folder, rows, **settings)
-    trainer.train()
-    first = trainer.state.log_history[0]
-    return first["loss"], first["grad_norm"]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "llama", "bert", "t5", "bart"])
-@pytest.mark.parametrize("pieces", [1, 4])
-def test_the_logged_loss_is_the_loss_under_accumulation(name, pieces, tmp_path):
-    model, rows = _without_dropout(build(name)), _rows()
-    inputs = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
-    plain = copy.deepcopy(model).train()
-    wanted = plain(**inputs).loss
-    wanted.backward()
-    norm = torch.stack([p.grad.norm() for p in plain.parameters() if p.grad is not None]).norm()
-    installed = install(model)
-    settings = {"per_device_train_batch_size": ROWS // pieces, "gradient_accumulation_steps": pieces}
-    loss, grad_norm = _logged(model, tmp_path, rows, **settings)
-    assert loss == pytest.approx(wanted.item(), rel=1e-4)  # the Trainer logs four decimals
-    assert grad_norm == pytest.approx(norm.item(), rel=1e-4)
-    assert (installed.counts.fused, installed.counts.materialised) == (pieces, 0)
-
-
-class _Gradients(tr.TrainerCallback):
-    """The gradients that the first step was taken with."""
-
-    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
-        self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    made = _trainer(model, folder, rows, **settings)
+    made.train()
+    return made.state.log_history[0]["loss"]
 
 
 def _smoothed(name, model, inputs, epsilon):
@@ -142,20 +107,20 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
     wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
     installed = install(model) if road == "installed" else Installed(model, link_of(model))
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    trainer = _trainer(model, tmp_path, rows, **settings, label_smoothing_factor=epsilon)
+    made = _trainer(model, tmp_path, rows, **settings, label_smoothing_factor=epsilon)
     if smoother == "tiewise":
-        trainer.label_smoother = installed.label_smoother(epsilon)
-    gradients = _Gradients()
-    trainer.add_callback(gradients)
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(wanted_loss.item(), rel=1e-4)  # it logs four decimals
+        made.label_smoother = installed.label_smoother(epsilon)
+    gradients = Gradients()
+    made.add_callback(gradients)
+    made.train()
+    assert made.state.log_history[0]["loss"] == pytest.approx(wanted_loss.item(), rel=1e-4)  # it logs four decimals
     body = [n for n in wanted if n in gradients.of and gradients.of[n].shape == wanted[n].shape]
     got, all_at_once = (torch.cat([g[n].flatten() for n in body]) for g in (gradients.of, wanted))
     assert (got - all_at_once).norm() <= 1e-5 * all_at_once.norm()
     if road == "installed":
         assert len(body) == len(wanted) == len(gradients.of)
     if smoother != "transformers":
-        assert installed.counts.materialised == 0
+        assert (installed.counts.fused, installed.counts.materialised) == (4, 0)
 
 
 def test_a_loss_is_divided_wherever_it_is_asked_for():
@@ -184,7 +149,7 @@ def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
     model, rows = _without_dropout(build(name)), _rows(False)
     inputs = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     true = model.train()(**inputs).loss.item()
-    loss, _ = _logged(model, tmp_path, rows, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    loss = _logged(model, tmp_path, rows, per_device_train_batch_size=2, gradient_accumulation_steps=4)
     assert loss == pytest.approx(true * {"gpt2": (LENGTH - 1) / LENGTH, "bert": 4}[name], rel=1e-3)
 
 
@@ -201,19 +166,6 @@ def test_the_fused_label_smoother_equals_transformers_own(name, items):
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
     in_eval = installed.label_smoother(0.2)(model.eval()(input_ids=ids), labels, num_items_in_batch=items)
     torch.testing.assert_close(in_eval, wanted, rtol=1e-5, atol=0)
-
-
-def test_the_smoother_in_the_trainer_stays_fused(tmp_path):
-    model, rows = _without_dropout(build("llama")), _rows()
-    wanted = _logged(copy.deepcopy(model), tmp_path / "plain", rows, label_smoothing_factor=0.1)
-    installed = install(model)
-    trainer = _trainer(model, tmp_path, rows, label_smoothing_factor=0.1)
-    trainer.label_smoother = installed.label_smoother(0.1)
-    assert isinstance(trainer.label_smoother, FusedLabelSmoother)
-    trainer.train()
-    first = trainer.state.log_history[0]
-    assert (first["loss"], first["grad_norm"]) == pytest.approx(wanted, rel=1e-4)
-    assert installed.counts.materialised == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "bart", "bert"])
@@ -243,11 +195,10 @@ def test_mixed_precision_stays_fused(name, tmp_path):
     model, rows = _without_dropout(build(name)), _rows(False)
     plain = copy.deepcopy(model)
     installed = install(model)
-    wanted, got = (_logged(m, tmp_path, rows, bf16=True)[0] for m in (plain, model))
+    wanted, got = (_logged(m, tmp_path, rows, bf16=True) for m in (plain, model))
     assert got == pytest.approx(wanted, rel=0.01)
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
-    trainer = _trainer(model, tmp_path, rows, bf16=True)
-    assert np.isfinite(trainer.evaluate()["eval_loss"])
+    assert np.isfinite(_trainer(model, tmp_path, rows, bf16=True).evaluate()["eval_loss"])
     assert installed.counts.materialised == 0
 
 

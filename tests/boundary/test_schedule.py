@@ -9,8 +9,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import sizes, trainer
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from tiewise import install, tie_at, untie_at
 from tiewise.core.errors import SpecError, UnsupportedError
@@ -28,17 +29,8 @@ FIRST, SECOND = ("momentum_buffer", "exp_avg"), ("exp_avg_sq", "max_exp_avg_sq")
 
 def model(tied):
     torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=29,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        tie_word_embeddings=tied,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    return LlamaForCausalLM(config)
+    given = sizes("vocab_size=29 hidden_size=16 intermediate_size=24 num_hidden_layers=1 num_attention_heads=2")
+    return LlamaForCausalLM(LlamaConfig(**given, tie_word_embeddings=tied, bos_token_id=None, eos_token_id=None))
 
 
 def groups(m):
@@ -61,19 +53,9 @@ def plain_steps(m, optimizer, count):
 def trained(m, optimizer, callback):
     """Train `m` by the Trainer, every batch the whole data."""
     rows = [{"input_ids": row, "labels": row.clone()} for row in IDS]
-    arguments = TrainingArguments(
-        output_dir="unused",
-        max_steps=BEFORE + AFTER,
-        per_device_train_batch_size=len(rows),
-        save_strategy="no",
-        logging_strategy="no",
-        max_grad_norm=0.0,
-        disable_tqdm=True,
-        log_level="error",
-        use_cpu=True,
-    )
     constant = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
-    Trainer(m, arguments, train_dataset=rows, callbacks=[callback], optimizers=(optimizer, constant)).train()
+    settings = {"max_steps": BEFORE + AFTER, "per_device_train_batch_size": len(rows), "logging_strategy": "no"}
+    trainer(m, "unused", rows, [callback], (optimizer, constant), **settings, log_level="error").train()
 
 
 def by_hand(before, optimizer, make, tables, states):

@@ -1,58 +1,33 @@
 """A tiny random model of each named family, at the sizes that show its particular head or lookup."""
 
+import contextlib
+
 import torch
 import transformers as tr
 
 V = 61
-_LLAMA = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+
+
+def sizes(text):
+    """Read settings written as `name=number`, a blank between two."""
+    return {name: int(number) for name, number in (setting.split("=") for setting in text.split())}
+
+
+_LLAMA = sizes("num_hidden_layers=2 num_attention_heads=2 num_key_value_heads=1 hidden_size=16 intermediate_size=24")
+_LLAMA |= sizes(f"vocab_size={V} pad_token_id=0 bos_token_id=1 eos_token_id=2")
 _BERT = {k: v for k, v in _LLAMA.items() if k != "num_key_value_heads"} | {"max_position_embeddings": 40}
 _GEMMA = _LLAMA | {"head_dim": 8, "query_pre_attn_scalar": 8}
-_GPT2 = {
-    "vocab_size": V,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 2,
-    "n_positions": 40,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_OPT = {
-    "vocab_size": V,
-    "hidden_size": 16,
-    "ffn_dim": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "word_embed_proj_dim": 16,
-    "max_position_embeddings": 40,
-}
-_T5 = {"vocab_size": V, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-_T5 |= {"decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1}
-_BART = {
-    "vocab_size": V,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 40,
-    "pad_token_id": 1,
-    "bos_token_id": 0,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "forced_eos_token_id": None,
-}
+_GPT2 = sizes(f"vocab_size={V} n_embd=16 n_layer=2 n_head=2 n_positions=40 bos_token_id=1 eos_token_id=2")
+_OPT = sizes(f"vocab_size={V} hidden_size=16 word_embed_proj_dim=16 ffn_dim=24 max_position_embeddings=40")
+_OPT |= sizes("num_hidden_layers=2 num_attention_heads=2")
+_T5 = sizes(f"vocab_size={V} d_model=16 d_kv=8 d_ff=24 num_layers=2 num_heads=2")
+_T5 |= sizes("decoder_start_token_id=0 pad_token_id=0 eos_token_id=1")
+_BART = sizes(f"vocab_size={V} d_model=16 encoder_layers=1 decoder_layers=1 max_position_embeddings=40")
+_BART |= sizes("encoder_attention_heads=2 decoder_attention_heads=2 encoder_ffn_dim=24 decoder_ffn_dim=24")
+_BART |= sizes("pad_token_id=1 bos_token_id=0 eos_token_id=2 decoder_start_token_id=2") | {"forced_eos_token_id": None}
+
+_T5_V11 = _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False}
+_GRANITE = _LLAMA | {"logits_scaling": 3.0, "embedding_multiplier": 5.0}
 
 # name -> (model class, config class, settings)
 FAMILIES = {
@@ -69,17 +44,9 @@ FAMILIES = {
     "opt_350m": (tr.OPTForCausalLM, tr.OPTConfig, _OPT | {"word_embed_proj_dim": 12, "do_layer_norm_before": False}),
     "phi": (tr.PhiForCausalLM, tr.PhiConfig, _LLAMA),
     "cohere": (tr.CohereForCausalLM, tr.CohereConfig, _LLAMA | {"logit_scale": 0.3}),
-    "granite": (
-        tr.GraniteForCausalLM,
-        tr.GraniteConfig,
-        _LLAMA | {"logits_scaling": 3.0, "embedding_multiplier": 5.0},
-    ),
+    "granite": (tr.GraniteForCausalLM, tr.GraniteConfig, _GRANITE),
     "t5": (tr.T5ForConditionalGeneration, tr.T5Config, _T5),
-    "t5_v11": (
-        tr.T5ForConditionalGeneration,
-        tr.T5Config,
-        _T5 | {"feed_forward_proj": "gated-gelu", "scale_decoder_outputs": False},
-    ),
+    "t5_v11": (tr.T5ForConditionalGeneration, tr.T5Config, _T5_V11),
     "bart": (tr.BartForConditionalGeneration, tr.BartConfig, _BART | {"scale_embedding": True}),
     "marian": (tr.MarianMTModel, tr.MarianConfig, _BART),
     "bert": (tr.BertForMaskedLM, tr.BertConfig, _BERT),
@@ -144,3 +111,52 @@ def assert_same_gradients(got, wanted, tolerance):
         if max(gradient.norm(), got[name].norm()) > rounding:
             distance = (got[name] - gradient).norm() / gradient.norm()
             assert distance <= tolerance, f"{name}: {distance:.2e}"
+
+
+def assert_same_step(model, plain, inputs, tolerance=1e-5, rtol=1e-6):
+    """Take one training step with each and compare losses and gradients; returns those of `model`."""
+    (loss, got), (wanted_loss, wanted) = step(model, inputs), step(plain, inputs)
+    torch.testing.assert_close(loss, wanted_loss, rtol=rtol, atol=0)
+    assert_same_gradients(got, wanted, tolerance)
+    return loss, got
+
+
+def assert_identical_steps(one, other, inputs):
+    """Losses and gradients of one training step of each are bit for bit the same."""
+    (loss, got), (wanted_loss, wanted) = step(one, inputs), step(other, inputs)
+    assert torch.equal(loss, wanted_loss)
+    assert got.keys() == wanted.keys()
+    assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+@contextlib.contextmanager
+def left_alone(model):
+    """Hold classes, attributes, Parameters, their values, config and hooks afterwards against what they are now."""
+
+    def state():
+        modules = list(model.modules())
+        hooks = [(dict(m._forward_hooks), dict(m._forward_pre_hooks)) for m in modules]
+        parameters = {name: id(p) for name, p in model.named_parameters(remove_duplicate=False)}
+        return [type(m) for m in modules], [set(vars(m)) for m in modules], hooks, parameters, model.config.to_dict()
+
+    before, values = state(), [p.detach().clone() for p in model.parameters()]
+    yield
+    assert state() == before
+    assert all(p.is_meta or torch.equal(p, value) for p, value in zip(model.parameters(), values, strict=True))
+
+
+def trainer(model, folder, rows, callbacks=(), optimizers=(None, None), **settings):
+    """transformers' Trainer on the CPU, quiet, without gradient clipping; it saves nothing unless `settings` say so."""
+    settings = {"save_strategy": "no", "max_grad_norm": 0, "report_to": []} | settings
+    arguments = tr.TrainingArguments(str(folder), use_cpu=True, disable_tqdm=True, **settings)
+    return tr.Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks), optimizers=optimizers
+    )
+
+
+class Gradients(tr.TrainerCallback):
+    """The gradients that the first step was taken with."""
+
+    def on_pre_optimizer_step(self, args, state, control, model, **kwargs):
+        """Keep them."""
+        self.of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

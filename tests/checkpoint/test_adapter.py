@@ -76,7 +76,7 @@ def test_reads_config_and_both_ends(tmp_path):
             )
         )
     )
-    assert (found.method, found.base_name, found.targets) == ("LORA", "org/base", ("down_proj",))
+    assert (found.base_name, found.targets) == ("org/base", ("down_proj",))
     assert (found.saved, found.token_rows, found.ties) == (("embed_tokens",), {"embed_tokens": (1, 2)}, True)
     head = found.update(["lm_head"])
     assert (head.module, head.kind, head.shape) == ("lm_head", LORA, (V, D))

@@ -29,32 +29,21 @@ def files(tmp_path, text):
 
 
 TEXTS = [
-    ("missing.txt", "missing.txt"),
-    ("binary.txt", "binary.txt"),
-    ("short.txt", "give more text"),
-    ("rows.jsonl:title", "title"),
-    ("rows.jsonl", "text"),
-    ("hf:", "hf:"),
+    (["missing.txt"], "missing.txt"),
+    (["binary.txt"], "binary.txt"),
+    (["short.txt"], "give more text"),
+    (["rows.jsonl:title"], "title"),
+    (["rows.jsonl"], "text"),
+    (["hf:"], "hf:"),
+    (["-"], "standard input is empty"),
+    (["little.txt", "--set=batch=64"], "training blocks of 16 tokens, and one step takes 64; give more text"),
 ]
 
 
-@pytest.mark.parametrize(("name", "says"), TEXTS)
-def test_a_text_that_cannot_be_used(tiewise, tree, name, says):
+@pytest.mark.parametrize(("given", "says"), TEXTS)
+def test_a_text_that_cannot_be_used(tiewise, tree, given, says):
     before = tree()
-    assert says in refused(tiewise(*SMALL, "-t", name, "--out", "a/run"))
-    assert tree() == before
-
-
-def test_a_text_too_short_for_one_batch(tiewise, tree):
-    before = tree()
-    line = refused(tiewise(*SMALL, "-t", "little.txt", "--set", "batch=64", "--out", "run"))
-    assert "training blocks of 16 tokens, and one step takes 64; give more text" in line
-    assert tree() == before
-
-
-def test_an_empty_standard_input(tiewise, tree):
-    before = tree()
-    assert "standard input is empty" in refused(tiewise(*SMALL, "-t", "-", "--out", "run"))
+    assert says in refused(tiewise(*SMALL, "--out", "a/run", "-t", *given))
     assert tree() == before
 
 

@@ -9,10 +9,11 @@ import pytest
 from scipy import stats
 from tests.analysis.token_checkpoints import factored, untied
 
-from tiewise.analysis.align_tables import CKA, CKA_CURVE, AlignSettings, Score, align, closer
+from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, closer
 from tiewise.analysis.estimates import Estimate, correlation_interval
 from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.table_maps import AlignSettings
 from tiewise.analysis.token_contexts import contexts
 from tiewise.analysis.token_rows import by_group, directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.analysis.token_texts import by_frequency

@@ -10,7 +10,8 @@ import scipy.linalg
 import scipy.stats
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, AlignSettings, toward
+from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
+from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import RunError
 from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_seeds
 from tiewise.inspection.workbench import training_counts

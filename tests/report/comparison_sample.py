@@ -11,24 +11,8 @@ BINS = ("0", "1–9", "10–99", "100–999", "1000–9999", "≥10000")
 BIN_TOKENS = (0, 310, 4_870, 13_020, 19_400, 9_900)
 BIN_NLL = (None, 10.9, 8.6, 6.7, 4.9, 3.1)
 VOCAB, WIDTH = 4096, 128
-TOKENS = [
-    " the",
-    " of",
-    " a",
-    " to",
-    " in",
-    " be",
-    "self",
-    "return",
-    ".",
-    " object",
-    "\n",
-    "(",
-    ")",
-    " list",
-    " not",
-    " is",
-]
+TOKENS = [" the", " of", " a", " to", " in", " be", "self", "return"]
+TOKENS += [".", " object", "\n", "(", ")", " list", " not", " is"]
 
 
 def sample_comparison(arms=ARMS, seeds=(0, 1, 2), *, demo=True, steps=800):
@@ -52,9 +36,8 @@ def sample_comparison(arms=ARMS, seeds=(0, 1, 2), *, demo=True, steps=800):
             "steps": steps,
             "batch": 8,
             "length": 64,
-            "match": "width",
-            "tune": True,
-        },
+        }
+        | {"match": "width", "tune": True},
         data={
             "sources": ["builtin"],
             "sha256": "9c1185a5c5e9fc54612808977ee8f548b2258d31ca7a8d4e8a6f2a6d6d1f0f4b",

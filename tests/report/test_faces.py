@@ -94,7 +94,7 @@ def test_the_summary_has_a_row_for_each_model_and_a_column_for_each_main_quantit
     table = faces.summary(both)
     assert table.header == ["model", "cosine of rows"]
     assert table.rows == [["a", "0.500 [0.400, 0.600]"], ["b", "–"]]
-    assert faces.summary({"a": found()}) is None
+    assert not faces.summary({"a": found()}).rows
 
 
 def test_every_number_is_in_the_tables_with_its_chance_and_how_to_read_it():
@@ -120,7 +120,7 @@ def test_sections_without_anything_are_named_with_their_reason():
 def test_numbers_that_the_summary_leaves_out_have_a_row_each_and_a_column_for_each_model():
     both = {"a": found(quantities=[measured(), measured(0.25, main=False)]), "b": found()}
     assert faces.numbers(both).rows == [["cosine of rows", "0.250 [0.150, 0.350]", "–"]]
-    assert faces.numbers({"b": found()}) is None
+    assert not faces.numbers({"b": found()}).rows
 
 
 def row(about, speaks, value=0.5):
@@ -137,7 +137,7 @@ def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model
         ["Lower loss? (untied − tied)", "–", value, "–"],
         ["Alike?", f"{value} → one table", "–", f"{value} → one table"],
     ]
-    assert faces.deciding(TieOrNot((), "no verdict"), ["tied"]) is None
+    assert not faces.deciding(TieOrNot((), "no verdict"), ["tied"]).rows
     assert faces.verdict(TieOrNot((), "no verdict")) == "No verdict."
 
 

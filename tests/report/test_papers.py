@@ -52,7 +52,7 @@ def beside(recipe="pytorch-200", changed=(), own=None, text="PTB"):
         ({"changed": ["epochs=40"]}, [["tied", "PTB", "87.17", "–", "110.50"]], ["Test perplexity"]),
         (
             {"changed": ["width=20"]},
-            None,
+            [],
             ["No published figure is known for pytorch-200 with width=20."],
         ),
         (
@@ -60,7 +60,7 @@ def beside(recipe="pytorch-200", changed=(), own=None, text="PTB"):
             [["tied", "PTB", "112.40", "110.27, 110.25", "99.00"]],
             ["Test perplexity", "This run was trained on another text (1,000 words, vocabulary 50)"],
         ),
-        ({"text": "WikiText-2"}, None, ["No published figure is known for pytorch-200."]),
+        ({"text": "WikiText-2"}, [], ["No published figure is known for pytorch-200."]),
         ({"own": {"tied": [float("nan")]}}, [["tied", "PTB", "110.44", "–", "diverged"]], ["Test perplexity"]),
     ],
     ids=["both arms", "reproductions", "settings", "other settings", "another text", "a known text", "diverged"],
@@ -69,13 +69,13 @@ def test_published_and_own_side_by_side(given, rows, said):
     """Figures of the recipe, boundary, settings and text of the run, and no others."""
     lines, table = beside(**given)
     assert [line.startswith(start) for line, start in zip(lines, said, strict=True)] == [True] * len(said)
-    assert (table and table.rows) == rows
+    assert table.rows == rows
 
 
 @pytest.mark.parametrize(("text", "figure"), [("PTB", "82.70 (PTB)"), ("WikiText-2", "98.90 (WikiText-2)")])
 def test_figures_of_a_setting_known_in_part_are_named_and_match_no_run(text, figure):
     (said,), table = beside("inan-200", own={"tied": [99.0]}, text=text)
-    assert table is None
+    assert not table.rows
     assert "no repetition" in said
     assert figure in said
     assert said.count("(PTB)") + said.count("(WikiText-2)") == 1

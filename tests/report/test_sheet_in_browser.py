@@ -38,16 +38,27 @@ def report(tmp_path_factory):
     return write_report(sample_comparison(), tmp_path_factory.mktemp("report") / "report.html")
 
 
-def test_opens_offline_with_every_figure_and_no_request_or_complaint(browser, report):  # noqa: F811
-    with Visit(browser, report) as visit:
-        plots = visit.page.locator(".plot")
-        assert plots.count() == 11
-        drawn = [plots.nth(i).locator(".main-svg").first.bounding_box() for i in range(11)]
-        assert all(box["width"] > 200 and box["height"] > 100 for box in drawn)
-        marks = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .heatmaplayer image').length"
-        assert all(plots.nth(i).evaluate(marks) > 0 for i in range(11))
-        assert visit.asked == [report.as_uri()]
-        assert visit.said == []
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    made = plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"))
+    return write_plan(made, tmp_path_factory.mktemp("plan") / "plan.html", "tiewise plan --like gpt2")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_opens_offline_with_every_figure_and_no_request_or_complaint(browser, report, planned, scheme):  # noqa: F811
+    marks = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .heatmaplayer image').length"
+    for path, many in ((report, 11), (planned, 5)):  # of published BERTs and ALBERTs none: nobody asked
+        with Visit(browser, path, scheme=scheme) as visit:
+            plots = visit.page.locator(".plot")
+            assert plots.count() == many
+            for plot in plots.all():
+                box = plot.locator(".main-svg").first.bounding_box()
+                assert box["width"] > 200
+                assert box["height"] > 100
+                assert plot.evaluate(marks) > 0
+            assert visit.page.evaluate("document.documentElement.scrollWidth") <= 1280
+            assert visit.asked == [path.as_uri()]
+            assert visit.said == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -159,27 +170,3 @@ def test_markup_in_tokens_and_command_is_shown_not_run(browser, tmp_path):  # no
         assert visit.page.locator("#command").inner_text() == evil
         ticks = visit.page.locator(".maps .ytick text").all_text_contents()
         assert ticks[:2] == [evil, image.replace(" ", "␣")]
-
-
-MARKS = "p => p.querySelectorAll('.scatterlayer .trace, .barlayer .trace').length"
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    made = plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"))
-    return write_plan(made, tmp_path_factory.mktemp("plan") / "plan.html", "tiewise plan --like gpt2")
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_figure_is_drawn_offline(browser, page, scheme):  # noqa: F811
-    with Visit(browser, page, scheme=scheme) as visit:
-        plots = visit.page.locator(".plot")
-        assert plots.count() == 5  # of published BERTs and ALBERTs none: nobody asked
-        for index in range(5):
-            box = plots.nth(index).locator(".main-svg").first.bounding_box()
-            assert box["width"] > 200
-            assert box["height"] > 100
-            assert plots.nth(index).evaluate(MARKS) > 0
-        assert visit.page.evaluate("document.documentElement.scrollWidth") <= 1280
-        assert visit.asked == [page.as_uri()]
-        assert visit.said == []

@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -101,27 +102,19 @@ def test_half_precision_and_shards(dtype, tmp_path):
     holds_within_one_rounding(model, tmp_path / "b", dtype)
 
 
-def every_way(name, spec, path):
-    model = installed(path / "a", spec, name)
-    before = logits(model)
-    densify(path / "a", path / "b")
-    loaded = plain_class(model).from_pretrained(path / "b")
-    torch.testing.assert_close(logits(loaded), before, atol=2e-4, rtol=1e-4)
-    holds_within_one_rounding(model, path / "b")
+SHARING = [("t5", "factored:5"), ("bart", "factored-untied:5"), ("bert", "residual:3")]  # families that share more
+KINDS = ["factored:5", "factored-untied:5", "spd", "tied+output_scale=0.5"]
+REST = [case for case in product(FAMILIES, KINDS) if case not in SHARING]
 
 
-@pytest.mark.parametrize(
-    ("name", "spec"), [("t5", "factored:5"), ("bart", "factored-untied:5"), ("bert", "residual:3")]
-)
-def test_families_that_share_more(name, spec, tmp_path):
-    every_way(name, spec, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", ["factored:5", "factored-untied:5", "spd", "tied+output_scale=0.5"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(("name", "spec"), SHARING + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
 def test_every_family(name, spec, tmp_path):
-    every_way(name, spec, tmp_path)
+    model = installed(tmp_path / "a", spec, name)
+    before = logits(model)
+    densify(tmp_path / "a", tmp_path / "b")
+    loaded = plain_class(model).from_pretrained(tmp_path / "b")
+    torch.testing.assert_close(logits(loaded), before, atol=2e-4, rtol=1e-4)
+    holds_within_one_rounding(model, tmp_path / "b")
 
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart"])

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 
 import ml_dtypes
@@ -114,32 +115,23 @@ def test_largest_rank_is_the_last_that_saves(rows, width, maps):
 
 
 SOME = [(name, True) for name in ("llama", "t5", "bert", "bart", "opt_350m")] + [("llama", False), ("t5", False)]
+REST = [case for case in product(FAMILIES, (True, False)) if case not in SOME]
 
 
-def holds_the_best_approximation(name, tied, path):
-    model = saved(path / "a", name, tied)
+@pytest.mark.parametrize(("name", "tied"), SOME + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
+def test_loads_as_the_best_approximation(name, tied, tmp_path):
+    model = saved(tmp_path / "a", name, tied)
     assert same_table(model) == tied
-    factor(path / "a", path / "b", rank=5, force=not tied)
+    factor(tmp_path / "a", tmp_path / "b", rank=5, force=not tied)
     lookup, head = ends(model)
     for end in (lookup,) if tied else (lookup, head):
         end.weight.copy_(torch.from_numpy(truncated(end.weight.numpy(), 5)))
-    for loaded in (AUTO.get(name, hf.AutoModelForCausalLM).from_pretrained(path / "b"), tiewise.hf.load(path / "b")):
+    auto = AUTO.get(name, hf.AutoModelForCausalLM)
+    for loaded in (auto.from_pretrained(tmp_path / "b"), tiewise.hf.load(tmp_path / "b")):
         assert loaded.config.tiewise_boundary == ("factored:5" if tied else "factored-untied:5")
         assert loaded.get_output_embeddings().weight.shape == (V, 5)
         assert same_table(loaded) == tied
         torch.testing.assert_close(logits(loaded), logits(model), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("name", "tied"), SOME)
-def test_loads_as_the_best_approximation(name, tied, tmp_path):
-    holds_the_best_approximation(name, tied, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_loads_as_the_best_approximation(name, tied, tmp_path):
-    holds_the_best_approximation(name, tied, tmp_path)
 
 
 @pytest.mark.parametrize(("name", "tied"), SOME)

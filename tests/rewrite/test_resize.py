@@ -82,16 +82,11 @@ def test_equals_the_formula(tmp_path):
     """The sum over all rows at once, in fp64, with the same random numbers."""
     x = population(np.random.default_rng(2), 1300)[0]
     used = np.random.default_rng(3).random(1300) < 0.8
-    g = [
-        np.concatenate(
-            [
-                np.random.default_rng([7, new, old]).standard_normal((512, 256), np.float32)[: 1300 - 512 * old]
-                for old in range(3)
-            ]
-        )
-        for new in range(2)
+    drawn_ = [
+        [np.random.default_rng([7, new, old]).standard_normal((512, 256), np.float32) for new in range(2)]
+        for old in range(3)
     ]
-    g = np.concatenate(g, axis=1)[:, :300].astype(np.float64)
+    g = np.block(drawn_)[:1300, :300].astype(np.float64)
     kept = x[used].astype(np.float64)
     wanted = kept.mean(axis=0) + g[used].T @ (kept - kept.mean(axis=0)) / np.sqrt(used.sum() - 1)
     np.testing.assert_allclose(drawn(stored(tmp_path, x=x)["x"], used, 300, 7), wanted, atol=2e-5)

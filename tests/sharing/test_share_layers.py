@@ -9,7 +9,7 @@ import transformers as tr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from tests.boundary.tiny_models import _BERT, _LLAMA, V, build
+from tests.boundary.tiny_models import _BERT, _LLAMA, V, build, trainer
 from torch import nn
 
 import tiewise.hf
@@ -110,20 +110,11 @@ def test_gradients_are_the_sums_over_the_layers_that_share(text):
     for name, value in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(value), []).append(name)
     assert max(map(len, groups.values())) > 1
-    expected = {}
     for names in groups.values():
         total = sum(apart.get_parameter(name).grad.double() for name in names)
-        expected[names[0]] = total
         found = model.get_parameter(names[0]).grad.double()
         assert (found - total).norm() <= 1e-5 * total.norm() + 1e-9
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    held = [value for group in optimizer.param_groups for value in group["params"]]
-    assert len(held) == len(groups)
-    was = {name: model.get_parameter(name).detach().double().clone() for name in expected}
-    optimizer.step()
-    for name, total in expected.items():
-        step = model.get_parameter(name).detach().double() - was[name]
-        assert (step + 0.1 * total).norm() <= 1e-5 * total.norm() + 1e-6
+    assert len(list(model.parameters())) == len(groups)  # an optimizer sees each once
 
 
 RARE = [pytest.param(text, marks=pytest.mark.slow) for text in SPECS if text not in ("ffn", "all:groups=2")]
@@ -333,14 +324,13 @@ def test_copies_and_new_models_of_the_config_share_too():
 
 def test_the_trainer_saves_and_resumes_it(tmp_path):
     rows = [{"input_ids": row, "labels": row} for row in ids(8)]
-    options = {"per_device_train_batch_size": 2, "save_steps": 2, "report_to": [], "use_cpu": True, "seed": 3}
-    options |= {"disable_tqdm": True, "data_seed": 3, "logging_steps": 100}
+    options = {"per_device_train_batch_size": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 100}
+    options |= {"seed": 3, "data_seed": 3, "lr_scheduler_type": "constant"}
 
     def trained(out, steps, resume=None):
         model = llama()
         share_layers(model, "all+rank=2")
-        arguments = tr.TrainingArguments(str(out), max_steps=steps, lr_scheduler_type="constant", **options)
-        tr.Trainer(model, arguments, train_dataset=rows).train(resume_from_checkpoint=resume)
+        trainer(model, out, rows, max_steps=steps, **options).train(resume_from_checkpoint=resume)
         return model.eval()
 
     through = trained(tmp_path / "a", 4)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers as tr
-from tests.boundary.tiny_models import FAMILIES, V
+from tests.boundary.tiny_models import FAMILIES, V, sizes
 
 from tiewise.core.errors import SpecError
 from tiewise.core.sharing_spec import SharingSpec
@@ -12,39 +12,16 @@ from tiewise.planning.read_config import read
 from tiewise.sharing.layout import find_stacks
 from tiewise.sharing.share import share_layers
 
-_LLAMA = {
-    "vocab_size": V,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+_LLAMA = sizes("num_hidden_layers=4 num_attention_heads=4 num_key_value_heads=2 hidden_size=32 intermediate_size=48")
+_LLAMA |= sizes(f"vocab_size={V} pad_token_id=0 bos_token_id=1 eos_token_id=2")
 _BERT = {key: value for key, value in _LLAMA.items() if key != "num_key_value_heads"} | {"max_position_embeddings": 40}
-_SHORT = {"vocab_size": V, "hidden_size": 32, "n_layer": 4, "n_head": 4}
-_GPT = {
-    "vocab_size": V,
-    "n_embd": 32,
-    "n_layer": 4,
-    "n_head": 4,
-    "n_positions": 40,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_DISTIL = {"vocab_size": V, "dim": 32, "n_layers": 4, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 40}
-_FALCON = {"vocab_size": V, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
-_UMT5 = {
-    "vocab_size": V,
-    "d_model": 32,
-    "d_kv": 8,
-    "d_ff": 48,
-    "num_layers": 4,
-    "num_decoder_layers": 4,
-    "num_heads": 4,
-}
+_SHORT = sizes(f"vocab_size={V} hidden_size=32 n_layer=4 n_head=4")
+_GPT = sizes(f"vocab_size={V} n_embd=32 n_layer=4 n_head=4 n_positions=40 bos_token_id=1 eos_token_id=2")
+_DISTIL = sizes(f"vocab_size={V} dim=32 n_layers=4 n_heads=4 hidden_dim=48 max_position_embeddings=40")
+_FALCON = sizes(f"vocab_size={V} hidden_size=32 num_hidden_layers=4 num_attention_heads=4")
+_FALCON_NEW = _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}
+_UMT5 = sizes(f"vocab_size={V} d_model=32 d_kv=8 d_ff=48 num_layers=4 num_decoder_layers=4 num_heads=4")
+_UMT5 |= sizes("decoder_start_token_id=0 pad_token_id=0")
 _LATENT = {"kv_lora_rank": 8, "q_lora_rank": None, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
 _EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 1, "topk_group": 1}
 _DEEPSEEK = _LLAMA | _LATENT | _EXPERTS | {"moe_intermediate_size": 16, "first_k_dense_replace": 1}
@@ -56,11 +33,7 @@ MORE = {
     "distilbert": ("DistilBertForMaskedLM", "DistilBertConfig", _DISTIL),
     "electra": ("ElectraForMaskedLM", "ElectraConfig", _BERT | {"embedding_size": 16}),
     "falcon": ("FalconForCausalLM", "FalconConfig", _FALCON),
-    "falcon_new": (
-        "FalconForCausalLM",
-        "FalconConfig",
-        _FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
-    ),
+    "falcon_new": ("FalconForCausalLM", "FalconConfig", _FALCON_NEW),
     "gptj": ("GPTJForCausalLM", "GPTJConfig", _GPT | {"rotary_dim": 4}),
     "gpt_oss": ("GptOssForCausalLM", "GptOssConfig", _LLAMA | {"num_local_experts": 4, "head_dim": 8}),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", _LLAMA | {"num_local_experts": 4}),
@@ -68,11 +41,7 @@ MORE = {
     "olmo": ("OlmoForCausalLM", "OlmoConfig", _LLAMA),
     "olmo2": ("Olmo2ForCausalLM", "Olmo2Config", _LLAMA),
     "stablelm": ("StableLmForCausalLM", "StableLmConfig", _LLAMA | {"use_parallel_residual": True}),
-    "umt5": (
-        "UMT5ForConditionalGeneration",
-        "UMT5Config",
-        _UMT5 | {"decoder_start_token_id": 0, "pad_token_id": 0},
-    ),
+    "umt5": ("UMT5ForConditionalGeneration", "UMT5Config", _UMT5),
 }
 _DEPTHS = ("num_hidden_layers", "n_layer", "num_layers", "num_decoder_layers", "encoder_layers", "decoder_layers")
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.analysis.model_tables import Array, StoredTable, TokenTable, dense_table, stored_ends
+from tiewise.analysis.model_tables import Array, StoredTable, dense_table, stored_ends
 from tiewise.analysis.path_matrix import LAYER, NONE, RMS, DirectPath, Norm
 from tiewise.checkpoint.claims import BASE_TYPE, number
 from tiewise.checkpoint.facts import SPEC, Facts
@@ -66,12 +66,6 @@ FAMILIES: Mapping[str, FinalNorm] = {
 }
 
 
-def plain_norm(ending: FinalNorm, config: Mapping[str, Any]) -> Norm:
-    """Return the norm of a family, without its stored vectors."""
-    eps = number(config.get(ending.eps_key)) if ending.eps_key else None
-    return Norm(ending.kind, ending.eps if eps is None or eps < 0 else eps)
-
-
 def open_path(folder: Folder) -> DirectPath:
     """Open the direct path; `notes` say what of the model it applies and what it leaves out.
 
@@ -79,80 +73,61 @@ def open_path(folder: Folder) -> DirectPath:
         CheckpointError: a table is missing, quantised or mapped to another width, or the final norm is not stored.
     """
     facts = Facts(folder)
-    roles = facts.roles
-    table, source, target, softcap = _own_tables(facts) if facts.is_own else _tables(facts)
-    acts = _acts(facts, table, source.width)
-    if softcap is not None and acts.softcap is not None:
-        what = f"{facts.path}: two soft-caps, the boundary's and the family's"
-        raise CheckpointError(what, "its direct path is not measured")
-    bias, notes = _bias(facts, target.rows)
-    if facts.is_own:
-        notes.append(f"{short(facts.config.get(SPEC))}: each end is taken behind its map and scale")
-    if softcap is not None:
-        notes.append(f"soft-cap {softcap:g} applied")
-    if roles.positions:
-        notes.append("position rows are left out")
-    softcap = acts.softcap if softcap is None else softcap
-    return DirectPath(
-        source, target, acts.norm, acts.input_scale, acts.output_scale, bias, softcap, (*acts.notes, *notes)
-    )
-
-
-def _tables(facts: Facts) -> tuple[Stored, TokenTable, TokenTable, None]:
-    """(stored input table, input table, output table, no soft-cap) of a family's own classes."""
-    table, head = stored_ends(facts)
-    if facts.roles.maps:
-        what = f"{facts.path}: {short(facts.roles.maps[0].name)} stands between a table and the body"
-        raise CheckpointError(what, "give a model whose tables are as wide as its body")
-    source = StoredTable(table)
-    return table, source, source if head is None else StoredTable(head), None
-
-
-def _own_tables(facts: Facts) -> tuple[Stored, TokenTable, TokenTable, float | None]:
-    """The same behind the maps and scales of a boundary that this package stored."""
-    boundary = read_boundary(facts)
-    source = dense_table(boundary.lookup)
-    same = boundary.lookup.mark == boundary.head.mark
-    return boundary.lookup.table, source, source if same else dense_table(boundary.head), boundary.spec.softcap
-
-
-@dataclass(frozen=True)
-class _Acts:
-    """What the class does between its tables."""
-
-    norm: Norm
-    input_scale: float
-    output_scale: float
-    softcap: float | None
-    notes: tuple[str, ...]
-
-
-def _acts(facts: Facts, table: Stored, width: int) -> _Acts:
+    roles, boundary = facts.roles, read_boundary(facts) if facts.is_own else None
+    if boundary is not None:  # that this package stored: tables are met behind its maps and scales
+        table, source = boundary.lookup.table, dense_table(boundary.lookup)
+        target = source if boundary.lookup.mark == boundary.head.mark else dense_table(boundary.head)
+    else:
+        table, head = stored_ends(facts)
+        if roles.maps:
+            what = f"{facts.path}: {short(roles.maps[0].name)} stands between a table and the body"
+            raise CheckpointError(what, "give a model whose tables are as wide as its body")
+        source = StoredTable(table)
+        target = source if head is None else StoredTable(head)
     level: Mapping[str, Any] = facts.config if facts.text is None else facts.levels.get(facts.text.level, facts.config)
     family = level.get(BASE_TYPE if facts.is_own else "model_type")
-    scalars = {key.rpartition(".")[2]: value for key, value in facts.roles.scalars.items()}
+    scalars = {key.rpartition(".")[2]: value for key, value in roles.scalars.items()}
     ending = FAMILIES.get(family) if isinstance(family, str) else None
+    norm, known = Norm(), {}
     if ending is None:
         named = short(family) if isinstance(family, str) else "of no stated type"
-        left_out = [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items()]
-        note = f"the final norm of a model {named} is not known: none is applied"
-        return _Acts(Norm(), 1.0, 1.0, None, (note, *left_out))
-    norm = _norm(facts, ending, level, table, width)
-    input_scale = math.sqrt(width) if ending.root_width else 1.0
-    known = {key: value for key, value in scalars.items() if key in ending.scalars}
+        notes = [f"the final norm of a model {named} is not known: none is applied"]
+    else:
+        norm = _norm(facts, ending, level, table, source.width)
+        known = {key: value for key, value in scalars.items() if key in ending.scalars}
+        notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
+    input_scale = math.sqrt(source.width) if ending is not None and ending.root_width else 1.0
     input_scale *= known.get("embedding_multiplier", 1.0)
     output_scale = known.get("logit_scale", 1.0) / (known.get("logits_scaling") or 1.0)
-    softcap = known.get("final_logit_softcapping")
-    notes = ["no final norm" if norm.kind == NONE else f"{norm.kind} norm applied, eps {norm.eps:g}"]
+    softcap = known.get("final_logit_softcapping") or None
     notes += [f"input rows times {input_scale:g}"] if input_scale != 1 else []
     notes += [f"logits times {output_scale:g}"] if output_scale != 1 else []
     notes += [f"soft-cap {softcap:g} applied"] if softcap else []
     notes += [f"{key} = {value:g} of the config is not applied" for key, value in scalars.items() if key not in known]
-    return _Acts(norm, input_scale, output_scale, softcap or None, tuple(notes))
+    fitting = [one for one in roles.biases if one.shape in ((target.rows,), (1, target.rows))]
+    bias = None
+    if fitting:
+        own = module_of(roles.output_name or "")[0]
+        chosen = next((one for one in fitting if one.name == f"{own}.bias"), fitting[0])
+        bias = _vector(chosen, target.rows)
+        notes.append(f"bias {short(chosen.name)} applied")
+    if boundary is not None:
+        notes.append(f"{short(facts.config.get(SPEC))}: each end is taken behind its map and scale")
+        if boundary.spec.softcap is not None:
+            if softcap is not None:
+                what = f"{facts.path}: two soft-caps, the boundary's and the family's"
+                raise CheckpointError(what, "its direct path is not measured")
+            softcap = boundary.spec.softcap
+            notes.append(f"soft-cap {softcap:g} applied")
+    if roles.positions:
+        notes.append("position rows are left out")
+    return DirectPath(source, target, norm, input_scale, output_scale, bias, softcap, tuple(notes))
 
 
 def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stored, width: int) -> Norm:
-    norm = plain_norm(ending, level)
+    """The final norm, with its stored vectors."""
+    eps = number(level.get(ending.eps_key)) if ending.eps_key else None
+    norm = Norm(ending.kind, ending.eps if eps is None or eps < 0 else eps)
     if not ending.stored:
         return norm
     if level.get("do_layer_norm_before") is False:  # OPT-350M normalises inside its layers only
@@ -166,15 +141,6 @@ def _norm(facts: Facts, ending: FinalNorm, level: Mapping[str, Any], table: Stor
     shift = facts.folder.tensors.get(f"{name}.bias")
     gain = _vector(weight, width) + (1.0 if ending.plus_one else 0.0)
     return replace(norm, gain=gain, shift=None if shift is None else _vector(shift, width))
-
-
-def _bias(facts: Facts, rows: int) -> tuple[Array | None, list[str]]:
-    fitting = [bias for bias in facts.roles.biases if bias.shape in ((rows,), (1, rows))]
-    if not fitting:
-        return None, []
-    own = module_of(facts.roles.output_name or "")[0]
-    chosen = next((bias for bias in fitting if bias.name == f"{own}.bias"), fitting[0])
-    return _vector(chosen, rows), [f"bias {short(chosen.name)} applied"]
 
 
 def _vector(tensor: Stored, size: int) -> Array:

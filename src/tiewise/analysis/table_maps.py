@@ -1,10 +1,9 @@
-"""What d×d products of paired rows say of two tables: maps between them, what they share without one, and chance.
+"""Maps between two tables, fitted to some of their paired rows from d×d products alone, and what they reach by chance.
 
     orthogonal     argmin ‖A W − B‖ over W with orthonormal rows or columns: U Vᵀ of AᵀB = U S Vᵀ (Schönemann 1966)
     linear         least squares: (AᵀA)⁺ AᵀB
     reduced rank   least squares over W of rank r: the linear map times V_r V_rᵀ, the leading eigenvectors of
                    BᵀA (AᵀA)⁺ AᵀB (Izenman 1975)
-    without map    CKA, leading subspaces, spectra
 
 A fitted map follows noise. On the rows that it was fitted on, the mean cosine of two independent Gaussian tables (n
 rows, d1 and d2 columns, centred) is then not 0 but, for n ≫ d,
@@ -26,8 +25,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.paired_rows import Matrix, Products
+from tiewise.analysis.paired_rows import Matrix, Order, Paired
+from tiewise.core.errors import CheckpointError
+from tiewise.core.progress import progress
 
+IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
+CENTRED, RAW = "centred", "raw"
+FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
+LARGE = 2e11  # rows × d²: from here on `AlignSettings.sized` permutes once
 SMALL = 512  # up to here a singular value decomposition takes no time worth saving
 WELL = 1e-10  # of squared singular values, smallest to largest, above which their eigenvalues are accurate enough
 _STEPS = 20_000  # of the integrals over the law
@@ -105,66 +110,127 @@ def reduced_chance(n: int, d1: int, d2: int, rank: int) -> float:
     return min(1.0, math.sqrt(energy / (n * d2)))
 
 
-def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
-    """(linear CKA ‖AᵀB‖² / (‖AᵀA‖·‖BᵀB‖) of centred rows, Kornblith et al. 2019; its mean over all permutations).
+@dataclass(frozen=True)
+class AlignSettings:
+    """What to measure, and on how many rows."""
 
-    That mean is tr K_A · tr K_B / ((n−1)·‖K_A‖·‖K_B‖) exactly, with K = A Aᵀ, whose trace and norm are those of AᵀA;
-    for Gaussian tables about d / (n + d). Of what is left when some directions were taken out, n − 1 loses as many.
-    """
-    scale = float(np.linalg.norm(centred.gram_a) * np.linalg.norm(centred.gram_b))
-    if not scale:
-        return 0.0, 0.0
-    traces = float(np.trace(centred.gram_a) * np.trace(centred.gram_b))
-    return float(np.square(centred.cross).sum()) / scale, traces / (scale * (centred.rows - taken_out - 1))
+    maps: tuple[str, ...] = (IDENTITY, ORTHOGONAL, LINEAR)  # of identity, orthogonal and linear
+    ranks: tuple[int, ...] = ()  # ranks of reduced-rank maps
+    raw: bool = False  # fit maps to the rows as they are as well, not only to centred rows
+    # share of the pairs that no map is fitted on; at most half. 0 fits maps on all pairs and scores all of them, as
+    # published scores do; there are no held-out scores then
+    held_out: float = 0.2
+    scored: int = 8192  # at most so many pairs are held out, and so many of the fitting ones scored beside them
+    permutations: int = 3  # refits of the null
+    neighbours: int = 10  # k; 0 leaves neighbours out
+    sampled: int = 20_000  # at most so many rows for neighbours
+    subspaces: tuple[int, ...] = (16, 64)  # numbers of leading directions to compare
+    precision: str = "auto"  # fp32 or fp64 products; auto takes fp64 where it costs seconds
+    seed: int = 0  # of the split, the samples and the permutations
+
+    @classmethod
+    def sized(cls, pairs: int, width: int, seed: int = 0, held_out: float = held_out) -> AlignSettings:
+        """Return settings for tables of this size: one permutation in place of three for large ones."""
+        return cls(seed=seed, held_out=held_out, permutations=1 if pairs * width**2 > LARGE else cls.permutations)
+
+    def dtype(self, pairs: int, widths: tuple[int, int]) -> type[np.floating]:
+        """Type in which rows are multiplied."""
+        if self.precision not in ("auto", "fp32", "fp64"):
+            raise CheckpointError(f"no precision is called {self.precision}", "choose of auto, fp32 and fp64")
+        few = self.precision == "auto" and pairs * sum(widths) ** 2 <= FP64_WORK
+        return np.float64 if few or self.precision == "fp64" else np.float32
+
+    def sample(self, pairs: int) -> tuple[Order, int]:
+        """(at most `sampled` of the pairs, at random and sorted; how many neighbours each has among them)."""
+        drawn = np.random.default_rng([self.seed, 2]).choice(pairs, min(self.sampled, pairs), replace=False)
+        return np.sort(drawn), min(self.neighbours, len(drawn) - 1)
 
 
 @dataclass(frozen=True)
-class Spectrum:
-    """Singular values of a table's centred paired rows, falling."""
+class Fitted:
+    """A map [d1, d2] (None: identity) of rows less `shift_a` [d1] onto rows less `shift_b` [d2]; zeros where raw."""
 
-    values: tuple[float, ...]  # s_1 ≥ s_2 ≥ …, from the Gram matrix: accurate to about √ε·s_1 in absolute terms
-    participation: float  # (Σ s²)² / Σ s⁴, the number of directions that the table fills evenly
-    mean_share: float  # share of Σ‖row‖² that is the mean row's: 0 centred, 1 all rows alike
+    name: str
+    view: str
+    matrix: Matrix | None
+    shift_a: Matrix
+    shift_b: Matrix
 
-
-@dataclass(frozen=True)
-class Subspace:
-    """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles."""
-
-    side: str  # `left` (over tokens, [n, k]; any widths) or `right` (over the d coordinates; one width only)
-    k: int  # directions of each
-    value: float  # Σ cos² / k, from 0 to 1
-    chance: float  # its mean for two random subspaces, k/(n−1) left and k/d right
-    cosines: tuple[float, ...]  # of the principal angles, falling
-
-
-def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
-    """(spectra of both tables, their leading subspaces of `ks` directions) from products that are not centred."""
-    centred, found, axes = products.without(), [], []
-    for gram, raw, mean in (
-        (centred.gram_a, products.gram_a, products.mean_a),
-        (centred.gram_b, products.gram_b, products.mean_b),
-    ):
-        rising, vectors = np.linalg.eigh(gram)
-        values = np.maximum(rising[::-1], 0)
-        axes.append((values, vectors[:, ::-1]))
-        total, energy = float(values.sum()), float(np.trace(raw))
-        participation = total**2 / float(np.square(values).sum()) if total else 0.0
-        share = products.rows * float(mean @ mean) / energy if energy else 0.0
-        found.append(Spectrum(tuple(map(float, np.sqrt(values))), participation, share))
-    (values_a, axes_a), (values_b, axes_b) = axes
-    rank = min(int((v > len(v) * np.finfo(np.float64).eps * v[0]).sum()) for v in (values_a, values_b))
-    between = axes_a.T @ centred.cross @ axes_b
-    spaces = []
-    for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
-        left = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
-        spaces.append(_subspace("left", left, k / (products.rows - 1)))
-        if axes_a.shape == axes_b.shape:
-            spaces.append(_subspace("right", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
-    return (found[0], found[1]), tuple(spaces)
+    def cosines(self, a: NDArray, b: NDArray) -> Matrix:
+        """Cosine of each mapped row of a [n, d1] with its row of b [n, d2]; 0 where either is zero."""
+        x, y = a - self.shift_a.astype(a.dtype), b - self.shift_b.astype(b.dtype)
+        x = x if self.matrix is None else x @ self.matrix.astype(a.dtype)
+        dot, left, right = (np.einsum("ij,ij->i", *p).astype(np.float64) for p in ((x, y), (x, x), (y, y)))
+        scale = np.sqrt(left * right)
+        return np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
 
 
-def _subspace(side: str, between: NDArray, chance: float) -> Subspace:
-    cosines = np.minimum(np.linalg.svd(between, compute_uv=False), 1.0)
-    k = len(cosines)
-    return Subspace(side, k, float(np.square(cosines).mean()), min(1.0, chance), tuple(map(float, cosines)))
+class Fitter:
+    """Fits maps to some of the pairs; what depends on A alone is computed once for all permutations."""
+
+    def __init__(self, paired: Paired, settings: AlignSettings) -> None:
+        if not 0 <= settings.held_out <= 0.5:
+            fix = "use a share from 0 (fit and score all rows) to 0.5"
+            raise CheckpointError(f"held_out = {settings.held_out}", fix)
+        count = len(paired.pairs)
+        order = np.random.default_rng(settings.seed).permutation(count)
+        out = max(1, min(settings.scored, int(settings.held_out * count), count // 2)) if settings.held_out else 0
+        self.paired, self.rows, self.held = paired, np.sort(order[out:]), np.sort(order[:out])
+        self.names, self.left_out = _applying(settings, paired.widths, len(self.rows))
+        self.products, self.norms, self.error = paired.sums(self.rows)
+        self.views = (CENTRED, RAW) if settings.raw else (CENTRED,)
+        self.means = self.products.mean_a, self.products.mean_b
+        self._inverse: dict[str, Matrix] = {}
+        if set(self.names) - {IDENTITY, ORTHOGONAL}:
+            for view in self.views:
+                less = self.products.rows * np.outer(self.means[0], self.means[0]) if view == CENTRED else 0.0
+                self._inverse[view] = pseudo_inverse(self.products.gram_a - less, self.error)
+
+    def fit(self, cross: Matrix) -> list[Fitted]:
+        """Return every map, fitted to AᵀB [d1, d2] of the fitting rows in some order."""
+        shifts = {CENTRED: self.means, RAW: (np.zeros_like(self.means[0]), np.zeros_like(self.means[1]))}
+        made = [Fitted(IDENTITY, view, None, *shifts[view]) for view in (CENTRED, RAW)]  # costs nothing: both ways
+        made = made if IDENTITY in self.names else []
+        fitted = [name for name in self.names if name != IDENTITY]
+        total = len(made) + len(fitted) * len(self.views)
+        for view in self.views:
+            product = cross - self.products.rows * np.outer(*self.means) if view == CENTRED else cross
+            for name in fitted:
+                if name == ORTHOGONAL:
+                    matrix = orthogonal(product)
+                else:
+                    matrix = least_squares(self._inverse[view], product, None if name == LINEAR else int(name[5:]))
+                made.append(Fitted(name, view, matrix, *shifts[view]))
+                progress("fitting maps", len(made), total)
+        return made
+
+    def cosines(self, maps: list[Fitted], first: Order, second: Order) -> list[Matrix]:
+        """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
+        found = [np.zeros(len(first)) for _ in maps]
+        for piece in self.paired.slices(len(first)):
+            a, b = self.paired.take(first[piece], second[piece])
+            for values, fitted in zip(found, maps, strict=True):
+                values[piece] = fitted.cosines(a, b)
+            progress("scoring", piece.stop, len(first))
+        return found
+
+
+def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tuple[list[str], tuple[str, ...]]:
+    """(maps that apply to tables of these widths and rows to fit on, why the others do not)."""
+    (d1, d2), kept, left = widths, [], []
+    for name in [*settings.maps, *(f"rank {rank}" for rank in settings.ranks)]:
+        if name not in (IDENTITY, ORTHOGONAL, LINEAR) and not name.startswith("rank "):
+            raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
+        if name == IDENTITY:
+            why = "" if d1 == d2 else f"widths {d1} and {d2} differ"
+        elif name.startswith("rank ") and not 0 < int(name[5:]) <= min(d1, d2):
+            why = f"ranks go from 1 to {min(d1, d2)}"
+        else:
+            needed = max(d1, d2) if name == ORTHOGONAL else d1
+            why = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
+        kept += [] if why else [name]
+        left += [f"no {name} map: {why}"] if why else []
+    if not kept:
+        others = "orthogonal, linear and reduced-rank maps apply"
+        raise CheckpointError("; ".join(left), others if d1 != d2 and rows > max(d1, d2) else "give more rows")
+    return kept, tuple(left)

@@ -23,11 +23,14 @@ from numpy.typing import ArrayLike
 from tiewise.analysis.bigram_counts import Chain, guessed, ring_and_parts
 from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.model_tables import Array, Ids
-from tiewise.analysis.token_texts import Groups
+from tiewise.analysis.token_texts import Groups, Texts, shown
+from tiewise.core.found import Curve, Found, Listing, Quantity, visible
+from tiewise.core.numerals import NONE, count, plain
 
 PARTS = 10
 EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
 ENOUGH = 10  # occurrences from which a token is compared with its own null
+NOTABLE, NOTABLE_FROM = 10, 100  # tokens that are named for their contexts, and their occurrences at least
 
 
 @dataclass(frozen=True)
@@ -172,3 +175,57 @@ def furthest(found: Contexts, least: int, top: int) -> Ids:
     excess = np.where(found.counts >= least, found.excess, -np.inf)
     order = np.argsort(-excess, kind="stable")[:top]
     return order[np.isfinite(excess[order])]
+
+
+def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
+    """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
+
+    Args:
+        found: the contexts.
+        groups: of the tokens: {"frequency": …, "script": …}.
+        texts: of the tokens, where they are known.
+    """
+    quantities = [
+        Quantity.of_estimate(
+            "left and right contexts differ by", found.guessed, chance=0.0, unit="nats per token", main=False,
+            why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
+        ),
+        Quantity(
+            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit="nats per token",
+            main=False, why="too high on average; chance: directions tossed by a coin",
+        ),
+    ]  # fmt: skip
+    curves, listings = [], []
+    for kind, of in groups.items():
+        made = grouped(found, of)
+        rows: list[tuple[str, ...]] = []
+        for group in made:
+            name = f"excess over tossed directions, {'count' if kind == 'frequency' else kind} {group.label}"
+            quantities.append(Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False))
+            levels = (plain(level, 3) for level in (group.plug_in.value, group.coin, group.held_out.value))
+            beyond = NONE if group.beyond is None else f"{group.beyond:.1%}"
+            rows.append((group.label, count(group.tokens), count(group.occurrences), *levels, beyond))
+        header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
+        listings.append(Listing(f"What precedes and what follows, by {kind}", header, tuple(rows)))
+        reads = {
+            "guessed": [group.held_out for group in made],
+            "counts": [group.plug_in for group in made],
+            "tossed": [Estimate(group.coin, math.nan, math.nan, group.tokens) for group in made],
+        }
+        for which, estimates in reads.items():
+            if estimates:
+                curves.append(Curve.through(
+                    f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
+                    along="times the text has the token" if kind == "frequency" else "script of the token",
+                    ticks=tuple(group.label for group in made), level=math.log(2), level_name="no common neighbour",
+                    why="How far what precedes a token differs from what follows it, 0 the same: counts give too much, "
+                    "guesses from other parts of the text too little; tossed is what alike sides give.",
+                ))  # fmt: skip
+    ids = furthest(found, NOTABLE_FROM, NOTABLE).tolist()
+    notable = tuple(
+        (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
+        for row, text in zip(ids, shown(texts, ids), strict=True)
+    )
+    columns = ("token", "occurrences", "divergence", "tossed")
+    listings.append(Listing("Tokens whose two sides differ most", columns, notable))
+    return Found("", tuple(quantities), tuple(curves), listings=tuple(listings))

@@ -55,8 +55,25 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
     Raises:
         DataError: the folder has no readable tokenizer.json, or a text is not one token.
     """
-    tokenizer = open_tokenizer(folder)
-    return tuple(_find(tokenizer, text) for text in texts)
+    tokenizer, made = open_tokenizer(folder), []
+    unknown = tokenizer.token_to_id(getattr(tokenizer.model, "unk_token", None) or "")
+    for text in texts:
+        pieces = tokenizer.encode(text, add_special_tokens=False).tokens
+        for spelled in (f" {text}", text):
+            found = tokenizer.encode(spelled, add_special_tokens=False)
+            # some vocabularies drop what they do not know: the one token must stand for all of the text
+            whole = len(found.ids) == 1 and found.offsets[0][1] - found.offsets[0][0] >= len(text)
+            if whole and found.ids[0] != unknown:
+                made.append(Token(text, found.ids[0], found.tokens[0]))
+                break
+        else:
+            number = tokenizer.token_to_id(text)
+            if number is None:
+                shown = " + ".join(short(piece) for piece in pieces[:6]) or "nothing"
+                what = f"{short(text)} is not one token of this vocabulary: {shown}"
+                raise DataError(what, "choose a word that is one token")
+            made.append(Token(text, number, text))
+    return tuple(made)
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
@@ -66,8 +83,18 @@ def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
     if Tokenizer is None:
         pieces = _pieces(folder)
         return tuple(pieces.get(number, f"#{number}") for number in ids)
-    tokenizer = _open(folder)
-    return tuple(_text(tokenizer, number) for number in ids)
+    tokenizer, texts = _open(folder), []
+    for number in ids:
+        piece = tokenizer.id_to_token(number)
+        if piece is None:
+            text = f"#{number}"
+        elif piece.startswith("▁"):  # SentencePiece's space, which its decoder drops at the start of a text
+            text = piece.replace("▁", " ")
+        else:
+            text = tokenizer.decode([number], skip_special_tokens=False)
+            text = text if text and _PARTIAL not in text else piece
+        texts.append(text)
+    return tuple(texts)
 
 
 def _pieces(folder: Folder) -> dict[int, str]:
@@ -90,16 +117,6 @@ def _pieces(folder: Folder) -> dict[int, str]:
     return {number: text(piece) for piece, number in found.base.items()} | dict(found.added)
 
 
-def _text(tokenizer: Tokenizer, number: int) -> str:
-    piece = tokenizer.id_to_token(number)
-    if piece is None:
-        return f"#{number}"
-    if piece.startswith("▁"):  # SentencePiece's space, which its decoder drops at the start of a text
-        return piece.replace("▁", " ")
-    text = tokenizer.decode([number], skip_special_tokens=False)
-    return text if text and "\ufffd" not in text else piece
-
-
 def _open(folder: Folder) -> Tokenizer:
     if Tokenizer is None:
         raise DataError("the tokenizers library is not installed (pip install 'tiewise[torch]')")
@@ -108,26 +125,6 @@ def _open(folder: Folder) -> Tokenizer:
     except Exception as error:  # the library raises plain Exception, whatever is wrong
         what = f"{folder.path}: tokenizer.json cannot be read ({short(str(error))})"
         raise DataError(what, "take it from its source again") from None
-
-
-def _find(tokenizer: Tokenizer, text: str) -> Token:
-    unknown = tokenizer.token_to_id(_unknown(tokenizer))
-    for spelled in (f" {text}", text):
-        found = tokenizer.encode(spelled, add_special_tokens=False)
-        # some vocabularies drop what they do not know: the one token must stand for all of the text
-        if len(found.ids) == 1 and found.ids[0] != unknown and found.offsets[0][1] - found.offsets[0][0] >= len(text):
-            return Token(text, found.ids[0], found.tokens[0])
-    piece = tokenizer.token_to_id(text)
-    if piece is not None:
-        return Token(text, piece, text)
-    pieces = tokenizer.encode(text, add_special_tokens=False).tokens
-    shown = " + ".join(short(piece) for piece in pieces[:6]) or "nothing"
-    raise DataError(f"{short(text)} is not one token of this vocabulary: {shown}", "choose a word that is one token")
-
-
-def _unknown(tokenizer: Tokenizer) -> str:
-    """The unknown token's text; "" where the model has none."""
-    return getattr(tokenizer.model, "unk_token", None) or ""
 
 
 SCRIPTS = {
@@ -144,7 +141,6 @@ SCRIPTS = {
 }
 DIGITS, SPACE, PUNCTUATION = "digits", "white space", "punctuation"
 OTHER, PARTIAL, SPECIAL, NONE = "other letters", "parts of characters", "special tokens", "no token"
-_WIDTHS = ("FULLWIDTH ", "HALFWIDTH ")
 _PARTIAL = "\ufffd"  # what a decoder gives for bytes that are no whole character
 
 
@@ -194,7 +190,9 @@ def script_of(text: str | None) -> str:
     """Name the script of a token."""
     if text is None:
         return NONE
-    letters = Counter(_script(character) for character in text if character.isalpha())
+    names = (unicodedata.name(character, "") for character in text if character.isalpha())
+    words = (name.removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ").partition(" ")[0] for name in names)
+    letters = Counter(SCRIPTS.get(word, OTHER) for word in words)
     if letters:
         return letters.most_common(1)[0][0]
     if _PARTIAL in text:
@@ -202,13 +200,6 @@ def script_of(text: str | None) -> str:
     if any(character.isnumeric() for character in text):
         return DIGITS
     return PUNCTUATION if text.strip() else SPACE
-
-
-def _script(letter: str) -> str:
-    name = unicodedata.name(letter, "")
-    for width in _WIDTHS:
-        name = name.removeprefix(width)
-    return SCRIPTS.get(name.partition(" ")[0], OTHER)
 
 
 def shown(texts: Texts | None, ids: Sequence[int]) -> tuple[str, ...]:

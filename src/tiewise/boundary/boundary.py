@@ -175,13 +175,19 @@ class Boundary(nn.Module):
         return f"{self.spec}, vocab={self.vocab}, width={self.width}, tables={self.spec.tables}"
 
     def _embed(self, ids: Tensor) -> tuple[Tensor, Tensor]:
-        self._check_ids(ids)
-        rows, after = tied_lookup(self.table_in, ids, self._options())
+        """Rows for the body, and the table to use from here on."""
+        if ids.is_floating_point():
+            raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
+        # elsewhere than on a CPU the lookup itself asserts, without a synchronisation
+        if not torch.compiler.is_compiling() and ids.device.type == "cpu" and ids.numel():
+            low, high = (int(v) for v in ids.aminmax())
+            if low < 0 or high >= self.vocab.inputs:
+                wrong = low if low < 0 else high
+                raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")
+        options = LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record)
+        rows, after = tied_lookup(self.table_in, ids, options)
         rows = rows if self.in_map is None else self.in_map(rows)
         return (rows if self.input_scale == 1.0 else rows * self.input_scale), after
-
-    def _options(self) -> LookupOptions:
-        return LookupOptions(stop_both=self.spec.pad, alpha=self.spec.alpha, record=self.record)
 
     def _head_table(self) -> Tensor:
         """Return the output table, guarded where its padding row must get no gradient."""
@@ -198,13 +204,3 @@ class Boundary(nn.Module):
         chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
         rows = self._output_rows(table)
         return linear_cross_entropy(self._features(hidden), rows, targets, self.bias, chosen, **options)
-
-    def _check_ids(self, ids: Tensor) -> None:
-        if ids.is_floating_point():
-            raise SpecError(f"token ids of type {ids.dtype}", "cast them to an integer type")
-        if torch.compiler.is_compiling() or ids.device.type != "cpu" or not ids.numel():
-            return  # elsewhere the lookup itself asserts, without a synchronisation
-        low, high = (int(v) for v in ids.aminmax())
-        if low < 0 or high >= self.vocab.inputs:
-            wrong = low if low < 0 else high
-            raise IndexError(f"token {wrong} is outside the input vocabulary of {self.vocab.inputs}")

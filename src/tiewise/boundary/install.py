@@ -13,6 +13,7 @@ model computes or could not keep the logits from being built. See docs/install.m
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,15 +23,15 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.deferred import Counts
-from tiewise.boundary.link import Link, attach, link_of
+from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import locate
 from tiewise.boundary.maps import penalty_of
-from tiewise.boundary.saved import declare_boundary
-from tiewise.boundary.structure import Journal, declare_tying
+from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family
+from tiewise.boundary.structure import Journal, declare_tying, link_of, on_meta, own_config
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
-from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, on_meta, random_batch, verify
+from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
 from tiewise.core.backends import PathNorms
-from tiewise.core.errors import InstallError, SpecError, UnsupportedError
+from tiewise.core.errors import InstallError, SpecError, TiewiseWarning, UnsupportedError
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import PathRecord, gather, path_norms
 
@@ -175,7 +176,7 @@ class Installed:
             journal.set(link, "spec", replace(link.spec, kind=kind))
             journal.set(link.head, "weight", table_out)
             journal.set(link, "plain", declare_tying(model, link.ends, journal) and link.structure.plain)
-            declare_boundary(model, link, journal)
+            _declare(model, link, journal)
             install(model)
         except BaseException:
             journal.undo()
@@ -199,7 +200,7 @@ def installed(model: Any) -> Installed:
     Raises:
         InstallError: there is none, or the model's head was replaced since.
     """
-    link = link_of(model) if isinstance(model, nn.Module) else None
+    link: Link | None = link_of(model) if isinstance(model, nn.Module) else None
     if link is None:
         raise InstallError(f"{type(model).__name__} has no installed boundary", "call tiewise.install(model) first")
     if model.get_output_embeddings() is not link.head:
@@ -234,7 +235,7 @@ def install(
         what = f"{wanted}: a file of vectors names words, and a model has only rows"
         raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
-    rows = load_vectors(wanted.vectors, tokens).rows
+    rows = load_vectors(wanted.vectors, tokens)
     plain = replace(wanted, vectors=None, freeze=False)
     made = _install(model, plain, plain, batch, rows)
     start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)
@@ -259,7 +260,7 @@ def _install(
     rows: Tensor | None = None,
 ) -> Installed:
     """Install `build` and call it `spec`; `rows` are what the input table will start from, and must fit it."""
-    old = link_of(model)
+    old: Link | None = link_of(model)
     if old is not None:
         locate(model)  # says what sharding, adapters or quantisation have since made of its ends
         if model.get_output_embeddings() is old.head and spec in (None, old.spec):
@@ -274,7 +275,7 @@ def _install(
         if rows is not None:
             check_rows(link.ends.source.weight, rows, link.spec)
         if spec is not None:
-            declare_boundary(model, link, journal)
+            _declare(model, link, journal)
         return _checked(model, link, batch)
     except BaseException:
         journal.undo()
@@ -288,6 +289,39 @@ def _checked(model: nn.Module, link: Link, batch: Batch | None) -> Installed:
     base = verify(model, link, batch)
     correct_accounting(model, link, batch, base)
     return Installed(model, link)
+
+
+# in a config
+
+
+def _declare(model: Any, link: Link, journal: Journal) -> None:
+    """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
+    config = own_config(model, journal)
+    journal.set(config, ENTRY, str(link.spec.plainly()))
+    if not link.plain:
+        declare_family(model, config, journal)
+
+
+def _build(model: Any, value: Any) -> None:
+    spec = BoundarySpec.parse(value)
+    if (
+        not spec.plain or model.get_output_embeddings() is not None
+    ):  # a plain part without a head is as any loader has it
+        attach(model, spec, Journal(), loading=True)
+
+
+def _account(model: Any) -> None:
+    link: Link | None = link_of(model)
+    try:
+        if link is not None:
+            correct_accounting(model, link)
+    except Exception as error:  # any family may need any input
+        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
+        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
+        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=4)
+
+
+ENTRIES[ENTRY] = Entry(_build, _account)
 
 
 # What each known optimizer keeps per parameter and that is linear in the gradient or in its square.

@@ -27,11 +27,10 @@ from torch.utils._pytree import tree_map
 
 from tiewise.boundary.deferred import Counts, Deferred, fused_cross_entropy
 from tiewise.boundary.locate import ModelEnds, locate
-from tiewise.boundary.structure import Journal, Structure, declare_tying, restructure
+from tiewise.boundary.structure import NAME, Journal, Structure, declare_tying, link_of, restructure, swapped
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
 
-NAME = "_tiewise"
 BACKWARD_HOOK = "a backward hook on its output head"
 
 
@@ -87,11 +86,6 @@ class Link:
         return without_row(table, self.options.stop_both)
 
 
-def link_of(module: nn.Module) -> Link | None:
-    """Return the link of an installed model or module."""
-    return vars(module).get(NAME)
-
-
 def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
     """Build `spec` into the model (None: leave it as it is) and link its ends; every change goes into `journal`.
 
@@ -138,7 +132,7 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 
 def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     """Pre-hook: decide whether this forward defers its logits."""
-    link = link_of(model)
+    link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
     compiling = torch.compiler.is_compiling()
@@ -148,7 +142,7 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
     """Hook: end the chain and hand the loss and the logits out in the form that the caller can use."""
-    link = link_of(model)
+    link: Link | None = link_of(model)
     if link is None:
         return None
     if link.averages and output is not None:  # of DataParallel's replicas too: this needs nothing that they share
@@ -244,38 +238,6 @@ def computed(value: Any, because: str = "real") -> Any:
 
 
 # the classes that are swapped in
-
-
-class Swapped:
-    """A class made from a plain one at run time; copies and pickles by naming the two it was made from."""
-
-    plain_class: type
-    made_by: tuple[Any, ...]  # (function, *arguments) that makes the class
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return _blank, self.made_by, vars(self)
-
-
-def _blank(function: Any, *arguments: Any) -> Any:
-    made = function(*arguments)
-    return made.__new__(made)
-
-
-def swapped(plain: Any, mixin: Any) -> Any:
-    """Return the class of `plain`'s objects once `mixin` stands beneath it."""
-    bases = (mixin,) if issubclass(mixin, plain) else (plain, mixin)
-    return make(plain, (Swapped, *bases), (swapped, plain, mixin))
-
-
-def make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
-    """Make the class `Tiewise…` of `plain`, once; `made_by` says how to make it again in another process."""
-    if made_by not in _MADE:
-        body = {"plain_class": plain, "made_by": made_by, "__module__": __name__, "__doc__": plain.__doc__, **body}
-        _MADE[made_by] = type(f"Tiewise{plain.__name__}", bases, body)
-    return _MADE[made_by]
-
-
-_MADE: dict[tuple[Any, ...], type] = {}
 
 
 class Lookup(nn.Embedding):

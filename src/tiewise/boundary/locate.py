@@ -19,6 +19,14 @@ from torch import nn
 from tiewise.core.errors import InstallError
 
 FLAG = "tie_word_embeddings"
+_REFUSED = {  # options of a lookup that a head has no counterpart of
+    "max_norm": ("has max_norm: it rewrites rows during the forward", "build it without max_norm"),
+    "sparse": ("has sparse gradients, and the head's are dense", "build it with sparse=False"),
+    "scale_grad_by_freq": (
+        "divides its gradient by token frequency, and the head's has none",
+        "build it without scale_grad_by_freq",
+    ),
+}
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -77,15 +85,9 @@ def locate(model: nn.Module) -> ModelEnds:
     for name, module in lookups.items():
         where = f"{kind}: {name}"
         _check_kind(where, module, nn.Embedding)
-        if module.max_norm is not None:
-            fix = "build it without max_norm"
-            raise InstallError(f"{where} has max_norm: it rewrites rows during the forward", fix)
-        if module.sparse:
-            fix = "build it with sparse=False"
-            raise InstallError(f"{where} has sparse gradients, and the head's are dense", fix)
-        if module.scale_grad_by_freq:
-            fix = "build it without scale_grad_by_freq"
-            raise InstallError(f"{where} divides its gradient by token frequency, and the head's has none", fix)
+        for option, (does, fix) in _REFUSED.items():
+            if getattr(module, option) not in (None, False):
+                raise InstallError(f"{where} {does}", fix)
     return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
 

@@ -7,38 +7,42 @@
 
 Nothing in a checkpoint is executed: family classes come from transformers, by the names it registered. Plain tied and
 untied models keep their own type and only carry the spec as one more entry, which other loaders pass over. What else
-a model may be saved with (`tiewise.sharing`) has an entry of its own in `BUILDERS`.
+a model may be saved with (`tiewise.sharing`) is an `Entry` of its own.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import transformers
 from torch import nn
-from transformers import AutoConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tiewise.boundary.link import Link, Swapped, attach, link_of, make
 from tiewise.boundary.locate import depth_keys
-from tiewise.boundary.structure import Journal, declare_tying, own_config
-from tiewise.boundary.verify import correct_accounting, on_meta
-from tiewise.core.errors import InstallError, TiewiseWarning
-from tiewise.core.spec import MODEL_TYPE, BoundarySpec
+from tiewise.boundary.structure import Journal, Swapped, declare_tying, link_of, make, on_meta, own_config
+from tiewise.core.errors import InstallError
+from tiewise.core.spec import MODEL_TYPE
 
 PREFIX = "Tiewise"
 ENTRY = "tiewise_boundary"
 BASE = "base_model_type"
-_TOKENS = ("CausalLM", "MaskedLM", "Seq2SeqLM", "PreTraining", "ImageTextToText")
-_LABELS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+_TASKS = "CausalLM MaskedLM Seq2SeqLM PreTraining ImageTextToText SequenceClassification TokenClassification"
+_TASKS += " QuestionAnswering MultipleChoice"
 # auto classes that load models of tokens
-AUTO: tuple[Any, ...] = (
-    transformers.AutoModel,
-    *(getattr(transformers, f"AutoModelFor{task}") for task in (*_TOKENS, *_LABELS)),
-)
+AUTO: tuple[Any, ...] = (AutoModel, *(getattr(transformers, f"AutoModelFor{task}") for task in _TASKS.split()))
+
+
+class Entry(NamedTuple):
+    """What an entry of a config means to the model that is made from it."""
+
+    build: Callable[[Any, Any], None]  # (model, the entry's value), before there are weights
+    loaded: Callable[[Any], None] = lambda model: None  # (model), once it has its values
+
+
+ENTRIES: dict[str, Entry] = {}  # by the entry's name
 
 
 class TiewiseConfig(PreTrainedConfig):
@@ -76,19 +80,19 @@ class FamilyModel(DepthTying, Swapped):
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         entries = _entries(config)
-        if unknown := entries.keys() - BUILDERS.keys():
+        if unknown := entries.keys() - ENTRIES.keys():
             fix = "import tiewise.hf first; if that is not enough, this version of tiewise is too old"
             raise InstallError(f"config.json names {', '.join(sorted(unknown))}, which is not known", fix)
-        for entry in BUILDERS.keys() & entries.keys():
-            BUILDERS[entry](self, entries[entry])
-        if not on_meta(self):  # type: ignore[arg-type]
-            _account(self)
+        for entry, value in entries.items():
+            ENTRIES[entry].build(self, value)
+        if not on_meta(self):
+            _loaded(self)
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Load as the family does, and account for the loss as install does."""
+        """Load as the family does, and tell every entry."""
         loaded = super().from_pretrained(*args, **kwargs)  # type: ignore[misc]
-        _account(loaded[0] if isinstance(loaded, tuple) else loaded)
+        _loaded(loaded[0] if isinstance(loaded, tuple) else loaded)
         return loaded
 
     def _get_name(self) -> str:
@@ -101,7 +105,7 @@ class FamilyModel(DepthTying, Swapped):
         transformers makes a new head, which has no map, scale or cap, and puts one lookup in the place of all of
         them, so that a map has several names. It also freezes or frees a map as it finds the map's table.
         """
-        link = link_of(self)  # type: ignore[arg-type]
+        link = link_of(self)
         ends: list[tuple[str, Any]] = [] if link is None else [*link.ends.lookups, (link.ends.head_name, link.head)]
         trained = [(p, p.requires_grad) for _, module in ends for p in module.parameters()]
         resized = super().resize_token_embeddings(*args, **kwargs)  # type: ignore[misc]
@@ -157,14 +161,6 @@ def register_family(plain: Any) -> Any:
     return made
 
 
-def declare_boundary(model: Any, link: Link, journal: Journal) -> None:
-    """Write the spec into the model's config, and change type where its own classes cannot hold the boundary."""
-    config = own_config(model, journal)
-    journal.set(config, ENTRY, str(link.spec.plainly()))
-    if not link.plain:
-        declare_family(model, config, journal)
-
-
 def declare_family(model: Any, config: Any, journal: Journal) -> None:
     """Give a model and its own config the type that no other tool loads."""
     if is_family(config):
@@ -195,27 +191,9 @@ def _entries(config: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(config).items() if name.startswith("tiewise_") and value is not None}
 
 
-def _build_boundary(model: Any, spec: Any) -> None:
-    spec = BoundarySpec.parse(spec)
-    if spec.plain and model.get_output_embeddings() is None:
-        return  # a part without a head: its table is as every loader has it
-    attach(model, spec, Journal(), loading=True)
-
-
-def _account(model: Any) -> None:
-    link = link_of(model)
-    if link is None:
-        return
-    try:
-        correct_accounting(model, link)
-    except Exception as error:  # any family may need any input
-        what = f"{type(model).plain_class.__name__}: how its loss counts labels could not be asked ({error})"
-        fix = "call tiewise.install(model, batch={...}) with the inputs that it needs before a Trainer is built"
-        warnings.warn(f"{what}; {fix}", TiewiseWarning, stacklevel=3)
-
-
-# entry of a config → what builds it into a model that is being made from that config
-BUILDERS: dict[str, Callable[[Any, Any], None]] = {ENTRY: _build_boundary}
+def _loaded(model: Any) -> None:
+    for entry in _entries(model.config):
+        ENTRIES[entry].loaded(model)
 
 
 def register() -> None:

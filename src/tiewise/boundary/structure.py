@@ -72,6 +72,56 @@ def _put_back(target: Any, name: str, old: Any, hidden: bool) -> None:
         delattr(target, name)
 
 
+def on_meta(model: Any) -> bool:
+    """Whether the model has shapes but no values yet."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+# classes that are made, and what a model keeps of its boundary
+
+NAME = "_tiewise"
+
+
+def link_of(module: Any) -> Any:
+    """Return the `Link` of an installed model or module, or None."""
+    return vars(module).get(NAME)
+
+
+class Swapped:
+    """A class made from a plain one at run time; copies and pickles by naming what it was made by."""
+
+    plain_class: type
+    made_by: tuple[Any, ...]  # (function, *arguments) that makes the class
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, self.made_by, vars(self)
+
+
+def _blank(function: Any, *arguments: Any) -> Any:
+    made = function(*arguments)
+    return made.__new__(made)
+
+
+def make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
+    """Make the class `Tiewise…` of `plain`, once; `made_by` says how to make it again in another process."""
+    if made_by not in _MADE:
+        body = {"plain_class": plain, "made_by": made_by, "__module__": __name__, "__doc__": plain.__doc__, **body}
+        _MADE[made_by] = type(f"Tiewise{plain.__name__}", bases, body)
+    return _MADE[made_by]
+
+
+_MADE: dict[tuple[Any, ...], type] = {}
+
+
+def swapped(plain: Any, mixin: Any) -> Any:
+    """Return the class of `plain`'s objects once `mixin` stands beneath it."""
+    bases = (mixin,) if issubclass(mixin, plain) else (plain, mixin)
+    return make(plain, (Swapped, *bases), (swapped, plain, mixin))
+
+
+# tables, maps and options
+
+
 @dataclass(frozen=True)
 class Structure:
     """What a model's ends have beyond one or two plain tables."""
@@ -90,9 +140,39 @@ class Structure:
 
 def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
     """Change tables, maps and options in place, remembering everything in `journal`."""
-    head, d_in, d_out = ends.head, ends.source.weight.shape[1], ends.head.weight.shape[1]
-    _check_meeting(ends, spec)
-    _set_tables(ends, spec, journal)
+    lookups, head = [module for _, module in ends.lookups], ends.head
+    old_in, old_out = ends.source.weight, head.weight
+    (rows, d_in), d_out = old_in.shape, old_out.shape[1]
+
+    # can one table, or tables of these widths, serve both ends?
+    if spec.tables == 1 or any(len(module.weight) != rows for module in lookups):
+        counts = {name: len(module.weight) for name, module in ends.lookups} | {ends.head_name: len(old_out)}
+        if len(set(counts.values())) > 1:
+            sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
+            fix = "choose untied, or resize_token_embeddings to one vocabulary first"
+            raise InstallError(f"{spec} needs one vocabulary, and the tables have {sizes} rows", fix)
+        if d_in != d_out and spec.width is None:
+            what = f"{spec}: the input table is {d_in} wide, the output table {d_out}"
+            raise InstallError(what, "choose factored:k or projected:k, whose maps meet both widths")
+
+    # tables: the input's is kept, tied or copied where its width may stay
+    width_in, width_out = spec.table_widths(d_in)[0], spec.table_widths(d_out)[1]
+    padding = spec.pad if spec.pad is not None else ends.source.padding_idx
+    table_in = table_out = old_in
+    if spec.init is not None or width_in != d_in:
+        table_in = table_out = _draw(old_in, width_in, spec.init, padding)
+    if spec.tables == 2:
+        table_out = old_out
+        if spec.init is not None or width_out != d_out:
+            table_out = _draw(old_out, width_out, spec.init, spec.pad)
+        elif old_out is old_in:
+            table_out = nn.Parameter(old_out.detach().clone(), requires_grad=old_out.requires_grad)
+    for lookup in lookups:
+        if spec.tables == 1 or table_in is not old_in or lookup.weight is old_in:
+            journal.set(lookup, "weight", table_in)
+    journal.set(head, "weight", table_out)
+
+    # maps
     in_map, out_map = make_maps(spec, d_in)
     if d_out != d_in:
         if spec.kind == "spd":
@@ -101,66 +181,30 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
         out_map = make_maps(spec, d_out)[1]
     for module in (in_map, out_map):
         if module is not None:
-            module.to(device=head.weight.device, dtype=head.weight.dtype)
-    for _, lookup in ends.lookups:
+            module.to(device=table_out.device, dtype=table_out.dtype)
+    for lookup in lookups:
         journal.set(lookup, "embedding_dim", int(lookup.weight.size(1)))
         if in_map is not None:  # one owner: the other places refer to it, so that a checkpoint holds it once
             (journal.set if lookup is ends.owner else journal.hide)(lookup, "in_map", in_map)
-    journal.set(head, "in_features", head.weight.shape[1])
+    journal.set(head, "in_features", table_out.shape[1])
     if out_map is not None:
         journal.set(head, "out_map", out_map)
+
+    # options
     new_bias = spec.bias and head.bias is None
     if new_bias:
-        journal.set(head, "bias", nn.Parameter(head.weight.new_zeros(head.weight.shape[0])))
+        journal.set(head, "bias", nn.Parameter(table_out.new_zeros(len(table_out))))
     if spec.pad is not None:
-        tables = [head.weight, *(lookup.weight for _, lookup in ends.lookups)]
+        tables = [head.weight, *(lookup.weight for lookup in lookups)]
         for table in {id(table): table for table in tables}.values():
-            _zero_row(table, spec.pad, journal)
+            if spec.pad >= len(table):
+                raise SpecError(f"pad={spec.pad}: the table has {len(table)} rows", f"choose a row below {len(table)}")
+            if not table.is_meta:
+                journal.later(_put_row, table, spec.pad, table.detach()[spec.pad].clone())
+                _put_row(table, spec.pad, table.new_zeros(()))
     return Structure(
-        input_scale=spec.scales(d_in)[0],
-        output_scale=spec.scales(d_out)[1],
-        softcap=spec.softcap,
-        maps=in_map is not None or out_map is not None,
-        new_bias=new_bias,
+        spec.scales(d_in)[0], spec.scales(d_out)[1], spec.softcap, (in_map, out_map) != (None, None), new_bias
     )
-
-
-def _check_meeting(ends: ModelEnds, spec: BoundarySpec) -> None:
-    lookup, head = ends.source, ends.head
-    if spec.tables == 2 and all(module.weight.shape[0] == lookup.weight.shape[0] for _, module in ends.lookups):
-        return
-    rows = {name: len(module.weight) for name, module in ends.lookups} | {ends.head_name: len(head.weight)}
-    if len(set(rows.values())) > 1:
-        sizes = ", ".join(f"{name} {count}" for name, count in rows.items())
-        fix = "choose untied, or resize_token_embeddings to one vocabulary first"
-        raise InstallError(f"{spec} needs one vocabulary, and the tables have {sizes} rows", fix)
-    if lookup.weight.shape[1] != head.weight.shape[1] and spec.width is None:
-        what = f"{spec}: the input table is {lookup.weight.shape[1]} wide, the output table {head.weight.shape[1]}"
-        raise InstallError(what, "choose factored:k or projected:k, whose maps meet both widths")
-
-
-def _set_tables(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> None:
-    lookup, head = ends.source, ends.head
-    old_in, old_out = lookup.weight, head.weight
-    width_in, width_out = (spec.table_widths(old.shape[1])[i] for i, old in enumerate((old_in, old_out)))
-    padding = spec.pad if spec.pad is not None else lookup.padding_idx
-    if spec.init is None and width_in == old_in.shape[1]:
-        table_in = old_in
-    else:
-        table_in = _draw(old_in, width_in, spec.init, padding)
-    if spec.tables == 1:
-        table_out = table_in
-    elif spec.init is not None or width_out != old_out.shape[1]:
-        table_out = _draw(old_out, width_out, spec.init, spec.pad)
-    elif old_out is old_in:
-        table_out = nn.Parameter(old_out.detach().clone(), requires_grad=old_out.requires_grad)
-    else:
-        table_out = old_out
-    shared = spec.tables == 1 or table_in is not old_in
-    for _, module in ends.lookups:
-        if shared or module.weight is old_in:
-            journal.set(module, "weight", table_in)
-    journal.set(head, "weight", table_out)
 
 
 def _draw(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
@@ -173,17 +217,9 @@ def _draw(like: Tensor, width: int, std: float | None, zero_row: int | None) -> 
     return nn.Parameter(table, requires_grad=like.requires_grad)
 
 
-def _zero_row(table: Tensor, row: int, journal: Journal) -> None:
-    if row >= table.shape[0]:
-        raise SpecError(f"pad={row}: the table has {table.shape[0]} rows", f"choose a row below {table.shape[0]}")
-    if not table.is_meta:
-        journal.later(_put_row, table, row, table.detach()[row].clone())
-        _put_row(table, row, torch.zeros((), dtype=table.dtype, device=table.device))
-
-
+@torch.no_grad()
 def _put_row(table: Tensor, row: int, values: Tensor) -> None:
-    with torch.no_grad():
-        table[row] = values
+    table[row] = values
 
 
 # what config and tied keys say

@@ -91,11 +91,6 @@ def unswap(link: Link, journal: Journal) -> None:
 # one forward
 
 
-def on_meta(model: nn.Module) -> bool:
-    """Whether the model has shapes but no values yet."""
-    return any(parameter.is_meta for parameter in model.parameters())
-
-
 def random_batch(model: Any, link: Link) -> Batch:
     """Token ids and labels [2, 8], avoiding the special ids, on the model's device."""
     if "labels" not in inspect.signature(model.forward).parameters:

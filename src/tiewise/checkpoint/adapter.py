@@ -50,10 +50,8 @@ class Adapter:
     """An adapter as it lies on disk."""
 
     path: Path  # the folder
-    method: str  # `peft_type`, "LORA" where it is absent
-    base_name: str | None = None  # `base_model_name_or_path`; None where absent
+    base_name: str = ""  # `base_model_name_or_path`; "" where absent
     targets: tuple[str, ...] = ()  # `target_modules` where it is a list of names; empty for a pattern or "all-linear"
-    pattern: str | None = None  # `target_modules` where it is one text
     saved: tuple[str, ...] = ()  # `modules_to_save`
     # `trainable_token_indices` by the name of the module ("" where the config does not name it)
     token_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -73,17 +71,21 @@ class Adapter:
             match = _PARTS.fullmatch(name.removeprefix(_PREFIX))
             if match is None or not _named(match["module"], names) or in_layer(name) or is_foreign(name):
                 continue
-            stored.setdefault(match["module"], {})[match["part"]] = tensor
+            if len(tensor.shape) == 2:
+                stored.setdefault(match["module"], {})[match["part"]] = tensor
         for module, parts in stored.items():
-            if (found := _stored_update(module, parts)) is not None:
-                return found
-        return None if self.tensors else self._claimed(names)
-
-    def _claimed(self, names: tuple[str, ...]) -> EndUpdate | None:
-        for kind, claimed in ((COPY, self.saved), (LORA, self.targets), (TOKENS, self.token_rows)):
-            for claim in claimed:
-                if claim and any(_named(name, (claim,)) for name in names):
-                    return EndUpdate(claim, kind)
+            if any(part.startswith("lora_") for part in parts):
+                return EndUpdate(module, LORA, _lora_shape(parts))
+            for part, tensor in parts.items():
+                if "trainable_tokens_delta" in part:
+                    return EndUpdate(module, TOKENS, (-1, tensor.shape[1]))
+                if not part.startswith("base_layer"):
+                    return EndUpdate(module, COPY, (tensor.shape[0], tensor.shape[1]), tensor)
+        claims = ((COPY, self.saved), (LORA, self.targets), (TOKENS, self.token_rows)) if not self.tensors else ()
+        for kind, modules in claims:
+            for module in modules:
+                if module and any(_named(name, (module,)) for name in names):
+                    return EndUpdate(module, kind)
         return None
 
 
@@ -105,14 +107,12 @@ def open_adapter(folder: Folder) -> Adapter:
     else:
         fix = "take the adapter from its source again"
         faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
-    targets, rows = config.get("target_modules"), config.get("trainable_token_indices")
+    rows = config.get("trainable_token_indices")
     by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
     return Adapter(
         folder.path,
-        method=_text(config.get("peft_type")) or "LORA",
-        base_name=_text(config.get("base_model_name_or_path")),
-        targets=_texts(targets),
-        pattern=_text(targets),
+        base_name=name if isinstance(name := config.get("base_model_name_or_path"), str) else "",
+        targets=_texts(config.get("target_modules")),
         saved=_texts(config.get("modules_to_save")),
         token_rows={
             name: tuple(row for row in of_module if type(row) is int)
@@ -125,22 +125,12 @@ def open_adapter(folder: Folder) -> Adapter:
     )
 
 
-def _stored_update(module: str, parts: dict[str, Stored]) -> EndUpdate | None:
-    parts = {part: tensor for part, tensor in parts.items() if len(tensor.shape) == 2}
-    if lora := {part: tensor for part, tensor in parts.items() if part.startswith("lora_")}:
-        return EndUpdate(module, LORA, _lora_shape(lora))
-    for part, tensor in parts.items():
-        if "trainable_tokens_delta" in part:
-            return EndUpdate(module, TOKENS, (-1, tensor.shape[1]))
-        if not part.startswith("base_layer"):
-            return EndUpdate(module, COPY, (tensor.shape[0], tensor.shape[1]), tensor)
-    return None
-
-
 def _lora_shape(parts: dict[str, Stored]) -> tuple[int, int]:
     """[V, E]: a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]."""
     rows = width = -1
     for part, tensor in parts.items():
+        if not part.startswith("lora_"):
+            continue
         lookup, first = part.startswith("lora_embedding"), part.split(".")[0].endswith("A")
         size = tensor.shape[1] if first else tensor.shape[0]
         if first == lookup:
@@ -152,10 +142,6 @@ def _lora_shape(parts: dict[str, Stored]) -> tuple[int, int]:
 
 def _named(module: str, names: tuple[str, ...]) -> bool:
     return any(module == name or module.endswith(f".{name}") for name in names)
-
-
-def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) else None
 
 
 def _texts(value: Any) -> tuple[str, ...]:

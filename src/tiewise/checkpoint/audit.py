@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections import Counter
@@ -15,7 +14,7 @@ from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.gguf import GgufFacts, open_gguf
-from tiewise.checkpoint.hf_folder import Folder, open_folder
+from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule, matching, rules
@@ -24,6 +23,7 @@ from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
 from tiewise.core.late import Late
+from tiewise.core.records import strict
 
 SCHEMA = 1
 FILE = "file"  # the kind of one `.safetensors`
@@ -79,7 +79,7 @@ class Audit:
         """Return it as JSON can hold it; the fields are described in docs/check-schema.md."""
         roles, claims, ends = self.roles, self.claims, self.ends
         levels = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
-        return {
+        said = {
             "schema": SCHEMA,
             "versions": {"tiewise": __version__, "python": platform.python_version()},
             "path": str(self.path),
@@ -94,28 +94,22 @@ class Audit:
             "found_by": None if roles is None else roles.source,
             "headless": None if roles is None else roles.headless,
             "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
-            "scalars": {} if roles is None else {key: _finite(value) for key, value in roles.scalars.items()},
+            "scalars": {} if roles is None else roles.scalars,
             "parts": [
                 {"role": part.role, "name": part.tensor.name, "file": part.tensor.path.name}
-                | {"dtype": part.tensor.dtype, "shape": list(part.tensor.shape), "bytes": part.tensor.nbytes}
+                | {"dtype": part.tensor.dtype, "shape": part.tensor.shape, "bytes": part.tensor.nbytes}
                 for part in self.parts
             ],
-            "ends": None
-            if ends is None
-            else asdict(ends)
-            | {"first": list(ends.first), "relative": _finite(ends.relative), "largest": _finite(ends.largest)},
+            "ends": None if ends is None else asdict(ends),
             "loaders": [asdict(outcome) for outcome in self.outcomes],
             "worst": self.worst,
             "findings": [asdict(finding) for finding in self.findings],
-            "rules": {"ran": list(self.ran), "skipped": dict(self.skipped)},
+            "rules": {"ran": self.ran, "skipped": self.skipped},
         }
+        return strict(said)
 
     def _repr_html_(self) -> str:
         return str(_VIEW.audit_html(self))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def check(
@@ -154,12 +148,24 @@ def check(
         if value is not None and not fits:
             raise CheckpointError(f"{name} is given, and this is not {what}", f"leave {name} out")
     facts: Facts | AdapterFacts | GgufFacts
+    source = base if base is not None else beside
+    made_of = Facts(open_folder(source), scan) if source is not None else None
     if folder is None:
-        kind, (facts, audit) = GGUF, _gguf(path, beside, scan)
+        gguf = open_gguf(path)
+        facts, held = GgufFacts(gguf, made_of, scan), gguf.tensors
+        ends = {"input": gguf.table, "output": gguf.head}
+        parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
+        audit = Audit(path, GGUF, parts=parts, spare=gguf.head.nbytes if gguf.head is not None and facts.equal else 0)
     elif folder.is_adapter:
-        kind, (facts, audit) = ADAPTER, _adapter(path, folder, base, scan)
+        adapter = open_adapter(folder)
+        facts, held = AdapterFacts(adapter, made_of, scan), adapter.tensors
+        audit = Audit(path, ADAPTER)
     else:
-        kind, (facts, audit) = FOLDER, _checkpoint(path, folder, scan)
+        if not folder.tensors and not folder.faults and not folder.pickles:
+            fix = "give a checkpoint folder, or one .safetensors or .gguf file"
+            raise CheckpointError(f"{path}: no file of tensors in it", fix)
+        facts, held = Facts(folder, scan), folder.tensors
+        audit = _whole(path, facts)
 
     def obstacle(rule: Rule) -> str | None:
         """Why a rule does not run; None where it does."""
@@ -173,11 +179,13 @@ def check(
             return "compares the two tables, and only headers were read"
         return "reads every row, and was not asked to" if rule.deep and not deep else None
 
+    kind = FOLDER if audit.kind == FILE else audit.kind
     obstacles = {name: obstacle(rule) for name, rule in catalogue.items()}
     ran = tuple(name for name, why in obstacles.items() if why is None)
     found = [finding for name in ran for finding in _counted(catalogue[name].check(facts))]
     found.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), finding.rule))
     skipped = {name: why for name, why in obstacles.items() if why is not None}
+    audit = replace(audit, tensors=len(held), nbytes=sum(tensor.nbytes for tensor in held.values()))
     return replace(audit, findings=tuple(found), ran=ran, skipped=skipped, scan=scan, deep=deep)
 
 
@@ -200,42 +208,19 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
             yield replace(finding, evidence=what, count=left)
 
 
-def _checkpoint(path: Path, folder: Folder, scan: bool) -> tuple[Facts, Audit]:
-    if not folder.tensors and not folder.faults and not folder.pickles:
-        fix = "give a checkpoint folder, or one .safetensors or .gguf file"
-        raise CheckpointError(f"{path}: no file of tensors in it", fix)
-    facts = Facts(folder, scan)
+def _whole(path: Path, facts: Facts) -> Audit:
+    """What is stored at the two ends, and what loaders make of it."""
     roles, ends = facts.roles, facts.ends
     outputs = () if roles.output is None else (roles.output,)
     groups = {"input": roles.inputs, "output": outputs, "bias": roles.biases}
     groups |= {"position": roles.positions, "map": roles.maps}
-    audit = Audit(
+    return Audit(
         path,
-        FILE if folder.single else FOLDER,
+        FILE if facts.folder.single else FOLDER,
         facts.claims,
         roles,
         tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),
         ends,
         spare=roles.output.nbytes if roles.output is not None and ends is not None and ends.kind == IDENTICAL else 0,
-        tensors=len(folder.tensors),
-        nbytes=sum(tensor.nbytes for tensor in folder.tensors.values()),
         outcomes=predict(facts),
     )
-    return facts, audit
-
-
-def _adapter(path: Path, folder: Folder, base: str | os.PathLike[str] | None, scan: bool) -> tuple[AdapterFacts, Audit]:
-    adapter = open_adapter(folder)
-    facts = AdapterFacts(adapter, None if base is None else Facts(open_folder(base), scan), scan)
-    nbytes = sum(tensor.nbytes for tensor in adapter.tensors.values())
-    return facts, Audit(path, ADAPTER, tensors=len(adapter.tensors), nbytes=nbytes)
-
-
-def _gguf(path: Path, beside: str | os.PathLike[str] | None, scan: bool) -> tuple[GgufFacts, Audit]:
-    gguf = open_gguf(path)
-    facts = GgufFacts(gguf, None if beside is None else Facts(open_folder(beside), scan), scan)
-    ends = {"input": gguf.table, "output": gguf.head}
-    parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
-    spare = gguf.head.nbytes if gguf.head is not None and facts.equal else 0
-    nbytes = sum(tensor.nbytes for tensor in gguf.tensors.values())
-    return facts, Audit(path, GGUF, parts=parts, spare=spare, tensors=len(gguf.tensors), nbytes=nbytes)

@@ -7,7 +7,7 @@ Each level may carry the flag, and only the level that the class owning the head
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,21 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     levels |= {path: {} for path in deciding if path not in levels}  # absent: the class takes its own default
     known = family(kind)
     nested = known.levels if known is not None else {}
-    claims = [_claim(path, level, path in deciding, nested.get(path)) for path, level in levels.items()]
+    claims = []
+    for path, level in levels.items():
+        own = family(family_type(level) or nested.get(path))
+        sizes, flag = {} if own is None else own.sizes, level.get(FLAG)
+        claim = Claim(
+            path,
+            model_type=family_type(level),
+            written=flag if isinstance(flag, bool) else None,
+            default=None if own is None else False if own.loose and FLAG in level and flag is None else own.tie,
+            decides=path in deciding,
+            vocab_size=_first_count(level, (sizes.get("vocab_size", ""), "vocab_size")),
+            hidden_size=_first_count(level, (sizes.get("hidden_size", ""), *_WIDTHS)),
+            malformed=short(flag) if FLAG in level and not isinstance(flag, bool) else None,
+        )
+        claims.append(claim)
     fixed = None if ends is None or not (ends.always or ends.never) else ends.always
     t5_like = kind in _T5_LIKE or (fixed is True and ends is not None and "shared" in ends.inputs)
     return Claims(tuple(claims), t5_like=t5_like, known=known is not None, fixed=fixed)
@@ -105,48 +119,20 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 
 def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(dotted path, mapping) of every level that configures a model of tokens, the root first."""
-    found = []
-    for path, level in _walk(config, "", 0):
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    waiting = [("", config, 0)]
+    while waiting and len(found) < MOST_LEVELS:
+        path, level, depth = waiting.pop(0)
         found.append((path, level))
-        if len(found) == MOST_LEVELS:
-            break
+        below = []
+        for key, part in level.items() if depth < MOST_DEPTH else ():
+            if not isinstance(key, str) or not isinstance(part, Mapping) or any(word in key for word in _FOREIGN):
+                continue
+            speaks = FLAG in part or "vocab_size" in part or bool(part.get("model_type"))
+            if key in _PARTS or (key.endswith("_config") and speaks):
+                below.append((f"{path}.{key}" if path else key, part, depth + 1))
+        waiting = below + waiting
     return found
-
-
-def _walk(level: Mapping[str, Any], path: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    yield path, level
-    if depth == MOST_DEPTH:
-        return
-    for key, value in level.items():
-        if isinstance(value, Mapping) and _is_part(key, value):
-            yield from _walk(value, f"{path}.{key}" if path else str(key), depth + 1)
-
-
-def _is_part(key: Any, value: Mapping[str, Any]) -> bool:
-    if not isinstance(key, str) or any(word in key for word in _FOREIGN):
-        return False
-    if key in _PARTS:
-        return True
-    return key.endswith("_config") and (FLAG in value or "vocab_size" in value or bool(value.get("model_type")))
-
-
-def _claim(path: str, level: Mapping[str, Any], decides: bool, usual_type: str | None) -> Claim:
-    written = level.get(FLAG)
-    known = family(family_type(level) or usual_type)
-    tie = known.tie if known is not None else None
-    sizes = known.sizes if known is not None else {}
-    widths = (sizes.get("hidden_size", ""), *_WIDTHS)
-    vocabularies = (sizes.get("vocab_size", ""), "vocab_size")
-    return Claim(
-        path,
-        model_type=family_type(level),
-        written=written if isinstance(written, bool) else None,
-        default=False if known is not None and known.loose and level.get(FLAG, True) is None else tie,
-        decides=decides,
-        vocab_size=_first_count(level, vocabularies),
-        hidden_size=_first_count(level, widths),
-        malformed=short(written) if FLAG in level and not isinstance(written, bool) else None,
-    )
 
 
 def _first_count(level: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:

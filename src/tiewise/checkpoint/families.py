@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.core.files import packaged_json
 
@@ -25,17 +25,16 @@ BESIDE = re.compile(
 _INSIDE = re.compile(r"\.\d+\.")
 
 
-@dataclass(frozen=True)
-class Usual:
-    """The hand-written names."""
+class Usual(NamedTuple):
+    """The hand-written names; what each list holds is said in the file."""
 
     pairs: tuple[tuple[str, str], ...]
     outputs: tuple[str, ...]
     whole_outputs: tuple[str, ...]
     maps: tuple[str, ...]
     biases: tuple[str, ...]
-    wrappers: frozenset[str]
-    foreign: frozenset[str]
+    wrappers: tuple[str, ...]
+    foreign: tuple[str, ...]
 
 
 @lru_cache(maxsize=1)
@@ -43,15 +42,7 @@ def usual() -> Usual:
     """Read the hand-written names, longest paths first."""
     data = packaged_json("checkpoint/data/usual_names.json")
     pairs = sorted(((pair["input"], pair["output"]) for pair in data["pairs"]), key=lambda p: -p[0].count("."))
-    return Usual(
-        tuple(pairs),
-        outputs=tuple(data["outputs"]),
-        whole_outputs=tuple(data["whole_outputs"]),
-        maps=tuple(data["maps"]),
-        biases=tuple(data["biases"]),
-        wrappers=frozenset(data["wrappers"]),
-        foreign=frozenset(data["foreign"]),
-    )
+    return Usual(tuple(pairs), *(tuple(data[name]) for name in Usual._fields[1:]))
 
 
 def unwrapped(name: str) -> str:
@@ -218,7 +209,5 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
 
 
 def _ends(name: str, entry: Mapping[str, Any]) -> ClassEnds:
-    lists = {"biases": "bias"} | {key: key for key in ("inputs", "positions", "maps", "decides")}
-    made: dict[str, Any] = {to: tuple(entry[key]) for to, key in lists.items() if key in entry}
-    plain = ("output", "tied", "disk", "prefix", "loads", "joined", "always", "never")
-    return ClassEnds(name, **made, **{key: entry[key] for key in plain if key in entry})
+    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return ClassEnds(name, biases=made.pop("bias", ()), **made)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".msgpack", ".h5")
 TORCH, TORCH_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 MOST_FILES, MOST_SHARDS, MOST_TENSORS = 100_000, 30_000, 160_000  # the largest known has some hundred and 140,000
 MOST_CONFIG = 8 * 2**20  # bytes
+_OWN = "give the checkpoint's own folder"
 
 
 @dataclass(frozen=True)
@@ -109,64 +110,48 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         CheckpointError: the path does not exist, may not be read, or is neither.
     """
     path = Path(path)
-    if os.path.isdir(path):
-        return _folder(path)
-    if path.suffix != ".safetensors" and not os.path.isfile(path):
-        what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
-        raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
-    header = read_header(path)
     faults: list[Fault] = []
-    names = _listing(path.parent)
-    alone = [name for name in names if name.endswith(".safetensors")] == [path.name]  # not one shard of several
-    config = _config(path.parent, faults) if CONFIG in names and alone else None
-    tensors = dict(header.tensors)
-    files = (path.name, CONFIG) if config is not None else (path.name,)
-    return Folder(path.parent, files, config, None, {path.name: header}, tensors, faults=tuple(faults), single=True)
+    if not os.path.isdir(path):
+        if path.suffix != ".safetensors" and not os.path.isfile(path):
+            what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
+            raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
+        header, listed = read_header(path), _listing(path.parent)
+        alone = [name for name in listed if name.endswith(".safetensors")] == [path.name]  # not one shard of several
+        config = _config(path.parent, faults) if CONFIG in listed and alone else None
+        files = (path.name, CONFIG) if config is not None else (path.name,)
+        headers, tensors = {path.name: header}, dict(header.tensors)
+        return Folder(path.parent, files, config, None, headers, tensors, faults=tuple(faults), single=True)
 
-
-def _folder(path: Path) -> Folder:
-    names = _listing(path)
-    faults: list[Fault] = []
-    config = _config(path, faults) if CONFIG in names else None
-    index = _index(path, faults) if INDEX in names else None
-    stored = [name for name in names if name.endswith(".safetensors") and not name.startswith("adapter_")]
+    listed = _listing(path)
+    config = _config(path, faults) if CONFIG in listed else None
+    index = _index(path, faults) if INDEX in listed else None
+    stored = [name for name in listed if name.endswith(".safetensors") and not name.startswith("adapter_")]
     wanted = sorted(set(index.weight_map.values())) if index is not None else stored
     if index is None and SINGLE in stored:
         wanted = [SINGLE]
     if len(wanted) > MOST_SHARDS:
-        raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", "give the checkpoint's own folder")
-    headers: dict[str, Header] = {}
-    there, tensors = frozenset(names), 0
-    for name in wanted:
+        raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", _OWN)
+    headers, tensors, copies, count = {}, {}, [], 0
+    there = frozenset(listed)
+    for file in wanted:
         try:
-            if name not in there:
-                raise CheckpointError(f"{path / name}: no such file", "check the path")
-            headers[name] = read_header(inside(path, name))
+            if file not in there:
+                raise CheckpointError(f"{path / file}: no such file", "check the path")
+            headers[file] = read_header(inside(path, file))
         except CheckpointError as error:
-            faults.append(Fault.of(name, error))
+            faults.append(Fault.of(file, error))
             continue
-        tensors += len(headers[name].tensors)
-        if tensors > MOST_TENSORS:
-            fix = "give the checkpoint's own folder"
-            raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", fix)
-    extra = tuple(name for name in sorted(set(stored) - set(wanted)))
-    return Folder(path, names, config, index, headers, *_gather(headers, index), extra, tuple(faults))
-
-
-def _gather(headers: dict[str, Header], index: Index | None) -> tuple[dict[str, Stored], tuple[Stored, ...]]:
-    tensors: dict[str, Stored] = {}
-    copies: list[Stored] = []
-    for file, header in headers.items():
-        for name, tensor in header.tensors.items():
-            mapped = index is not None and index.weight_map.get(name) == file
-            if name not in tensors:
-                tensors[name] = tensor
-            elif mapped:
-                copies.append(tensors[name])
-                tensors[name] = tensor
-            else:
-                copies.append(tensor)
-    return tensors, tuple(copies)
+        count += len(headers[file].tensors)
+        if count > MOST_TENSORS:
+            raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", _OWN)
+        for name, tensor in headers[file].tensors.items():
+            kept = tensors.setdefault(name, tensor)
+            if kept is not tensor:  # the one counts that the index maps the name to, else the first
+                mapped = index is not None and index.weight_map.get(name) == file
+                copies.append(kept if mapped else tensor)
+                tensors[name] = tensor if mapped else kept
+    extra = tuple(sorted(set(stored) - set(wanted)))
+    return Folder(path, listed, config, index, headers, tensors, tuple(copies), extra, tuple(faults))
 
 
 def _listing(path: Path) -> tuple[str, ...]:
@@ -177,7 +162,7 @@ def _listing(path: Path) -> tuple[str, ...]:
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check the path") from None
     if len(names) > MOST_FILES:
-        raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", "give the checkpoint's own folder")
+        raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", _OWN)
     return tuple(names)
 
 
@@ -193,23 +178,22 @@ def _config(path: Path, faults: list[Fault]) -> dict[str, Any] | None:
 
 
 def _index(path: Path, faults: list[Fault]) -> Index | None:
-    fix = "take it from its source again, or delete it where all tensors are in one file"
     try:
         record = read_json(os.fspath(inside(path, INDEX)), unique=True)
         weight_map = record.get("weight_map") if isinstance(record, dict) else None
-        if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-            raise CheckpointError(f"{path / INDEX}: it has no weight_map from tensors to files", fix)
-        files = set(weight_map.values())
-        if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
-            what = f"{path / INDEX}: {len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
-            raise CheckpointError(what, fix)
-        for file in sorted(files):
-            if file != Path(file).name:
-                raise CheckpointError(
-                    f"{path / INDEX}: names the file {short(file)}, which does not lie in the folder", fix
-                )
-        metadata = record.get("metadata")
-        return Index(INDEX, weight_map, metadata if isinstance(metadata, dict) else {})
+        what = "it has no weight_map from tensors to files"
+        if isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values()):
+            files = sorted(set(weight_map.values()))
+            outside = next((file for file in files if file != Path(file).name), None)
+            if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
+                what = f"{len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
+            elif outside is not None:
+                what = f"names the file {short(outside)}, which does not lie in the folder"
+            else:
+                metadata = record.get("metadata")
+                return Index(INDEX, weight_map, metadata if isinstance(metadata, dict) else {})
+        fix = "take it from its source again, or delete it where all tensors are in one file"
+        raise CheckpointError(f"{path / INDEX}: {what}", fix)
     except CheckpointError as error:
         faults.append(Fault.of(INDEX, error))
         return None
@@ -263,9 +247,8 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
     faults: list[Fault] = []
     base: dict[str, int] = {}
     added: dict[int, str] = {}
-    vocabulary = next((name for name in _VOCABULARIES if folder.has(name)), None)
-    beside = [name for name in ("added_tokens.json", "tokenizer_config.json") if folder.has(name)]
-    for name in [*([vocabulary] if vocabulary is not None else []), *beside]:
+    vocabulary = [name for name in _VOCABULARIES if folder.has(name)][:1]
+    for name in (*vocabulary, *(name for name in ("added_tokens.json", "tokenizer_config.json") if folder.has(name))):
         try:
             found_base, found_added = _read(folder, name)
         except CheckpointError as error:
@@ -279,14 +262,14 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
 
 def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
     where = f"{folder.path / name}"
+    data = b"" if name.endswith(".json") else read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
     if name == "vocab.txt":
-        data = _bytes(folder, name)
         _require_few(data.count(b"\n"), where)
         require_bounded(data, 2 * data.count(b"\n"), where)
         lines = data.decode("utf-8", "replace").removesuffix("\n").split("\n")
         return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
     if name in PIECES:
-        return {str(number): number for number in range(count_pieces(_bytes(folder, name), where))}, {}
+        return {str(number): number for number in range(count_pieces(data, where))}, {}
     record = folder.json(name)
     if not isinstance(record, Mapping):
         raise CheckpointError(f"{where}: no JSON object", "take it from its source again")
@@ -304,10 +287,6 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
     if name == "added_tokens.json":
         return {}, {number: text for text, number in _vocabulary(record).items()}
     return _vocabulary(record), {}
-
-
-def _bytes(folder: Folder, name: str) -> bytes:
-    return read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
 
 
 def _vocabulary(record: Any) -> dict[str, int]:
@@ -363,14 +342,3 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
     return 0, len(data) + 1
-
-
-def special_ids(records: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every special id in the given (path, level) pairs; lists of ids one by one."""
-    for path, record in records:
-        for name in ("bos", "eos", "pad", "unk", "decoder_start"):
-            key = f"{name}_token_id"
-            value = record.get(key)
-            for number in value if isinstance(value, list) else [value]:
-                if number is not None:
-                    yield f"{path}.{key}" if path else key, number

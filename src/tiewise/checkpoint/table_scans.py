@@ -87,53 +87,41 @@ def likeness(a: Stored, b: Stored) -> TableLikeness | None:
     """
     if a.shape != b.shape or len(a.shape) != 2 or not {a.dtype, b.dtype} <= set(FLOATING):
         return None
-    tally = _Differences()
-    if same_bytes(a, b, look=lambda block: tally.look(block.view(NUMPY[a.dtype]))):
-        return TableLikeness(IDENTICAL, a.rows, nan=tally.nan)
-    narrow = min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))
+    nan: list[bool] = []
+    if same_bytes(a, b, look=lambda block: nan.append(_has_nan(block.view(NUMPY[a.dtype])))):
+        return TableLikeness(IDENTICAL, a.rows, nan=any(nan))
+    narrow = NUMPY[min(a.dtype, b.dtype, key=lambda name: (BITS[name], name))]
+    differing = measured = 0
+    error = norm = largest = 0.0
+    first: list[int] = []
     with Reader(a) as one, Reader(b) as other:
         for start, stop in one.spans():
-            tally.add(start, one.rows(start, stop), other.rows(start, stop), NUMPY[narrow])
+            x, y = one.rows(start, stop), other.rows(start, stop)
+            left, right = (np.ascontiguousarray(values.astype(narrow, copy=False)) for values in (x, y))
+            rows = _differing(left, right)
+            nan.append(_has_nan(left))
+            differing += len(rows)
+            first += [start + int(row) for row in rows[: 8 - len(first)]]
+            rows = rows[: SAMPLED_ROWS - measured]
+            measured += len(rows)
+            x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
+            with np.errstate(invalid="ignore", over="ignore"):
+                error += float(np.square(x - y).sum())
+                norm += float(np.square(x).sum())
+                largest = max(largest, float(np.abs(x - y).max(initial=0.0)))
             advance(stop * one.row_bytes)
-    return tally.verdict(a.rows, SIGNS if a.dtype == b.dtype else SAME_VALUES)
+    if not differing:
+        return TableLikeness(SIGNS if a.dtype == b.dtype else SAME_VALUES, a.rows, nan=any(nan))
+    relative = float(np.sqrt(error / norm)) if norm > 0 else float("inf")
+    kind = SOME_ROWS if differing <= FEW * a.rows else CLOSE if relative <= NEAR else UNRELATED
+    return TableLikeness(kind, a.rows, differing, tuple(first), relative, largest, any(nan))
 
 
-class _Differences:
-    def __init__(self) -> None:
-        self.differing = 0
-        self.measured = 0
-        self.first: list[int] = []
-        self.error = self.norm = self.largest = 0.0
-        self.nan = False
-
-    def look(self, block: NDArray) -> None:
-        """Remember whether a block holds NaN, whose bits without the sign are above those of infinity."""
-        bits = block.view(f"u{block.itemsize}")
-        infinity = np.array(np.inf, block.dtype).view(bits.dtype)
-        self.nan = self.nan or bool((bits & np.iinfo(f"i{block.itemsize}").max).max(initial=0) > infinity)
-
-    def add(self, start: int, a: NDArray, b: NDArray, kind: np.dtype) -> None:
-        left, right = (np.ascontiguousarray(x.astype(kind, copy=False)) for x in (a, b))
-        rows = _differing(left, right)
-        self.look(left)
-        if not len(rows):
-            return
-        self.differing += len(rows)
-        self.first += [start + int(row) for row in rows[: 8 - len(self.first)]]
-        rows = rows[: SAMPLED_ROWS - self.measured]
-        self.measured += len(rows)
-        x, y = a[rows].astype(np.float64), b[rows].astype(np.float64)
-        with np.errstate(invalid="ignore", over="ignore"):
-            self.error += float(np.square(x - y).sum())
-            self.norm += float(np.square(x).sum())
-            self.largest = max(self.largest, float(np.abs(x - y).max(initial=0.0)))
-
-    def verdict(self, rows: int, equal: str) -> TableLikeness:
-        if not self.differing:
-            return TableLikeness(equal, rows, nan=self.nan)
-        relative = float(np.sqrt(self.error / self.norm)) if self.norm > 0 else float("inf")
-        kind = SOME_ROWS if self.differing <= FEW * rows else CLOSE if relative <= NEAR else UNRELATED
-        return TableLikeness(kind, rows, self.differing, tuple(self.first), relative, self.largest, self.nan)
+def _has_nan(block: NDArray) -> bool:
+    """Whether floating values hold NaN, whose bits without the sign are above those of infinity."""
+    bits = block.view(f"u{block.itemsize}")
+    infinity = np.array(np.inf, block.dtype).view(bits.dtype)
+    return bool((bits & np.iinfo(f"i{block.itemsize}").max).max(initial=0) > infinity)
 
 
 def _differing(a: NDArray, b: NDArray) -> NDArray:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import stat
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,14 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
 
     `NaN` and `Infinity` are taken as transformers writes them (Mamba's configs do).
     """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        made = dict(pairs)
+        if len(made) < len(pairs):
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+            raise CheckpointError(f"{where}: names {short(twice)} twice", "one of the two must go")
+        return made
+
     values = sum(map(data.count, (b",", b":", b"[", b"{"))) if len(data) > 2**20 else 0
     if values > MOST_VALUES:
         fix = "no file of this kind is that long: take it from its source again"
@@ -104,9 +113,9 @@ def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     try:
         text = data.decode()
         del data  # text and objects take enough
-        return json.loads(text, object_pairs_hook=_unique if unique else None)
-    except _Twice as twice:
-        raise CheckpointError(f"{where}: names {short(twice.key)} twice", "one of the two must go") from None
+        return json.loads(text, object_pairs_hook=once if unique else None)
+    except CheckpointError:
+        raise  # it is a ValueError too
     except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         fix = "the file is damaged or is no JSON: take it from its source again"
         raise CheckpointError(f"{where}: not readable as JSON ({short(str(error), 80)})", fix) from None
@@ -143,19 +152,3 @@ def short(text: Any, most: int = 60) -> str:
     """Return printable text of bounded length, for names that come from a file."""
     plain = printable(str(text)[: most + 1])
     return plain if len(plain) <= most else plain[: most - 1] + "…"
-
-
-class _Twice(Exception):
-    def __init__(self, key: str) -> None:
-        self.key = key
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise _Twice(key)
-            seen.add(key)
-    return made

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.reading import long_reads
 from tiewise.core.errors import CheckpointError
-
-if TYPE_CHECKING:
-    from tiewise.checkpoint.audit import Audit
 
 FAIL_ON = ("fatal", "error", "warning", "info", "never")
 
@@ -43,7 +40,7 @@ def check(
         raise typer.BadParameter("give a checkpoint: a folder, a .safetensors or a .gguf file")
     if fail_on not in FAIL_ON:
         raise typer.BadParameter(f"--fail-on {fail_on}: choose one of {', '.join(FAIL_ON)}")
-    options = {
+    options: dict[str, Any] = {
         "deep": deep,
         "scan": not headers,
         "base": base,
@@ -51,25 +48,12 @@ def check(
         "select": _ids(select),
         "ignore": _ids(ignore),
     }
-    audits, unread = _read(paths, options, json_, quiet)
-    if json_:
-        records = [found.record() for found in audits]
-        from tiewise.checkpoint.audit import SCHEMA
-
-        o.print_json(records[0] if len(paths) == 1 else {"schema": SCHEMA, "audits": records})
-    if unread:
-        raise typer.Exit(2)
-    if fail_on != "never" and any(found.at_least(fail_on) for found in audits):
-        raise typer.Exit(1)
-
-
-def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) -> tuple[list[Audit], bool]:
-    """Audit and print one after the other; one that cannot be read does not keep the others back."""
+    from tiewise.checkpoint.audit import SCHEMA
     from tiewise.checkpoint.audit import check as audit
     from tiewise.checkpoint.audit_view import audit_view
 
     audits, unread = [], False
-    for path in paths:
+    for path in paths:  # one that cannot be read does not keep the others back
         try:
             with o.interruptible(f" while reading {path}"), long_reads(quiet):
                 found = audit(path, **options)
@@ -82,7 +66,13 @@ def _read(paths: list[Path], options: dict[str, Any], json_: bool, quiet: bool) 
         audits.append(found)
         if not json_:
             o.print_view(audit_view(found))
-    return audits, unread
+    if json_:
+        records = [found.record() for found in audits]
+        o.print_json(records[0] if len(paths) == 1 else {"schema": SCHEMA, "audits": records})
+    if unread:
+        raise typer.Exit(2)
+    if fail_on != "never" and any(found.at_least(fail_on) for found in audits):
+        raise typer.Exit(1)
 
 
 def _ids(text: str | None) -> tuple[str, ...]:

@@ -11,7 +11,6 @@ from tiewise.cli import options as o
 from tiewise.core.errors import RunError
 
 if TYPE_CHECKING:
-    from tiewise.data.sentence_pairs import Sentences
     from tiewise.data.training_rows import PairRows
 
 
@@ -55,7 +54,11 @@ def data(
         rows = PairRows(sentences, packing, masks, seed=seed, count=count)
         words = prepared.tokenizer()
         found = [_row(rows, index, words) for index in range(count)]
-    facts = _facts(sentences, rows)
+    facts = {
+        "documents": len(sentences.documents) - 1,
+        "sentences": len(sentences),
+        "rows_per_epoch": rows.rows_per_epoch,
+    }
     if json_:
         o.print_json({**facts, "rows": found})
         return
@@ -64,18 +67,17 @@ def data(
         print(f"\n{row['says']}\n  A: {row['a']}\n  B: {row['b']}")
 
 
-def _facts(sentences: Sentences, rows: PairRows) -> dict[str, int]:
-    documents = len(sentences.documents) - 1
-    return {"documents": documents, "sentences": len(sentences), "rows_per_epoch": rows.rows_per_epoch}
-
-
 def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
     row = rows[index]
     inputs, labels, segment, there = (
         row[name].tolist() for name in ("input_ids", "labels", "token_type_ids", "attention_mask")
     )
     size = sum(there)
-    parts = [_shown(words, inputs[i], labels[i]) for i in range(size)]
+    parts = []  # each token, and what it was where it is to be predicted
+    for given, wanted in zip(inputs[:size], labels, strict=False):
+        now = "=" if given == wanted else words.decode([given]).strip()
+        said = f"[{now}|{words.decode([wanted])}]" if wanted != -100 else words.decode([given])
+        parts.append(said.replace("[[MASK]|", "[MASK|"))
     second = segment[:size].index(1)
     label = row["pair_labels"].item() if "pair_labels" in row else None
     false = {"sop": "swapped", "nsp": "B is from another document"}.get(rows.packing.objective)
@@ -89,11 +91,3 @@ def _row(rows: PairRows, index: int, words: Any) -> dict[str, Any]:
         "input_ids": inputs[:size],
         "labels": labels[:size],
     }
-
-
-def _shown(words: Any, given: int, wanted: int) -> str:
-    """Write one token, and what it was where it is to be predicted."""
-    if wanted == -100:
-        return words.decode([given])
-    now = "=" if given == wanted else words.decode([given]).strip()
-    return f"[{now}|{words.decode([wanted])}]".replace("[[MASK]|", "[MASK|")

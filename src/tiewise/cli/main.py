@@ -91,18 +91,14 @@ def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
     _write_anywhere()
     try:
-        _require_no_empty(sys.argv[1:])
+        # as a path it would be the current folder
+        if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in sys.argv[1:]):
+            raise typer.BadParameter("an argument is empty: is a variable unset?")
         code = command_line(sys.argv[1:])(standalone_mode=False)
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
         code = _code(error)
     _end(code or 0)
-
-
-def _require_no_empty(arguments: Sequence[str]) -> None:
-    """Refuse an argument without a character, which as a path would be the current folder."""
-    if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in arguments):
-        raise typer.BadParameter("an argument is empty: is a variable unset?")
 
 
 def _code(error: BaseException) -> int:

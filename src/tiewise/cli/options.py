@@ -95,20 +95,12 @@ def hush_libraries() -> None:
 
 
 def need_torch() -> None:
-    """Say how to get the training parts where they are missing.
-
-    Raises:
-        RunError: without the extra.
-    """
+    """Refuse, and say how to get the training parts, where they are missing."""
     need("torch", "transformers", "datasets", "accelerate", "plotly", "jinja2")
 
 
 def need(*names: str, extra: str = "torch") -> None:
-    """Say how to get packages of an extra where they are missing.
-
-    Raises:
-        RunError: one is not there.
-    """
+    """Refuse, and say how to get packages of an extra, where one is missing."""
     from importlib.util import find_spec
 
     missing = [name for name in names if find_spec(name) is None]

@@ -60,15 +60,8 @@ def plan(
     from tiewise.planning.plan import Setting
     from tiewise.planning.plan import plan as make
 
-    sizes: dict[str, int | None] = {
-        "vocab": vocab,
-        "width": width,
-        "layers": layers,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "ffn": ffn,
-    }
-    sizes["gated"] = gated or None
+    names = ("vocab", "width", "layers", "heads", "kv_heads", "ffn", "gated")
+    sizes = dict(zip(names, (vocab, width, layers, heads, kv_heads, ffn, gated or None), strict=True))
     if plot is not None and plot.is_file() and not overwrite:
         raise PlanError(f"{plot} exists already", "add --overwrite to replace it, or choose another place with --plot")
     model = _model(config, like, {name: value for name, value in sizes.items() if value is not None})
@@ -97,11 +90,7 @@ def plan(
 
 
 def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Described:
-    """What to plan, from the one of three ways that was used.
-
-    Raises:
-        PlanError: none or several were used, or a size is missing.
-    """
+    """What to plan, from the one of three ways that was used."""
     given = [name for name, value in (("a config", config), ("--like", like), ("sizes", sizes)) if value]
     if len(given) != 1:
         what = f"{' and '.join(given)} at once" if given else "no model to plan"
@@ -119,11 +108,7 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Desc
 
 
 def _built(model: Described) -> Described:
-    """The model's own class on the meta device: exact for families that no reader of tiewise knows.
-
-    Raises:
-        PlanError: there is no config to build, or it cannot be built.
-    """
+    """The model's own class on the meta device: exact for families that no reader of tiewise knows."""
     o.need("torch", "transformers")
     from tiewise.planning.catalogue import find
     from tiewise.planning.plan import config_of

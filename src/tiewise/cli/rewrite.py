@@ -104,11 +104,7 @@ def resize(
 
 
 def _token_counts(folder: Path, text: Path) -> list[int]:
-    """Count every token id from 0 up to the largest that occurs, by the checkpoint's own tokenizer; text is streamed.
-
-    Raises:
-        CheckpointError: no tokenizers library, no usable tokenizer.json, or a text that cannot be read.
-    """
+    """How often each token id occurs, from 0 up to the largest that does; the text is streamed."""
     from importlib.util import find_spec
 
     from tiewise.checkpoint.untrusted import inside

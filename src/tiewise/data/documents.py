@@ -87,11 +87,7 @@ def unreadable(path: Path | str, error: OSError) -> DataError:
 
 
 def decode(file: BinaryIO, name: str, block_bytes: int = 1 << 20) -> Iterator[str]:
-    """Yield the text of `file` in pieces: UTF-8, each line end a newline, no byte order mark.
-
-    Raises:
-        DataError: at the first byte that is not text, with its offset.
-    """
+    """Yield the text of `file` in pieces, each line end a newline, no byte order mark; refuse what is not UTF-8."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     newlines = io.IncrementalNewlineDecoder(decoder, translate=True)
     offset = 0
@@ -188,16 +184,11 @@ def assign(sizes: np.ndarray, fractions: Sequence[float], seed: int, how: str = 
     """Return the index in `SPLITS` of every document or part, int8[n], from its size in characters, int64[n].
 
     The same on every machine and every version of numpy: the generator is one whose stream numpy keeps frozen.
-
-    Raises:
-        DataError: where there are fewer documents than splits.
     """
     if len(sizes) < len(SPLITS):
-        raise DataError(
-            f"the text makes {len(sizes)} document{'s' * (len(sizes) != 1)} without its repetitions; "
-            f"needs at least {len(SPLITS)} to hold some out",
-            "give more text, or plain text, which is cut into parts",
-        )
+        makes = f"the text makes {len(sizes)} document{'s' * (len(sizes) != 1)} without its repetitions"
+        fix = "give more text, or plain text, which is cut into parts"
+        raise DataError(f"{makes}; needs at least {len(SPLITS)} to hold some out", fix)
     if how == CONTIGUOUS:
         before = np.cumsum(sizes) / sizes.sum()  # share of the text up to the end of each
         tune = int(np.clip(np.abs(before - fractions[0]).argmin() + 1, 1, len(sizes) - 2))

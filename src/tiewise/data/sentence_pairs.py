@@ -180,9 +180,6 @@ def make_pairs(sentences: Sentences, packing: Packing, draw: np.random.Generator
     Returns:
         pairs by their sentences [P, 6]: A is first … middle − 1, B middle … last − 1; the label is 1 where they are as
         in the document; where it is 0 under nsp, B is other … other's last − 1 instead.
-
-    Raises:
-        DataError: no document has two sentences, or nsp in fewer than two documents.
     """
     spans = _packed(sentences, packing, draw)
     if not len(spans):

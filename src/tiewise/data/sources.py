@@ -136,11 +136,7 @@ def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
 
 
 def find_files(text: str) -> tuple[Path, ...]:
-    """Return the files that `text` means: the file itself, a folder's, or those that match a pattern.
-
-    Raises:
-        DataError: where that is none, or one that was named itself is empty.
-    """
+    """Return the files that `text` means: the file itself, a folder's, or those that match a pattern; refuse none."""
     path = Path(text).expanduser()
     if not os.path.lexists(path) and glob.has_magic(text):
         matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
@@ -308,10 +304,8 @@ def builtin_documents() -> Iterator[Document]:
     """Yield the prose that every CPython carries: every reference topic, then every library module's docstrings.
 
     `pydoc_data.topics` holds the reference texts behind `help("if")`; docstrings are read from the source files by
-    `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order.
-
-    Raises:
-        DataError: where this Python carries neither, as stripped and zipped ones do.
+    `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order. Stripped
+    and zipped ones carry neither.
     """
     texts: dict[str, Callable[[], str]] = {}
     with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
@@ -328,10 +322,8 @@ def builtin_documents() -> Iterator[Document]:
             found = True
             yield Document(name, "\n\n".join(paragraphs(text)))
     if not found:
-        raise DataError(
-            f"builtin: the Python at {sys.executable} carries no documentation",
-            "name a text of your own with --text FILE, or use a complete CPython",
-        )
+        fix = "name a text of your own with --text FILE, or use a complete CPython"
+        raise DataError(f"builtin: the Python at {sys.executable} carries no documentation", fix)
 
 
 def _docstrings(path: Path) -> str:

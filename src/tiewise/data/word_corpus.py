@@ -139,11 +139,7 @@ def lines(part: WordFile) -> Iterator[list[str]]:
 
 
 def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
-    """Find the training, validation and test file of a corpus; `files` as `prepare_words` takes them.
-
-    Raises:
-        DataError: no folder, a file that is not there, a part that cannot be read, or not three files.
-    """
+    """Find the training, validation and test file of a corpus; `files` as `prepare_words` takes them."""
     folder = Path(corpus).expanduser()
     if not folder.is_dir():
         raise DataError(f"no corpus folder {corpus!r}", f"name a folder with {', '.join(FILES)}")

@@ -31,10 +31,11 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.align_tables import CENTRED, CKA, HELD_OUT, NEIGHBOURS, ORTHOGONAL, AlignSettings, Lean, align
+from tiewise.analysis.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
 from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
 from tiewise.analysis.model_tables import Ends, TokenTable, ends_of
 from tiewise.analysis.paired_rows import Pairs, one_vocabulary
+from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress

@@ -35,13 +35,11 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
 from transformers.utils import ModelOutput
 
-from tiewise.boundary.saved import BUILDERS, DepthTying, is_family
+from tiewise.boundary.saved import DepthTying, is_family
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, LayerStack, make_layout
-from tiewise.sharing.share import is_relaxed, register_sharing
-
-register_sharing()
+from tiewise.sharing.share import build_shared, is_relaxed
 
 STACK = "layers"  # the list of layers in the encoder
 # Lan et al. 2020, Table 1, for V = 30,000; the MLPs are four times as wide, the heads as in the released models.
@@ -280,7 +278,7 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
             self.layers = nn.ModuleList(AlbertLayer(config) for _ in range(config.num_hidden_layers))
         entry = getattr(config, ENTRY, None)
         if entry is not None and not is_family(config):  # a family's models build what their config names themselves
-            BUILDERS[ENTRY](self, entry)
+            build_shared(self, entry)
         if device.type != "meta":
             make_real(self.layers, device)
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)

@@ -1,7 +1,6 @@
 """What a head and a lookup compute, as functions of tensors: fused, exact, and with one gradient buffer.
 
-- `cross_entropy`: `linear_cross_entropy`, a head's loss without its logits, and the oracle that it must equal;
-  `autograd` differentiates it, over `chunked`, the arithmetic.
+- `cross_entropy`: `linear_cross_entropy`, a head's loss without its logits, over `chunked`, its arithmetic.
 - `path_gradient`: `tied_lookup`, by which both ends of a table write into one gradient, and the norms of its two paths.
 - `augmented_loss`: soft targets from the table itself.
 """

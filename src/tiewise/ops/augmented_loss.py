@@ -17,17 +17,16 @@ default. Code that follows it without stopping the gradient lets it pass into th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tiewise.core.backends import chunk_rows
-from tiewise.ops.autograd import mean_factor
-from tiewise.ops.chunked import LossOptions, accumulator, compute_dtype
-from tiewise.ops.cross_entropy import check_problem, check_range
+from tiewise.ops.chunked import LossOptions, accumulator
+from tiewise.ops.cross_entropy import check_problem, check_range, fused_loss
 
 _BUFFERS = 6  # of [chunk, V] that are alive at once
 
@@ -46,23 +45,6 @@ class AugmentedOptions:
 
 
 _DEFAULT = AugmentedOptions()
-
-
-class _Tensors(NamedTuple):
-    features: Tensor  # [N, E]
-    weight: Tensor  # [V, E]
-    table: Tensor  # [V, E'], the weight itself where they are one
-    bias: Tensor | None  # [V]
-    targets: Tensor  # [N]
-
-
-class _Gradients(NamedTuple):
-    """Accumulators; None where not wanted. `table` is `weight` where the two are one."""
-
-    features: Tensor | None
-    weight: Tensor | None
-    table: Tensor | None
-    bias: Tensor | None
 
 
 def augmented_cross_entropy(
@@ -106,7 +88,8 @@ def augmented_cross_entropy(
     t = targets.reshape(-1)
     check_range(t, weight.shape[0], o.ignore_index)
     own = None if table is weight else table
-    loss = _Augmented.apply(features.reshape(-1, features.shape[-1]), weight, own, bias, t, o, torch.is_grad_enabled())
+    flat = features.reshape(-1, features.shape[-1])
+    loss = fused_loss("augmented_cross_entropy", partial(_sweep, o), plain, flat, weight, own, bias, t)
     return loss.view(targets.shape) if o.reduction == "none" else loss
 
 
@@ -136,96 +119,57 @@ def oracle(
     return each.sum() / valid.sum().clamp(min=1) if o.reduction == "mean" else each.sum()
 
 
-class _Augmented(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Tensor:
-        features, weight, table, bias, targets, o, grad_mode = arguments
-        ctx.options, ctx.kind = o, compute_dtype(features, weight)
-        ctx.dtypes = [None if x is None else x.dtype for x in (features, weight, table, bias)]
-        tensors = _Tensors(features, weight, weight if table is None else table, bias, targets)
-        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[:4])
-        if o.reduction == "none":
-            ctx.save_for_backward(*(features, weight, table, bias, targets))
-            return _sweep(tensors, o, ctx.kind, None, None)
-        wide = accumulator(ctx.kind)
-        factor = mean_factor(targets, None, o.ignore_index, wide) if o.reduction == "mean" else None
-        ctx.gradients = _allocated(tensors, table is None, ctx.wanted, wide) if any(ctx.wanted) else None
-        each = _sweep(tensors, o, ctx.kind, factor, ctx.gradients)
-        return each.sum() if factor is None else each.sum() * factor
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Any, ...]:
-        if ctx.options.reduction == "none":
-            features, weight, table, bias, targets = ctx.saved_tensors
-            tensors = _Tensors(features, weight, weight if table is None else table, bias, targets)
-            found = _allocated(tensors, table is None, ctx.wanted, accumulator(ctx.kind))
-            _sweep(tensors, ctx.options, ctx.kind, upstream, found)
-        else:
-            found = _Gradients(*(None if g is None else g * upstream for g in ctx.gradients))
-        asked = (want and dtype is not None for want, dtype in zip(ctx.wanted, ctx.dtypes, strict=True))
-        pairs = zip(found, ctx.dtypes, asked, strict=True)
-        return (*(g.to(dtype) if g is not None and ask else None for g, dtype, ask in pairs), None, None, None)
-
-
-def _allocated(x: _Tensors, one: bool, wanted: tuple[bool, ...], wide: torch.dtype) -> _Gradients:
-    features, weight, table, bias = (
-        torch.zeros_like(tensor, dtype=wide) if want and tensor is not None else None
-        for tensor, want in zip(x[:4], wanted, strict=True)
-    )
-    return _Gradients(features, weight, weight if one else table, bias)
-
-
-def _sweep(x: _Tensors, o: AugmentedOptions, kind: torch.dtype, scale: Tensor | None, out: _Gradients | None) -> Tensor:
-    """Loss of each token [N]; adds the gradients of Σ scale_i · loss_i (scale [] or [N]; None: all 1) into `out`."""
+def _sweep(
+    o: AugmentedOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], scale: Tensor | None
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Loss of each token [N], and the gradients of Σ scale_i · loss_i (scale [] or [N]; None: all 1)."""
+    features, weight, table, bias, targets = tensors
     wide = accumulator(kind)
-    each = torch.zeros(len(x.targets), dtype=wide, device=x.features.device)
-    with torch.autocast(x.features.device.type, enabled=False), torch.no_grad():
-        weight, table = x.weight.to(kind), x.table.to(kind)
-        rows = chunk_rows(len(each), _BUFFERS * len(weight), x.features.device.type, o.chunk)
+    each = torch.zeros(len(targets), dtype=wide, device=features.device)
+    by_features, by_weight, by_table, by_bias = found = [
+        torch.zeros_like(x, dtype=wide) if want else None for x, want in zip(tensors[:4], wanted, strict=False)
+    ]
+    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+        weight = weight.to(kind)
+        table, by_table = (weight, by_weight) if table is None else (table.to(kind), by_table)
+        rows = chunk_rows(len(each), _BUFFERS * len(weight), features.device.type, o.chunk)
         for start in range(0, len(each), rows):
             part = slice(start, start + rows)
-            chunk = _Tensors(x.features[part].to(kind), weight, table, x.bias, x.targets[part])
-            factor = scale[part] if scale is not None and scale.dim() else scale
-            into = out and out._replace(features=None if out.features is None else out.features[part])
-            each[part] = _chunk(chunk, o, wide, factor, into)
-    return each
-
-
-def _chunk(x: _Tensors, o: AugmentedOptions, wide: torch.dtype, scale: Tensor | None, out: _Gradients | None) -> Tensor:
-    """Loss of each token [n] of a chunk; adds its gradients into `out`."""
-    valid = x.targets != o.ignore_index
-    at = x.targets.where(valid, 0)
-    z = (x.features @ x.weight.T).to(wide)
-    z = z if x.bias is None else z + x.bias.to(wide)
-    on = valid.to(wide) if scale is None else valid * scale
-    each, slope = z.new_zeros(len(z)), torch.zeros_like(z)
-    if o.hard:
-        log_p = torch.log_softmax(z, 1)
-        each -= o.hard * log_p.gather(1, at[:, None])[:, 0]
-        slope += log_p.exp_()
-        slope[torch.arange(len(at), device=at.device), at] -= 1
-        slope *= o.hard
-    if o.alpha:
-        words, place = at.unique(return_inverse=True)
-        u = x.table[words]
-        log_soft = torch.log_softmax((u @ x.table.T).to(wide) / o.temperature, 1)[place]
-        log_y = torch.log_softmax(z / o.temperature, 1)
-        soft, gap = log_soft.exp(), log_soft - log_y
-        divergence = (soft * gap).sum(1)
-        each += o.alpha * divergence
-        slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
-        if out is not None and out.table is not None and o.through_targets:
-            spread = soft * (gap - divergence[:, None]) * (on * (o.alpha / o.temperature))[:, None]
-            by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, place, spread).to(u.dtype)
-            out.table.add_(by_word.T @ u)
-            out.table.index_add_(0, words, (by_word @ x.table).to(wide))
-    if out is not None:
-        narrow = slope.mul_(on[:, None]).to(x.features.dtype)
-        if out.features is not None:
-            out.features.copy_(narrow @ x.weight)
-        if out.weight is not None:
-            out.weight.add_(narrow.T @ x.features)
-        if out.bias is not None:
-            out.bias.add_(slope.sum(0))
-    return each.masked_fill_(~valid, 0)
+            h, valid = features[part].to(kind), targets[part] != o.ignore_index
+            t, on = targets[part].where(valid, 0), valid.to(wide)
+            if scale is not None:
+                on *= scale[part] if scale.dim() else scale
+            z = (h @ weight.T).to(wide)
+            z = z if bias is None else z + bias.to(wide)
+            loss, slope = z.new_zeros(len(z)), torch.zeros_like(z)  # slope: ∂loss_i / ∂z_j
+            if o.hard:
+                log_p = torch.log_softmax(z, 1)
+                loss -= o.hard * log_p.gather(1, t[:, None])[:, 0]
+                slope += log_p.exp_()
+                slope[torch.arange(len(t), device=t.device), t] -= 1
+                slope *= o.hard
+            if o.alpha:
+                words, place = t.unique(return_inverse=True)
+                u = table[words]
+                log_soft = torch.log_softmax((u @ table.T).to(wide) / o.temperature, 1)[place]
+                log_y = torch.log_softmax(z / o.temperature, 1)
+                soft, gap = log_soft.exp(), log_soft - log_y
+                divergence = (soft * gap).sum(1)
+                loss += o.alpha * divergence
+                slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
+                if (
+                    by_table is not None and o.through_targets
+                ):  # through u, and through the table that u is held against
+                    spread = soft * (gap - divergence[:, None]) * (on * (o.alpha / o.temperature))[:, None]
+                    by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, place, spread).to(u.dtype)
+                    by_table.add_(by_word.T @ u)
+                    by_table.index_add_(0, words, (by_word @ table).to(wide))
+            each[part] = loss.masked_fill_(~valid, 0)
+            narrow = slope.mul_(on[:, None]).to(kind)
+            if by_features is not None:
+                by_features[part] = (narrow @ weight).to(wide)
+            if by_weight is not None:
+                by_weight.add_(narrow.T @ h)
+            if by_bias is not None:
+                by_bias.add_(slope.sum(0))
+    return each, found

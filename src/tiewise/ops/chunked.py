@@ -14,7 +14,7 @@ With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -38,14 +38,6 @@ class LossOptions:
     chunk: int | None = None  # tokens per chunk; None chooses by vocabulary: about 100 MB of logits
 
 
-class Wanted(NamedTuple):
-    """Which gradients are needed."""
-
-    features: bool
-    weight: bool
-    bias: bool
-
-
 class Gradients(NamedTuple):
     """Accumulators in fp32 (fp64 for fp64 inputs); None where not wanted."""
 
@@ -66,29 +58,24 @@ def accumulator(kind: torch.dtype) -> torch.dtype:
 
 
 def sweep(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    targets: Tensor,
-    options: LossOptions,
-    wanted: Wanted,
-    kind: torch.dtype,
-    row_weight: Tensor | None = None,
+    options: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Tensor | None
 ) -> tuple[Tensor, Gradients]:
-    """Run over all chunks of features [N, E], multiplying in `kind` and accumulating in `accumulator(kind)`.
+    """Run over all chunks of `tensors`: features [N, E], weight [V, E], bias [V] or None, targets [N].
 
     Returns:
-        the loss of each token [N], and the gradients of Σ row_weight_i · loss_i (row_weight [] or [N]; None: all 1).
+        the loss of each token [N], and the gradients `wanted` (of features, weight, bias) of Σ row_weight_i · loss_i
+        (row_weight [] or [N]; None: all 1), multiplied in `kind` and accumulated in `accumulator(kind)`.
     """
+    features, weight, bias, targets = tensors
     wide = accumulator(kind)
     with torch.autocast(features.device.type, enabled=False), torch.no_grad():
         chunk = _Chunk(weight.to(kind), bias, options, wide)
         n, v = len(targets), weight.shape[0]
         each = torch.empty(n, dtype=wide, device=features.device)
         out = Gradients(
-            features.new_empty(features.shape, dtype=wide) if wanted.features else None,
-            weight.new_empty(weight.shape, dtype=wide) if wanted.weight else None,
-            weight.new_zeros(v, dtype=wide) if wanted.bias else None,
+            features.new_empty(features.shape, dtype=wide) if wanted[0] else None,
+            weight.new_empty(weight.shape, dtype=wide) if wanted[1] else None,
+            weight.new_zeros(v, dtype=wide) if wanted[2] else None,
         )
         rows = chunk_rows(n, v, features.device.type, options.chunk)
         buffer = torch.empty(min(rows, n), v, dtype=wide, device=features.device)
@@ -115,29 +102,27 @@ class _Chunk:
         self, h: Tensor, t: Tensor, buffer: Tensor, row_weight: Tensor | None, out: Gradients, part: slice
     ) -> Tensor:
         """Loss of each token [n]; adds this chunk's gradients into `out`."""
-        valid = t != self.options.ignore_index
+        o, differentiates = self.options, any(x is not None for x in out)
+        valid = t != o.ignore_index
         at = t.where(valid, 0)
         z = self._logits(h, buffer[: len(t)])
         target_logit = z.gather(1, at[:, None])[:, 0]
-        slope = self._softcap_slope(z) if self._differentiates(out) else None
-        spread = self._mean_logit(z)
+        # before z becomes its softmax: the soft-cap's derivative [n, V], and (1/V) Σ_j w_j z_j [n]
+        slope = (z / o.softcap).square_().neg_().add_(1) if differentiates and o.softcap is not None else None
+        w = self.class_weight
+        spread = (z.mean(1) if w is None else z @ w / z.shape[1]) if o.label_smoothing else None
         nll, lse, p = self._softmax(z, h, at, target_logit)
-        w = 1.0 if self.class_weight is None else self.class_weight[at]
-        hit = (1 - self.options.label_smoothing) * w
+        hit = (1 - o.label_smoothing) * (1.0 if w is None else w[at])
         each = hit * nll
-        if self.options.z_loss:
-            each += self.options.z_loss * lse.square()
+        if o.z_loss:
+            each += o.z_loss * lse.square()
         if spread is not None:
-            each += self.spread_coefficient * lse - self.options.label_smoothing * spread
-        if self._differentiates(out):
+            each += self.spread_coefficient * lse - o.label_smoothing * spread
+        if differentiates:
             on = valid.to(self.wide) if row_weight is None else valid * row_weight
-            c = on * (hit + self.spread_coefficient + (2 * self.options.z_loss * lse if self.options.z_loss else 0.0))
+            c = on * (hit + self.spread_coefficient + (2 * o.z_loss * lse if o.z_loss else 0.0))
             self._gradients(h, at, p, (c, on * hit, on), slope, out, part)
         return each.masked_fill_(~valid, 0)
-
-    @staticmethod
-    def _differentiates(out: Gradients) -> bool:
-        return out.features is not None or out.weight is not None or out.bias is not None
 
     def _logits(self, h: Tensor, z: Tensor) -> Tensor:
         h = h if self.options.scale == 1.0 else h * self.options.scale
@@ -177,17 +162,6 @@ class _Chunk:
             nll[lost] = lse[lost] - target_logit[lost]
         return nll, lse, p
 
-    def _softcap_slope(self, z: Tensor) -> Tensor | None:
-        if self.options.softcap is None:
-            return None
-        return (z / self.options.softcap).square_().neg_().add_(1)
-
-    def _mean_logit(self, z: Tensor) -> Tensor | None:
-        """(1/V) Σ_j w_j z_j, wanted by label smoothing alone."""
-        if not self.options.label_smoothing:
-            return None
-        return z.mean(1) if self.class_weight is None else z @ self.class_weight / z.shape[1]
-
     def _gradients(
         self,
         h: Tensor,
@@ -198,9 +172,13 @@ class _Chunk:
         out: Gradients,
         part: slice,
     ) -> None:
+        """Turn P into R (in place), and multiply it into the gradients; `coefficients` are c, q and v [n]."""
         c, q, on = coefficients
-        u = self._smoothing_row(p)
-        if slope is None and not self.options.z_loss:
+        o, u = self.options, None
+        if o.label_smoothing:
+            w = self.class_weight if self.class_weight is not None else torch.ones_like(p[0])
+            u = w * (o.label_smoothing / p.shape[1])
+        if slope is None and not o.z_loss:
             p.scatter_add_(1, at[:, None], -(q / c.where(c != 0, 1))[:, None])
         else:  # c may vanish, or the soft-cap's slope stands between P and the product: multiply out
             p.mul_(c[:, None]).scatter_add_(1, at[:, None], -q[:, None])
@@ -210,44 +188,27 @@ class _Chunk:
                 p.sub_(on[:, None] * u)
             p.mul_(slope)
             u = None
-        narrow = p.to(self.weight.dtype)
+        narrow, same = p.to(self.weight.dtype), self.weight.dtype == self.wide
         if out.bias is not None:
             out.bias.addmv_(p.T, c)
             if u is not None:
                 out.bias.sub_(on.sum() * u)
         if out.features is not None:
-            self._feature_gradient(narrow, (c, on), u, out.features[part])
+            mine = out.features[part]
+            if same:
+                torch.mm(narrow, self.weight, out=mine)
+            else:
+                mine.copy_(torch.mm(narrow, self.weight))
+            mine.mul_(c[:, None] * o.scale)
+            if u is not None:
+                mine.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-o.scale)
         if out.weight is not None:
-            self._weight_gradient(narrow, h.to(self.wide) * self.options.scale, (c, on), u, out.weight, part.start)
-
-    def _smoothing_row(self, p: Tensor) -> Tensor | None:
-        """u_j = ε w_j / V [V]."""
-        if not self.options.label_smoothing:
-            return None
-        w = self.class_weight if self.class_weight is not None else torch.ones_like(p[0])
-        return w * (self.options.label_smoothing / p.shape[1])
-
-    def _feature_gradient(self, p: Tensor, coefficients: tuple[Tensor, Tensor], u: Tensor | None, out: Tensor) -> None:
-        c, on = coefficients
-        if p.dtype == self.wide:
-            torch.mm(p, self.weight, out=out)
-        else:
-            out.copy_(torch.mm(p, self.weight))
-        out.mul_(c[:, None] * self.options.scale)
-        if u is not None:
-            out.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-self.options.scale)
-
-    def _weight_gradient(
-        self, p: Tensor, h: Tensor, coefficients: tuple[Tensor, Tensor], u: Tensor | None, out: Tensor, start: int
-    ) -> None:
-        c, on = coefficients
-        weighted = (h * c[:, None]).to(p.dtype)
-        if p.dtype == self.wide and start == 0:
-            torch.mm(p.T, weighted, out=out)
-        elif p.dtype == self.wide:
-            out.addmm_(p.T, weighted)
-        else:
-            product = torch.mm(p.T, weighted)
-            out.copy_(product) if start == 0 else out.add_(product)
-        if u is not None:
-            out.addr_(u, on @ h, alpha=-1)
+            h = h.to(self.wide) * o.scale
+            weighted = (h * c[:, None]).to(narrow.dtype)
+            if same:
+                out.weight.addmm_(narrow.T, weighted, beta=int(part.start > 0))  # the first chunk overwrites
+            else:
+                product = torch.mm(narrow.T, weighted)
+                out.weight.copy_(product) if part.start == 0 else out.weight.add_(product)
+            if u is not None:
+                out.weight.addr_(u, on @ h, alpha=-1)

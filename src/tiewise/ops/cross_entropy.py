@@ -9,11 +9,18 @@ count for nothing. `mean` divides the sum by Σ_i w_t, as `torch.nn.functional.c
 gradients, not nan, where every token is ignored.
 
 Sources: label smoothing, Szegedy et al. 2016 §7; z-loss, PaLM (Chowdhery et al. 2022) §5; soft-cap, Gemma 2 §2.
+
+A scalar has its gradients computed beside it, three matrix products in all; of per-token losses, whose upstream
+gradient is not known yet, each chunk is computed again in the backward pass (four). Under `torch.compile` the same
+computation is an opaque operator, so that one graph stays around the loss: Dynamo cannot trace the eager function (it
+asks the running backward whether its graph survives), and must not unroll the chunk loop.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,12 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.autograd import fused_loss, traced_loss
-from tiewise.ops.chunked import LossOptions
+from tiewise.ops.chunked import LossOptions, accumulator, compute_dtype, sweep
 
 REDUCTIONS = ("mean", "sum", "none")
-
-
 _DEFAULT = LossOptions()
 
 
@@ -68,10 +72,10 @@ def linear_cross_entropy(
     check_problem(features, weight, targets, bias, options)
     flat, t = features.reshape(-1, features.shape[-1]), targets.reshape(-1)
     if torch.compiler.is_compiling():
-        loss = traced_loss(flat, weight, bias, t, options)
+        loss = _traced(flat, weight, bias, t, options)
     else:
         check_range(t, weight.shape[0], options.ignore_index)
-        loss = fused_loss(flat, weight, bias, t, options)
+        loss = fused_loss("linear_cross_entropy", partial(sweep, options), options, flat, weight, bias, t)
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
@@ -150,3 +154,134 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
     outside = targets[((targets < 0) | (targets >= vocab)) & (targets != ignore_index)]
     if outside.numel():
         raise IndexError(f"target {int(outside[0])} is outside the vocabulary of {vocab} (ignore_index={ignore_index})")
+
+
+# how it is differentiated
+
+# (tensors, type of the products, wanted gradients, weight of each token's loss) → losses [N], gradients; of `tensors`
+# the targets are the last
+Sweep = Callable[[Any, torch.dtype, tuple[bool, ...], Tensor | None], tuple[Tensor, Any]]
+
+
+def reduced(
+    sweep: Sweep,
+    options: LossOptions,
+    tensors: Any,
+    kind: torch.dtype,
+    wanted: tuple[bool, ...],
+    upstream: Tensor | None = None,
+) -> tuple[Tensor, Any]:
+    """Reduce a sweep's losses as `options` say, with gradients: for `none` those of Σ upstream_i · loss_i."""
+    if options.reduction == "none":
+        return sweep(tensors, kind, tuple(want and upstream is not None for want in wanted), upstream)
+    if options.reduction == "sum":
+        each, found = sweep(tensors, kind, wanted, None)
+        return each.sum(), found
+    # 1 / Σ w_t over the tokens that count; 1 where none does, so that an all-ignored batch gives 0
+    targets, w, wide = tensors[-1], options.class_weight, accumulator(kind)
+    valid = targets != options.ignore_index
+    total = valid.sum() if w is None else (w.to(wide)[targets.where(valid, 0)] * valid).sum()
+    factor = 1 / total.where(total > 0, 1).to(wide)
+    # it costs nothing in the row coefficients; in fp16 it would underflow there and comes last
+    last = kind == torch.float16
+    each, found = sweep(tensors, kind, wanted, None if last else factor)
+    for gradient in found if last else ():
+        if gradient is not None:
+            gradient.mul_(factor)
+    return each.sum() * factor, found
+
+
+def fused_loss(name: str, sweep: Sweep, options: LossOptions, *tensors: Tensor | None) -> Tensor:
+    """Return the reduced loss, differentiable once; `name` is who says that there is no second derivative."""
+    return _Fused.apply(name, sweep, options, torch.is_grad_enabled(), *tensors)
+
+
+class _Fused(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, name: str, sweep: Sweep, options: LossOptions, grad_mode: bool, *tensors: Any) -> Tensor:
+        ctx.name, ctx.sweep, ctx.options, ctx.kind = name, sweep, options, compute_dtype(*tensors[:2])
+        ctx.wanted = tuple(grad_mode and need for need in ctx.needs_input_grad[4:])
+        ctx.dtypes = [None if x is None else x.dtype for x in tensors]
+        if options.reduction == "none":
+            ctx.save_for_backward(*tensors)
+        loss, ctx.gradients = reduced(sweep, options, tensors, ctx.kind, ctx.wanted)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            fix = "compute the logits and use torch.nn.functional.cross_entropy where create_graph=True is needed"
+            raise UnsupportedError(f"{ctx.name} has no second derivative", fix)
+        found = ctx.gradients
+        if ctx.options.reduction == "none":
+            found = reduced(ctx.sweep, ctx.options, ctx.saved_tensors, ctx.kind, ctx.wanted, upstream)[1]
+        elif found is None:
+            fix = "pass retain_graph=True to the first backward"
+            raise UnsupportedError("this loss was already differentiated and its graph freed", fix)
+        else:
+            # the buffers are given away when the graph dies with this call, and copied when it may be asked again
+            keep = torch._C._autograd._get_current_graph_task_keep_graph()
+            ctx.gradients = found if keep else None
+            if upstream.device.type != "cpu" or upstream.item() != 1.0:  # a GPU would have to synchronise to say so
+                found = [x if x is None else x * upstream if keep else x.mul_(upstream) for x in found]
+            elif keep:
+                found = [x if x is None else x.clone() for x in found]
+        pairs = zip(found, ctx.dtypes[:-1], strict=True)
+        return (*[None] * 4, *(None if x is None else x.to(dtype) for x, dtype in pairs), None)
+
+
+# The same under torch.compile: one operator, of tensors and numbers alone.
+
+_KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_SCHEMA = (
+    "(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream,"
+    " float[] floats, int[] ints) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions) -> Tensor:
+    # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
+    kind = _KINDS.index(compute_dtype(features, weight))
+    floats = [float(x or 0.0) for x in (options.scale, options.softcap, options.label_smoothing, options.z_loss)]
+    wanted = [int(torch.is_grad_enabled() and x is not None and x.requires_grad) for x in (features, weight, bias)]
+    ints = [options.ignore_index, options.chunk or 0, REDUCTIONS.index(options.reduction), kind, *wanted]
+    return _operator(features, weight, bias, targets, options.class_weight, None, floats, ints)[0]
+
+
+@torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
+def _operator(*arguments: Any) -> Any:
+    *tensors, class_weight, upstream, floats, (ignored, chunk, of, kind, *wanted) = arguments
+    scale, softcap, smoothing, z_loss = floats
+    reduction = REDUCTIONS[of]
+    options = LossOptions(scale, softcap or None, ignored, smoothing, z_loss, class_weight, reduction, chunk or None)
+    loss, found = reduced(partial(sweep, options), options, tensors, _KINDS[kind], tuple(map(bool, wanted)), upstream)
+    return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
+
+
+@_operator.register_fake
+def _(*arguments: Any) -> Any:
+    features, weight, bias, targets, _, upstream, _, (_, _, of, kind, *wanted) = arguments
+    per_token = REDUCTIONS[of] == "none"
+    shapes: list[Any] = [targets.shape if per_token else ()]
+    for x, want in zip((features, weight, bias), wanted, strict=True):
+        shapes.append(x.shape if want and not (per_token and upstream is None) else (0,))
+    return tuple(features.new_empty(shape, dtype=accumulator(_KINDS[kind])) for shape in shapes)
+
+
+def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.numbers, ctx.per_token = inputs[6:], REDUCTIONS[inputs[7][2]] == "none"
+    ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
+    ctx.save_for_backward(*(inputs[:5] if ctx.per_token else output[1:]))
+
+
+def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
+    found = ctx.saved_tensors
+    if ctx.per_token:
+        found = _operator(*found, upstream, *ctx.numbers)[1:]
+    else:  # an operator's tensors may not be given away
+        found = [x * upstream for x in found]
+    triples = zip(found, ctx.dtypes, ctx.numbers[1][4:], strict=True)
+    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 5)
+
+
+_operator.register_autograd(_derivative, setup_context=_remember)

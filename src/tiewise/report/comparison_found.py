@@ -65,8 +65,7 @@ def found(comparison: Comparison) -> dict[str, Found]:
 
 def results(comparison: Comparison) -> Listing:
     """One row for each arm: the numbers that a reader sees first."""
-    name = "Results by arm, mean ± deviation over seeds"
-    return summary(found(comparison), name, "arm") or Listing(name, ["arm"], [])
+    return summary(found(comparison), "Results by arm, mean ± deviation over seeds", "arm")
 
 
 def share(runs: Sequence[RunResult], name: str) -> Quantity | None:
@@ -153,7 +152,7 @@ def comparison_view(comparison: Comparison) -> Group:
     return Group(Text(verdict(comparison), "bold"), *turned, Text(finding), *published)
 
 
-def paper_view(lines: Sequence[str], listing: Listing | None) -> Group:
+def paper_view(lines: Sequence[str], listing: Listing) -> Group:
     """What a paper says beside a run: lines, and a table under them."""
-    table: list[RenderableType] = [rich_table([listing.header, *listing.rows])] if listing else []
+    table: list[RenderableType] = [rich_table([listing.header, *listing.rows])] if listing.rows else []
     return Group(Text("\n".join(lines)), *table)

@@ -37,22 +37,21 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
 
 NOTE = (
-    "Losses are in nats per token: mean over seeds ± standard deviation. A difference is paired by seed; behind it "
-    "stands its 95 % interval (Student’s t). Perplexity is exp of the mean held-out nll. Training memory is counted: "
-    "fp32 weights, their gradients and the optimizer’s moments; activations come on top. Tokens per second hold "
-    "whatever else the machine was doing."
+    "Losses are in nats per token: mean over seeds ± standard deviation. A difference is paired by seed, with its 95 % "
+    "interval (Student’s t). Perplexity is exp of the mean held-out nll. Training memory is counted: fp32 weights, "
+    "gradients and the optimizer’s moments; activations come on top. Tokens per second hold what else the machine did."
 )
 BIGRAMS = (
     "Asymmetric bigrams: the last columns are each arm’s direct-path logit of “right after left” minus that of “left "
-    "after right”. One shared table without a map cannot tell the two orders apart: its difference is zero."
+    "after right”, which is zero for one shared table without a map."
 )
 DIRECT_PATH = (
-    "Logit of the next token (column) that the current token's embedding alone (row) produces at the output, less what "
-    "its row and its column have in common; colours saturate on the diagonal."
+    "Logit of the next token (column) by the current token's embedding alone (row), less what its row and its column "
+    "have in common; colours saturate on the diagonal."
 )
 MEMORY = (
-    "fp32 weights, gradients, and the two moments that AdamW and LAMB keep: 16 bytes for each parameter that is "
-    "trained, however often it is used. Sharing does not change what the backward pass keeps on top."
+    "fp32 weights, gradients, and the two moments of AdamW and LAMB: 16 bytes for each trained parameter. Sharing does "
+    "not change what the backward pass keeps on top."
 )
 JUDGED = {
     MASKED: "Held-out tokens that were masked and whose right token had the largest logit.",
@@ -103,7 +102,7 @@ OUTPUT_SHARE = Measured(
 COSINE = Measured(
     "Do both paths pull the same way?",
     "cosine of lookup path and head path",
-    "Above zero the two paths agree, at zero they are unrelated, below zero they work against each other.",
+    "Above zero the two paths agree, below zero they work against each other.",
     lambda point: point.cosine,
     level=0.0,
 )
@@ -129,22 +128,20 @@ def render(comparison: Comparison) -> str:
 
     seeds, arms = len(comparison.seeds), ", ".join(comparison.arms)
     unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
-    by_frequency = (
-        f"The same masked tokens have an nll of {plain(unigram)} by the training text’s frequencies alone, which a "
-        "model that reads nothing reaches."
-    )
+    by_frequency = f"The same masked tokens have an nll of {plain(unigram)} by the training text’s frequencies alone."
     shares = share_panels(comparison)
-    first = [("arm", "init std", "learning rate", "predicted first loss", "measured first loss")]
-    for arm in comparison.arms:
-        for r in comparison.of(arm)[:1]:
-            losses = plain(r.predicted_initial_nll), plain(r.initial_nll)
-            first.append((arm, f"{r.init_std:g}", f"{r.learning_rate:g}", *losses))
+    first = [
+        [arm, f"{r.init_std:g}", f"{r.learning_rate:g}", plain(r.predicted_initial_nll), plain(r.initial_nll)]
+        for arm in comparison.arms
+        for r in comparison.of(arm)[:1]
+    ]
+    header = ["arm", "init std", "learning rate", "predicted first loss", "measured first loss"]
     trials = [
         [t["arm"], _fact(t["init"]), _fact(t["learning_rate"]), plain(t["nll"]), "chosen" if t["chosen"] else ""]
         for t in comparison.tuning
     ]
     tuned = Listing("All tuning trials", ["arm", "init std", "learning rate", "nll of the tuning split", ""], trials)
-    starts = Listing("Initialisation and learning rate by arm", first[0], first[1:])
+    starts = Listing("Initialisation and learning rate by arm", header, first)
     return Sheet(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
@@ -158,10 +155,7 @@ def render(comparison: Comparison) -> str:
             notes=(*comparison.finding.splitlines(), NOTE),
         ),
         sections=[
-            *(
-                PageSection(title, said=said, tables=[table] if table else [])
-                for title, (said, table) in beside_papers(comparison).items()
-            ),
+            *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
             PageSection("Loss", [*there(frequency_panel(comparison)), *over_training(AHEAD, HELD_OUT, TRAINING)]),
             PageSection(
                 "Masked tokens and pairs",
@@ -173,13 +167,13 @@ def render(comparison: Comparison) -> str:
             PageSection(
                 "Direct path",
                 direct_path_panels(comparison),
-                folded=[bigrams(comparison)] if comparison.bigrams else [],
+                folded=[bigrams(comparison)],
                 notes=[BIGRAMS] if comparison.bigrams else [],
                 kind="panels maps",
             ),
         ],
         command=comparison.command,
-        made=[PageSection("Starting point of each arm", folded=[tuned] if trials else [], tables=[starts])],
+        made=[PageSection("Starting point of each arm", folded=[tuned], tables=[starts])],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
@@ -302,7 +296,7 @@ def frequency_panel(comparison: Comparison) -> Panel | None:
             level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
             why=f"Below zero an arm predicts these tokens better than {reference} does; rare tokens are on the left. "
-            "Each interval is 95 % on its own: of twenty that hold zero in truth, about one excludes it by chance.",
+            "Each interval is 95 % on its own: about one of twenty excludes zero by chance.",
         )
         curves.append(made)
     header = ["occurrences", "held-out tokens"]

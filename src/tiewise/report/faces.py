@@ -38,7 +38,7 @@ def verdict(found: TieOrNot) -> str:
     return f"{found.verdict[0].upper()}{found.verdict[1:]}."
 
 
-def deciding(found: TieOrNot, models: Sequence[str]) -> Listing | None:
+def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
     """A row for each question, a column for each model; the difference of two arms stands in the first one's.
 
     Behind a value stands what it speaks for, if for anything.
@@ -50,7 +50,7 @@ def deciding(found: TieOrNot, models: Sequence[str]) -> Listing | None:
         value = _measured(row) if row.speaks == NEITHER else f"{_measured(row)} → {row.speaks}"
         cells.setdefault(question, {}).update(dict.fromkeys(about.split(", "), value))
     rows = [[question, *(by_model.get(model, NONE) for model in models)] for question, by_model in cells.items()]
-    return Listing("Questions that can decide, and what each model speaks for", ["", *models], rows) if rows else None
+    return Listing("Questions that can decide, and what each model speaks for", ["", *models], rows)
 
 
 def evidence(found: TieOrNot) -> Listing:
@@ -82,15 +82,15 @@ def sentence(found: Mapping[str, Found]) -> str:
     return "; ".join(f"{', '.join(labels)}: {answer}" for answer, labels in answers.items()) + "."
 
 
-def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing | None:
-    """One row for each model, one column for each main quantity; None where there is none."""
+def summary(found: Mapping[str, Found], name: str = "", of: str = "model") -> Listing:
+    """One row for each model, one column for each main quantity; no rows where there is none."""
     names = list(dict.fromkeys(q.name for one in found.values() for q in one.quantities if q.main))
     values = {label: {q.name: str(q) for q in reversed(one.quantities)} for label, one in found.items()}
     rows = [[label, *(by_name.get(name, NONE) for name in names)] for label, by_name in values.items()]
-    return Listing(name, [of, *names], rows) if names else None
+    return Listing(name, [of, *names], rows if names else [])
 
 
-def numbers(found: Mapping[str, Found]) -> Listing | None:
+def numbers(found: Mapping[str, Found]) -> Listing:
     """One row for each quantity that the summary leaves out, one column for each model."""
     rows: dict[str, dict[str, str]] = {}
     for label, one in found.items():
@@ -99,7 +99,7 @@ def numbers(found: Mapping[str, Found]) -> Listing | None:
                 of = "" if q.of in ("", label) else f", {q.of}"
                 rows.setdefault(f"{q.name}{of}", {})[label] = str(q)
     made = [[name, *(by_model.get(label, NONE) for label in found)] for name, by_model in rows.items()]
-    return Listing("", ["", *found], made) if made else None
+    return Listing("", ["", *found], made)
 
 
 def every(found: Mapping[str, Found]) -> Iterator[Listing]:
@@ -185,14 +185,14 @@ def _printed(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
     yield Text(f"\n{TITLE}", "bold")
     yield indented(verdict(found))
     for start in range(0, len(models), ABREAST):
-        if (table := deciding(found, models[start : start + ABREAST])) is not None:
+        if (table := deciding(found, models[start : start + ABREAST])).rows:
             yield Padding(printed(table), (0, 0, 1, 0))
     for section in (section for section in sections if section.found):
         yield Text(title(section.name), "bold")
         yield indented(sentence(section.found))
         if full:
             for made in (summary(section.found), numbers(section.found)):
-                if made is not None:
+                if made.rows:
                     yield Padding(printed(made), (1, 0, 0, 0))
             for listing in listings(section.found):
                 yield Padding(Text(listing.name, "italic"), (1, 0, 0, 0))

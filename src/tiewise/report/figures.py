@@ -263,7 +263,8 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
     if first.unit == "%":
         figure.update_yaxes(title="", tickformat=".0%")
     if first.ticks:
-        figure.update_xaxes(tickvals=list(range(len(first.ticks))), ticktext=[*map(html.escape, first.ticks)])
+        groups = list(range(len(first.ticks)))
+        figure.update_xaxes(tickvals=groups, ticktext=[*map(html.escape, first.ticks)], range=[-0.3, groups[-1] + 0.3])
     if first.log_x:
         figure.update_xaxes(type="log", dtick=math.log10(4))
     if first.log:
@@ -274,7 +275,8 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
         every = [every[i] for i in sorted({round(len(every) ** (k / MOST_ROWS)) - 1 for k in range(MOST_ROWS + 1)})]
     columns = [dict(zip(curve.x, _written(curve, digits), strict=True)) for curve in curves]
     rows = [
-        [first.ticks[int(x)] if first.ticks else f"{x:,g}", *(column.get(x, NONE) for column in columns)] for x in every
+        [first.ticks[int(x)] if first.ticks else f"{x:,.10g}", *(column.get(x, NONE) for column in columns)]
+        for x in every
     ]
     return Panel(figure, first.why, Listing("", [first.along, *(curve.line for curve in curves)], rows))
 

@@ -27,18 +27,14 @@ def render(inspection: Inspection, command: str) -> str:
     models = [subject.label for subject in inspection.subjects]
     (evidence,) = inspection.sections[0].found.values()
     decisive = faces.deciding(evidence, models)
-    first = PageSection("What can decide")
-    if decisive:
-        first = PageSection("What can decide", tables=[decisive], folded=[faces.evidence(evidence)])
     sections = []
     for part in (part for part in inspection.sections[1:] if part.found):
         title, figures = faces.title(part.name), panels(part.found)
-        table = faces.summary(part.found, title)
         made = PageSection(
             title,
             figures[:1],
             said=[faces.sentence(part.found)],
-            tables=[table] if table else [],
+            tables=[faces.summary(part.found, title)],
             more=figures[1:],
             folded=list(faces.every(part.found)),
             notes=faces.notes(part),
@@ -50,7 +46,9 @@ def render(inspection: Inspection, command: str) -> str:
         subject=", ".join(models),
         heading=faces.TITLE,
         answer=[faces.verdict(evidence)],
-        results=first,
+        results=PageSection(
+            "What can decide", tables=[decisive], folded=[faces.evidence(evidence)] if decisive.rows else []
+        ),
         sections=[*sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
         command=command,
         facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],

@@ -96,7 +96,7 @@ def write_objectives(comparisons: Sequence[Comparison], path: str | os.PathLike[
         subject=", ".join(found),
         heading="SOP beside NSP",
         answer=[f"Pretrained {label}: {one.answer}." for label, one in found.items()],
-        results=PageSection("Judged as both", panels(found), tables=[table] if table else [], notes=[NOTE]),
+        results=PageSection("Judged as both", panels(found), tables=[table], notes=[NOTE]),
         sections=[],
         command="\n".join(one.command for one in comparisons),
     )

@@ -26,7 +26,7 @@ from tiewise.core.sharing_spec import KINDS
 from tiewise.core.student import holm
 from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, paired
 
-Beside = tuple[list[str], Listing | None]  # what is said, and the table under it
+Beside = tuple[list[str], Listing]  # what is said, and the table under it
 # (training tokens with <eos>, vocabulary) of the texts that figures are of
 TEXTS = {"PTB": (929_589, 10_000), "WikiText-2": (2_088_628, 33_278)}
 METRIC = " test perplexity"  # behind the name of a text
@@ -89,7 +89,7 @@ def beside_figures(
                 f"This run was trained on another text ({words:,} words, vocabulary {vocab:,}), so its figures do not "
                 "repeat the published ones: only differences between arms can be compared."
             )
-    return said, table if rows else None
+    return said, table
 
 
 @cache

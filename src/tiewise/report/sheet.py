@@ -100,7 +100,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class PageSection:
-    """What stands under a heading, all of it text, in this order."""
+    """What stands under a heading, all of it text, in this order; a table without rows is left out."""
 
     title: str
     panels: Sequence[Panel] = ()
@@ -114,7 +114,8 @@ class PageSection:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to show under the heading."""
-        return not (self.panels or self.said or self.tables or self.folded or self.notes)
+        rows = any(one.rows for one in (*self.tables, *self.folded))
+        return not (self.panels or self.said or rows or self.notes)
 
 
 @dataclass(frozen=True)

@@ -236,11 +236,7 @@ def low_rank(table: Stored, rank: int) -> Factored:
 
 
 def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
-    """Return how often each of `rows` tokens occurs [V], from numbers or a file of them; 0 for tokens beyond its end.
-
-    Raises:
-        CheckpointError: the file cannot be read, holds other than counts, or counts a token that the table lacks.
-    """
+    """Return how often each of `rows` tokens occurs [V], from numbers or a file of them; 0 beyond its end."""
     name, found = "counts", counts
     fix = "give a JSON list, or a map from token id to count; a .npy or .safetensors vector; or one number per line"
     if isinstance(counts, str | os.PathLike):

@@ -21,12 +21,13 @@ from __future__ import annotations
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from tiewise.boundary.structure import on_meta
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 
@@ -44,11 +45,10 @@ class LayerStack:
     parts: tuple[dict[str, str], ...]  # of every layer: names of parameters → attention, ffn, or own (neither's)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """One call of a module that holds parameters."""
+class _Call(NamedTuple):
+    """The first call of a module that holds parameters."""
 
-    path: str
+    path: str  # in its layer
     module: nn.Module
     read: Tensor | None
     wrote: Tensor | None
@@ -56,10 +56,11 @@ class _Call:
 
 def find_stacks(model: Any) -> list[LayerStack]:
     """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids."""
-    if any(value.is_meta for value in model.parameters()):
-        raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
+    kind = type(model).__name__
+    if on_meta(model):
+        raise InstallError(f"{kind} is on the meta device", "load its weights first")
     if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
-        raise InstallError(f"{type(model).__name__} is sharded", "share its layers before fully_shard")
+        raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
     lists: dict[str, tuple[nn.Module, ...]] = {}
     inside: set[int] = set()
     for name, module in model.named_modules():
@@ -77,13 +78,13 @@ def find_stacks(model: Any) -> list[LayerStack]:
             parts = tuple(_parts(name, *pair, norm_first=not _is_matrix(begins)) for pair in pairs)
             stacks.append(LayerStack(name, layers, parts))
     if not stacks:
-        raise InstallError(f"{type(model).__name__} has no list of layers that token ids run through", _FIX)
+        raise InstallError(f"{kind} has no list of layers that token ids run through", _FIX)
     return stacks
 
 
 def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
-    """For every layer by its id, the first call of each module in it that holds parameters, in order."""
-    calls: dict[int, list[_Call]] = {id(layer): [] for layer in layers}
+    """For every layer by its id, its calls in order, in one forward pass on random ids that leaves no trace."""
+    kind, calls = type(model).__name__, {id(layer): list[_Call]() for layer in layers}
 
     def noted(path: str, into: list[_Call]) -> Any:
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -92,13 +93,29 @@ def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
 
         return after
 
+    table = getattr(model.get_input_embeddings(), "weight", None)
+    if table is None:
+        raise InstallError(f"{kind} has no table of tokens", _FIX)
+    generator = torch.Generator().manual_seed(_SEED)
+    ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator).to(table.device)
+    batch = {"input_ids": ids}
+    if getattr(model.config, "is_encoder_decoder", False):
+        batch["decoder_input_ids"] = ids
     with ExitStack() as held:
         for layer in {id(layer): layer for layer in layers}.values():
             for path, module in layer.named_modules():
                 if any(True for _ in module.parameters(recurse=False)):
                     hook = noted(path, calls[id(layer)])
                     held.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-        _run(model)
+        for module in model.modules():
+            held.callback(setattr, module, "training", module.training)
+        model.eval()
+        try:
+            with torch.no_grad():
+                model(**batch)
+        except Exception as error:  # a family that wants more than ids raises anything
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise InstallError(f"{kind} does not run on token ids alone ({reason})", _FIX) from None
     return calls
 
 
@@ -111,33 +128,16 @@ def _first(values: tuple[Any, ...]) -> Tensor | None:
     return None
 
 
-def _run(model: Any) -> None:
-    table = getattr(model.get_input_embeddings(), "weight", None)
-    if table is None:
-        raise InstallError(f"{type(model).__name__} has no table of tokens", _FIX)
-    generator = torch.Generator().manual_seed(_SEED)
-    ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator).to(table.device)
-    batch = {"input_ids": ids}
-    if getattr(model.config, "is_encoder_decoder", False):
-        batch["decoder_input_ids"] = ids
-    was = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            model(**batch)
-    except Exception as error:  # a family that wants more than ids raises anything
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise InstallError(f"{type(model).__name__} does not run on token ids alone ({reason})", _FIX) from None
-    finally:
-        for module, mode in was:
-            module.training = mode
-
-
 def _is_matrix(module: nn.Module) -> bool:
     return any(value.ndim > 1 for value in module.parameters(recurse=False))
 
 
+def _kind(stack: str, path: str) -> str:
+    return "attention" if _MIXES.search(f"{stack.rpartition('.')[2]}.{path}") else "ffn"
+
+
 def _parts(stack: str, layer: nn.Module, calls: list[_Call], norm_first: bool) -> dict[str, str]:
+    """What each parameter of a layer is of: attention, ffn, or own (neither's)."""
     place = {call.path: index for index, call in enumerate(calls)}
     mixes = {call.path: _kind(stack, call.path) for call in calls if _is_matrix(call.module)}
     parts = {}
@@ -152,10 +152,6 @@ def _parts(stack: str, layer: nn.Module, calls: list[_Call], norm_first: bool) -
         else:
             parts[name] = _norm_part(calls, place[path], mixes, norm_first) if path in place else "own"
     return parts
-
-
-def _kind(stack: str, path: str) -> str:
-    return "attention" if _MIXES.search(f"{stack.rpartition('.')[2]}.{path}") else "ffn"
 
 
 def _norm_part(calls: list[_Call], place: int, mixes: dict[str, str], norm_first: bool) -> str:
@@ -236,38 +232,31 @@ def make_layout(stacks: list[LayerStack], spec: SharingSpec) -> Layout:
 
     With a rank, matrices of linear maps are shared and everything else stays each layer's own.
     """
-    found = {stack.name: _of_stack(stack, spec) for stack in stacks}
+    found: dict[str, tuple[Same, ...]] = {}
+    for stack in stacks:
+        first: dict[Any, int] = {}  # the first layer with parameters like these, in each group
+        sources: dict[str, list[int]] = {}
+        count = len(stack.layers)
+        for index, (layer, parts) in enumerate(zip(stack.layers, stack.parts, strict=True)):
+            group = spec.group_of(index, count)
+            for kind in ("attention", "ffn", "own"):
+                names = [name for name, part in parts.items() if part == kind and spec.kind in ("all", kind)]
+                shapes = {name: tuple(layer.get_parameter(name).shape) for name in names}
+                owners = {name: layer.get_submodule(name.rpartition(".")[0]) for name in names}
+                # T5 keeps a table of relative positions in the first layer for all
+                lookups = {name for name, owner in owners.items() if isinstance(owner, nn.Embedding)}
+                alike = frozenset((name, shape) for name, shape in shapes.items() if name not in lookups)
+                for name in names:
+                    if spec.rank and not (name.endswith(".weight") and type(owners[name]) in (nn.Linear, Conv1D)):
+                        continue
+                    key = (group, kind, name, shapes[name], None if name in lookups else alike)
+                    sources.setdefault(name, list(range(count)))[index] = first.setdefault(key, index)
+        by_sources: dict[tuple[int, ...], list[str]] = {}
+        for name, layers in sources.items():
+            by_sources.setdefault(tuple(layers), []).append(name)
+        shared = (Same(layers, tuple(names)) for layers, names in by_sources.items())
+        if same := tuple(one for one in shared if one.groups):
+            found[stack.name] = same
     if spec.kind in ("attention", "ffn") and not any(spec.kind in p.values() for s in stacks for p in s.parts):
         raise SpecError(f"{spec}: no {spec.kind} found in these layers", "choose all")
-    return Layout(spec, {name: same for name, same in found.items() if same})
-
-
-def _of_stack(stack: LayerStack, spec: SharingSpec) -> tuple[Same, ...]:
-    first: dict[Any, int] = {}
-    sources: dict[str, list[int]] = {}
-    count = len(stack.layers)
-    for index, (layer, parts) in enumerate(zip(stack.layers, stack.parts, strict=True)):
-        group = spec.group_of(index, count)
-        for kind in ("attention", "ffn", "own"):
-            names = [name for name, part in parts.items() if part == kind and spec.kind in ("all", kind)]
-            shapes = {name: tuple(layer.get_parameter(name).shape) for name in names}
-            alike = frozenset((n, shape) for n, shape in shapes.items() if not _is_lookup(layer, n))
-            for name in names if not spec.rank else [n for n in names if is_linear(layer, n)]:
-                key = (group, kind, name, shapes[name], None if _is_lookup(layer, name) else alike)
-                source = first.setdefault(key, index)
-                sources.setdefault(name, list(range(count)))[index] = source
-    by_sources: dict[tuple[int, ...], list[str]] = {}
-    for name, found in sources.items():
-        by_sources.setdefault(tuple(found), []).append(name)
-    return tuple(Same(layers, tuple(names)) for layers, names in by_sources.items() if Same(layers, ()).groups)
-
-
-def is_linear(layer: nn.Module, name: str) -> bool:
-    """Whether a parameter is the matrix of a plain linear map."""
-    path, _, leaf = name.rpartition(".")
-    return leaf == "weight" and type(layer.get_submodule(path)) in (nn.Linear, Conv1D)
-
-
-def _is_lookup(layer: nn.Module, name: str) -> bool:
-    """Whether a parameter is a table of relative positions, which T5 keeps in the first layer for all."""
-    return isinstance(layer.get_submodule(name.rpartition(".")[0]), nn.Embedding)
+    return Layout(spec, found)

@@ -24,9 +24,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.link import swapped
-from tiewise.boundary.saved import BUILDERS, declare_family, forget
-from tiewise.boundary.structure import Journal, own_config
+from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget
+from tiewise.boundary.structure import Journal, own_config, swapped
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, Layout, Same, find_stacks, make_layout
@@ -42,8 +41,9 @@ class Shared:
 
     @property
     def layout(self) -> Layout | None:
-        """What is shared with what; None where nothing is."""
-        return layout_of(self.model)
+        """What is shared with what, as the config says; None where nothing is."""
+        entry = getattr(self.model.config, ENTRY, None)
+        return None if entry is None else Layout.read(entry)
 
     @property
     def spec(self) -> SharingSpec:
@@ -68,9 +68,26 @@ class Shared:
             return
         for stack, found in layout.stacks.items():
             layers = _layers(self.model, stack, found)
-            for same in found:
-                for group in same.groups:
-                    _separate(layers, group, same.names)
+            places = [
+                (*_owner(layers[layer], name), bool(position))
+                for same in found
+                for group in same.groups
+                for name in same.names
+                for position, layer in enumerate(group)
+            ]
+            for owner, leaf, again in places:
+                old = getattr(owner, leaf)
+                own = old.detach()
+                if is_relaxed(owner):
+                    difference = owner.delta_out.detach() @ owner.delta_in.detach()
+                    own = own + (difference.T if isinstance(owner, Conv1D) else difference)
+                    del owner.delta_in, owner.delta_out
+                    owner.__class__ = owner.plain_class
+                elif again:
+                    own = own.clone()
+                else:
+                    continue  # the first of those that share keeps the parameter
+                setattr(owner, leaf, nn.Parameter(own, requires_grad=old.requires_grad))
             del layers._tied_weights_keys
         forget(self.model, ENTRY)
         _refresh_keys(self.model, Journal())
@@ -117,21 +134,14 @@ def share_layers(model: Any, spec: SharingSpec | str | None = None, *, values: s
     return shared
 
 
-def layout_of(model: Any) -> Layout | None:
-    """Return what a model's layers share by its config, or None."""
-    found = getattr(model.config, ENTRY, None)
-    return None if found is None else Layout.read(found)
-
-
-def register_sharing() -> None:
-    """Make models whose config names shared layers come up with them."""
-    BUILDERS[ENTRY] = _build
-
-
-def _build(model: Any, record: Any) -> None:
+def build_shared(model: Any, record: Any) -> None:
+    """Make a model come up with the shared layers that its config has on `record`."""
     journal = Journal()
     _apply(model, Layout.read(record), journal, values=None)
     _refresh_keys(model, journal)
+
+
+ENTRIES[ENTRY] = Entry(build_shared)
 
 
 def _refresh_keys(model: Any, journal: Journal) -> None:
@@ -169,38 +179,28 @@ def _layers(model: nn.Module, stack: str, found: tuple[Same, ...]) -> Any:
     return lists[name]
 
 
+def _owner(layer: nn.Module, name: str) -> tuple[Any, str]:
+    """Return the module of a layer that holds a parameter, and the parameter's name in it."""
+    path, _, leaf = name.rpartition(".")
+    return layer.get_submodule(path), leaf
+
+
 @torch.no_grad()
 def _share(layers: Any, group: list[int], name: str, rank: int, values: str | None, journal: Journal) -> None:
-    owners = [(layers[i].get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]) for i in group]
+    """Give the layers of a group one parameter, and with a rank what they differ by from it."""
+    owners = [_owner(layers[layer], name) for layer in group]
     own = [getattr(owner, leaf) for owner, leaf in owners]
-    chosen = _mean(own) if values == "mean" else own[0]
+    chosen = first = own[0]
+    if values == "mean":
+        if not first.is_floating_point():
+            raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
+        wide = torch.promote_types(first.dtype, torch.float32)
+        mean = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
+        chosen = nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
     for (owner, leaf), before in zip(owners, own, strict=True):
         journal.set(owner, leaf, chosen)
         if rank:
-            relax(owner, rank, None if values is None else before - chosen, journal)
-
-
-def _mean(own: list[Any]) -> nn.Parameter:
-    first = own[0]
-    if not first.is_floating_point():
-        raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
-    wide = torch.promote_types(first.dtype, torch.float32)
-    mean: Tensor = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
-    return nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
-
-
-@torch.no_grad()
-def _separate(layers: Any, group: list[int], names: tuple[str, ...]) -> None:
-    for position, layer in enumerate(group):
-        for name in names:
-            path, _, leaf = name.rpartition(".")
-            owner = layers[layer].get_submodule(path)
-            relaxed, old = is_relaxed(owner), getattr(owner, leaf)
-            if relaxed:
-                setattr(owner, leaf, nn.Parameter(applied_weight(owner), requires_grad=old.requires_grad))
-                tighten(owner)
-            elif position:
-                setattr(owner, leaf, nn.Parameter(old.detach().clone(), requires_grad=old.requires_grad))
+            _relax(owner, rank, None if values is None else before - chosen, journal)
 
 
 # differences of low rank
@@ -226,7 +226,7 @@ class RelaxedConv1D(_Relaxed, Conv1D):
     """GPT-2's linear map, with weight [in, out]."""
 
 
-def relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) -> None:
+def _relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) -> None:
     """Give an nn.Linear or Conv1D its own difference, of rank at most `rank`.
 
     `difference` is what its own weight was more than the shared one, in the weight's orientation; None while a
@@ -251,16 +251,3 @@ def relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) -
 def is_relaxed(module: nn.Module) -> bool:
     """Whether a module has a difference of its own."""
     return isinstance(module, _Relaxed)
-
-
-def applied_weight(module: Any) -> Tensor:
-    """Weight that a relaxed map applies, shared part and difference together, in the weight's orientation."""
-    difference = module.delta_out.detach() @ module.delta_in.detach()
-    weight: Tensor = module.weight.detach() + (difference.T if isinstance(module, Conv1D) else difference)
-    return weight
-
-
-def tighten(module: Any) -> None:
-    """Take the difference away and give the module its plain class back."""
-    del module.delta_in, module.delta_out
-    module.__class__ = module.plain_class

@@ -228,8 +228,8 @@ def build_causal(job: Job, config: Any, start: Callable[[Installed], None]) -> I
     torch.manual_seed(job.seed + TABLES)
     start(installed)
     if job.spec.vectors is not None:
-        vectors = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer(), job.text.vocab))
-        start_from_rows(installed.tables()[0], vectors.rows, job.spec.freeze, job.spec)
+        rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer(), job.text.vocab))
+        start_from_rows(installed.tables()[0], rows, job.spec.freeze, job.spec)
     return installed
 
 

@@ -24,7 +24,6 @@ from tiewise.checkpoint.rule import (
     rule,
     size,
 )
-from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.untrusted import short
 
 _CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
@@ -102,28 +101,20 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
         return
     roles = facts.base.roles
     for update, stored in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
-        if update is not None and stored is not None and len(stored.shape) == 2:
-            yield from _shape(facts, facts.base, update, stored)
+        if update is None or stored is None or len(stored.shape) != 2:
+            continue
+        rows, width = update.shape or (-1, -1)
+        narrow = width not in (-1, stored.shape[1])
+        if narrow or rows not in (-1, stored.rows):
+            shape = f"[{'?' if rows < 0 else rows}, {'?' if width < 0 else width}]"
+            what = f"its {update.kind} is of a table {shape}, and the base stores {describe(stored)}"
+            fix = f"give the base that it was trained on ({short(facts.adapter.base_name) or 'unnamed'})"
+            more = rows > stored.rows and not narrow
+            yield short(update.module), what, facts.base.command("resize", f"--vocab {rows}") if more else fix
     worst = max((row for ids in facts.adapter.token_rows.values() for row in ids), default=-1)
     if roles.input is not None and worst >= roles.input.rows:
         what = f"trainable_token_indices name row {worst:,}, and the base stores {describe(roles.input)}"
-        yield ADAPTER_CONFIG, what, _grow(facts.base, worst + 1)
-
-
-def _shape(facts: AdapterFacts, base: Facts, update: EndUpdate, stored: Stored) -> Told:
-    rows, width = update.shape or (-1, -1)
-    narrow = width not in (-1, stored.shape[1])
-    if rows in (-1, stored.rows) and not narrow:
-        return
-    shape = f"[{'?' if rows < 0 else rows}, {'?' if width < 0 else width}]"
-    what = f"its {update.kind} is of a table {shape}, and the base stores {describe(stored)}"
-    trained_on = short(facts.adapter.base_name) if facts.adapter.base_name else "unnamed"
-    other = f"give the base that it was trained on ({trained_on})"
-    yield short(update.module), what, _grow(base, rows) if rows > stored.rows and not narrow else other
-
-
-def _grow(base: Facts, rows: int) -> str:
-    return base.command("resize", f"--vocab {rows}")
+        yield ADAPTER_CONFIG, what, facts.base.command("resize", f"--vocab {worst + 1}")
 
 
 def _untie(facts: AdapterFacts) -> str:

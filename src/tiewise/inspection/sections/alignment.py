@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tiewise.analysis.align_tables import AlignSettings, align
+from tiewise.analysis.align_tables import align
 from tiewise.analysis.model_tables import ends_of
 from tiewise.analysis.paired_rows import one_vocabulary
+from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.inspection.section import Bench, section

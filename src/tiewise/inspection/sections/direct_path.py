@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_matrix import NONE, Grams, asymmetry, definiteness, grams
-from tiewise.analysis.path_tokens import Transition, asymmetric_pairs, find_pairs, own_token, sampled, word_orders
+from tiewise.analysis.path_matrix import NONE, asymmetry, definiteness, grams
+from tiewise.analysis.path_tokens import asymmetric_pairs, find_pairs, own_token, sampled, word_orders
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
@@ -19,7 +19,6 @@ from tiewise.inspection.subject import Subject
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"
 APPLIED, CENTRED = "as the model applies it", "less row and column means"
-WHY = "0 symmetric, 2 as two unrelated tables, 4 antisymmetric"
 
 
 @section(asks="Does the direct path know the order of words?", place=10)
@@ -54,7 +53,41 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     with doing("own tokens", path.output.rows):
         own = own_token(path, whole, OWN_TOKENS, seed)
     kinds = {APPLIED: whole, "by gain and scales alone": linear, CENTRED: whole.centred}
+    quantities = [
+        Quantity(
+            f"asymmetry {kind}", asymmetry(g).ratio, chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
+            figure="Asymmetry of the direct path", why="0 symmetric, 2 as two unrelated tables, 4 antisymmetric",
+        )
+        for kind, g in kinds.items()
+    ]  # fmt: skip
+    for kind, g in kinds.items():
+        quantities.append(Quantity(f"‖M‖² {kind}", asymmetry(g).energy, unit="squared logits", main=False))
+    for kind in (APPLIED, CENTRED):
+        signs, first = definiteness(kinds[kind]), kind == APPLIED
+        where, why = "" if first else f", {kind}", "of the symmetric part: none in W Wᵀ, half in two unrelated tables"
+        below = f"energy of eigenvalues below 0{where}"
+        quantities += [
+            Quantity(below, signs.negative_energy, unit="%", main=first, why=why),
+            Quantity(f"eigenvalues above 0{where}", signs.positive, main=False),
+            Quantity(f"eigenvalues below 0{where}", signs.negative, main=False),
+            Quantity(f"largest eigenvalue{where}", signs.largest, unit="logits", main=False),
+            Quantity(f"smallest eigenvalue{where}", signs.smallest, unit="logits", main=False),
+        ]
     why = "tokens that have no likelier successor than themselves"
+    quantities += [
+        Quantity("own token first", own.first, own.low, own.high, own.sampled, own.chance, unit="%", why=why),
+        Quantity("mean of the diagonal", own.diagonal, chance=own.elsewhere, unit="logits", main=False),
+        Quantity("diagonal less the rest", own.excess, unit="standard deviations of M", main=False),
+    ]
+    orders, figure = word_orders(path, words, ids), "Requested pairs: logits"
+    why = "one logit both ways on a symmetric path; each row has its own normaliser, so that probabilities differ"
+    for order, said in orders.items():
+        quantities.append(Quantity(order, said.logit, unit="logit", main=False, figure=figure, why=why))
+    for order, said in orders.items():
+        quantities.append(Quantity(
+            f"p({order})", said.probability, unit="probability", main=False, figure="Requested pairs: probabilities",
+            why=f"rank {count(said.rank + 1)}",
+        ))  # fmt: skip
     chosen = sampled(path.rows, samples, seed)
     pairs = asymmetric_pairs(path, chosen, top=20)
     progress("asymmetric pairs", len(chosen), len(chosen))
@@ -63,52 +96,10 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
         (f"{first} → {second}", plain(there, 3), plain(back, 3))
         for first, second, (_, _, there, back) in zip(texts[::2], texts[1::2], pairs, strict=True)
     )
+    listing = f"Most asymmetric pairs among {count(len(chosen))} tokens"
     return Found(
         answer="by row lengths alone" if path.tied else "by two different ends",
-        quantities=(
-            *_energies(kinds),
-            *_signs(kinds),
-            Quantity("own token first", own.first, own.low, own.high, own.sampled, own.chance, unit="%", why=why),
-            Quantity("mean of the diagonal", own.diagonal, chance=own.elsewhere, unit="logits", main=False),
-            Quantity("diagonal less the rest", own.excess, unit="standard deviations of M", main=False),
-            *_asked(word_orders(path, words, ids)),
-        ),
-        listings=(
-            Listing(f"Most asymmetric pairs among {count(len(chosen))} tokens", ("pair", "there", "back"), listed),
-        ),
+        quantities=tuple(quantities),
+        listings=(Listing(listing, ("pair", "there", "back"), listed),),
         notes=(f"{count(path.rows)} tokens, {count(path.input.width)} wide", *path.notes),
     )
-
-
-def _energies(kinds: dict[str, Grams]) -> Iterator[Quantity]:
-    for kind, g in kinds.items():
-        yield Quantity(
-            f"asymmetry {kind}", asymmetry(g).ratio, chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
-            figure="Asymmetry of the direct path", why=WHY,
-        )  # fmt: skip
-    for kind, g in kinds.items():
-        yield Quantity(f"‖M‖² {kind}", asymmetry(g).energy, unit="squared logits", main=False)
-
-
-def _signs(kinds: dict[str, Grams]) -> Iterator[Quantity]:
-    """Eigenvalues of the symmetric part: none is below 0 in W Wᵀ."""
-    for kind in (APPLIED, CENTRED):
-        signs, first = definiteness(kinds[kind]), kind == APPLIED
-        where = "" if first else f", {kind}"
-        why = "of the symmetric part's energy: none in W Wᵀ, half in two unrelated tables"
-        yield Quantity(f"energy of eigenvalues below 0{where}", signs.negative_energy, unit="%", main=first, why=why)
-        yield Quantity(f"eigenvalues above 0{where}", signs.positive, main=False)
-        yield Quantity(f"eigenvalues below 0{where}", signs.negative, main=False)
-        yield Quantity(f"largest eigenvalue{where}", signs.largest, unit="logits", main=False)
-        yield Quantity(f"smallest eigenvalue{where}", signs.smallest, unit="logits", main=False)
-
-
-def _asked(orders: dict[str, Transition]) -> Iterator[Quantity]:
-    why = "one logit both ways on a symmetric path; each row has its own normaliser, so that probabilities differ"
-    for order, said in orders.items():
-        yield Quantity(order, said.logit, unit="logit", main=False, figure="Requested pairs: logits", why=why)
-    for order, said in orders.items():
-        yield Quantity(
-            f"p({order})", said.probability, unit="probability", main=False, figure="Requested pairs: probabilities",
-            why=f"rank {count(said.rank + 1)}",
-        )  # fmt: skip

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from tiewise.analysis.align_tables import Score
-from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
 from tiewise.analysis.path_tokens import sampled
-from tiewise.analysis.token_contexts import ContextGroup, Contexts, contexts, furthest, grouped
+from tiewise.analysis.token_contexts import around_tokens, contexts
 from tiewise.analysis.token_rows import (
     NormGroup,
     by_group,
@@ -25,20 +24,18 @@ from tiewise.analysis.token_rows import (
 from tiewise.analysis.token_texts import by_frequency, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
-from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, visible
+from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.numerals import NONE, count, plain
+from tiewise.core.numerals import count, plain
 from tiewise.core.progress import doing
 from tiewise.inspection.section import Bench, section
 from tiewise.inspection.subject import Subject
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
-NOTABLE = 10
-NOTABLE_FROM = 100  # occurrences of a token that is named for its contexts
 NAMED = 6  # tokens of a view that carry their text
 BINS = tuple(found.label for found in frequency_bins(np.zeros(0, np.int64)))
 CORRELATION = "norm by frequency"
-COUNT, SCRIPT = "count", "script"  # what tokens are grouped by
+FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
 
 
 @section(asks="Which rows do tokens have, and what stands on both sides of them?", place=90)
@@ -70,14 +67,16 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     around = None if ids is None else contexts(ids, rows)
     counts = None if around is None else around.counts
     unused = _unused(folder, rows, counts)
-    groups = {} if counts is None else {COUNT: by_frequency(counts)}
+    groups = {} if counts is None else {FREQUENCY: by_frequency(counts)}
     groups |= {} if texts is None else {SCRIPT: by_script(texts, () if unused is None else unused.tolist())}
     sample = _sample(counts, rows, samples, seed)
     labels = shown(texts, sample.tolist())
 
     quantities: list[Quantity] = []
     by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
-    lengths: dict[str, dict[str, tuple[NormGroup, ...]]] = {kind: {} for kind in (COUNT, SCRIPT)}  # kind → table → …
+    lengths: dict[str, dict[str, tuple[NormGroup, ...]]] = {
+        kind: {} for kind in (FREQUENCY, SCRIPT)
+    }  # kind → table → …
     filled: dict[str, Array] = {}  # table → share of its variance in each direction
     points: list[Points] = []
     little: list[tuple[str, str, str]] = []
@@ -98,12 +97,12 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
                 ))  # fmt: skip
         quantities.append(Quantity(f"mean norm, {name}", float(norms.mean()), n=table.rows, unit="norm", main=False))
         quantities.append(Quantity(f"deviation of norms, {name}", float(norms.std()), unit="norm", main=False))
-        quantities += [
-            Quantity.of_estimate(f"mean norm, {name}, tokens of {kind} {one.label}", one.mean, unit="norm", main=False)
-            for kind in groups
-            for one in lengths[kind][name]
-            if one.mean is not None
-        ]
+        for kind in groups:
+            what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind}"
+            grouped = (one for one in lengths[kind][name] if one.mean is not None)
+            quantities += [
+                Quantity.of_estimate(f"{what} {one.label}", one.mean, unit="norm", main=False) for one in grouped
+            ]
         quantities += directions(name, table, sums, seed, main=correlations is None)
         if isinstance(table, StoredTable):
             counted, which = saying_little(name, table, unused, counts)
@@ -115,30 +114,37 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         named = points[0].named if points else _worth_naming(xy, labels, often)  # the same tokens in every view
         points.append(_view(name, xy, sums.shares, labels, often, named))
     quantities += _apart(by_count)
-    sides = {} if around is None else {kind: grouped(around, of) for kind, of in groups.items()}
+    sides = Found("")
     if around is not None:
-        quantities += _sides(around, sides)
-        quantities.append(Quantity("tokens of the text", int(around.counts.sum()), main=False))
-        quantities.append(Quantity("different tokens in it", int((around.counts > 0).sum()), main=False))
+        sides = around_tokens(around, groups, texts)
+        quantities += [
+            *sides.quantities,
+            Quantity("tokens of the text", int(around.counts.sum()), main=False),
+            Quantity("different tokens in it", int((around.counts > 0).sum()), main=False),
+        ]
     if unused is not None:
         quantities.append(Quantity("rows of no token", len(unused), main=False, why="that no text can produce"))
-    listings = [_norms_listing(kind, of) for kind, of in lengths.items()]
-    listings += [_sides_listing(kind, of) for kind, of in sides.items()]
-    if around is not None:
-        ids_ = furthest(around, NOTABLE_FROM, NOTABLE).tolist()
-        far = tuple(
-            (visible(text), count(around.counts[row]), plain(around.plug_in[row], 3), plain(around.coin[row], 3))
-            for row, text in zip(ids_, shown(texts, ids_), strict=True)
+    header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
+    norm_rows = {
+        kind: tuple(
+            (f"{name}: {g.label}", count(g.tokens), plain(g.median, 3), *(plain(q, 3) for q in g.quartiles))
+            for name, made in of.items()
+            for g in made
         )
-        header = ("token", "occurrences", "divergence", "tossed")
-        listings.append(Listing("Tokens whose two sides differ most", header, far))
-    listings.append(Listing("Rows that say little", ("table", "which", "rows"), tuple(little)))
+        for kind, of in lengths.items()
+    }
+    listings = (
+        Listing("Row norms by how often the text has a token", header, norm_rows[FREQUENCY]),
+        Listing("Row norms by script", header, norm_rows[SCRIPT]),
+        *sides.listings,
+        Listing("Rows that say little", ("table", "which", "rows"), tuple(little)),
+    )
     shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
     filled |= {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
     return Found(
         answer=_answer(by_count),
         quantities=tuple(quantities),
-        curves=(*_length_curves(lengths[COUNT]), *_side_curves(sides), *_filled_curves(filled)),
+        curves=(*_length_curves(lengths[FREQUENCY]), *sides.curves, *_filled_curves(filled)),
         points=tuple(points),
         listings=tuple(listing for listing in listings if listing.rows),
         notes=notes,
@@ -197,22 +203,6 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
     )  # fmt: skip
 
 
-def _sides(around: Contexts, sides: dict[str, tuple[ContextGroup, ...]]) -> Iterator[Quantity]:
-    """How far what precedes tokens differs from what follows them: the irreversibility of the text's pairs."""
-    yield Quantity.of_estimate(
-        "left and right contexts differ by", around.guessed, chance=0.0, unit="nats per token", main=False,
-        why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
-    )  # fmt: skip
-    yield Quantity(
-        "… from counts", around.weighted(around.plug_in), chance=around.weighted(around.coin), unit="nats per token",
-        main=False, why="too high on average; chance: directions tossed by a coin",
-    )  # fmt: skip
-    for kind, groups in sides.items():
-        for group in groups:
-            name = f"excess over tossed directions, {kind} {group.label}"
-            yield Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False)
-
-
 def _length_curves(tables: dict[str, tuple[NormGroup, ...]]) -> Iterator[Curve]:
     for name, groups in tables.items():
         yield Curve(
@@ -221,28 +211,6 @@ def _length_curves(tables: dict[str, tuple[NormGroup, ...]]) -> Iterator[Curve]:
             tuple(group.quartiles[1] for group in groups), along="times the text has the token", ticks=BINS,
             unit="row norm", which=name, why="Medians; half of a bin's tokens lie inside the band.",
         )  # fmt: skip
-
-
-def _side_curves(sides: dict[str, tuple[ContextGroup, ...]]) -> Iterator[Curve]:
-    for kind, what, along in (
-        (COUNT, "frequency", "times the text has the token"),
-        (SCRIPT, "script", "script of the token"),
-    ):
-        groups = sides.get(kind, ())
-        reads = {
-            "guessed": [group.held_out for group in groups],
-            "counts": [group.plug_in for group in groups],
-            "tossed": [Estimate(group.coin, math.nan, math.nan, group.tokens) for group in groups],
-        }
-        for which, estimates in reads.items():
-            if estimates:
-                yield Curve.through(
-                    f"Left and right contexts by {what}", enumerate(estimates), along=along, unit="nats",
-                    ticks=tuple(group.label for group in groups), which=which, level=math.log(2),
-                    level_name="no common neighbour",
-                    why="How far what precedes a token differs from what follows it, 0 the same: counts give too much, "
-                    "guesses from other parts of the text too little; tossed is what alike sides give.",
-                )  # fmt: skip
 
 
 def _filled_curves(shares: dict[str, Array]) -> Iterator[Curve]:
@@ -280,27 +248,3 @@ def _worth_naming(xy: Array, labels: tuple[str, ...], counts: Ids | None) -> tup
         if len(taken) < NAMED and len(text) > 1 and text.isalpha() and apart:
             taken.append(index)
     return tuple(taken)
-
-
-def _norms_listing(kind: str, tables: dict[str, tuple[NormGroup, ...]]) -> Listing:
-    rows = [
-        (f"{name}: {g.label}", count(g.tokens), plain(g.median, 3), *(plain(q, 3) for q in g.quartiles))
-        for name, groups in tables.items()
-        for g in groups
-    ]
-    header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
-    return Listing(f"Row norms by {'how often the text has a token' if kind == COUNT else kind}", header, tuple(rows))
-
-
-def _sides_listing(kind: str, groups: tuple[ContextGroup, ...]) -> Listing:
-    rows = [
-        (
-            group.label, count(group.tokens), count(group.occurrences), plain(group.plug_in.value, 3),
-            plain(group.coin, 3), plain(group.held_out.value, 3),
-            NONE if group.beyond is None else f"{group.beyond:.1%}",
-        )
-        for group in groups
-    ]  # fmt: skip
-    header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
-    what = "frequency" if kind == COUNT else kind
-    return Listing(f"What precedes and what follows, by {what}", header, tuple(rows))

@@ -5,23 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from tiewise.analysis.align_tables import (
-    CENTRED,
-    CKA,
-    CKA_CURVE,
-    IDENTITY,
-    NEIGHBOURS,
-    NOT_KNOWN,
-    ORTHOGONAL,
-    AlignSettings,
-    Lean,
-    align,
-    closer,
-    spelled,
-    toward,
-)
+from tiewise.analysis.align_tables import CKA, CKA_CURVE, NEIGHBOURS, NOT_KNOWN, Lean, align, closer, spelled, toward
 from tiewise.analysis.model_tables import Ends, ends_of, texts_of
 from tiewise.analysis.paired_rows import CURVE, FEWEST, Pairs, by_text
+from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import NEITHER, Found, Listing, Quantity
@@ -201,7 +188,7 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
     )
     return Found(
         answer=answer,
-        quantities=(*_corrected(found, arm), *_scores(found, arm, told), *_again(found)),
+        quantities=tuple(_over_seeds(found, arm, told)),
         listings=(Listing("Every pair of models", ("seeds", "measure", "with the input", "with the output"), pairs),),
         notes=(*notes, *(f"left out: {what}" for what in found.left_out)),
     )
@@ -213,36 +200,33 @@ def _side(found: OverSeeds, side: str) -> str:
     return f"shows no lean to either table of {found.untied}" if side == NEITHER else f"leans to its {side} table"
 
 
-def _corrected(found: OverSeeds, arm: str) -> Iterator[Quantity]:
-    """What it has in common with either table, as a share of what each reaches with itself, trained again."""
-    title = f"What {arm} has in common with either table"
+def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Quantity]:
+    leanings, untied = [x for x in found.leanings if x.arm == arm], found.untied
+    # what it has in common with either table, as a share of what each reaches with itself, trained again
     why = "CKA corrected for attenuation: 1 is the same but for noise and a rotation, 0 unrelated"
-    for leaning in (x for x in found.leanings if x.arm == arm):
+    for leaning in leanings:
         for end, score in leaning.corrected.items():
+            name = f"corrected, {spelled(leaning.measure)}"
+            more = {"of": f"{arm} – {untied} {end}", "main": False}
+            more["figure"] = f"What {arm} has in common with either table"
             if end == "difference":
                 name, more = f"corrected output − input, {spelled(leaning.measure)}", {}
-            else:
-                name = f"corrected, {spelled(leaning.measure)}"
-                more = {"of": f"{arm} – {found.untied} {end}", "main": False, "figure": title}
             yield Quantity.of_estimate(name, score, chance=0.0, unit=SHARES, why=why, **more)
-
-
-def _scores(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Quantity]:
-    """Every score, those that are told first, and every difference of two."""
-    title = f"Which end does the table of {arm} resemble?"
-    leanings = [x for x in found.leanings if x.arm == arm]
+    # every score, those that are told first and beside the same table trained again
     for leaning in sorted(leanings, key=lambda x: x not in told):
         main, models = leaning in told, f"models of the {leaning.seeds}"
         name = spelled(leaning.measure) if main else f"{spelled(leaning.measure)}, {models}"
+        figure = f"Which end does the table of {arm} resemble?" if main else ""
         for end, score in (("input", leaning.input), ("output", leaning.output)):
             yield Quantity.of_estimate(
-                name, score, chance=leaning.chance, of=f"{arm} – {found.untied} {end}", unit=SCORES, main=False,
-                figure=title if main else "", why=models,
+                name, score, chance=leaning.chance, of=f"{arm} – {untied} {end}", unit=SCORES, main=False,
+                figure=figure, why=models,
             )  # fmt: skip
-            again = found.score_again(AGAIN.format(found.untied, end), leaning.measure)
+            again = found.score_again(AGAIN.format(untied, end), leaning.measure)
             if main and again is not None:
-                of = f"{found.untied} {end}, trained again"
-                yield Quantity.of_estimate(name, again, of=of, unit=SCORES, main=False, figure=title)
+                of = f"{untied} {end}, trained again"
+                yield Quantity.of_estimate(name, again, of=of, unit=SCORES, main=False, figure=figure)
+    # every difference; where it could be corrected, that is the one to read first
     corrected = any("difference" in x.corrected for x in told)
     for leaning in leanings:
         why = "above zero it is closer to the output"
@@ -253,12 +237,8 @@ def _scores(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Quantit
             main=not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA),
             of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
         )  # fmt: skip
-
-
-def _again(found: OverSeeds) -> Iterator[Quantity]:
     for entry in found.again:
         yield Quantity.of_estimate(spelled(entry.measure), entry.score, of=entry.what, unit=SCORES, main=False)
-    chance = CURVE / max(1, found.tokens - 1)
+    name, chance = "variance that is a curve in log frequency", CURVE / max(1, found.tokens - 1)
     for what, share in found.frequency.items():
-        name = "variance that is a curve in log frequency"
         yield Quantity.of_estimate(name, share, chance=chance, of=what, unit="%", main=False)

@@ -1,28 +1,157 @@
-"""B050 and B051: a quantisation treats both ends of a pair alike, and its lists mean modules that exist."""
+"""Tables are of one type, quantised alike, in sound rows, and stored once: B040 to B042, B050, B051, B081."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.families import BESIDE, PACKED, module_of, unwrapped
-from tiewise.checkpoint.rule import ERROR, WARNING, Told, names, rule
-from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.rule import (
+    CONFIG_FIX,
+    ERROR,
+    INFO,
+    WARNING,
+    Said,
+    Told,
+    describe,
+    names,
+    numbers,
+    rule,
+    size,
+)
+from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
+from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.progress import doing
+
+MULTIPLE = 64  # that kernels and ranks like the number of rows to be of
+
+
+@rule("B040", WARNING, "types agree: both tables with each other, and the config with the bytes")
+def types_disagree(facts: Facts) -> Told:
+    """A head in another type than its table cannot be compared or shared by bytes, and a loader casts one of them. The
+    config's dtype is what transformers 5 and vLLM load by default: where the files are more precise than it says, the
+    weights are rounded without a word; where they are less precise, loading only takes more memory, which is merely
+    noted. The type of most bytes counts, so that norms in fp32 beside bf16 weights are no finding. Quantised models are
+    left to B050.
+    What to do: correct the config's dtype, or save the model in one type.
+    Sources: transformers: dtype='auto'
+    """
+    table, head = facts.roles.input, facts.roles.output
+    ends = [end for end in (table, head) if end is not None and end.dtype in FLOATING]
+    if table is not None and head is not None and len(ends) == 2 and table.dtype != head.dtype:
+        what = f"{describe(table)} and {describe(head)} have different types"
+        fix = "none if the head is meant to be more precise; else save the model again in one type"
+        yield short(head.name), what, fix
+    if facts.quantised:
+        return
+    key = next((key for key in ("dtype", "torch_dtype") if isinstance(facts.config.get(key), str)), "dtype")
+    claimed = TORCH_TYPES.get(str(facts.config.get(key)).removeprefix("torch."))
+    held: Counter[str] = Counter()
+    for tensor in facts.folder.tensors.values():
+        if tensor.dtype in FLOATING:
+            held[tensor.dtype] += tensor.nbytes
+    if claimed is None or not held:
+        return
+    (most, count), total = held.most_common(1)[0], held.total()
+    if most != claimed:
+        rounds = BITS[most] > BITS[claimed]
+        effect = "loaders that follow the config round the weights" if rounds else "loaders only widen the weights"
+        what = f"{key} says {claimed}, and {most} is the type of {count / total:.0%} of the bytes: {effect}"
+        yield Said(key, what, f"{CONFIG_FIX}: {key}", severity=WARNING if rounds else INFO)
+
+
+@rule("B041", ERROR, "rows of tokens in use are finite, not zero, and not equal to one another", deep=True)
+def rows_in_use(facts: Facts) -> Told:
+    """NaN or an infinity in one row of a head makes every loss NaN: an error. A row of zeros gives its token the same
+    logit everywhere, and two equal rows cannot be told apart: a warning, since only these tokens suffer (of zeros only
+    noted where no tokenizer tells which tokens there are). Such rows are tokens that were added and never trained, or
+    that mean_resizing gave one mean vector (trl#5608, LlamaFactory#6749: new tokens are never emitted). Padding ids and
+    placeholders such as [unused12] or <|reserved_special_token_3|> are left out. Rows ten times as long as the median
+    are noted.
+    What to do: initialise the rows again and train them.
+    Sources: trl#5608; LlamaFactory#6749; transformers#35141
+    """
+    tokenizer = facts.tokenizer
+    known = tokenizer is not None and tokenizer.count > 0
+    pads = {value for level in facts.levels.values() if type(value := level.get("pad_token_id")) is int}
+    again = "initialise these rows again, or take them from the source"
+    for table in (facts.roles.input, facts.roles.output):
+        if table is None or table.dtype not in FLOATING or len(table.shape) != 2:
+            continue
+        used = (tokenizer.used if tokenizer is not None and known else frozenset(range(table.rows))) - pads
+        where = short(table.name)
+        with doing(f"reading {where}", table.nbytes):
+            scan = scan_rows(table)
+        if scan.not_finite:
+            yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
+        zero = [row for row in scan.zero if row in used]
+        if zero:
+            what = f"{where}: {_rows(zero)} of tokens in use are zero"
+            yield Said(where, what, again, severity=WARNING if known else INFO)
+        in_use = ([row for row in group if row in used] for group in scan.repeated)
+        groups = [group for group in in_use if len(group) > 1]
+        if groups:
+            listed = "; ".join(numbers(group[:4], len(group)) for group in groups[:4])
+            what = f"{where}: {sum(map(len, groups)):,} rows of tokens in use are equal to another ({listed})"
+            fix = "train these tokens, or initialise them apart"
+            yield Said(where, f"{what}: one logit for each group", fix, severity=WARNING)
+        far, median = outlying(scan.lengths, used)
+        if far:
+            longest = max(float(scan.lengths[row]) for row in far)
+            what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
+            fix = "look at these tokens: were they added and not trained?"
+            yield Said(where, f"{what}, up to {longest:.3g}", fix, severity=INFO)
+
+
+def _rows(found: Sequence[int]) -> str:
+    return f"{len(found):,} rows ({numbers(found[:8], len(found))})"
+
+
+@rule("B042", INFO, "the number of rows divides by 64")
+def not_divisible(facts: Facts) -> Told:
+    """Matrix kernels are fastest where the vocabulary divides by 64, and tensor parallelism and FSDP want it to divide
+    by the number of ranks: with an uneven vocabulary FSDP2 left the last rank without updates (accelerate#4171). Many
+    good models have odd vocabularies (GPT-2 has 50,257), so this is only noted. Padding rows cost their bytes and take
+    part in the softmax until training has pushed them down.
+    What to do: if the model is to be trained on many ranks, `tiewise resize --multiple-of 64` pads both ends.
+    Sources: accelerate#4171; pytorch#176076
+    """
+    table = facts.roles.input
+    if table is None or facts.quantised or table.rows % MULTIPLE == 0:
+        return
+    wanted = math.ceil(table.rows / MULTIPLE) * MULTIPLE
+    what = f"{table.rows:,} rows leave {table.rows % MULTIPLE} over when divided by {MULTIPLE}"
+    fix = f"none needed; {facts.command('resize', f'--multiple-of {MULTIPLE}')} makes {wanted:,} at both ends"
+    yield short(table.name), what, fix
+
+
+@rule("B081", INFO, "no large tensor is stored twice", deep=True)
+def stored_twice(facts: Facts) -> Told:
+    """Layers that share parameters, encoder and decoder tables of one vocabulary, and exports that fold a transpose of
+    the table (optimum#2241, over 30 % larger) store the same bytes under several names. It is only waste, and often
+    meant. Tensors from 1 MiB on are compared, by samples first and then byte for byte; the two ends are left to B013.
+    What to do: nothing, or save through a library that knows of the sharing.
+    Sources: optimum#2241; optimum#1333
+    """
+    ends = {end.name for end in (facts.roles.input, facts.roles.output) if end is not None}
+    for group in duplicates(facts.folder.tensors.values(), facts.same):
+        if {tensor.name for tensor in group} <= ends:
+            continue  # B013 and B014 say it
+        spare = group[0].nbytes * (len(group) - 1)
+        what = f"{names([tensor.name for tensor in group])} hold the same bytes: {size(spare)} stored more than once"
+        fix = "none needed; layers that share parameters need one copy where their loader knows of it"
+        yield short(group[0].name), what, fix
+
 
 # where the config of a quantisation stands, and under which keys it lists the modules that it leaves alone
 _SECTIONS = ("quantization_config", "compression_config", "quantization")
 _LISTS = (
-    "modules_to_not_convert",
-    "llm_int8_skip_modules",
-    "ignore",
-    "ignored_layers",
-    "exclude_modules",
-    "exclude",
-    "skip_modules",
-    "modules_to_exclude",
-    "exclude_layers",
+    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
+    *("skip_modules", "modules_to_exclude", "exclude_layers"),
 )
 # a triple is whole only with these beside the packed numbers
 _NEEDED = {"qweight": ("scales",), "weight_packed": ("weight_scale",)}
@@ -160,6 +289,8 @@ def left_alone(facts: Facts) -> Told:
     found = quantised_ends(facts)
     if facts.roles.headless or found.input.module is None or found.output.module is None:
         return
+    # models made of several are named otherwise in memory than on disk
+    one_model = facts.claims.tied and not any(claim.level for claim in facts.claims.levels)
     for key, entries in found.lists.items():
         where = f"quantization_config.{key}"
         for end, other in ((found.input, found.output), (found.output, found.input)) if facts.claims.tied else ():
@@ -167,7 +298,13 @@ def left_alone(facts: Facts) -> Told:
             if leaves(end, entries) and not leaves(other, entries) and (end.quantised or shared):
                 what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
                 yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
-        yield from _no_such_module(facts, found, where, entries)
+        for end in (found.input, found.output) if one_model else ():
+            last = (end.module or "").rpartition(".")[2]
+            for entry in entries:
+                plain = all(c.isalnum() or c in "._" for c in entry)
+                if plain and entry.endswith(f".{last}") and not f".{end.module}".endswith(f".{entry}"):
+                    what = f'it names "{short(entry)}", and the module is {short(end.module)}'
+                    yield where, what, f'write "{short(end.module)}"'
         default = found.method in _REPLACED and entries and not found.output.quantised
         if default and not leaves(found.output, entries):
             what = (
@@ -175,16 +312,3 @@ def left_alone(facts: Facts) -> Told:
             )
             stored = "it is the input table" if not found.output.parts else "it is stored plain"
             yield where, f"{what}, and {stored}", f'add "{short(found.output.module)}" to it'
-
-
-def _no_such_module(facts: Facts, found: Quantised, where: str, entries: tuple[str, ...]) -> Told:
-    if not facts.claims.tied or any(claim.level for claim in facts.claims.levels):
-        return  # models made of several are named otherwise in memory than on disk
-    for end in (found.input, found.output):
-        module = end.module or ""
-        last = module.rpartition(".")[2]
-        for entry in entries:
-            plain = all(c.isalnum() or c in "._" for c in entry)
-            if plain and entry.endswith(f".{last}") and not f".{module}".endswith(f".{entry}"):
-                what = f'it names "{short(entry)}", and the module is {short(module)}'
-                yield where, what, f'write "{short(module)}"'
