@@ -93,7 +93,7 @@ def test_two_models_on_a_text_in_words_page_and_json(here, tmp_path):
     for title in ("Tie or not?", "Does the direct path know", "How much of the final prediction can be read off"):
         assert title in said.out
         assert title in page
-    assert "No verdict: no tied and untied model were trained side by side" in " ".join(said.out.split())
+    assert "No verdict: `tiewise compare` trains a tied and an untied model side by side." in " ".join(said.out.split())
     check_in_a_browser(tmp_path / "seen/report.html")
     assert "new → york" in {q["name"] for q in record["sections"]["direct_path"]["found"]["tied"]["quantities"]}
 
@@ -133,7 +133,7 @@ def check_in_a_browser(path):
 
 
 def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.subject.subjects_of", lambda paths: pytest.fail("it was opened"))
+    monkeypatch.setattr("tiewise.inspection.request.subjects_of", lambda paths: pytest.fail("it was opened"))
     refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
 
 
@@ -218,7 +218,7 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     assert left_out["tokens left out"] == 1
 
 
-@pytest.mark.parametrize("where", ["tiewise.inspection.carry_out.carry_out", "tiewise.inspection.subject.subjects_of"])
+@pytest.mark.parametrize("where", ["tiewise.inspection.carry_out.inspected", "tiewise.inspection.request.subjects_of"])
 def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -230,7 +230,7 @@ def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.carry_out.carry_out", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("tiewise.inspection.carry_out.inspected", lambda *_: pytest.fail("it was measured"))
     refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
 
     def read_only(**_):

@@ -102,7 +102,7 @@ def test_inspection_measures_tables_and_says_what_all_else_needs(said):
         "Which rows do tokens have, and what stands on both sides of them?",
     ):
         assert f"\n{title}\n" in out
-    assert " ".join(out.split()).count("needs torch and transformers; pip install 'tiewise[torch]'") == 1
+    assert " ".join(out.split()).count("needs torch and transformers: pip install 'tiewise[torch]'") == 1
     sections = json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]
     assert set(sections) == {"evidence", *SECTIONS}
     assert set(sections["which_end"]["found"]) == {"tied"}

@@ -24,18 +24,9 @@ from tiewise.ops.path_gradient import path_norms as torch_path_norms
 
 V, D = 9, 4
 KINDS = [
-    "tied",
-    "untied",
-    "factored:3",
-    "factored-untied:in=2,out=3",
-    "projected",
-    "projected:6,penalty=0.1,decay=0.2",
-    "projected:6,in=none",
-    "projected:6,out_bias",
-    "projected:3,untied",
-    "projected:3,untied,out=none",
-    "residual:2,s=0.5",
-    "spd",
+    *("tied", "untied", "factored:3", "factored-untied:in=2,out=3", "projected", "projected:6,penalty=0.1,decay=0.2"),
+    *("projected:6,in=none", "projected:6,out_bias", "projected:3,untied", "projected:3,untied,out=none"),
+    *("residual:2,s=0.5", "spd"),
 ]
 QUICK = ["tied", "spd"]
 OPTIONS = ["bias", "input_scale=sqrt_d", "output_scale=1/sqrt_d", "softcap=1.5", "alpha=0.3", "alpha=0", "pad=2"]
@@ -115,26 +106,22 @@ def compare(spec, vocab, tmp_path):
             assert mine.cosine == pytest.approx(norms.cosine, abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(k, marks=[] if k in QUICK else [pytest.mark.slow]) for k in KINDS])
-def test_every_spec_equals_pytorch_with_all_options(kind, tmp_path):
-    compare(kind + TOGETHER, V, tmp_path)
+QUICK_CASES = [
+    (QUICK[0] + TOGETHER, V),
+    (QUICK[1] + TOGETHER, V),
+    ("tied+bias", DIFFERING[2]),
+    ("untied+bias", DIFFERING[1]),
+]
+CASES = [(kind + TOGETHER, V) for kind in KINDS]
+CASES += [(f"{kind}+{option}" if option else kind, V) for kind, option in itertools.product(KINDS, ["", *OPTIONS])]
+CASES += [(kind + "+bias", fitting(kind, vocab)) for kind, vocab in itertools.product(KINDS, DIFFERING)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "option"), list(itertools.product(KINDS, ["", *OPTIONS])))
-def test_every_spec_equals_pytorch_with_every_option(kind, option, tmp_path):
-    compare(f"{kind}+{option}" if option else kind, V, tmp_path)
-
-
-@pytest.mark.parametrize(("kind", "vocab"), [("tied", DIFFERING[2]), ("untied", DIFFERING[1])], ids=str)
-def test_differing_vocabularies_equal_pytorch(kind, vocab, tmp_path):
-    compare(kind + "+bias", vocab, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "vocab"), list(itertools.product(KINDS, DIFFERING)), ids=str)
-def test_every_spec_with_differing_vocabularies_equals_pytorch(kind, vocab, tmp_path):
-    compare(kind + "+bias", fitting(kind, vocab), tmp_path)
+@pytest.mark.parametrize(
+    ("spec", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_CASES else [pytest.mark.slow]) for c in CASES], ids=str
+)
+def test_every_spec_equals_pytorch_with_options_each_and_together_and_differing_vocabularies(spec, vocab, tmp_path):
+    compare(spec, vocab, tmp_path)
 
 
 LINEAR = "+bias+input_scale=sqrt_d+output_scale=1/d+alpha=0.3+pad=2"
@@ -177,34 +164,23 @@ def test_what_no_plain_table_can_hold_is_refused_as_in_pytorch(spec, message):
             boundary.dense()
 
 
-@pytest.mark.parametrize("spec", [*KINDS, "untied+bias"])
-def test_files_equal_pytorch_byte_for_byte_and_come_back(spec, tmp_path):
-    theirs = random_torch(spec, V)
+FILES = [(spec, torch.float32) for spec in (*KINDS, "untied+bias")]
+
+
+@pytest.mark.parametrize(("spec", "dtype"), [*FILES, ("tied", torch.bfloat16), ("tied", torch.float16)], ids=str)
+def test_files_equal_pytorch_byte_for_byte_and_come_back(spec, dtype, tmp_path):
+    theirs = random_torch(spec, V).to(dtype)
     first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
     save_model(theirs, first)
     ours = NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))
     ours.load(load(first, ours.pure))
     save(second, ours.pure, ours.parameters())
     assert first.read_bytes() == second.read_bytes()
-    assert [p.name for p in tmp_path.iterdir()] in (
-        ["theirs.safetensors", "ours.safetensors"],
-        ["ours.safetensors", "theirs.safetensors"],
-    )
-    empty = TorchBoundary(spec, V, D)
+    assert {p.name for p in tmp_path.iterdir()} == {"theirs.safetensors", "ours.safetensors"}
+    empty = TorchBoundary(spec, V, D).to(dtype)
     load_model(empty, second)
     for name, value in theirs.state_dict().items():
         assert torch.equal(value, empty.state_dict()[name])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_survive_bit_for_bit(dtype, tmp_path):
-    theirs = random_torch("tied", V).to(dtype)
-    first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
-    save_model(theirs, first)
-    ours = NNXBoundary("tied", V, D, rngs=nnx.Rngs(0))
-    ours.load(load(first, ours.pure))
-    save(second, ours.pure, ours.parameters())
-    assert first.read_bytes() == second.read_bytes()
 
 
 @pytest.mark.parametrize("kind", ["factored:3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in QUICK)])

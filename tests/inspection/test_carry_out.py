@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,10 @@ from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.found import ONE, Found, Quantity
 from tiewise.core.progress import heard, progress
 from tiewise.inspection import request, section, sections
-from tiewise.inspection.carry_out import carry_out, chosen, inspect
-from tiewise.inspection.request import Effort, Request, pairs_of
+from tiewise.inspection.carry_out import inspect, inspected
+from tiewise.inspection.evidence import NO_VERDICT
+from tiewise.inspection.request import Effort, Request, labels, pairs_of, subjects_of
 from tiewise.inspection.section import NotHere, Section
-from tiewise.inspection.subject import labels, subjects_of
 from tiewise.report.faces import inspection_view
 from tiewise.report.inspection_page import render
 
@@ -50,7 +51,7 @@ def subjects(tmp_path):
 def test_every_measure_of_every_subject_or_the_reason(subjects):
     ticks = []
     with heard(lambda *tick: ticks.append(tick)):
-        found = carry_out(subjects, MEASURES, Request())
+        found = inspected(subjects, Request(), MEASURES)
     assert {label: one["rows"].value for label, one in found.found("rows").items()} == {"a": 1, "b": 2}
     assert ticks == [("a: rows", 500, 8000), ("b: rows", 1500, 8000)]  # of eight calls
     assert found.section("refused").left_out == {label: f"{label} is refused; take another" for label in ("a", "b")}
@@ -63,8 +64,9 @@ def test_every_measure_of_every_subject_or_the_reason(subjects):
 
 
 def test_its_repr_is_a_summary(subjects):
-    assert repr(carry_out(subjects, MEASURES, Request())) == (
+    assert repr(inspected(subjects, Request(), MEASURES)) == (
         "Inspection of a, b\n"
+        f"  evidence: {NO_VERDICT}\n"
         "  rows: a: 1 rows; b: 2 rows\n"
         "  refused: none: a is refused; take another; b is refused; take another\n"
         "  two: none: needs two models; give a second one\n"
@@ -83,7 +85,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
     ticks = []
     measures = (Section("busy", "?", 1, busy), Section("two", "?", 2, absent))
     with heard(lambda *tick: ticks.append(tick)):
-        carry_out(subjects, measures, Request())
+        inspected(subjects, Request(), measures)
     parts = [done for _, done, _ in ticks]
     assert parts == sorted(parts)
     assert {total for *_, total in ticks} == {4000}
@@ -93,7 +95,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
 
 def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.workbench.Workbench.check", lambda bench: None)
-    assert set(carry_out(subjects, MEASURES, Request(texts=("builtin",))).found("read")) == {"a", "b"}
+    assert set(inspected(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -102,18 +104,19 @@ def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
 )
 def test_what_was_asked_for_and_cannot_be_had_ends_it(subjects, only, said):
     with pytest.raises((CheckpointError, NotHere), match=said):
-        carry_out(subjects, MEASURES, Request(only=only))
+        inspected(subjects, Request(only=only), MEASURES)
 
 
 def test_nothing_to_measure_ends_it(subjects):
     with pytest.raises(RunError, match="nothing to measure; give --text, or a second model"):
-        carry_out(subjects, MEASURES[2:], Request())
+        inspected(subjects, Request(), MEASURES[2:])
 
 
-def test_sections_are_chosen_by_name_and_keep_their_order():
-    assert [measure.name for measure in chosen(MEASURES, ("two", "rows"))] == ["rows", "two"]
-    with pytest.raises(DataError, match="there is no section 'row'; sections are rows, refused, two, read"):
-        chosen(MEASURES, ("row",))
+def test_sections_are_chosen_by_name_and_keep_their_order(subjects):
+    found = inspected(
+        subjects, Request(only=("read", "rows"), texts=()), (*MEASURES[:3], replace(MEASURES[3], text=False))
+    )
+    assert [one.name for one in found.sections] == ["evidence", "rows", "read"]
 
 
 @pytest.mark.parametrize(

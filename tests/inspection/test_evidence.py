@@ -12,9 +12,8 @@ from tests.inspection.tiny_folders import write_model
 from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.inspection.evidence import NO_INTERVAL, NO_VERDICT, gather, with_evidence
-from tiewise.inspection.request import Request
+from tiewise.inspection.request import Request, subjects_of
 from tiewise.inspection.section import Inspection, SectionFound
-from tiewise.inspection.subject import subjects_of
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
 from tiewise.data.tokenizer import read_tokens
-from tiewise.inspection.request import Effort, Request
-from tiewise.inspection.subject import subjects_of
+from tiewise.inspection.request import Effort, Request, subjects_of
 from tiewise.inspection.workbench import Workbench
 
 WORDS = [f"w{i}" for i in range(39)]

@@ -77,16 +77,10 @@ def test_an_encoder_without_a_pooler():
     torch.testing.assert_close(got, other(ids, mask, segments).last_hidden_state, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"norm": "after"},
-        {"sharing": "ffn"},
-        {"sharing": "sandwich"},
-        {"sharing": "all:cycle=4"},
-        {"sharing": "all+rank=2"},
-    ],
-)
+SHARINGS = ["ffn", "sandwich", "all:cycle=4", "all+rank=2"]
+
+
+@pytest.mark.parametrize("fields", [{"norm": "after"}, *({"sharing": text} for text in SHARINGS)])
 def test_what_transformers_has_no_place_for(fields):
     with pytest.raises(UnsupportedError, match="no place for"):
         to_hugging_face(OpenAlbertForPreTraining(OpenAlbertConfig(**TINY, **fields)))
@@ -123,9 +117,8 @@ def test_memory(sharing):
 def test_what_is_kept_is_what_a_layer_needs_and_no_weight():
     weight = torch.nn.Linear(5, 7, bias=False)
     given = torch.ones(3, 5)
-    assert kept_bytes(weight, lambda: weight(given).pow(2).sum()) == 4 * (
-        3 * 5 + 3 * 7
-    )  # its input, the square's input
+    kept = 3 * 5 + 3 * 7  # its input, the square's input
+    assert kept_bytes(weight, lambda: weight(given).pow(2).sum()) == 4 * kept
 
 
 def test_the_benchmark_measures_one_function_shared_in_four_ways():

@@ -115,14 +115,8 @@ def test_whole_words_are_dropped_from_what_the_layers_read():
 
 @pytest.mark.parametrize("input_matrix", [True, False])
 def test_a_mask_on_h_is_one_per_sequence(input_matrix):
-    model = tiny(
-        cell="relu",
-        lstm_bias="one",
-        hidden_size=400,
-        num_hidden_layers=1,
-        recurrent_dropout=P,
-        input_matrix=input_matrix,
-    )
+    sizes = {"hidden_size": 400, "num_hidden_layers": 1, "input_matrix": input_matrix}
+    model = tiny(cell="relu", lstm_bias="one", recurrent_dropout=P, **sizes)
     with torch.no_grad():
         model.embed.weight.fill_(0)
         layer = model.rnn.layers[0]

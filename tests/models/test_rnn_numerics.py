@@ -72,11 +72,8 @@ def by_hand(cell, x, state, weights, mask):
         gates = [gate(k, t) for k in range(CELLS[cell].gates)]
         if cell in ("tanh", "relu"):
             total = sum(gates[0])
-            h = (
-                (total.exp() - (-total).exp()) / (total.exp() + (-total).exp())
-                if cell == "tanh"
-                else total.clamp(min=0)
-            )
+            up, down = total.exp(), (-total).exp()
+            h = (up - down) / (up + down) if cell == "tanh" else total.clamp(min=0)
         elif cell == "gru":
             r, z = sigmoid(sum(gates[0])), sigmoid(sum(gates[1]))
             h = (1 - z) * (gates[2][0] + r * gates[2][1]).tanh() + z * h
@@ -167,13 +164,9 @@ def test_gradients_of_a_whole_model(settings):
     state = random_state(model, 2)
 
     def loss(*values):
-        return (
-            torch.func.functional_call(
-                model, dict(zip(names, values, strict=True)), (ids,), {"labels": ids, "state": state}
-            )
-            .logits.logsumexp(-1)
-            .sum()
-        )
+        given = dict(zip(names, values, strict=True))
+        found = torch.func.functional_call(model, given, (ids,), {"labels": ids, "state": state})
+        return found.logits.logsumexp(-1).sum()
 
     assert torch.autograd.gradcheck(loss, [parameter for _, parameter in model.named_parameters()])
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import tempfile
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import typer
 
 from tiewise.cli import options as o
 from tiewise.cli.reading import long_work
-
-if TYPE_CHECKING:
-    from tiewise.inspection.request import Request
-    from tiewise.inspection.section import Inspection
+from tiewise.core.errors import RunError
 
 PAGE, RESULT = "report.html", "inspection.json"
 
@@ -44,66 +43,35 @@ def inspect(
 
     Every measure with its interval and its chance level. What needs a text is left out without --text.
     """
-    from tiewise.inspection.request import Effort, Request, pairs_of
-    from tiewise.inspection.subject import subjects_of
+    from tiewise.inspection.request import Effort, Request, pairs_of, subjects_of
 
-    effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out).checked()
+    effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out)
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
     request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort).checked()
     with o.interruptible("; nothing was written"):
         if out is not None:
             _check_room(out, overwrite)
         subjects = subjects_of([model] if other is None else [model, other])
-        _need(request)
+        if find_spec("torch") and find_spec("transformers"):
+            o.hush_libraries()
+        else:  # a light install, which measures what tables alone say
+            if request.texts:
+                o.need_torch()
+            if request.pairs:
+                o.need("tokenizers")
         from tiewise.inspection.carry_out import inspected
 
         with long_work(quiet):
             found = inspected(subjects, request)
-    _show(found, out, json_, quiet, full or bool(names))
-
-
-def _need(request: Request) -> None:
-    """Say what a light install lacks; without libraries that run models, sections of tables are measured."""
-    from importlib.util import find_spec
-
-    if find_spec("torch") and find_spec("transformers"):
-        o.hush_libraries()
-        return
-    if request.texts:
-        o.need_torch()
-    if request.pairs:
-        o.need("tokenizers")
-
-
-def _check_room(out: Path, overwrite: bool) -> None:
-    """Refuse before anything is measured what could not be written after it. Leaves nothing behind."""
-    from tempfile import TemporaryFile
-
-    from tiewise.core.errors import RunError
-
-    if (out / RESULT).is_file() and not overwrite:
-        raise RunError(f"{out} holds an inspection already", "add --overwrite to replace it, or choose another --out")
-    if (out / PAGE).is_file() and not (out / RESULT).is_file():
-        raise RunError(f"{out / PAGE} is no inspection of tiewise", "choose another --out")
-    below = next(place for place in (out, *out.absolute().parents) if place.exists())
-    if not below.is_dir():
-        raise RunError(f"{below} is a file", "choose another --out")
-    try:
-        TemporaryFile(dir=below).close()
-    except OSError as error:
-        raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
-    o.need("plotly", "jinja2", extra="plots")
-
-
-def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool, full: bool) -> None:
-    record: dict[str, Any] = found.record()
+    record = found.record()
     if out is not None:
-        import json
-
         from tiewise.report.inspection_page import write_inspection
         from tiewise.report.sheet import write
 
-        _make(out)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
         page = write_inspection(found, out, o.command_line())
         write(json.dumps(record, indent=1, allow_nan=False) + "\n", out / RESULT, "--out")
         if not quiet:
@@ -113,13 +81,20 @@ def _show(found: Inspection, out: Path | None, json_: bool, quiet: bool, full: b
         return
     from tiewise.report.faces import inspection_view
 
-    o.print_view(inspection_view(found, full))
+    o.print_view(inspection_view(found, full or bool(names)))
 
 
-def _make(out: Path) -> None:
-    from tiewise.core.errors import RunError
-
+def _check_room(out: Path, overwrite: bool) -> None:
+    """Refuse before anything is measured what could not be written after it. Leaves nothing behind."""
+    if (out / RESULT).is_file() and not overwrite:
+        raise RunError(f"{out} holds an inspection already", "add --overwrite to replace it, or choose another --out")
+    if (out / PAGE).is_file() and not (out / RESULT).is_file():
+        raise RunError(f"{out / PAGE} is no inspection of tiewise", "choose another --out")
+    below = next(place for place in (out, *out.absolute().parents) if place.exists())
+    if not below.is_dir():
+        raise RunError(f"{below} is a file", "choose another --out")
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=below).close()
     except OSError as error:
-        raise RunError(f"cannot make {out}: {error.strerror}", "choose another --out") from None
+        raise RunError(f"cannot write in {below}: {error.strerror}", "choose another --out") from None
+    o.need("plotly", "jinja2", extra="plots")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 from tiewise.core.progress import heard
 
@@ -15,24 +14,17 @@ SOON = 1.0  # seconds without a bar: what is over by then needs none
 
 def long_reads(quiet: bool) -> AbstractContextManager[None]:
     """Show the progress inside as bytes read of what is being read; each has the bar to itself."""
-    return _bar(quiet, _bytes)
+    return _bar(quiet, ("DownloadColumn", "TransferSpeedColumn"), each=True)
 
 
 def long_work(quiet: bool) -> AbstractContextManager[None]:
     """Show the progress inside as a part of the whole work."""
-    return _bar(quiet, _whole)
-
-
-def _bytes(progress: Any) -> tuple[Any, ...]:
-    return progress.DownloadColumn(), progress.TransferSpeedColumn()
-
-
-def _whole(progress: Any) -> tuple[Any, ...]:
-    return progress.TaskProgressColumn(), progress.TimeRemainingColumn()
+    return _bar(quiet, ("TaskProgressColumn", "TimeRemainingColumn"), each=False)
 
 
 @contextmanager
-def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[None]:
+def _bar(quiet: bool, columns: tuple[str, str], each: bool) -> Iterator[None]:
+    """A bar with these of rich's columns; with `each` it begins anew for whatever is named."""
     if quiet or not sys.stderr.isatty():
         yield
         return
@@ -43,7 +35,7 @@ def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[Non
         progress.SpinnerColumn("line"),
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
-        *columns(progress),
+        *(getattr(progress, column)() for column in columns),
         console=Console(stderr=True),
         transient=True,
         speed_estimate_period=600,  # parts of one work differ: what is left is told by all that was done
@@ -56,7 +48,7 @@ def _bar(quiet: bool, columns: Callable[[Any], tuple[Any, ...]]) -> Iterator[Non
         nonlocal of
         if time.monotonic() - begun < SOON:
             return
-        if columns is _bytes and of != (what, total):
+        if each and of != (what, total):
             bar.reset(task)
         of = (what, total)
         bar.start()

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 
-from tiewise.core.errors import DataError, RunError, TiewiseError
+from tiewise.core.errors import RunError, TiewiseError
 from tiewise.core.found import Found
 from tiewise.core.progress import heard
 from tiewise.inspection.evidence import with_evidence
-from tiewise.inspection.request import Effort, Request
+from tiewise.inspection.request import Effort, Request, Subject, subjects_of
 from tiewise.inspection.section import Bench, Inspection, NotHere, Section, SectionFound, sections
-from tiewise.inspection.subject import Subject, subjects_of
 
 try:
     from tiewise.inspection.workbench import Workbench
@@ -68,45 +67,25 @@ def inspect(
     Raises:
         TiewiseError: a path, text or pair that cannot be used, or nothing that could be measured.
     """
-    effort = Effort(windows, length, tokens, samples, lens_steps, held_out).checked()
+    effort = Effort(windows, length, tokens, samples, lens_steps, held_out)
     texts = (text,) if isinstance(text, str | os.PathLike) else text
     sources = tuple(os.fspath(source) for source in texts)
     request = Request(sources, tuple(pairs), tuple(only), seed, effort).checked()
     return inspected(subjects_of([model] if other is None else [model, other]), request)
 
 
-def inspected(subjects: tuple[Subject, ...], request: Request) -> Inspection:
-    """Inspect what was opened; raises as `inspect` does."""
-    return with_evidence(carry_out(subjects, sections(), request))
-
-
-def chosen(every: Sequence[Section], only: Sequence[str]) -> tuple[Section, ...]:
-    """Return the sections of these names, or all.
-
-    Raises:
-        DataError: a name that no section has.
-    """
-    names = [one.name for one in every]
-    unknown = next((name for name in only if name not in names), None)
-    if unknown is not None:
-        raise DataError(f"there is no section {unknown!r}", f"sections are {', '.join(names)}")
-    return tuple(one for one in every if not only or one.name in only)
-
-
-def carry_out(subjects: tuple[Subject, ...], every: Sequence[Section], request: Request) -> Inspection:
-    """Measure; its progress is (what is done, parts done, parts of the whole inspection).
+def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[Section] | None = None) -> Inspection:
+    """Measure every section that is asked for; its progress is (what is done, parts done, parts of the whole).
 
     Raises:
         TiewiseError: what was given cannot be used, or nothing could be measured.
     """
     bench = Workbench(request, subjects)
     bench.check()
-    made = []
-    faults: list[TiewiseError] = []
-    wanted = chosen(every, request.only)
+    wanted = [one for one in every or sections() if not request.only or one.name in request.only]
     weights = [one.weight * PARTS for one in wanted for _ in subjects]
     parts = pairwise(accumulate(weights, initial=0))
-
+    made, faults = [], []
     for one in wanted:
         found: dict[str, Found] = {}
         left_out: dict[str, str] = {}
@@ -123,7 +102,7 @@ def carry_out(subjects: tuple[Subject, ...], every: Sequence[Section], request: 
         made.append(SectionFound(one.name, found, left_out))
     if not any(section.found for section in made):
         raise faults[0] if faults else RunError("nothing to measure", "give --text, or a second model")
-    return Inspection(subjects, request, tuple(made))
+    return with_evidence(Inspection(subjects, request, tuple(made)))
 
 
 @contextmanager

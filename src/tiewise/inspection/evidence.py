@@ -9,7 +9,6 @@ loss alone decides, so there is a verdict only where a comparison has trained bo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -17,13 +16,13 @@ from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.core.errors import printable
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity
 from tiewise.core.student import holm
+from tiewise.inspection.request import comparison_of
 from tiewise.inspection.section import ALL, Inspection, SectionFound
-from tiewise.inspection.subject import comparison_of
 from tiewise.training.results import ALPHA, gaps
 
 NAME = "evidence"
-NO_VERDICT = "no verdict: no tied and untied model were trained side by side; `tiewise compare` does that"
-NO_INTERVAL = "no verdict: the losses' difference has no interval, with one seed or one that diverged; train more seeds"
+NO_VERDICT = "no verdict: `tiewise compare` trains a tied and an untied model side by side"
+NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 
 
 @dataclass(frozen=True)
@@ -58,21 +57,32 @@ class TieOrNot:
 def with_evidence(inspection: Inspection) -> Inspection:
     """Return the inspection with its evidence as the first section, even where there is none."""
     first = SectionFound(NAME, {ALL: gather(inspection)}, {})
-    return Inspection(inspection.subjects, inspection.request, (first, *inspection.sections))
+    return replace(inspection, sections=(first, *inspection.sections))
 
 
 def gather(inspection: Inspection) -> TieOrNot:
     """Collect the evidence that the sections hold."""
     losses = [_row(q, "comparison") for q in _losses(inspection)]
-    found = [
-        _row(q if q.of else replace(q, of=label), section.name)
-        for section in inspection.sections
-        for label, one in section.found.items()
-        for q in one.quantities
-        if q.question and {q.below, q.above} != {NEITHER} and math.isfinite(q.value)
-    ]
-    adjusted = tuple(_adjusted([*losses, *_merged(found)]))
-    return TieOrNot(adjusted, _verdict(adjusted[: len(losses)]))
+    groups: dict[Evidence, list[str]] = {}  # what says one thing of several models, as what is measured on a text alone
+    for section in inspection.sections:
+        for label, one in section.found.items():
+            for q in one.quantities:
+                if q.question and {q.below, q.above} != {NEITHER} and math.isfinite(q.value):
+                    groups.setdefault(_row(replace(q, of=""), section.name), []).append(printable(q.of or label))
+    rows = [*losses, *(replace(row, about=", ".join(about)) for row, about in groups.items())]
+    p = iter(holm([row.p for row in rows if row.p is not None]))
+    adjusted = []
+    for row in rows:
+        own = None if row.p is None else next(p)
+        adjusted.append(replace(row, p=own, speaks=NEITHER if own is not None and own >= ALPHA else row.speaks))
+    verdict = NO_VERDICT
+    for loss in adjusted[: len(losses)]:  # none or one
+        verdict = f"{loss.speaks} had the lower held-out loss, at this size and on this text"
+        if loss.low is None:
+            verdict = NO_INTERVAL
+        elif loss.speaks == NEITHER:
+            verdict = "no difference of held-out loss was detected, at this size and on this text"
+    return TieOrNot(tuple(adjusted), verdict)
 
 
 def _row(q: Quantity, section: str) -> Evidence:
@@ -86,43 +96,18 @@ def _row(q: Quantity, section: str) -> Evidence:
     return replace(row, low=q.low, high=q.high, p=p, speaks=q.speaks)
 
 
-def _adjusted(rows: list[Evidence]) -> Iterator[Evidence]:
-    """Let rows that are read side by side speak only where Holm's correction leaves their p below 0.05."""
-    p = iter(holm([row.p for row in rows if row.p is not None]))
-    for row in rows:
-        own = None if row.p is None else next(p)
-        yield replace(row, p=own, speaks=NEITHER if own is not None and own >= ALPHA else row.speaks)
-
-
-def _merged(rows: list[Evidence]) -> Iterator[Evidence]:
-    """Join rows that say one thing of several models, as what is measured on one text alone."""
-    groups: dict[Evidence, list[str]] = {}
-    for row in rows:
-        groups.setdefault(replace(row, about=""), []).append(row.about)
-    yield from (replace(row, about=", ".join(about)) for row, about in groups.items())
-
-
-def _losses(inspection: Inspection) -> Iterator[Quantity]:
+def _losses(inspection: Inspection) -> list[Quantity]:
     """Held-out loss of each arm with two tables less that of each with one, where a comparison has trained both."""
     run = inspection.subjects[0].run
     found = gaps(comparison_of(run)) if run is not None else None
-    if found is not None:
-        gap = found[1]  # tied − untied
-        low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
-        seeds = f"{gap.n} seed{'' if gap.n == 1 else 's'}"
-        yield Quantity(
+    if found is None:
+        return []
+    gap = found[1]  # tied − untied
+    low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
+    return [
+        Quantity(
             "untied − tied", -gap.mean, low, high, gap.n, chance=0.0, of="untied − tied", unit="nats per token",
             question="Which has the lower held-out loss?", below=TWO, above=ONE,
-            why=f"below zero two tables predict held-out text better, over {seeds}",
-        )  # fmt: skip
-
-
-def _verdict(losses: tuple[Evidence, ...]) -> str:
-    if not losses:
-        return NO_VERDICT
-    (loss,) = losses
-    if loss.low is None:
-        return NO_INTERVAL
-    if loss.speaks == NEITHER:
-        return "no difference of held-out loss was detected between one table and two, at this size, on this text"
-    return f"{loss.speaks} had the lower held-out loss at this size, on this text; that says nothing of other sizes"
+            why=f"below zero two tables predict held-out text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+        )
+    ]  # fmt: skip

@@ -1,14 +1,22 @@
-"""What an inspection is asked for, and how much work it may do."""
+"""What is inspected, for what, and with how much work.
+
+One checkpoint or two, or the final models of a comparison: each is a `Subject`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiewise.core.errors import DataError
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
+from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.training.folder import FINAL, folder_name, read_json
+from tiewise.training.results import Comparison
+from tiewise.training.settings import FILE as RUN
 
-Progress = Callable[[str, int, int], None]  # (what is done, parts done, parts in all)
+RESULTS = "results.json"
 # that can be asked for, told by their files' names alone: to import some of them needs torch
 SECTIONS = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 
@@ -22,16 +30,13 @@ class Effort:
     tokens: int = 2_000_000  # most tokens of the text that are read for bigrams and frequencies
     samples: int = 4000  # rows of a table that are compared pair by pair
     lens_steps: int = 250  # steps that every tuned lens is trained for
-    # share of the rows that maps between two tables are not fitted on; 0 fits on all and scores all
-    held_out: float = 0.2
+    held_out: float = 0.2  # share of the rows that maps between two tables are not fitted on; 0 fits and scores all
 
     def checked(self) -> Effort:
         """Return it."""
-        least = {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                option = name.replace("_", "-")
-                raise DataError(f"--{option} {getattr(self, name)}", f"use {low} or more")
+        for name, least in {"windows": 8, "length": 2, "tokens": 2, "samples": 2, "lens_steps": 20}.items():
+            if getattr(self, name) < least:
+                raise DataError(f"--{name.replace('_', '-')} {getattr(self, name)}", f"use {least} or more")
         if not 0 <= self.held_out <= 0.5:
             raise DataError(f"--held-out {self.held_out}", "use a share from 0 (fit and score all rows) to 0.5")
         return self
@@ -53,6 +58,7 @@ class Request:
         if unknown is not None:
             fix = f"sections are {', '.join(SECTIONS)}; the evidence is drawn from those that are chosen"
             raise DataError(f"there is no section {unknown!r}", fix)
+        self.effort.checked()
         return self
 
 
@@ -65,3 +71,60 @@ def pairs_of(tokens: str) -> tuple[tuple[str, str], ...]:
             raise DataError(f"--tokens {tokens!r}: {pair.strip()!r} is no pair", 'write two tokens: "New, York"')
         found.append((words[0], words[1]))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One checkpoint under a name."""
+
+    label: str  # what it is called in words and figures
+    folder: Folder  # the checkpoint
+    run: Path | None = None  # the comparison's folder, where it comes from one
+
+
+def subjects_of(paths: Sequence[str | os.PathLike[str]]) -> tuple[Subject, ...]:
+    """Open one or two checkpoints, or each arm's first finished model of one comparison, in its order."""
+    places = [Path(path) for path in paths]
+    run = next((place for place in places if (place / RESULTS).is_file() and (place / RUN).is_file()), None)
+    if run is None:
+        opened = [open_folder(place) for place in places]
+        for place, folder in zip(places, opened, strict=True):
+            if (place / RUN).is_file():
+                what = f"{place}: a comparison that is not finished"
+                raise RunError(what, "finish it with `tiewise compare --resume`")
+            if not folder.tensors and (place / ADAPTER_CONFIG).is_file():
+                fix = "merge it into the model that it adapts, and inspect the result"
+                raise CheckpointError(f"{place}: an adapter, which has no tables of its own", fix)
+            if not folder.tensors:
+                reason = f" ({folder.faults[0].what})" if folder.faults else ""
+                what = f"{place}: no safetensors that can be read{reason}"
+                raise CheckpointError(what, "`tiewise check` says what is there")
+        return tuple(map(Subject, labels([place.resolve() for place in places]), opened))
+    if len(places) > 1:
+        raise RunError(f"{run} is a comparison of several models", "inspect it alone, or give two of its models")
+    comparison, found = comparison_of(run), []
+    for arm in comparison.arms:
+        finals = (run / folder_name(arm) / f"seed-{seed}" / FINAL for seed in comparison.seeds)
+        final = next((place for place in finals if place.is_dir()), None)
+        if final is not None:
+            found.append(Subject(arm, open_folder(final), run))
+    if not found:
+        raise RunError(f"{run} holds no finished model", "finish it with `tiewise compare --resume`")
+    return tuple(found)
+
+
+def labels(places: Sequence[Path]) -> list[str]:
+    """Name folders by as few last parts of their paths as tell them apart."""
+    for parts in range(1, max(len(place.parts) for place in places) + 1):
+        made = ["/".join(place.parts[-parts:]) for place in places]
+        if len(set(made)) == len(made) and not (parts == 1 and set(made) & {FINAL, "model", "checkpoint"}):
+            return made
+    return [f"{place} ({number})" for number, place in enumerate(places, 1)]
+
+
+def comparison_of(run: Path) -> Comparison:
+    """Read what a comparison measured."""
+    record = read_json(run / RESULTS)
+    if record is None:
+        raise RunError(f"{run / RESULTS} cannot be read", "run the comparison again")
+    return Comparison.from_dict(record)

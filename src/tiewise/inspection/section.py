@@ -24,14 +24,13 @@ from tiewise.core.found import Found
 from tiewise.core.late import Late
 from tiewise.core.records import strict
 from tiewise.inspection.request import SECTIONS as NAMES
-from tiewise.inspection.request import Request
-from tiewise.inspection.subject import Subject
+from tiewise.inspection.request import Request, Subject
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
 T = TypeVar("T")
 _VIEW = Late("tiewise.report.faces")  # needs rich, which an inspection does not
-LACKS = "needs torch and transformers", "pip install 'tiewise[torch]'"
+LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
 
 
 class NotHere(TiewiseError):
@@ -59,11 +58,12 @@ class Bench:
 
     def ids(self, subject: Subject) -> NDArray[np.int64]:
         """The text in this model's tokens [N]."""
-        raise NotHere(*LACKS)
+        raise NotHere(LACKS)
 
-    def training_counts(self, run: Path) -> NDArray[np.int64]:
+    @staticmethod
+    def training_counts(run: Path) -> NDArray[np.int64]:
         """How often each token occurs in a comparison's training text."""
-        raise NotHere(*LACKS)
+        raise NotHere(LACKS)
 
     def check(self) -> None:
         """Read what was given before anything is measured."""
@@ -112,7 +112,7 @@ def sections() -> tuple[Section, ...]:
 
 
 def _lacks(subject: Subject, bench: Bench) -> Found:
-    raise NotHere(*LACKS)
+    raise NotHere(LACKS)
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,9 @@ class Inspection:
             answers: dict[str, list[str]] = {}
             for label, found in section.found.items():
                 answers.setdefault(getattr(found, "verdict", None) or found.answer, []).append(label)
-            said = [
-                f"{', '.join(filter(None, labels))}: {answer}".removeprefix(": ") for answer, labels in answers.items()
-            ]
-            reasons = "; ".join(dict.fromkeys(section.left_out.values()))
-            lines.append(f"  {section.name}: {'; '.join(said) or f'none: {reasons}'}")
+            said = [f"{', '.join(of)}: {answer}".removeprefix(": ") for answer, of in answers.items()]
+            none = f"none: {'; '.join(dict.fromkeys(section.left_out.values()))}"
+            lines.append(f"  {section.name}: {'; '.join(said) or none}")
         return "\n".join([*lines, "  .found(name) gives a section's results, .record() everything as JSON takes it"])
 
     def _repr_html_(self) -> str:

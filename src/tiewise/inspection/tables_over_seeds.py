@@ -39,8 +39,8 @@ from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.progress import progress
-from tiewise.inspection.subject import FINAL, comparison_of
-from tiewise.training.folder import folder_name
+from tiewise.inspection.request import comparison_of
+from tiewise.training.folder import FINAL, folder_name
 
 Scores = dict[str, float]  # measure → score
 Models = dict[int, Ends]  # seed → its final model

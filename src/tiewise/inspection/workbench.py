@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.facts import Facts
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.frequency import token_counts
 from tiewise.data.corpus import load_prepared
 from tiewise.data.tokenizer import Ids, read_tokens, windows
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import Bench
-from tiewise.inspection.subject import Subject
 from tiewise.internals.loaded import Opened, open_model
 from tiewise.training.folder import DATA
 
@@ -54,10 +56,10 @@ class Workbench(Bench):
             DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
         """
         if subject.label not in self._ids:
-            ids = self._read(subject)
-            if len(ids) < FEWEST * self.request.effort.length:
-                what = f"the text has {len(ids):,} tokens, {FEWEST} windows of {self.request.effort.length} need "
-                raise DataError(f"{what}{FEWEST * self.request.effort.length:,}", "give a longer text, or --length")
+            ids, length = self._read(subject), self.request.effort.length
+            if len(ids) < FEWEST * length:
+                what = f"the text has {len(ids):,} tokens, {FEWEST} windows of {length} need {FEWEST * length:,}"
+                raise DataError(what, "give a longer text, or --length")
             self._ids[subject.label] = ids
         return self._ids[subject.label]
 
@@ -67,10 +69,8 @@ class Workbench(Bench):
         length = min(effort.length, self.opened(subject).longest or effort.length)
         ids = self.ids(subject)
         count = min(effort.windows + effort.windows // 4, len(ids) // length)
-        found = windows(ids, length, count)
-        held = slice(4, None, 5)
-        kept = [row for row in range(count) if row % 5 != 4]
-        return found[kept], found[held]
+        found, held = windows(ids, length, count), np.arange(count) % 5 == 4
+        return found[~held], found[held]
 
     def opened(self, subject: Subject) -> Opened:
         """The model, loaded.
@@ -82,39 +82,31 @@ class Workbench(Bench):
             self._opened[subject.label] = open_model(subject.folder.path)
         return self._opened[subject.label]
 
-    def training_counts(self, run: Path) -> Ids:
-        """How often each token occurs in a comparison's training text."""
-        return training_counts(run)
+    @staticmethod
+    def training_counts(run: Path) -> Ids:
+        """How often each token occurs in a comparison's training text.
+
+        Raises:
+            DataError: the prepared text is not there.
+        """
+        text = load_prepared(run / DATA)
+        return token_counts(text.split("train"), text.vocab)
 
     def _read(self, subject: Subject) -> Ids:
         effort = self.request.effort
-        if self.request.texts or subject.run is None:
-            table = Facts(subject.folder).roles.input
-            if table is None:
-                raise CheckpointError(
-                    f"{subject.folder.path}: no input table is stored", "`tiewise check` says what is"
-                )
-            return read_tokens(subject.folder.path, self._texts(), table.rows, effort.tokens)
-        return load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")
-
-    def _texts(self) -> list[str]:
-        """The texts; standard input, which passes once and is read by every model, from a copy in a file."""
-        if STDIN not in self.request.texts:
-            return list(self.request.texts)
-        if self._kept is None:
-            self._kept = TemporaryDirectory(prefix="tiewise-")
-            _keep(Path(self._kept.name) / STDIN, BYTES * self.request.effort.tokens)
-        return [str(Path(self._kept.name) / STDIN) if text == STDIN else text for text in self.request.texts]
-
-
-def training_counts(run: Path) -> Ids:
-    """How often each token occurs in a comparison's training text.
-
-    Raises:
-        DataError: the prepared text is not there.
-    """
-    text = load_prepared(run / DATA)
-    return token_counts(text.split("train"), text.vocab)
+        if not self.request.texts and subject.run is not None:
+            return load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")
+        table = Facts(subject.folder).roles.input
+        if table is None:
+            what = f"{subject.folder.path}: no input table is stored"
+            raise CheckpointError(what, "`tiewise check` says what is")
+        texts = self.request.texts
+        if STDIN in texts:  # which passes once and is read by every model, from a copy in a file
+            if self._kept is None:
+                self._kept = TemporaryDirectory(prefix="tiewise-")
+                _keep(Path(self._kept.name) / STDIN, BYTES * effort.tokens)
+            texts = tuple(str(Path(self._kept.name) / STDIN) if text == STDIN else text for text in texts)
+        return read_tokens(subject.folder.path, texts, table.rows, effort.tokens)
 
 
 def _keep(path: Path, most: int) -> None:

@@ -209,20 +209,11 @@ class Architecture:
         """Layers applied, over all stacks."""
         return sum(len(stack.layers) for stack in self.stacks)
 
-    def body(self, sharing: SharingSpec | None = None) -> dict[str, Count]:
-        """Count everything but tables, their maps and the head's bias, under `sharing` (None: its own)."""
-        return merged(self.around, *(stack.stored(sharing or stack.sharing) for stack in self.stacks))
-
     def parameters(self) -> Mapping[str, int]:
         """Unique parameters by component of the model as it is; a tied table is counted once, at the input."""
-        ends = self.ends
-        table = Count(ends.vocab * ends.width)
-        tables = {"input_table": table, "maps": ends.maps}
-        if ends.head:
-            tables["head_bias"] = Count(ends.vocab * ends.head_biases)
-        if ends.head and not ends.tied:
-            tables["output_table"] = table
-        return {name: count.parameters for name, count in merged(tables, self.body()).items()}
+        found = budget(self, self.boundary, self.sharing).parameters
+        biases = self.ends.vocab * self.ends.head_biases  # of which a boundary keeps one
+        return {name: biases if name == "head_bias" else count for name, count in found.items()}
 
     @property
     def total(self) -> int:
@@ -277,13 +268,14 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
         biases = vocab * max(int(boundary.bias), min(architecture.ends.head_biases, 1))
         ends |= {"head_bias": Count(biases, 0, biases)} | ({"output_table": head} if boundary.tables == 2 else {})
         every_use = total(ends) if boundary.tables == 2 else total(ends) + head  # tied, stored at the input
+    body = merged(architecture.around, *(stack.stored(sharing) for stack in architecture.stacks))
     around = total(architecture.around)
     applied = sum((stack.applied() for stack in architecture.stacks), around)
     decoder = next((stack for stack in architecture.stacks if stack.name == "decoder"), None)
     return Budget(
         boundary,
         sharing,
-        {name: count.parameters for name, count in merged(ends, architecture.body(sharing)).items()},
+        {name: count.parameters for name, count in merged(ends, body).items()},
         architecture.frozen + (ends["input_table"].parameters if boundary.freeze else 0),
         every_use.multiplied + applied.multiplied,
         None if decoder is None else every_use.read + decoder.applied().read + around.read,

@@ -77,6 +77,7 @@ def heads_of(c: Config, grouped: bool = True) -> Heads:
 
 
 Switch = bool | str  # whether, or the key of the config that says so
+Reader = Callable[[Config], Architecture]
 AS_LLAMA: Mapping[str, Any] = {}  # nothing besides what every fresh body has
 
 
@@ -156,16 +157,44 @@ def decoder(
 llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
 biased = partial(decoder, bias="attention_bias")
 qwen3 = partial(biased, query_norms="one head")
-olmo2 = partial(biased, query_norms="all heads", fresh=None)
 gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
 gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
 neo = partial(gpt, bias=False)
+READERS: dict[str, Reader] = {
+    **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
+    **dict.fromkeys(("olmo2", "olmo3"), partial(biased, query_norms="all heads", fresh=None)),
+    "olmo": partial(biased, kind="none"),
+    "qwen2": partial(decoder, bias=True, out_bias=False),
+    "qwen3": qwen3,
+    "glm": partial(biased, out_bias=False),
+    "ernie4_5": partial(decoder, bias="use_bias", ffn_bias="use_bias"),
+    "starcoder2": partial(decoder, bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
+    "gpt2": gpt2,
+    "gpt_neo": partial(neo, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
+    "gptj": partial(neo, norms="one", parallel=True, head_bias=True),
+    "gpt_neox": partial(gpt, bias="attention_bias", parallel="use_parallel_residual"),
+    "bloom": partial(gpt, embedding_norm=True, fresh=None),
+    "mpt": partial(neo, ffn_bias=False, kind="layer without bias", fresh=None),
+    "mixtral": lambda c: decoder(c, experts=_experts(c, "num_local_experts", "intermediate_size"), fresh=None),
+}
 
 
+def reads(*types: str) -> Callable[[Reader], Reader]:
+    """Register the reader of these model types."""
+
+    def register(reader: Reader) -> Reader:
+        READERS.update(dict.fromkeys(types, reader))
+        return reader
+
+    return register
+
+
+@reads("gpt_bigcode")
 def _gpt_bigcode(c: Config) -> Architecture:
     return gpt2(c, heads=replace(heads_of(c, grouped=False), kv=1) if c.flag("multi_query") else None)
 
 
+@reads("opt")
 def _opt(c: Config) -> Architecture:
     width, before, std = c.size("hidden_size"), c.flag("do_layer_norm_before"), c.number("init_std", 0.02)
     table_width = c.size("word_embed_proj_dim", width)
@@ -181,6 +210,7 @@ def _opt(c: Config) -> Architecture:
     )
 
 
+@reads("granite")
 def _granite(c: Config) -> Architecture:
     scales = {
         "input_scale": c.number("embedding_multiplier", 1.0),
@@ -191,6 +221,7 @@ def _granite(c: Config) -> Architecture:
     return llama(c, fresh=scales)
 
 
+@reads("gemma", "gemma2", "gemma3_text")
 def _gemma(c: Config) -> Architecture:
     fresh = {"input_scale": math.sqrt(c.size("hidden_size"))}
     if c.family == "gemma":
@@ -201,12 +232,14 @@ def _gemma(c: Config) -> Architecture:
     return biased(c, query_norms="one head" if c.family == "gemma3_text" else 0, norms="four", fresh=fresh)
 
 
+@reads("phi")
 def _phi(c: Config) -> Architecture:
     query_norms = 4 * heads_of(c).width if c.flag("qk_layernorm") else 0
     one = partial(decoder, kind="layer", norms="one", parallel=True, head_bias=True)
     return one(c, bias=True, ffn_bias=True, gated=False, query_norms=query_norms)
 
 
+@reads("falcon")
 def _falcon(c: Config) -> Architecture:
     heads, new = heads_of(c, grouped=False), c.flag("new_decoder_architecture")
     kv_heads = c.size("num_kv_heads", heads.count) if new else 1 if c.flag("multi_query") else heads.count
@@ -224,11 +257,13 @@ def _falcon(c: Config) -> Architecture:
     )
 
 
+@reads("cohere", "cohere2")
 def _cohere(c: Config) -> Architecture:
     fresh, query_norms = {"output_scale": c.number("logit_scale")}, "all heads" if c.flag("use_qk_norm") else 0
     return biased(c, kind="layer without bias", norms="one", parallel=True, query_norms=query_norms, fresh=fresh)
 
 
+@reads("stablelm")
 def _stablelm(c: Config) -> Architecture:
     return decoder(
         c,
@@ -241,6 +276,7 @@ def _stablelm(c: Config) -> Architecture:
     )
 
 
+@reads("qwen2_moe", "qwen3_moe")
 def _qwen_moe(c: Config) -> Architecture:
     """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
@@ -252,11 +288,13 @@ def _qwen_moe(c: Config) -> Architecture:
     return decoder(c, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
 
 
+@reads("gpt_oss")
 def _gpt_oss(c: Config) -> Architecture:
     experts = _experts(c, "num_local_experts", "intermediate_size", bias=True)
     return biased(c, query_norms=c.size("num_attention_heads"), experts=experts, fresh=None)  # a sink a head
 
 
+@reads("llama4_text")
 def _llama4(c: Config) -> Architecture:
     layers, step, width = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step"), c.size("intermediate_size")
     sparse = range(step - 1, layers, step) if c.get("moe_layers") is None else c.indices("moe_layers")
@@ -265,6 +303,7 @@ def _llama4(c: Config) -> Architecture:
     return biased(c, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
 
 
+@reads("deepseek_v2", "deepseek_v3")
 def _deepseek(c: Config) -> Architecture:
     """Read keys and values through a narrow latent state; queries too, where `q_lora_rank` is not 0."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
@@ -289,6 +328,7 @@ def _deepseek(c: Config) -> Architecture:
     return decoder(c, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
 
 
+@reads("mamba")
 def _mamba(c: Config) -> Architecture:
     """Read a gated convolution and a selective state space per layer, where others attend, and no ffn."""
     d, state, kernel = c.size("hidden_size"), c.size("state_size"), c.size("conv_kernel")
@@ -308,6 +348,7 @@ def _mamba(c: Config) -> Architecture:
 # Encoders, whose head transforms the hidden state (dense, activation, norm) before the table
 
 
+@reads("bert", "roberta", "distilbert", "electra", "albert")
 def _bert(c: Config) -> Architecture:
     """Read post-norm encoders: BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT."""
     d, count = c.size("hidden_size"), c.size("num_attention_heads")
@@ -348,6 +389,7 @@ def _bert(c: Config) -> Architecture:
     return Architecture(c.family, d, ends, (stack,), around)
 
 
+@reads("modernbert")
 def _modernbert(c: Config) -> Architecture:
     d, count, ffn = c.size("hidden_size"), c.size("num_attention_heads"), c.size("intermediate_size")
     kind, has_head = "layer" if c.flag("norm_bias") else "layer without bias", c.head == "lm"
@@ -376,6 +418,7 @@ def _side(
     return layer, times * (2 * d + 4 * heads.count * heads.width) + 2 * d + ffn * (3 if gated else 2)
 
 
+@reads("t5", "mt5", "umt5")
 def _t5(c: Config) -> Architecture:
     d, count, ffn = c.size("d_model"), c.size("num_heads"), c.size("d_ff")
     heads, gated = Heads(count, c.size("d_kv"), count), c.text("feed_forward_proj").startswith("gated-")
@@ -397,6 +440,7 @@ def _t5(c: Config) -> Architecture:
     return Architecture(c.family, d, TokenTables(c.size("vocab_size"), d, head, head), tuple(stacks), notes=notes)
 
 
+@reads("bart", "mbart", "marian", "pegasus")
 def _bart(c: Config) -> Architecture:
     d, vocab = c.size("d_model"), c.size("vocab_size")
     learned = c.family in ("bart", "mbart")  # positions; the others' are sinusoids, stored and never trained
@@ -422,39 +466,3 @@ def _bart(c: Config) -> Architecture:
         notes = ("untied, the class also stores a table of the encoder's and one of the decoder's, counted as other",)
     frozen = 0 if learned else 2 * positions * d
     return Architecture(c.family, d, ends, tuple(stacks), {"other": other}, frozen=frozen, notes=notes)
-
-
-READERS: dict[str, Callable[[Config], Architecture]] = {
-    **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
-    **dict.fromkeys(("olmo2", "olmo3"), olmo2),
-    "olmo": partial(biased, kind="none"),
-    "qwen2": partial(decoder, bias=True, out_bias=False),
-    "qwen3": qwen3,
-    "glm": partial(biased, out_bias=False),
-    "ernie4_5": partial(decoder, bias="use_bias", ffn_bias="use_bias"),
-    "starcoder2": partial(decoder, bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
-    "granite": _granite,
-    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), _gemma),
-    **dict.fromkeys(("cohere", "cohere2"), _cohere),
-    "stablelm": _stablelm,
-    "phi": _phi,
-    "falcon": _falcon,
-    "gpt2": gpt2,
-    "gpt_bigcode": _gpt_bigcode,
-    "gpt_neo": partial(neo, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
-    "gptj": partial(neo, norms="one", parallel=True, head_bias=True),
-    "gpt_neox": partial(gpt, bias="attention_bias", parallel="use_parallel_residual"),
-    "bloom": partial(gpt, embedding_norm=True, fresh=None),
-    "mpt": partial(neo, ffn_bias=False, kind="layer without bias", fresh=None),
-    "opt": _opt,
-    **dict.fromkeys(("qwen2_moe", "qwen3_moe"), _qwen_moe),
-    "mixtral": lambda c: decoder(c, experts=_experts(c, "num_local_experts", "intermediate_size"), fresh=None),
-    "gpt_oss": _gpt_oss,
-    "llama4_text": _llama4,
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3"), _deepseek),
-    "mamba": _mamba,
-    **dict.fromkeys(("bert", "roberta", "distilbert", "electra", "albert"), _bert),
-    "modernbert": _modernbert,
-    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
-    **dict.fromkeys(("bart", "mbart", "marian", "pegasus"), _bart),
-}

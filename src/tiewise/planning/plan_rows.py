@@ -165,7 +165,17 @@ def remarks(record: Record) -> list[str]:
     found = [*model["notes"]]
     if model["estimated"] and not found:
         found.append("planned from sizes: matrices alone are counted, 12·D² per layer where no size says otherwise")
-    found += _beside_the_catalogue(model["name"], model["parameters"]["total"], model["estimated"])
+    try:  # where the catalogue's row of the same name knows less or has another count
+        row, total = find(model["name"]), model["parameters"]["total"]
+        if row.tied is None:
+            found.append(f"nobody was seen to say whether {row.name} ties: its class's default is taken")
+        if row.parameters is not None and row.parameters != total:
+            found.append(f"{row.name} has {row.parameters:,} parameters by the catalogue; {total:,} are counted here")
+        elif row.parameters is None and row.size is not None and model["estimated"]:
+            about = f"about {row.size / 1e9:g} billion parameters by its name"
+            found.append(f"{row.name} has {about}; {total:,} are counted here")
+    except PlanError:
+        pass  # it has none
     found += [
         "saved: against the same model untied, nothing shared",
         f"a step: {tokens['batch']} × {tokens['length']:,} tokens of one rank; "
@@ -179,21 +189,6 @@ def remarks(record: Record) -> list[str]:
         found.append("a boundary that changes at a step is counted as it starts")
     assumed = sorted({choice["first_loss"]["assumed"] for choice in choices if choice["first_loss"]} - {""})
     return [*found, f"first loss assumes {'; '.join(assumed)}"] if assumed else found
-
-
-def _beside_the_catalogue(name: str, total: int, estimated: bool) -> Iterator[str]:
-    """Say where the catalogue's row of the same name knows less or has another count."""
-    try:
-        row = find(name)
-    except PlanError:
-        return
-    if row.tied is None:
-        yield f"nobody was seen to say whether {row.name} ties: its class's default is taken"
-    if row.parameters is not None and row.parameters != total:
-        yield f"{row.name} has {row.parameters:,} parameters by the catalogue; {total:,} are counted here"
-    elif row.parameters is None and row.size is not None and estimated:
-        about = f"about {row.size / 1e9:g} billion parameters by its name"
-        yield f"{row.name} has {about}; {total:,} are counted here"
 
 
 def as_text(record: Record) -> str:

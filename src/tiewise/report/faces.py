@@ -159,9 +159,9 @@ def inspection_view(inspection: Inspection, full: bool = False) -> RenderableTyp
 
 
 def inspection_html(inspection: Inspection) -> str:
-    """Return the same as HTML, for a notebook."""
+    """Return the same as HTML, for a notebook, which has no options."""
     console = Console(file=io.StringIO(), record=True, width=120, highlight=False)
-    console.print(inspection_view(inspection))
+    console.print(*list(_printed(inspection, full=False))[:-1], sep="\n")
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
@@ -201,7 +201,7 @@ def _printed(inspection: Inspection, full: bool) -> Iterator[RenderableType]:
             yield Text()
     if left_out := absent(sections):
         yield Text("Not measured", "bold")
-        yield from (indented(line, "dim") for line in left_out)
+        yield from (indented(line if full else line.partition("; ")[0], "dim") for line in left_out)
     if not full:
         yield Text(MORE, "dim")
 

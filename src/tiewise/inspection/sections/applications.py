@@ -34,8 +34,8 @@ from tiewise.core.progress import progress
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import Repeat, one_block, relative

@@ -18,8 +18,8 @@ from tiewise.core.errors import DataError
 from tiewise.core.found import Found, Listing, Quantity, Stack, visible
 from tiewise.core.numerals import NONE, count
 from tiewise.core.progress import doing, progress
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 
 LEAST = 1000  # tokens of a text

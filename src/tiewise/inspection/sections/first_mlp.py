@@ -33,8 +33,8 @@ from tiewise.core.errors import DataError, InstallError
 from tiewise.core.found import Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE, count, plain
 from tiewise.core.progress import doing
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 

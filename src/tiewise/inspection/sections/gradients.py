@@ -27,8 +27,8 @@ from tiewise.core.frequency import bin_of, frequency_bins, token_counts
 from tiewise.core.numerals import count, plain
 from tiewise.core.progress import progress
 from tiewise.data.tokenizer import Ids
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import (

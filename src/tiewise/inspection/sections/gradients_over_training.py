@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from tiewise.analysis.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import count
+from tiewise.inspection.request import Subject, comparison_of
 from tiewise.inspection.section import NotHere, section
-from tiewise.inspection.subject import Subject, comparison_of
 from tiewise.inspection.workbench import Workbench
 from tiewise.training.results import RunResult
 

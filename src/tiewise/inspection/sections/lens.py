@@ -21,8 +21,8 @@ from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import NONE, plain
 from tiewise.core.progress import progress
 from tiewise.data.tokenizer import Ids
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, find_stack

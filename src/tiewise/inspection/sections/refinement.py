@@ -23,8 +23,8 @@ from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE
 from tiewise.core.progress import advance, doing
 from tiewise.data.tokenizer import Ids
+from tiewise.inspection.request import Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.subject import Subject
 from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import Repeat, iterate, keys, relative, repeats, shared_fractions
