@@ -30,9 +30,8 @@ def _formula(model, inputs):
     if "lm_head.out_map.weight" in leaves:
         table_out = table_out @ leaves["lm_head.out_map.weight"]
     if "lm_head.out_map.p" in leaves:
-        table_out = table_out @ (
-            torch.eye(D) + spec.strength * leaves["lm_head.out_map.p"] @ leaves["lm_head.out_map.q"]
-        )
+        correction = leaves["lm_head.out_map.p"] @ leaves["lm_head.out_map.q"]
+        table_out = table_out @ (torch.eye(D) + spec.strength * correction)
     if "lm_head.out_map.factor" in leaves:
         factor = leaves["lm_head.out_map.factor"]
         triangle = factor.tril(-1) + torch.diag(factor.diagonal().exp())
@@ -51,22 +50,10 @@ def _formula(model, inputs):
     return loss.detach(), {name: leaf.grad for name, leaf in leaves.items()}
 
 
-SPECS = [
-    "tied",
-    "untied",
-    "factored:6",
-    "factored-untied:in=6,out=10",
-    "projected",
-    "projected:20",
-    "projected:12,in=linear,out=linear,untied",
-    "projected:7,untied,out=none",
-    "residual:3,s=0.5",
-    "spd",
-    "tied+bias",
-    "untied+softcap=0.4",
-    "tied+input_scale=sqrt_d+output_scale=1/sqrt_d",
-    "factored:6+bias+softcap=2+input_scale=3+output_scale=0.5",
-]
+SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "residual:3,s=0.5", "spd"]
+SPECS += ["projected", "projected:20", "projected:12,in=linear,out=linear,untied", "projected:7,untied,out=none"]
+SPECS += ["tied+bias", "untied+softcap=0.4", "tied+input_scale=sqrt_d+output_scale=1/sqrt_d"]
+SPECS += ["factored:6+bias+softcap=2+input_scale=3+output_scale=0.5"]
 
 
 @pytest.mark.parametrize("spec", SPECS)

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import saved_models as saved
-import torch
 import transformers as tr
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as load_torch
@@ -20,34 +19,10 @@ FLAG = saved.FLAG
 QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration")
 
 
-@pytest.fixture(scope="module")
-def untied(tmp_path_factory):
-    """Folders of untied tiny models, saved once, with the names of their tables found by values."""
-    made = {}
-
-    def make(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            model = saved.tiny(name, False)
-            head = saved.ends(model)[1]
-            head.weight = torch.nn.Parameter(torch.randn_like(head.weight))  # T5 ties whatever the flag says
-            model.save_pretrained(folder)
-            made[name] = folder, *_names(folder, model)
-        return made[name]
-
-    return make
-
-
-def _names(folder, model):
-    tables, head = saved.ends(model)
-    inputs = {name for table in tables for name in saved.stored_as(folder, table.weight)}
-    (output,) = saved.stored_as(folder, head.weight)
-    return sorted(inputs - {output}), output
-
-
-def put(source, inputs, output, folder, flags, state):
+def put(source, parts, folder, flags, state):
     """Write a variant of a saved model: flags at some levels and nowhere else, tables in one of the states."""
     tensors = load_file(source / "model.safetensors")
+    inputs, (output,) = parts["input"], parts["output"]
     table, head = tensors[inputs[0]], tensors[output]
     for name in inputs:
         tensors[name] = table
@@ -80,8 +55,7 @@ def _cases():
 
 @pytest.mark.parametrize(("name", "flags", "state"), list(_cases()))
 def test_this_transformers_does_what_is_said_of_it(untied, name, flags, state, tmp_path):
-    folder, inputs, output = untied(name)
-    table, head = put(folder, inputs, output, tmp_path, flags, state)
+    table, head = put(*untied(name), tmp_path, flags, state)
     said = predicted(tmp_path)
     seen = saved.observe(name, tmp_path, table, table if state == loaders.SAME else head)
     assert said.outcome == seen

@@ -22,29 +22,6 @@ QUICK = ("LlamaForCausalLM", "BartForConditionalGeneration")
 PREFIXES = ("_orig_mod.", "module.", "model.", "language_model.", "model.language_model.", "x", "transformer.")
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Folders of untied tiny models, each with the names of its parts: "input", "output", "bias"."""
-    made = {}
-
-    def make(name):
-        if name not in made:
-            folder = tmp_path_factory.mktemp(name)
-            model = saved.tiny(name, False)
-            tables, head = saved.ends(model)
-            head.weight = torch.nn.Parameter(torch.randn_like(head.weight))
-            model.save_pretrained(folder)
-            inputs = sorted({n for t in tables for n in saved.stored_as(folder, t.weight)})
-            output = saved.stored_as(folder, head.weight)
-            stored = load_file(folder / FILE)
-            vocabulary = stored[output[0]].shape[0]
-            biases = [n for n in stored if n.endswith("bias") and stored[n].shape[-1] == vocabulary]
-            made[name] = folder, {"input": sorted({*inputs} - {*output}), "output": output, "bias": biases}
-        return made[name]
-
-    return make
-
-
 def spoil(name, parts, tensors, draw):
     """Change tensors at random, and say what was done."""
     done = []
@@ -101,8 +78,8 @@ def loaded(name, folder):
 
 
 @pytest.mark.parametrize(("name", "number"), list(cases()))
-def test_what_transformers_loses_is_an_error(whole, tmp_path, name, number):
-    source, parts = whole(name)
+def test_what_transformers_loses_is_an_error(untied, tmp_path, name, number):
+    source, parts = untied(name)
     draw = random.Random(f"{name} {number}")
     tensors, config = load_file(source / FILE), json.loads((source / "config.json").read_text())
     flags = draw.choice(VERIFIED[name])

@@ -230,36 +230,29 @@ def install(
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
     wanted = None if spec is None else BoundarySpec.parse(spec)
     if wanted is None or wanted.vectors is None:
-        return _install(model, wanted, wanted, batch)
+        return _install(model, wanted, batch)
     if tokenizer is None:
         what = f"{wanted}: a file of vectors names words, and a model has only rows"
         raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
     rows = load_vectors(wanted.vectors, tokens)
     plain = replace(wanted, vectors=None, freeze=False)
-    made = _install(model, plain, plain, batch, rows)
+    made = _install(model, plain, batch, rows=rows)
     start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)
     absent = rows.isnan().any(1).tolist()
-    missing = (token for token, gone in zip(tokens, absent, strict=True) if gone and token is not None)
-    made.missing_vectors = tuple(missing)
+    made.missing_vectors = tuple(token for token, gone in zip(tokens, absent, strict=True) if token and gone)
     return made
 
 
 def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None = None) -> Installed:
     """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
-    saved = None if spec is None else BoundarySpec.parse(spec)
-    as_loaded = None if saved is None else replace(saved, init=None, vectors=None, freeze=False)
-    return _install(model, saved, as_loaded, batch)
+    return _install(model, None if spec is None else BoundarySpec.parse(spec), batch, loaded=True)
 
 
 def _install(
-    model: Any,
-    spec: BoundarySpec | None,
-    build: BoundarySpec | None,
-    batch: Batch | None,
-    rows: Tensor | None = None,
+    model: Any, spec: BoundarySpec | None, batch: Batch | None, *, loaded: bool = False, rows: Tensor | None = None
 ) -> Installed:
-    """Install `build` and call it `spec`; `rows` are what the input table will start from, and must fit it."""
+    """Install, with a table that has its values (`loaded`), or `rows` that it will start from and that must fit it."""
     old: Link | None = link_of(model)
     if old is not None:
         locate(model)  # says what sharding, adapters or quantisation have since made of its ends
@@ -270,6 +263,7 @@ def _install(
         raise InstallError(f"{type(model).__name__} is on the meta device", "load its weights first")
     journal = Journal()
     try:
+        build = spec if spec is None or not loaded else replace(spec, init=None, vectors=None, freeze=False)
         link = attach(model, build, journal)
         link.spec = spec or link.spec
         if rows is not None:
@@ -304,10 +298,9 @@ def _declare(model: Any, link: Link, journal: Journal) -> None:
 
 def _build(model: Any, value: Any) -> None:
     spec = BoundarySpec.parse(value)
-    if (
-        not spec.plain or model.get_output_embeddings() is not None
-    ):  # a plain part without a head is as any loader has it
-        attach(model, spec, Journal(), loading=True)
+    if spec.plain and model.get_output_embeddings() is None:
+        return  # a part without a head: its table is as every loader has it
+    attach(model, spec, Journal(), loading=True)
 
 
 def _account(model: Any) -> None:

@@ -273,7 +273,7 @@ class FusedLabelSmoother:
         if self.shifts:  # the Trainer's `shift_labels` goes by the name of the model's class
             logits, labels = logits[..., :-1, :], labels[..., 1:]
         loss = F.cross_entropy(
-            logits.view(-1, logits.size(-1)) if not isinstance(logits, Tensor) else logits.flatten(0, -2),
+            logits.flatten(0, -2),
             labels.reshape(-1),
             ignore_index=self.ignore_index,
             reduction="mean" if num_items_in_batch is None else "sum",
