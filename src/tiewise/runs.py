@@ -91,7 +91,7 @@ def carry_out(
     begun: Callable[[], None] = lambda: None,
 ) -> Found:
     """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report."""
-    with locked(out):
+    with ranks.first_holds(locked(out)):
         if settings is not None:
             start(settings, out, command, display, overwrite=overwrite, gone=gone)
         begun()

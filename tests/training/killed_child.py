@@ -133,6 +133,6 @@ def killed(context, target, *arguments):
     """Run `target` in a process of its own; return its exit code."""
     child = context.Process(target=target, args=arguments)
     child.start()
-    child.join(120)
+    child.join(600)  # its first steps by JAX are compiled
     assert not child.is_alive()
     return child.exitcode

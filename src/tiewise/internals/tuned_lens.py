@@ -58,16 +58,9 @@ class Translator:
         return states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
 
     def descend(self, stack: AppliedStack, states: Tensor, wanted: Tensor, share: float) -> float:
-        """Add the gradient of `share` times the summed KL of some positions.
+        """Add the gradient of `share` times the summed KL of states [N, D] to final log-probabilities [N, V].
 
-        Args:
-            stack: of the model.
-            states: of the positions [N, D].
-            wanted: final log-probabilities there [N, V].
-            share: 1 / positions of the whole step.
-
-        Returns:
-            that share of Σ p log q, in nats: the part of −KL that depends on the lens.
+        Returns that share of Σ p log q, in nats: the part of −KL that depends on the lens.
         """
         logits = stack.to_logits(self._map(states, self.trained))
         lens = logits.detach().log_softmax(-1)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -75,8 +75,7 @@ def start(
         write_json(stage / ENVIRONMENT, environment() | {"command": command})
         made.save(stage)
 
-    with ExitStack() as stack:
-        stage = ranks.first_does(lambda: stack.enter_context(starting(out, overwrite=overwrite)))
+    with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
         made = ranks.first_does(staged)
         if made.minutes is not None:
             jobs = make_jobs(made, load_prepared(stage / DATA), stage)
@@ -85,7 +84,6 @@ def start(
             display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
             made = replace(made, steps=steps, minutes=None).checked()
         ranks.first_does(lambda: put(made))
-        ranks.first_does(stack.close)
 
 
 def finish(out: Path, display: Display) -> Comparison:

@@ -17,7 +17,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from tiewise.core.errors import RunError
 from tiewise.core.files import write_whole
 from tiewise.core.numerals import size
 from tiewise.core.spec import MODEL_TYPE
-from tiewise.training import ranks
 from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings
 
@@ -142,13 +141,6 @@ def locked(out: Path) -> Iterator[None]:
 
     A folder that was made for the lock alone is gone afterwards, and so is the lock's file.
     """
-    with ExitStack() as stack:
-        ranks.first_does(lambda: stack.enter_context(_held(out)))
-        yield
-
-
-@contextmanager
-def _held(out: Path) -> Iterator[None]:
     if out.exists() and not out.is_dir():
         raise RunError(f"{out} is a file", "choose another --out")
     absent = [folder for folder in (out, *out.parents) if not folder.exists()]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -128,6 +128,14 @@ def first_does(work: Callable[[], T]) -> T:
         finally:
             ctrl_c.handle(before)
     return _agree(error, value)
+
+
+@contextmanager
+def first_holds(context: AbstractContextManager[T]) -> Iterator[T]:
+    """Within this context the first process is in another one, for all of them; each gets what that yields."""
+    with ExitStack() as stack:
+        yield first_does(lambda: stack.enter_context(context))
+        first_does(stack.close)
 
 
 @contextmanager

@@ -143,13 +143,12 @@ class Annealing(TrainerCallback, ExportableState):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """At the end of an epoch: validate, and decide."""
-        if not self.options.validates or not self.steps.ends_epoch(state.global_step - 1):
+        o, text, before = self.options, self.job.text, list(self.validations)
+        if not o.validates or not self.steps.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
-        before, patience = list(self.validations), self.options.average_patience
         averages = isinstance(optimizer, AveragedSGD) and optimizer.averages
         with optimizer.averaged() if averages else nullcontext():
-            text, o = self.job.text, self.options
             nll = measure_streams(self.installed, text.split("tune"), self.job.counts, o.parallel).nll
             nll = nll if math.isfinite(nll) else 1e30  # a diverged epoch is the worst; JSON has no infinity
             if nll >= min(before, default=math.inf):
@@ -158,6 +157,7 @@ class Annealing(TrainerCallback, ExportableState):
                 with written_whole(self.job.folder / BEST) as made:
                     torch.save(self.installed.model.state_dict(), made)
             self.validations.append(nll)
+        patience = o.average_patience
         if patience and not averages and len(before) > patience and nll > min(before[:-patience]):
             optimizer.average()
 
