@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from tiewise.core.files import sync, write_whole, written_whole
+from tiewise.core.files import size, sync, write_whole, written_whole
 
 
 def interrupted(path):
@@ -45,3 +45,20 @@ def test_a_folder_that_no_system_syncs_passes_and_a_file_does_not(tmp_path, monk
     with pytest.raises(OSError, match="Invalid"):
         write_whole(tmp_path / "a", b"1")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (12, "12 bytes"),
+        (999, "999 bytes"),
+        (12_345, "12.3 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (8.03e9, "8.03 GB"),
+        (2e12, "2 TB"),
+        (2.62144e17, "262,144 TB"),
+    ],
+)
+def test_size(value, text):
+    assert size(value) == text

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiewise.core.numerals import count, plain, signed, size
+from tiewise.core.numerals import count, plain, signed
 
 
 @pytest.mark.parametrize(
@@ -28,21 +28,6 @@ def test_plain(value, digits, text):
 )
 def test_signed(value, digits, text):
     assert signed(value, digits) == text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (12, "12 bytes"),
-        (999, "999 bytes"),
-        (12_345, "12.3 kB"),
-        (8.03e9, "8.03 GB"),
-        (2e12, "2 TB"),
-        (2.62144e17, "262,144 TB"),
-    ],
-)
-def test_size(value, text):
-    assert size(value) == text
 
 
 def test_count():

@@ -71,7 +71,7 @@ def _masked_rows(name, model):
 
 def _loaded(model, road, folder):
     """The model with the boundary that it is saved with, by each road."""
-    if road == "installed":
+    if road in INSTALL:
         return model
     install(model, "factored:6")
     model.save_pretrained(folder)
@@ -86,11 +86,13 @@ def _loaded(model, road, folder):
     return made
 
 
+INSTALL = ("installed", "in one piece")
 INSTALLED = ("bert", "t5", "bart", "bart_decoder", "gpt2", "llama")
 CASES = [(name, "installed", smoother) for name in INSTALLED for smoother in (None, "transformers", "tiewise")]
 CASES.remove(("bart_decoder", "installed", "transformers"))  # that shifts the labels of a class that does not
 CASES += [(name, "auto", how) for name in ("bert", "gpt2", "llama") for how in (None, "transformers", "tiewise")]
 CASES += [(name, road, None) for name in ("bert", "gpt2") for road in ("config", "load")]
+CASES += [(name, "in one piece", None) for name in INSTALLED]
 
 
 @pytest.mark.parametrize(("name", "road", "smoother"), CASES)
@@ -105,8 +107,9 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
     wanted_loss = _smoothed(name, plain, {key: torch.stack([row[key] for row in rows]) for key in rows[0]}, epsilon)
     wanted_loss.backward()
     wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
-    installed = install(model) if road == "installed" else Installed(model, link_of(model))
-    settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    installed = install(model) if road in INSTALL else Installed(model, link_of(model))
+    pieces = 1 if road == "in one piece" else 4
+    settings = {"per_device_train_batch_size": ROWS // pieces, "gradient_accumulation_steps": pieces}
     made = _trainer(model, tmp_path, rows, **settings, label_smoothing_factor=epsilon)
     if smoother == "tiewise":
         made.label_smoother = installed.label_smoother(epsilon)
@@ -117,10 +120,10 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
     body = [n for n in wanted if n in gradients.of and gradients.of[n].shape == wanted[n].shape]
     got, all_at_once = (torch.cat([g[n].flatten() for n in body]) for g in (gradients.of, wanted))
     assert (got - all_at_once).norm() <= 1e-5 * all_at_once.norm()
-    if road == "installed":
+    if road in INSTALL:
         assert len(body) == len(wanted) == len(gradients.of)
     if smoother != "transformers":
-        assert (installed.counts.fused, installed.counts.materialised) == (4, 0)
+        assert (installed.counts.fused, installed.counts.materialised) == (pieces, 0)
 
 
 def test_a_loss_is_divided_wherever_it_is_asked_for():

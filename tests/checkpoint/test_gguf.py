@@ -243,7 +243,7 @@ def test_b071_a_table_stored_twice_or_too_coarse(tmp_path):
     raw = table(V, D).tobytes()
     (found,) = findings(facts_of(tmp_path, model(V, D, table=raw, head=raw)))
     assert found[:3] == ("B071", "info", "output.weight")
-    assert "1.0 KiB of" in found[3]
+    assert "1.02 kB of" in found[3]
     assert findings(facts_of(tmp_path, model(V, D, table=raw, head=raw), scan=False)) == []
     changed = raw[:-1] + bytes([raw[-1] ^ 1])
     assert findings(facts_of(tmp_path, model(V, D, table=raw, head=changed))) == []

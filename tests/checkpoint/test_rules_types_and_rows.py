@@ -140,7 +140,7 @@ def test_b081_names_large_tensors_with_the_same_bytes(tmp_path):
     assert finding.evidence.startswith(
         "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"
     )
-    assert "2.0 MiB stored more than once" in finding.evidence
+    assert "2.1 MB stored more than once" in finding.evidence
     del tensors["model.layers.1.mlp.up_proj.weight"], tensors["model.layers.3.mlp.up_proj.weight"]
     assert run("B081", llama(tmp_path / "b", tensors=tensors)) == []
 

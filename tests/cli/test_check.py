@@ -53,7 +53,7 @@ def differ(folder):
 def test_says_what_is_stored_twice_and_how_to_drop_it(checkpoint):
     done = tiewise("check", checkpoint)
     assert done.returncode == 0, done.stderr
-    assert "identical, byte by byte; 2.0 KiB stored twice" in done.stdout
+    assert "identical, byte by byte; 2.05 kB stored twice" in done.stdout
     assert "B013 warning" in done.stdout
     assert f"tiewise dedupe {checkpoint} --to NEW_DIR" in " ".join(done.stdout.split())
     assert not done.stderr

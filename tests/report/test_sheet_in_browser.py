@@ -100,13 +100,12 @@ def test_never_wider_than_the_window_whatever_its_width(browser, report):  # noq
     with Visit(browser, report, width=1900) as visit:
         for width in (1280, 800, 400, 1900):
             visit.page.set_viewport_size({"width": width, "height": 900})
-            last = visit.page.locator(".plot").last
-            # plotly follows a resize after a pause of its own
-            for _ in range(50):
-                drawn, room = (last.locator(".main-svg").first.bounding_box(), last.bounding_box())
-                if abs(drawn["width"] - room["width"]) < 1:
-                    break
-                visit.page.wait_for_timeout(50)
+            # plotly follows a resize after a pause of its own, each figure by itself
+            visit.page.wait_for_function(
+                """() => [...document.querySelectorAll(".plot")].every((plot) =>
+                    Math.abs(plot.querySelector(".main-svg").getBoundingClientRect().width
+                             - plot.getBoundingClientRect().width) < 1)"""
+            )
             assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
             rights = visit.page.eval_on_selector_all(
                 ".main-svg", "all => all.map(e => e.getBoundingClientRect().right)"

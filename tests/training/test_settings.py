@@ -48,6 +48,7 @@ def test_a_number_in_any_notation(value):
         ({"weight_decay": -0.1}, "weight_decay = -0.1"),
         ({"weight_decay": math.nan}, "weight_decay = nan"),
         ({"match": "tokens"}, "match = 'tokens'"),
+        ({"split": "by hand"}, "split = 'by hand'"),
         ({"heads": 3}, "3 heads do not divide width 128"),
         ({"width": 12, "heads": 4}, "a head of width 12/4 = 3"),
         ({"arms": ("tied", "tied")}, "an arm is given twice"),

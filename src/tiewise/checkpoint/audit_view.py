@@ -14,8 +14,9 @@ from rich.text import Text
 from tiewise.checkpoint.audit import Audit, Part
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.loaders import LoaderOutcome
-from tiewise.checkpoint.rule import SEVERITIES, Rule, difference, size
+from tiewise.checkpoint.rule import SEVERITIES, Rule, difference
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import size
 
 STYLE = {"fatal": "bold red", "error": "red", "warning": "yellow", "info": "cyan"}
 ROLES = {"input": "input table", "output": "output head", "bias": "bias", "position": "positions", "map": "map"}

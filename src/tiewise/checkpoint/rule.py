@@ -119,24 +119,11 @@ def matching(wanted: Iterable[str]) -> frozenset[str]:
 
 
 CONFIG_FIX = "edit config.json by hand"
-_UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 def describe(tensor: Stored) -> str:
     """Return name, type and shape: `lm_head.weight BF16 [128256, 4096]`."""
     return f"{short(tensor.name, 100)} {tensor.dtype} {list(tensor.shape)}"
-
-
-def size(count: float) -> str:
-    """Return bytes in the unit that keeps the number below 1024.
-
-    >>> size(3 * 2**20)
-    '3.0 MiB'
-    """
-    unit = 0
-    while count >= 1024 and unit < len(_UNITS) - 1:
-        count, unit = count / 1024, unit + 1
-    return f"{count:.1f} {_UNITS[unit]}" if unit else f"{count:.0f} bytes"
 
 
 def names(items: Collection[str], most: int = 4) -> str:

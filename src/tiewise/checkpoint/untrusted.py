@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tiewise.core.errors import CheckpointError, printable
-from tiewise.core.numerals import size
+from tiewise.core.files import size
 
 
 def open_regular(path: str | os.PathLike[str]) -> int:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and those that come with the package.
+"""Files that are there whole or not at all, those that come with the package, and sizes for a person.
 
 To write one, a neighbour is written, brought to the disk, and takes the name.
 """
@@ -68,3 +68,12 @@ def packaged_json(path: str) -> Any:
     data = pkgutil.get_data("tiewise", path)
     assert data is not None, path  # None only for loaders that keep no data; Python's own all do
     return json.loads(data)
+
+
+def size(bytes_: float) -> str:
+    """12.3 MB, in powers of ten as disks and checkpoints are sold."""
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if bytes_ < 999.5:  # which three digits would write as 1e+03
+            return f"{bytes_:.0f} {unit}" if unit == "bytes" else f"{bytes_:.3g} {unit}"
+        bytes_ /= 1000
+    return f"{bytes_:.3g} TB" if bytes_ < 999.5 else f"{bytes_:,.0f} TB"

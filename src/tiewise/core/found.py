@@ -19,7 +19,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from tiewise.core.numerals import NONE, plain, size
+from tiewise.core.files import size
+from tiewise.core.numerals import NONE, plain
 
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})

@@ -1,6 +1,6 @@
 """Numbers as text: one form for the terminal, the report and results.json.
 
-+0.0123   −0.0123   524,288   12.3 MB
++0.0123   −0.0123   524,288
 """
 
 from __future__ import annotations
@@ -30,12 +30,3 @@ def signed(value: float | None, digits: int = 4) -> str:
 def count(value: float) -> str:
     """1,234,567."""
     return f"{value:,.0f}"
-
-
-def size(bytes_: float) -> str:
-    """12.3 MB, in powers of ten as disks and checkpoints are sold."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if bytes_ < 1000:
-            return f"{bytes_:.0f} {unit}" if unit == "bytes" else f"{bytes_:.3g} {unit}"
-        bytes_ /= 1000
-    return f"{bytes_:.3g} TB" if bytes_ < 1000 else f"{bytes_:,.0f} TB"

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tiewise.core.errors import PlanError
-from tiewise.core.numerals import NONE, count, plain, signed, size
+from tiewise.core.files import size
+from tiewise.core.numerals import NONE, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find

@@ -23,12 +23,13 @@ from typing import Any
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
-from tiewise.checkpoint.rule import ERROR, names, size
+from tiewise.checkpoint.rule import ERROR, names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
 from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
+from tiewise.core.files import size
 from tiewise.core.progress import doing
 from tiewise.core.records import strict, to_record
 from tiewise.rewrite.change import DELETE, Change

@@ -37,8 +37,8 @@ from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, r
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
 from tiewise.core.errors import CheckpointError
+from tiewise.core.files import size
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.numerals import size
 from tiewise.core.progress import advance, doing
 from tiewise.core.spec import BoundarySpec
 from tiewise.rewrite.change import (

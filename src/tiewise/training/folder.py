@@ -25,8 +25,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from tiewise.core.errors import RunError
-from tiewise.core.files import write_whole
-from tiewise.core.numerals import size
+from tiewise.core.files import size, write_whole
 from tiewise.core.spec import MODEL_TYPE
 from tiewise.training.results import DENSE, FINAL
 from tiewise.training.settings import FILE, Settings

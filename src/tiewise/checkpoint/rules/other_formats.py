@@ -22,9 +22,9 @@ from tiewise.checkpoint.rule import (
     flag_at,
     names,
     rule,
-    size,
 )
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import size
 
 _CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
 _LEAST = BY_NAME["Q6_K"]

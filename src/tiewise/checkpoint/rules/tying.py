@@ -19,11 +19,11 @@ from tiewise.checkpoint.rule import (
     names,
     rule,
     said,
-    size,
 )
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import size
 
 
 @rule("B010", FATAL, "the input table is stored under a name that a loader knows")

@@ -20,11 +20,11 @@ from tiewise.checkpoint.rule import (
     names,
     numbers,
     rule,
-    size,
 )
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import size
 from tiewise.core.progress import doing
 
 MULTIPLE = 64  # that kernels and ranks like the number of rows to be of
