@@ -247,7 +247,7 @@ def everything():
         yield pytest.param(name, flag, marks=[] if quick else pytest.mark.slow, id=f"{name}-{flag}")
 
 
-@pytest.mark.parametrize(("name", "flag"), everything())
+@pytest.mark.parametrize(("name", "flag"), list(everything()))
 def test_no_finding_above_info_as_transformers_saves_it(tmp_path, name, flag):
     model = tiny(name, flag)
     model.save_pretrained(tmp_path / "one")
