@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 34_160,
+    "lines": 34_165,
     "files": 176,
     "lines of code": 21_356,
     "class names defined twice": 0,
@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 13,
     "folders that import each other": 0,
     "words printed by inspect and report": 5_306,
-    "lines of tests": 31_490,
+    "lines of tests": 31_495,
 }
 
 
@@ -51,7 +51,7 @@ def measures() -> dict[str, int]:
         "file names in several folders": sum(count > 1 for count in names.values()),
         "private helpers used once": sum(_used_once(trees[path], text) for path, text in texts.items()),
         "modules with one importer": sum(count == 1 for count in importers.values()),
-        "floors": 13floors(arrows),
+        "floors": _floors(arrows),
         "folders that import each other": len(_mutual(arrows, modules)),
         "words printed by inspect and report": sum(
             _words(tree) for path, tree in trees.items() if path.relative_to(ROOT).parts[0] in ("inspection", "report")

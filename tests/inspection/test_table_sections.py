@@ -130,6 +130,8 @@ def test_a_lean_is_never_told_without_what_is_left_of_it_when_frequency_is_taken
     assert found.answer == (
         "it leans to its output table; with frequency taken out it shows no lean to either table of untied"
     )
+    both = found_over_seeds(over_seeds(without=0.3), "tied")
+    assert both.answer == "it leans to its output table, with frequency taken out too"
     missing = found_over_seeds(over_seeds(counted=None), "tied")
     assert missing.answer.endswith("not known, as the training text is not there")
     assert found_over_seeds(over_seeds(seeds=SAME_SEED), "tied").answer == (

@@ -169,10 +169,13 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
         rest = "how much of that is frequency is not known, as the training text is not there"
         answer = f"it {_side(found, toward(whole.corrected['difference']))}; {rest}"
     else:
-        rest = "training again finds too little of the tables to say"
+        side, rest = _side(found, toward(whole.corrected["difference"])), ""
         if curve is not None and "difference" in curve.corrected:
-            rest = f"it {_side(found, toward(curve.corrected['difference']))}"
-        answer = f"it {_side(found, toward(whole.corrected['difference']))}; with frequency taken out {rest}"
+            rest = _side(found, toward(curve.corrected["difference"]))
+        answer = f"it {side}, with frequency taken out too"
+        if rest != side:
+            rest = f"it {rest}" if rest else "training again finds too little of the tables to say"
+            answer = f"it {side}; with frequency taken out {rest}"
     notes = [f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"]
     if found.counted is not None:
         notes.append(f"frequency: three powers of log(count + 1) in {count(found.counted)} tokens of training text")
