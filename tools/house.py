@@ -22,14 +22,14 @@ TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
     "lines": 34_165,
     "files": 176,
-    "lines of code": 21_356,
+    "lines of code": 21_360,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 183,
     "modules with one importer": 24,
     "floors": 13,
     "folders that import each other": 0,
-    "words printed by inspect and report": 5_306,
+    "words printed by inspect and report": 5_313,
     "lines of tests": 31_495,
 }
 
