@@ -160,11 +160,7 @@ class Boundary(nn.Module):
         Raises:
             SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
-        if self.spec.out_bias:
-            fix = "keep the boundary, or train without out_bias"
-            raise SpecError(f"{self.spec}: the projection's bias is no table", fix)
-        if self.spec.softcap is not None:
-            raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+        self.spec.require_tables_alone()
         table_in = self.table_in.detach()[: self.vocab.inputs]
         table_out = self._output_rows(self.table_out.detach())
         dense_in, dense_out = dense_input(table_in, self.in_map), dense_output(table_out, self.out_map, self.width)

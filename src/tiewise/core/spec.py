@@ -188,6 +188,18 @@ class BoundarySpec:
 
         return value(self.input_scale), value(self.output_scale)
 
+    def require_tables_alone(self) -> None:
+        """Refuse a spec whose function two plain tables cannot have.
+
+        Raises:
+            SpecError: a soft-cap stands behind the product, or a bias before it.
+        """
+        if self.out_bias:
+            fix = "keep the boundary, or train without out_bias"
+            raise SpecError(f"{self}: the projection's bias is no table", fix)
+        if self.softcap is not None:
+            raise SpecError(f"{self} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+
     def plainly(self) -> BoundarySpec:
         """Return this spec without its schedule, as a model is at any one moment."""
         return replace(self, tie_at=None, untie_at=None)

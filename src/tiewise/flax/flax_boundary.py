@@ -185,11 +185,7 @@ class PureBoundary:
         Raises:
             SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
-        if self.spec.out_bias:
-            fix = "keep the boundary, or train without out_bias"
-            raise SpecError(f"{self.spec}: the projection's bias is no table", fix)
-        if self.spec.softcap is not None:
-            raise SpecError(f"{self.spec} has a soft-cap, which is not linear", "densify it without, or keep tiewise")
+        self.spec.require_tables_alone()
         into, out = self.spec.scales(self.width)
         read = _through_in_map(params, params["table_in"][: self.vocab.inputs])
         written = self._output_rows(params["table_in" if self.tied else "table_out"])
