@@ -37,7 +37,7 @@ from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Grid, Quantity
 from tiewise.core.late import Late
-from tiewise.core.progress import advance
+from tiewise.core.long_work import advance
 
 special = Late("scipy.special")
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
