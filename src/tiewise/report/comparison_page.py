@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size
-from tiewise.core.found import Curve, Grid, Listing, Quantity, visible
-from tiewise.core.numerals import NONE, count, plain, signed
+from tiewise.core.found import NONE, Curve, Grid, Listing, Quantity, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import sheet
 from tiewise.report.comparison_found import (

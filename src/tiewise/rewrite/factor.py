@@ -39,7 +39,7 @@ from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, re
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.progress import advance, doing
+from tiewise.core.long_work import advance, doing
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.rewrite.change import (
     DELETE,
