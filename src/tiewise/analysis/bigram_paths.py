@@ -33,10 +33,10 @@ from tiewise.analysis.path_matrix import DirectPath, no_numbers
 from tiewise.analysis.path_tokens import logits, transitions
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
+from tiewise.core import Late
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Grid, Quantity
-from tiewise.core.late import Late
 from tiewise.core.long_work import advance
 
 special = Late("scipy.special")
