@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import Score, norm_correlations
 from tiewise.analysis.model_tables import CHUNK_VALUES, Array, Ids, StoredTable, TokenTable
-from tiewise.analysis.path_tokens import sampled
+from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.table_maps import law
 from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.table_scans import scan_rows

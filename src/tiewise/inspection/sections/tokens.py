@@ -9,7 +9,7 @@ import numpy as np
 
 from tiewise.analysis.align_tables import Score
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
-from tiewise.analysis.path_tokens import sampled
+from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_contexts import around_tokens, contexts
 from tiewise.analysis.token_rows import (
     NormGroup,
