@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 
 SOON = 1.0  # seconds without a bar: what is over by then needs none
 

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 
 from tiewise.core.errors import RunError, TiewiseError
 from tiewise.core.found import Found
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.inspection.evidence import with_evidence
 from tiewise.inspection.request import Effort, Request, Subject, subjects_of
 from tiewise.inspection.section import Bench, Inspection, NotHere, Section, SectionFound, sections

@@ -12,10 +12,9 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.core.errors import printable
+from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Quantity
-from tiewise.core.student import holm
 from tiewise.inspection.request import comparison_of
 from tiewise.inspection.section import ALL, Inspection, SectionFound
 from tiewise.training.results import ALPHA, gaps

@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.core import Late
 from tiewise.core.errors import TiewiseError
+from tiewise.core.files import strict
 from tiewise.core.found import Found
-from tiewise.core.late import Late
-from tiewise.core.records import strict
 from tiewise.inspection.request import SECTIONS as NAMES
 from tiewise.inspection.request import Request, Subject
 

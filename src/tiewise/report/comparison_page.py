@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size
-from tiewise.core.found import Curve, Grid, Listing, Quantity, visible
-from tiewise.core.numerals import NONE, count, plain, signed
+from tiewise.core.found import NONE, Curve, Grid, Listing, Quantity, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import sheet
 from tiewise.report.comparison_found import (
@@ -349,8 +348,8 @@ def memory_panel(comparison: Comparison) -> Panel | None:
     for arm in comparison.arms:
         for run in comparison.of(arm)[:1]:
             if run.shares and run.trainable_parameters is not None:
-                b = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
-                parts[arm] = {"weights": b.weights, "gradients": b.gradients, "moments": b.state}
+                held = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
+                parts[arm] = {"weights": held["weights"], "gradients": held["gradients"], "moments": held["state"]}
     if not parts:
         return None
     panel = stacked(parts, "Memory of training, as counted", "bytes", size, MEMORY, total="together")

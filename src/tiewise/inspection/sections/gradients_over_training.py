@@ -16,9 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.estimates import mean_interval
-from tiewise.core.found import Curve, Found, Listing, Quantity
-from tiewise.core.numerals import count
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import Curve, Found, Listing, Quantity, count
 from tiewise.inspection.request import Subject, comparison_of
 from tiewise.inspection.section import NotHere, section
 from tiewise.inspection.workbench import Workbench
