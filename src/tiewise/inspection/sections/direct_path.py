@@ -13,8 +13,8 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.found import Found, Listing, Quantity, visible
 from tiewise.core.numerals import count, plain
 from tiewise.core.progress import doing, progress
-from tiewise.inspection.request import Subject
-from tiewise.inspection.section import Bench, section
+from tiewise.inspection.request import Bench, Subject
+from tiewise.inspection.section import section
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"

@@ -33,9 +33,8 @@ from tiewise.core.errors import DataError, InstallError
 from tiewise.core.found import Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE, count, plain
 from tiewise.core.progress import doing
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
@@ -43,7 +42,7 @@ PATHS = ("direct", "with the first MLP")
 
 
 @section(asks="How much word order does the first MLP give back to the direct path?", place=20)
-def first_mlp(subject: Subject, bench: Workbench) -> Found:
+def first_mlp(subject: Subject, bench: Bench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
     chain = Chain.of([bench.ids(subject)], opened.vocab) if bench.reads(subject) else None
