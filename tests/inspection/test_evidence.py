@@ -9,7 +9,7 @@ from scipy import stats
 from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.analysis.estimates import Estimate, p_value
+from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.inspection.carry_out import NO_INTERVAL, NO_VERDICT, measure, tie_or_not
 from tiewise.inspection.request import subjects_of

@@ -5,5 +5,4 @@
 - `bigram_counts`, `bigram_paths`, `bigram_maps`: what a text's bigrams ask of such a path.
 - `paired_rows`, `table_maps`, `align_tables`: are two tables alike, after which map, and by chance.
 - `token_rows`, `token_contexts`, `token_texts`: a table's rows, what stands around tokens, what they read as.
-- `estimates`: values with their intervals.
 """

@@ -24,9 +24,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
 
 MERGED_AT = 2**22  # keys that wait until they are counted
 

@@ -22,11 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.bigram_counts import Chain
-from tiewise.analysis.estimates import Estimate, Z
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.path_matrix import DirectPath, no_numbers
 from tiewise.analysis.path_tokens import logits, transitions
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, Z
 from tiewise.core.progress import advance
 
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step

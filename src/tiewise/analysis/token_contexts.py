@@ -21,9 +21,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tiewise.analysis.bigram_counts import Chain, guessed, ring_and_parts
-from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.token_texts import Groups, Texts, shown
+from tiewise.core.estimates import Estimate, Z, mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity, visible
 from tiewise.core.numerals import NONE, count, plain
 

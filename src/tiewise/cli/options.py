@@ -113,7 +113,7 @@ def need(*names: str, extra: str = "torch") -> None:
 
 @contextmanager
 def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
-    """Show the progress inside on stderr, where someone looks: bytes read of each thing, or a part of one whole work."""
+    """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work."""
     if quiet or not sys.stderr.isatty():
         yield
         return

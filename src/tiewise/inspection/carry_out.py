@@ -22,11 +22,10 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
-from tiewise.analysis.estimates import Estimate, p_value
 from tiewise.core.errors import RunError, TiewiseError, printable
+from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.progress import heard
-from tiewise.core.student import holm
 from tiewise.inspection.request import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of, subjects_of
 from tiewise.inspection.section import ALL, Inspection, NotHere, Section, SectionFound, sections
 from tiewise.training.results import ALPHA, gaps

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tiewise.analysis.estimates import mean_interval
+from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Found, Listing, Quantity
 from tiewise.core.numerals import plain
 from tiewise.report import papers

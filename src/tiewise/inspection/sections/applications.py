@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.core.frequency import token_counts

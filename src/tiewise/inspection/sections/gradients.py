@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiewise.analysis.estimates import mean_interval, ratio
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, visible
 from tiewise.core.frequency import bin_of, frequency_bins, token_counts
 from tiewise.core.numerals import count, plain

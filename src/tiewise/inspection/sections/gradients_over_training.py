@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.estimates import mean_interval
+from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import count
 from tiewise.inspection.request import Bench, Subject, comparison_of

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity
 from tiewise.core.numerals import NONE, plain
 from tiewise.core.progress import progress

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.boundary.locate import locate
+from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.numerals import NONE
 from tiewise.core.progress import advance, doing
