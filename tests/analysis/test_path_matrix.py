@@ -14,7 +14,7 @@ from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.path_matrix import DirectPath, Norm, asymmetry, definiteness, grams, sampled_asymmetry
 from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions
 from tiewise.core.errors import DataError
-from tiewise.core.progress import doing, heard
+from tiewise.core.long_work import doing, heard
 
 NEW, YORK, CITY = 0, 1, 2
 

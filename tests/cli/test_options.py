@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tiewise.cli import options
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 
 
 class Terminal(io.StringIO):

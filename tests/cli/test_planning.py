@@ -9,8 +9,7 @@ from cli_tiny import refused
 
 import tiewise as package
 from tiewise.planning.catalogue import BETTER, models
-from tiewise.planning.costs import Tokens, World
-from tiewise.planning.plan import Setting
+from tiewise.planning.costs import Setting
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def test_what_it_prints_is_what_python_gives(shown, tmp_path):
     choices = ["--like=qwen3-0.6b", "--boundary=tied,factored:64", "--share=none,all:groups=2"]
     choices += ["--world=8", "--tp=4", "--batch=2", "--length=256", "--dtype=bfloat16", "--init=0.01"]
     record = json.loads(shown(*choices, "--json").out)
-    setting = Setting(Tokens(2, 256), "bfloat16", World(8, 4), 0.01)
+    setting = Setting(2, 256, "bfloat16", 8, 4, 0.01)
     made = package.plan("qwen3-0.6b", ("tied", "factored:64"), ("none", "all:groups=2"), setting)
     assert record == json.loads(json.dumps(made.record()))
     assert len(record["neighbours"]) == 6

@@ -11,7 +11,7 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.found import ONE, Found, Quantity
-from tiewise.core.progress import heard, progress
+from tiewise.core.long_work import heard, progress
 from tiewise.inspection import request, section, sections
 from tiewise.inspection.carry_out import NO_VERDICT, inspect, inspected
 from tiewise.inspection.request import Effort, Request, labels, pairs_of, subjects_of

@@ -14,7 +14,7 @@ from tiewise.analysis.bigram_maps import interaction
 from tiewise.analysis.open_path import FAMILIES, open_path
 from tiewise.analysis.path_tokens import transitions
 from tiewise.core.errors import CheckpointError, DataError, InstallError
-from tiewise.core.numerals import plain
+from tiewise.core.found import plain
 from tiewise.inspection.sections.first_mlp import BLOCKS, first_block, first_mlp_of, through_first_mlp
 from tiewise.internals.loaded import open_model
 

@@ -12,7 +12,7 @@ from torch import nn
 from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import Estimate
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.inspection.sections.lens import Lenses, LensLayer, LensRead, found_of, lenses
 from tiewise.internals import stack as stacks
 from tiewise.internals.loaded import Opened

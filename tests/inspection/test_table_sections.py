@@ -18,7 +18,7 @@ from tiewise.analysis.token_rows import by_group, directions, mean_cosine, momen
 from tiewise.analysis.token_texts import by_frequency
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.estimates import Estimate, correlation_interval
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of

@@ -16,7 +16,7 @@ from tests.report.comparison_sample import ARMS, sample_comparison
 from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError
-from tiewise.core.numerals import signed
+from tiewise.core.found import signed
 from tiewise.report import comparison_page as page_of
 from tiewise.report.comparison_found import DEMO, SHARES, share
 from tiewise.report.comparison_page import (

@@ -33,8 +33,7 @@ from tiewise.analysis.table_maps import (
 )
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
-from tiewise.core.found import NEITHER, ONE, TWO, Quantity
-from tiewise.core.numerals import plain
+from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
 
 NEIGHBOURS, CKA, CKA_LINE, CKA_CURVE = "neighbours", "CKA", "CKA, frequency out (line)", "CKA, frequency out"
 NORMS, NORMS_BY_RANK = "norms", "norms, by rank"

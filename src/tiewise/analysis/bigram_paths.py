@@ -27,7 +27,7 @@ from tiewise.analysis.path_matrix import DirectPath, no_numbers
 from tiewise.analysis.path_tokens import logits, transitions
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z
-from tiewise.core.progress import advance
+from tiewise.core.long_work import advance
 
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
 OTHERS = 512  # tokens that stand for all others

@@ -22,7 +22,7 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import wilson
 from tiewise.core.found import visible
-from tiewise.core.progress import advance
+from tiewise.core.long_work import advance
 
 MOST_PAIRS = 4096  # held against one block of output rows
 ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently

@@ -24,8 +24,7 @@ from tiewise.analysis.bigram_counts import Chain, guessed, ring_and_parts
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.token_texts import Groups, Texts, shown
 from tiewise.core.estimates import Estimate, Z, mean_interval
-from tiewise.core.found import Curve, Found, Listing, Quantity, visible
-from tiewise.core.numerals import NONE, count, plain
+from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, count, plain, visible
 
 PARTS = 10
 EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.core import ctrl_c
 from tiewise.core.errors import RunError
-from tiewise.core.progress import heard
+from tiewise.core.long_work import ctrl_c_behind, heard
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,7 +60,7 @@ def interruptible(left: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if not isinstance(error, SystemExit) and not ctrl_c.behind(error):
+        if not isinstance(error, SystemExit) and not ctrl_c_behind(error):
             raise
         tell(f"tiewise: interrupted{left if isinstance(left, str) else left()}")
         raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None

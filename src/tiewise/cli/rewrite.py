@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core.ctrl_c import ending
 from tiewise.core.errors import CheckpointError
+from tiewise.core.long_work import ending
 
 SOURCE = typer.Argument(metavar="PATH", help="Checkpoint folder, or one .safetensors file. It is only read.")
 TO = typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import scipy  # its `special` comes with the first use: what is told of one seed needs none of it
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.core.late import Late
-
-special = Late("scipy.special")  # slow to import; what is told of one seed needs none of it
 Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
 POWER = 0.80
 MANY = 1000  # values from which on the normal quantile stands for Student's, 0.1 % smaller at most
@@ -118,12 +116,12 @@ def ratio(part: float, whole: float) -> float:
 @lru_cache
 def critical(df: int) -> float:
     """Return c with P(|T| ≤ c) = 0.95 for `df` ≥ 1 degrees of freedom."""
-    return float(special.stdtrit(df, 0.975))
+    return float(scipy.special.stdtrit(df, 0.975))
 
 
 def two_sided(t: float, df: int) -> float:
     """Return P(|T| ≥ |t|) for `df` ≥ 1 degrees of freedom."""
-    return 2 * float(special.stdtr(df, -abs(t)))
+    return 2 * float(scipy.special.stdtr(df, -abs(t)))
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -150,7 +148,7 @@ def detectable(df: int) -> float:
     c = critical(df)
     low, high = 0.0, 2 * (c + 3)
     while low < (shift := (low + high) / 2) < high:  # until no float lies between them
-        other_side = special.nctdtr(df, shift, -c)  # of which scipy makes nan below 1e-11
-        found = 1 - special.nctdtr(df, shift, c) + (0.0 if math.isnan(other_side) else other_side)
+        other_side = scipy.special.nctdtr(df, shift, -c)  # of which scipy makes nan below 1e-11
+        found = 1 - scipy.special.nctdtr(df, shift, c) + (0.0 if math.isnan(other_side) else other_side)
         low, high = (shift, high) if found < POWER else (low, shift)
     return shift

@@ -25,7 +25,7 @@ from typing import Any
 from tiewise.core.errors import RunError, TiewiseError, printable
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.inspection.request import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of, subjects_of
 from tiewise.inspection.section import ALL, Inspection, NotHere, Section, SectionFound, sections
 from tiewise.training.results import ALPHA, gaps

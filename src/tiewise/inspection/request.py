@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.frequency import token_counts
-from tiewise.core.late import Late
 from tiewise.training.folder import DATA, FINAL, folder_name, read_json
 from tiewise.training.results import Comparison
 from tiewise.training.settings import FILE as RUN

@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
 
+from tiewise.core import Late
 from tiewise.core.errors import TiewiseError
+from tiewise.core.files import strict
 from tiewise.core.found import Found
-from tiewise.core.late import Late
-from tiewise.core.records import strict
 from tiewise.inspection.request import LACKS, Bench, Request, Subject
 from tiewise.inspection.request import SECTIONS as NAMES
 

@@ -38,7 +38,7 @@ from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.inspection.request import comparison_of
 from tiewise.training.folder import FINAL, folder_name
 

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size
-from tiewise.core.found import Curve, Grid, Listing, visible
-from tiewise.core.numerals import NONE, count, plain, signed
+from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import sheet
 from tiewise.report.comparison_found import (
@@ -327,8 +326,8 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
     memory = {}
     for arm, run in first.items():
         if run.shares and run.trainable_parameters is not None:
-            b = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
-            memory[arm] = {"weights": b.weights, "gradients": b.gradients, "moments": b.state}
+            held = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
+            memory[arm] = {"weights": held["weights"], "gradients": held["gradients"], "moments": held["state"]}
     if memory:
         panels.append(stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together"))
         panels[-1].figure.update_xaxes(ticksuffix="B")

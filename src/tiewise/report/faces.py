@@ -20,8 +20,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
-from tiewise.core.numerals import NONE, plain
+from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, Quantity, plain
 from tiewise.inspection.carry_out import TieOrNot, measure
 from tiewise.inspection.section import SECTIONS, Inspection, SectionFound
 

@@ -19,8 +19,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import Curve, Found, Grid, Listing, Points, Quantity, Stack, visible
-from tiewise.core.numerals import NONE, plain
+from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, Stack, plain, visible
 from tiewise.report.faces import no_effect
 from tiewise.report.sheet import LIGHT, MARGIN, Panel
 

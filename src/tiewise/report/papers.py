@@ -20,9 +20,8 @@ from itertools import combinations
 from typing import Any
 
 from tiewise.core.estimates import holm
-from tiewise.core.found import Listing
+from tiewise.core.found import NONE, Listing, plain, signed
 from tiewise.core.ledger import ALBERT_AVERAGE, Result, results
-from tiewise.core.numerals import NONE, plain, signed
 from tiewise.core.sharing_spec import KINDS
 from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, paired
 

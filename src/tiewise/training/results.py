@@ -26,8 +26,8 @@ from typing import Any
 
 from tiewise.core import estimates
 from tiewise.core.errors import RunError
-from tiewise.core.numerals import NONE, count, plain, signed
-from tiewise.core.records import from_record, to_record
+from tiewise.core.files import from_record, to_record
+from tiewise.core.found import NONE, count, plain, signed
 
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it

@@ -30,7 +30,7 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.core.frequency import token_counts
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows

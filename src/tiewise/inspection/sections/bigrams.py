@@ -15,9 +15,8 @@ from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
-from tiewise.core.found import Found, Listing, Quantity, Stack, visible
-from tiewise.core.numerals import NONE, count
-from tiewise.core.progress import doing, progress
+from tiewise.core.found import NONE, Found, Listing, Quantity, Stack, count, visible
+from tiewise.core.long_work import doing, progress
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 

@@ -10,9 +10,8 @@ from tiewise.analysis.path_tokens import asymmetric_pairs, find_pairs, own_token
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
-from tiewise.core.found import Found, Listing, Quantity, visible
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import doing, progress
+from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
+from tiewise.core.long_work import doing, progress
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 

@@ -30,9 +30,8 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
-from tiewise.core.found import Found, Grid, Listing, Quantity
-from tiewise.core.numerals import NONE, count, plain
-from tiewise.core.progress import doing
+from tiewise.core.found import NONE, Found, Grid, Listing, Quantity, count, plain
+from tiewise.core.long_work import doing
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 from tiewise.internals.loaded import Opened

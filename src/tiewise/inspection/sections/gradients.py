@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import mean_interval, ratio
-from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, visible
+from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plain, visible
 from tiewise.core.frequency import bin_of, frequency_bins, token_counts
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section

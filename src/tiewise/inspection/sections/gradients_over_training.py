@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.core.estimates import mean_interval
-from tiewise.core.found import Curve, Found, Listing, Quantity
-from tiewise.core.numerals import count
+from tiewise.core.found import Curve, Found, Listing, Quantity, count
 from tiewise.inspection.request import Bench, Subject, comparison_of
 from tiewise.inspection.section import NotHere, section
 from tiewise.training.results import RunResult

@@ -17,9 +17,8 @@ from torch import Tensor
 
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import Curve, Found, Listing, Quantity
-from tiewise.core.numerals import NONE, plain
-from tiewise.core.progress import progress
+from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
+from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 
 from tiewise.boundary.locate import locate
 from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
-from tiewise.core.numerals import NONE
-from tiewise.core.progress import advance, doing
+from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Quantity
+from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section

@@ -11,8 +11,7 @@ from tiewise.analysis.paired_rows import CURVE, FEWEST, Pairs, by_text
 from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
-from tiewise.core.found import NEITHER, Found, Listing, Quantity
-from tiewise.core.numerals import count, plain
+from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import NotHere, section
 from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_seeds
