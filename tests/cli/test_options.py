@@ -14,15 +14,15 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("of_bytes", [False, True])
-def test_one_bar_whatever_is_told(of_bytes, monkeypatch):
+@pytest.mark.parametrize("reads", [False, True])
+def test_one_bar_whatever_is_told(reads, monkeypatch):
     """Several bars would move the cursor up; one that stands still at the first would keep its name on the screen."""
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
     monkeypatch.setattr(options, "SOON", 0)
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with options.bar(False, of_bytes):
+    with options.progress_bar(False, reads):
         for what, done in (("[first]", 0), ("second", 3), ("third", 5)):
             progress(what, done, 9)
     assert "third" in terminal.getvalue()
@@ -32,6 +32,6 @@ def test_one_bar_whatever_is_told(of_bytes, monkeypatch):
 def test_no_bar_where_nobody_looks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
     monkeypatch.setattr(options, "SOON", 0)
-    with options.bar(False):
+    with options.progress_bar(False, reads=False):
         progress("first", 0, 9)
     assert said.getvalue() == ""

@@ -54,7 +54,7 @@ def check(
     audits, unread = [], False
     for path in paths:  # one that cannot be read does not keep the others back
         try:
-            with o.interruptible(f" while reading {path}"), o.bar(quiet, of_bytes=True):
+            with o.interruptible(f" while reading {path}"), o.progress_bar(quiet, reads=True):
                 found = audit(path, **options)
         except CheckpointError as error:
             if len(paths) == 1:

@@ -60,7 +60,7 @@ def inspect(
                 o.need("tokenizers")
         from tiewise.inspection.carry_out import inspected
 
-        with o.bar(quiet):
+        with o.progress_bar(quiet, reads=False):
             found = inspected(subjects, request)
     record = found.record()
     if out is not None:

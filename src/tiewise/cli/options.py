@@ -1,4 +1,4 @@
-"""Options that commands share, and how a command speaks: results on stdout, everything else and bars on stderr."""
+"""Options that commands share, and how a command speaks: results on stdout, everything else on stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TEXT = typer.Option(
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
-SOON = 1.0  # seconds without a bar: what is over by then needs none
+SOON = 1.0  # seconds without a progress bar: what is over by then needs none
 
 
 def split_specs(text: str) -> list[str]:
@@ -111,47 +111,39 @@ def need(*names: str, extra: str = "torch") -> None:
 
 
 @contextmanager
-def bar(quiet: bool, of_bytes: bool = False) -> Iterator[None]:
-    """Show the progress inside, where someone looks and only after a while, as a part of the whole work.
-
-    With `of_bytes` it is told in bytes, and begins anew for whatever is named.
-    """
+def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
+    """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work."""
     if quiet or not sys.stderr.isatty():
         yield
         return
     from rich import progress
     from rich.console import Console
 
-    columns = (
-        (progress.DownloadColumn(), progress.TransferSpeedColumn())
-        if of_bytes
-        else (progress.TaskProgressColumn(), progress.TimeRemainingColumn())
-    )
-    shown = progress.Progress(
+    bar = progress.Progress(
         progress.SpinnerColumn("line"),
         progress.TextColumn("{task.description}", markup=False),
         progress.BarColumn(),
-        *columns,
+        progress.DownloadColumn() if reads else progress.TaskProgressColumn(),
+        progress.TransferSpeedColumn() if reads else progress.TimeRemainingColumn(),
         console=Console(stderr=True),
         transient=True,
         speed_estimate_period=600,  # parts of one work differ: what is left is told by all that was done
     )
-    task = shown.add_task("", total=None)
-    begun = time.monotonic()
+    task, begun = bar.add_task("", total=None), time.monotonic()
     of: tuple[str, float] | None = None
 
     def show(what: str, done: float, total: float) -> None:
         nonlocal of
         if time.monotonic() - begun < SOON:
             return
-        if of_bytes and of != (what, total):
-            shown.reset(task)
+        if reads and of != (what, total):  # each has the bar to itself
+            bar.reset(task)
         of = (what, total)
-        shown.start()
-        shown.update(task, description=what, completed=done, total=total)
+        bar.start()
+        bar.update(task, description=what, completed=done, total=total)
 
     try:
         with heard(show):
             yield
     finally:
-        shown.stop()
+        bar.stop()

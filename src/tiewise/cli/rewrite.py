@@ -72,7 +72,7 @@ def _command(verb: str) -> Callable[..., None]:
             done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
             return f"; {source} is as it was and {to} {done}"
 
-        with o.interruptible(left), ending(), o.bar(quiet, of_bytes=True):
+        with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
             receipt = getattr(rewrite, verb)(source, to, **options)
         if json_:
             o.print_json(receipt.record())

@@ -44,7 +44,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import advance, doing
-from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.rewrite.change import (
     DELETE,
     PROBES,
@@ -151,11 +151,6 @@ def factor(
         config=config,
         notes=tuple(notes),
     )
-
-
-def largest_rank(rows: int, width: int, maps: int) -> int:
-    """Largest k for which a table [V, k] and `maps` maps of D × k hold fewer numbers than a table [V, D]; may be 0."""
-    return (rows * width - 1) // (rows + maps * width)
 
 
 def memory_needed(width: int, rank: int) -> int:
