@@ -8,7 +8,7 @@ from tiny_checkpoints import D, V, llama, table
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
-from tiewise.checkpoint.rules.types_and_rows import quantised_ends
+from tiewise.checkpoint.rules_types_and_rows import quantised_ends
 
 E, H = "model.embed_tokens", "lm_head"
 HALF = np.float16
