@@ -20,10 +20,9 @@ from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
-from tiewise.core import __version__
+from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.late import Late
-from tiewise.core.records import strict
+from tiewise.core.files import strict
 
 SCHEMA = 1
 FILE = "file"  # the kind of one `.safetensors`

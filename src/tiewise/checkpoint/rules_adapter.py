@@ -22,7 +22,7 @@ from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
 LORA, COPY, TOKENS = "low-rank update", "full copy", "trained rows"

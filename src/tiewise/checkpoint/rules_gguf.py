@@ -26,7 +26,7 @@ from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 
 DAMAGED = "the file is damaged or was cut short: download or convert it again"
 
@@ -175,7 +175,7 @@ _TEXT, _ARRAY = 8, 9
 class _Header:
     """The header of an open file, and the place reached in it."""
 
-    def __init__(self, path: Path, file: BufferedReader) -> None:
+    def __init__(self, path: Path, file: BufferedReader[FileIO]) -> None:
         self.path, self.file = path, file
         self.size = os.fstat(file.fileno()).st_size
         self.at = 0

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted, RunError, TiewiseError
+from tiewise.core.long_work import ctrl_c_behind
 
 if TYPE_CHECKING:
     from tiewise.training.results import Comparison, SingleRun
@@ -218,7 +218,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
         ranks.leave(together=ranks.known(error))
         raise typer.Exit(2) from None
     except (Exception, KeyboardInterrupt) as error:
-        if ctrl_c.behind(error):
+        if ctrl_c_behind(error):
             if ranks.first() and begun:
                 kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
                 o.tell(f"tiewise: interrupted, {kept}; {resume} goes on")

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tqdm import tqdm
 
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.training import ranks
 
 
