@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
-from tests.analysis.token_checkpoints import factored, untied
+from tests.analysis.tiny_tables import factored, untied
 
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, closer
 from tiewise.analysis.model_tables import HeldTable

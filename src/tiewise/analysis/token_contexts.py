@@ -86,7 +86,7 @@ class ContextGroup:
 def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     """Measure every token of a text [N], closed into a ring."""
     chain, sliced = ring_and_parts(ids, vocabulary, parts)
-    back = chain.reversed_counts
+    back = chain.counted(chain.reversed_keys)
     other = chain.before != chain.after
     counts = chain.tokens
     with np.errstate(divide="ignore", invalid="ignore"):

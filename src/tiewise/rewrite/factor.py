@@ -30,9 +30,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
+from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
 from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
