@@ -7,10 +7,10 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table
 
-from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, AdapterFacts, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules_adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.core.errors import CheckpointError
 
 R = 2
@@ -51,7 +51,7 @@ def adapter(path, tensors, **config):
 def facts_of(path, base=None, scan=True):
     folder = open_folder(path)
     assert folder.is_adapter
-    return AdapterFacts(open_adapter(folder), None if base is None else Facts(open_folder(base), scan), scan)
+    return open_adapter(folder, None if base is None else Facts(open_folder(base), scan), scan)
 
 
 def findings(facts):
@@ -89,6 +89,22 @@ def test_what_is_done_to_an_end(tmp_path, tensors, end, kind, shape):
         assert getattr(facts, "output" if end == "input" else "input") is None
 
 
+<<<<<<< HEAD
+=======
+def test_pickled_adapters_are_named_and_the_config_answers(tmp_path, tied):
+    path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
+    (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
+    facts = facts_of(path, tied)
+    assert facts.faults[0].file == "adapter_model.bin"
+    assert brief(facts) == [("B060", "error")]
+
+
+def test_a_pattern_is_never_run(tmp_path, tied):
+    path = adapter(tmp_path / "a", None, target_modules="(a|a)*(a|a)*(a|a)*" * 20 + "!")
+    assert facts_of(path, tied).output is None
+
+
+>>>>>>> house
 @pytest.mark.parametrize(
     "record", ["[1]", "{", "null", '{"target_modules": {"a": 1}}', '{"peft_type": 3, "modules_to_save": "x"}']
 )

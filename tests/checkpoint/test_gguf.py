@@ -3,6 +3,7 @@
 import random
 import struct
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from hostile_child import HUGE, mutate_bytes
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.gguf import BY_NUMBER, GgufFacts, open_gguf, read_gguf
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules_gguf import BY_NUMBER, open_gguf, read_gguf
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError
 
@@ -170,9 +171,8 @@ V, D = 8, 32
 def findings(folder, data, source=None, scan=True):
     """What both rules find in a file, beside the folder of a Llama that it was made from."""
     beside = None if source is None else llama(folder / "source", **({"rows": V, "width": D} | source))
-    facts = GgufFacts(
-        open_gguf(written(folder, data)), None if beside is None else Facts(open_folder(beside), scan), scan
-    )
+    source = None if beside is None else Facts(open_folder(beside), scan)
+    facts = replace(open_gguf(written(folder, data)), source=source, scan=scan)
     return [one for name in ("B070", "B071") for one in rules()[name].check(facts)]
 
 
