@@ -89,22 +89,6 @@ def test_what_is_done_to_an_end(tmp_path, tensors, end, kind, shape):
         assert getattr(facts, "output" if end == "input" else "input") is None
 
 
-<<<<<<< HEAD
-=======
-def test_pickled_adapters_are_named_and_the_config_answers(tmp_path, tied):
-    path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
-    (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
-    facts = facts_of(path, tied)
-    assert facts.faults[0].file == "adapter_model.bin"
-    assert brief(facts) == [("B060", "error")]
-
-
-def test_a_pattern_is_never_run(tmp_path, tied):
-    path = adapter(tmp_path / "a", None, target_modules="(a|a)*(a|a)*(a|a)*" * 20 + "!")
-    assert facts_of(path, tied).output is None
-
-
->>>>>>> house
 @pytest.mark.parametrize(
     "record", ["[1]", "{", "null", '{"target_modules": {"a": 1}}', '{"peft_type": 3, "modules_to_save": "x"}']
 )
@@ -179,7 +163,7 @@ def test_pickled_adapters_are_named_and_the_config_answers(tmp_path):
     path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
     (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
     facts = facts_of(path, llama(tmp_path / "base"))
-    assert facts.adapter.faults[0].file == "adapter_model.bin"
+    assert facts.faults[0].file == "adapter_model.bin"
     assert [(found.rule, found.severity) for found in findings(facts)] == [("B060", "error")]
 
 
