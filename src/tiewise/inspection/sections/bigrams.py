@@ -16,9 +16,8 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.found import NONE, Found, Listing, Quantity, Stack, count, visible
 from tiewise.core.long_work import doing, progress
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"
@@ -40,7 +39,7 @@ class Fits:
 
 
 @section(asks="What must a direct path pay for the order of words in this text?", place=30, text=True)
-def bigrams(subject: Subject, bench: Workbench) -> Found:
+def bigrams(subject: Subject, bench: Bench) -> Found:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     fitted: Fitted = bench.once("bigrams", dict)  # models of one tokenizer and width share their fits
     return bigrams_of(bench.ids(subject), subject.folder, bench.request.pairs, None, bench.request.seed, fitted)

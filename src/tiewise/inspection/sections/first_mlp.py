@@ -29,9 +29,8 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
 from tiewise.core.found import NONE, Found, Grid, Listing, Quantity, count, plain
 from tiewise.core.long_work import doing
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
@@ -39,7 +38,7 @@ PATHS = ("direct", "with the first MLP")
 
 
 @section(asks="How much word order does the first MLP give back to the direct path?", place=20)
-def first_mlp(subject: Subject, bench: Workbench) -> Found:
+def first_mlp(subject: Subject, bench: Bench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
     chain = Chain.of(bench.ids(subject), opened.vocab) if bench.reads(subject) else None
