@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, TokenTable, dense_table, stored_ends
-from tiewise.checkpoint.claims import BASE_TYPE, number
+from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import Reader, Stored

@@ -14,8 +14,8 @@ Both call `PureBoundary`, the same as functions of a flat mapping of parameters,
     loss = pure.whole(params, ids, body, targets)
 
 Names and shapes of parameters are those of PyTorch's `Boundary`. Tied means that there is no second table: the tree has
-one leaf `table_in`, and so has the optimizer's state. Maps stand between a table and the body, as in
-`tiewise.boundary.maps`: `in_map` behind the lookup [.., E] -> [.., D], `out_map` before the head [.., D] -> [.., E].
+one leaf `table_in`, and so has the optimizer's state. Maps stand between a table and the body, as there: `in_map`
+behind the lookup [.., E] -> [.., D], `out_map` before the head [.., D] -> [.., E].
 """
 
 from __future__ import annotations
