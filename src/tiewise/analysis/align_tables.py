@@ -130,8 +130,7 @@ class Alignment:
             )  # fmt: skip
         small: dict[str, Any] = {"of": of, "main": False}
         for space in self.subspaces:
-            over = "tokens" if space.side == "left" else "coordinates"
-            name = f"{space.k} leading directions over {over}"
+            name = f"{space.k} leading directions over {space.over}"
             yield Quantity(name, space.value, chance=space.chance, unit="mean squared cosine", **small)
         for end, spectrum in zip(("first", "second"), self.spectra, strict=True):
             yield Quantity(f"directions that the {end} table fills", spectrum.participation, unit="(Σs²)²/Σs⁴", **small)
@@ -263,10 +262,10 @@ class Spectrum:
 class Subspace:
     """How far two leading subspaces of k directions agree: the mean squared cosine of their principal angles."""
 
-    side: str  # `left` (over tokens, [n, k]; any widths) or `right` (over the d coordinates; one width only)
+    over: str  # `tokens` ([n, k]; any widths) or `coordinates` (of d; one width only)
     k: int  # directions of each
     value: float  # Σ cos² / k, from 0 to 1
-    chance: float  # its mean for two random subspaces, k/(n−1) left and k/d right
+    chance: float  # its mean for two random subspaces, k/(n−1) over tokens and k/d over coordinates
     cosines: tuple[float, ...]  # of the principal angles, falling
 
 
@@ -288,20 +287,17 @@ def spectra(
         found.append(Spectrum(tuple(map(float, np.sqrt(values))), participation, share))
     (values_a, axes_a), (values_b, axes_b) = axes
     rank = min(int((v > len(v) * np.finfo(np.float64).eps * v[0]).sum()) for v in (values_a, values_b))
-    between = axes_a.T @ centred.cross @ axes_b
-    spaces = []
+    between, spaces = axes_a.T @ centred.cross @ axes_b, []
     for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
-        left = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
-        spaces.append(_subspace("left", left, k / (products.rows - 1)))
+        over_tokens = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
+        sides = [("tokens", over_tokens, k / (products.rows - 1))]
         if axes_a.shape == axes_b.shape:
-            spaces.append(_subspace("right", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
+            sides.append(("coordinates", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
+        for over, product, chance in sides:
+            cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
+            value = float(np.square(cosines).mean())
+            spaces.append(Subspace(over, k, value, min(1.0, chance), tuple(map(float, cosines))))
     return (found[0], found[1]), tuple(spaces)
-
-
-def _subspace(side: str, between: NDArray, chance: float) -> Subspace:
-    cosines = np.minimum(np.linalg.svd(between, compute_uv=False), 1.0)
-    k = len(cosines)
-    return Subspace(side, k, float(np.square(cosines).mean()), min(1.0, chance), tuple(map(float, cosines)))
 
 
 def norm_correlations(norms_a: NDArray, norms_b: NDArray) -> tuple[Score, Score]:
@@ -350,18 +346,9 @@ def closer(
 ) -> tuple[Lean, ...]:
     """Compare how well the other model's input and its output table map onto `table`, on the same held-out tokens.
 
-    Differences have the interval of the bootstrap over rows, for the maps as they were fitted. Where
-    `settings.held_out` is 0, rows are all tokens, and maps were fitted on them.
-
-    Args:
-        table: the tied table, [V, d].
-        input_other: the other model's input table, [V', d'].
-        output_other: its output table, [V', d'].
-        pairs: row of `table` (a) and row of the other's tables (b) of each token in both.
-        settings: as for `align`; permutations are not used.
-
-    Returns:
-        one entry for each map that applies to both, and for neighbours.
+    `pairs` are rows of `table` (a) and of the other's tables (b). Each map that applies to both, and neighbours, has
+    one entry, its difference with the interval of the bootstrap over rows, for the maps as they were fitted. Where
+    `settings.held_out` is 0, rows are all tokens, and maps were fitted on them; permutations are not used.
 
     Raises:
         CheckpointError: as `align` does.

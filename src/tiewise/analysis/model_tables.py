@@ -71,8 +71,9 @@ class HeldTable(TokenTable):
 
     def __init__(self, values: ArrayLike) -> None:
         self.values = np.asarray(values)
-        if self.values.ndim != 2:
-            raise DataError(f"a table of shape {self.values.shape}", "give one row per token: [V, E]")
+        if self.values.ndim != 2 or not np.issubdtype(self.values.dtype, np.floating):
+            what = f"an array of {self.values.dtype} and shape {list(self.values.shape)} is no table of floating values"
+            raise CheckpointError(what, "give one row per token: [V, E]")
         self.rows, self.width = self.values.shape
 
     def read(self, start: int, stop: int) -> Array:
@@ -144,12 +145,7 @@ def as_table(given: AnyTable) -> TokenTable:
     """Open a stored tensor, or take an array; a table stays what it is."""
     if isinstance(given, TokenTable):
         return given
-    if isinstance(given, Stored):
-        return StoredTable(given)
-    if len(given.shape) != 2 or not np.issubdtype(given.dtype, np.floating):
-        what = f"an array of {given.dtype} and shape {list(given.shape)} is no table of floating values"
-        raise CheckpointError(what, "give one row per token: [V, E]")
-    return HeldTable(given)
+    return StoredTable(given) if isinstance(given, Stored) else HeldTable(given)
 
 
 @dataclass(frozen=True)
@@ -212,15 +208,14 @@ def ends_of(folder: Folder) -> Ends:
     lookup, head_end = boundary.lookup, boundary.head
     one = lookup.table.name == head_end.table.name
     if lookup.map is not None or head_end.map is not None:
-        how = "one stored table" if one else "two stored tables"
-        written = short(facts.config.get(SPEC))
-        notes.append(f"{written}: {how} {lookup.table.shape[1]} wide; each end is taken behind its map")
+        how = f"{'one stored table' if one else 'two stored tables'} {lookup.table.shape[1]} wide"
+        notes.append(f"{short(facts.config.get(SPEC))}: {how}; each end is taken behind its map")
     into = dense_table(lookup)
     # the last part of a mark is the scale, which no angle between rows sees
     if one and lookup.mark[:-1] == head_end.mark[:-1]:
         return Ends(folder, into, into, into, (lookup.table,), tuple(notes))
-    stored = (lookup.table,) if one else (lookup.table, head_end.table)
-    return Ends(folder, into, dense_table(head_end), StoredTable(lookup.table) if one else None, stored, tuple(notes))
+    shared, stored = (StoredTable(lookup.table), (lookup.table,)) if one else (None, (lookup.table, head_end.table))
+    return Ends(folder, into, dense_table(head_end), shared, stored, tuple(notes))
 
 
 def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
@@ -259,7 +254,7 @@ def views_of(folder: Folder) -> tuple[dict[str, TokenTable], tuple[str, ...]]:
     "after its map", a factored boundary's or a family's own linear one.
     """
     ends = ends_of(folder)
-    met = {"both ends": ends.input} if ends.tied else {"input": ends.input, "output": ends.output}
+    met = {"both ends": ends.input} if ends.tied else dict(ends.tables)
     stored = [StoredTable(tensor) for tensor in ends.stored]
     found: dict[str, TokenTable] = dict(zip(("both ends",) if len(stored) == 1 else met, stored, strict=True))
     mapped = {end: table for end, table in met.items() if isinstance(table, Behind) and table.turns}

@@ -184,24 +184,20 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
     """
     ids = sampled(table.rows, MOST_ROWS, seed)
     _, axes = np.linalg.eigh(found.gram)
-    scale = math.sqrt(table.width * table.rows / float(np.trace(found.gram)))
     step = max(LEAST_PIECE, CHUNK_VALUES // table.width)
     projected = np.empty((len(ids), table.width), np.float32)
     for start in range(0, len(ids), step):
         projected[start : start + step] = table.take(ids[start : start + step]) @ axes
-    chance = _isotropy_chance(table.rows, table.width, len(ids), seed)
-    return _ratio(projected, 1.0), _ratio(projected, scale), chance, len(ids)
-
-
-def _ratio(projected: NDArray[np.float32], scale: float) -> float:
-    """min / max over ±c of the sum of exp(scale · c·w), computed by logarithms."""
-    logs = []
-    for direction in range(projected.shape[1]):
-        column = scale * projected[:, direction].astype(np.float64)
-        for signed in (column, -column):
-            top = float(signed.max())
-            logs.append(top + math.log(float(np.exp(signed - top).sum())))
-    return math.exp(min(logs) - max(logs))
+    ratios = []
+    for scale in (1.0, math.sqrt(table.width * table.rows / float(np.trace(found.gram)))):
+        logs = []  # log Z, by direction and sign
+        for direction in range(table.width):
+            column = scale * projected[:, direction].astype(np.float64)
+            for signed in (column, -column):
+                top = float(signed.max())
+                logs.append(top + math.log(float(np.exp(signed - top).sum())))
+        ratios.append(math.exp(min(logs) - max(logs)))
+    return ratios[0], ratios[1], _isotropy_chance(table.rows, table.width, len(ids), seed), len(ids)
 
 
 def _isotropy_chance(rows: int, width: int, summed: int, seed: int) -> float:

@@ -52,10 +52,9 @@ def alignment_of(
             why="Less the mean row. A steep line fills few directions.",
         ))  # fmt: skip
     for space in found.subspaces:
-        over = "tokens" if space.side == "left" else "coordinates"
         curves.append(Curve(
             "Do the leading directions agree?", tuple(range(1, space.k + 1)), space.cosines, along="direction",
-            which=f"{space.k} over {over}", unit="cosine of the principal angle",
+            which=f"{space.k} over {space.over}", unit="cosine of the principal angle",
             why="1: both have that direction.",
         ))  # fmt: skip
     unusable, why = len(every) - len(pairs), "a row is zero, repeated or not finite"
