@@ -55,15 +55,11 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         texts, notes = None, (*notes, f"{error.what}: tokens have no texts and no scripts")
     around = None if ids is None else contexts(ids, rows)
     counts = None if around is None else around.counts
-    unused = (
-        None  # rows that no text can produce, where a file says which tokens there are; what the text has is in use
-    )
-    tokenizer = None if folder.single else read_tokenizer(folder)
+    tokenizer, unused = None if folder.single else read_tokenizer(folder), None
+    # rows that no text can produce, where a file says which tokens there are; what the text has is in use
     if tokenizer is not None and tokenizer.count:
-        used = [row for row in tokenizer.used if row < rows] + (
-            [] if counts is None else np.flatnonzero(counts).tolist()
-        )
-        unused = np.setdiff1d(np.arange(rows), used)
+        in_text = [] if counts is None else np.flatnonzero(counts).tolist()
+        unused = np.setdiff1d(np.arange(rows), [*tokenizer.used, *in_text])
     groups = {} if counts is None else {FREQUENCY: by_frequency(counts)}
     groups |= {} if texts is None else {SCRIPT: by_script(texts, () if unused is None else unused.tolist())}
     sample = sampled(rows, samples, seed)
