@@ -190,9 +190,9 @@ def over_seeds(
                 names = AGAIN.format(arm, "table"), *(AGAIN.format(untied, end) for end in ENDS)
                 corrected = _corrected(to_input, to_output, *(scored[name].get(measure, []) for name in names))
             both = [(a, b, x, y) for (a, b, x), (_, _, y) in zip(to_input, to_output, strict=True)]
-            estimates = map(_over_pairs, (to_input, to_output, [(a, b, y - x) for a, b, x, y in both]))
-            more: dict[str, Any] = {"arm": arm, "seeds": kind, "pairs": tuple(both), "corrected": corrected}
-            leanings.append(Leaning(measure, *estimates, chance.get(measure, 0.0), **more))
+            difference = _over_pairs([(a, b, y - x) for a, b, x, y in both])
+            lean = Leaning(measure, _over_pairs(to_input), _over_pairs(to_output), difference, chance.get(measure, 0.0))
+            leanings.append(replace(lean, arm=arm, seeds=kind, pairs=tuple(both), corrected=corrected))
     frequency: dict[str, list[float]] = {}
     for place in tables:
         if place in shares:
