@@ -126,7 +126,7 @@ def test_no_terminal_no_bars_and_no_colour(compare):
 def test_training_one_model(tiewise, text, tmp_path):
     said = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
     assert said.code == 0
-    assert re.match(r"held-out nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
+    assert re.match(r"validation nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
     assert said.out.splitlines()[-1] == "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load"
     assert not (tmp_path / "run" / "factored-8+bias" / "seed-4" / "dense").exists()  # Llama's head has no bias
     assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()

@@ -5,11 +5,9 @@ import signal
 import pytest
 
 from tiewise.core.errors import Interrupted
-from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import prepare
-from tiewise.training.compare import start
-from tiewise.training.display import Display
+from tiewise.training.compare import Display, start
 from tiewise.training.folder import locked
 from tiewise.training.run import train
 from tiewise.training.settings import Settings
@@ -48,11 +46,6 @@ def text(source, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def counts(text):
-    return token_counts(text.split("train"), text.vocab)
-
-
-@pytest.fixture(scope="session")
 def tiny(source):
     """Make settings of a run of a second; keywords replace any of them."""
 
@@ -65,11 +58,11 @@ def tiny(source):
 
 
 @pytest.fixture(scope="session")
-def job(text, counts):
+def job(text):
     """Make the job of an arm on that text."""
 
     def make(settings, folder=None, arm="tied", **changes):
-        return Job(arm, BoundarySpec.parse(arm), settings, folder, text, counts, **changes)
+        return Job(arm, BoundarySpec.parse(arm), settings, folder, text, **changes)
 
     return make
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import Trainer, TrainerState, trainer
 
 from tiewise.training import compare, run
-from tiewise.training.display import Display
+from tiewise.training.compare import Display
 from tiewise.training.trainer import RunRecord
 
 FLAX = "tiewise.training.kinds.flax"

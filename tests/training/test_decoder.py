@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tiewise.training.evaluate import measure
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.core.errors import RunError, SpecError, TiewiseError
-from tiewise.training.evaluate import measure
 from tiewise.training.kinds.decoder import KIND, make_config
 
 ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]

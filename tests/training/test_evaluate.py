@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tiewise.training.evaluate import bits_per_byte, direct_path, measure
-from tiewise.training.kinds.decoder import KIND
+from tiewise.training.kinds.decoder import KIND, measure
+from tiewise.training.run import direct_path
 
 LENGTH = 16
 
@@ -31,19 +31,19 @@ def by_hand(installed, tokens, blocks):
     return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none"), ids[:, 1:].flatten()
 
 
-def test_nll_is_the_mean_over_every_predicted_token(installed, text, counts):
+def test_nll_is_the_mean_over_every_predicted_token(installed, text):
     tokens = text.split("heldout")
     losses, _ = by_hand(installed, tokens, len(tokens) // LENGTH)
-    found = measure(installed, tokens, LENGTH, counts)
+    found = measure(installed, tokens, LENGTH, text.counts)
     assert found.tokens == losses.numel() == len(tokens) // LENGTH * (LENGTH - 1)
     assert found.nll == pytest.approx(losses.mean().item(), abs=1e-5)
 
 
-def test_bins_hold_the_tokens_of_their_frequency_and_sum_to_the_total(installed, text, counts):
+def test_bins_hold_the_tokens_of_their_frequency_and_sum_to_the_total(installed, text):
     tokens = text.split("heldout")
     losses, targets = by_hand(installed, tokens, len(tokens) // LENGTH)
-    seen = torch.from_numpy(counts)[targets]
-    found = measure(installed, tokens, LENGTH, counts)
+    seen = torch.from_numpy(text.counts)[targets]
+    found = measure(installed, tokens, LENGTH, text.counts)
     edges = [(0, 0), (1, 9), (10, 99), (100, 999), (1000, 9999), (10_000, math.inf)]
     for bin_, (low, high) in zip(found.bins, edges, strict=True):
         inside = losses[(seen >= low) & (seen <= high)]
@@ -54,40 +54,37 @@ def test_bins_hold_the_tokens_of_their_frequency_and_sum_to_the_total(installed,
     assert len([b for b in found.bins if b.tokens]) >= 2
 
 
-def test_so_many_blocks_spread_over_the_split(installed, text, counts):
+def test_so_many_blocks_spread_over_the_split(installed, text):
     tokens = text.split("heldout")[: 10 * LENGTH + 5]
     rows = np.asarray(tokens[: 10 * LENGTH]).reshape(10, LENGTH)
     losses, _ = by_hand(installed, rows[[0, 3, 6]].flatten(), 3)
-    found = measure(installed, tokens, LENGTH, counts, blocks=3)
+    found = measure(installed, tokens, LENGTH, text.counts, blocks=3)
     assert found.tokens == 3 * (LENGTH - 1)
     assert found.nll == pytest.approx(losses.mean().item(), abs=1e-5)
-    assert measure(installed, tokens, LENGTH, counts, blocks=10**6) == measure(installed, tokens, LENGTH, counts)
+    assert measure(installed, tokens, LENGTH, text.counts, blocks=10**6) == measure(
+        installed, tokens, LENGTH, text.counts
+    )
 
 
-def test_batches_do_not_change_it(installed, text, counts, monkeypatch):
+def test_batches_do_not_change_it(installed, text, monkeypatch):
     """Many batches and one: 4,096 tokens go at once."""
     tokens = np.tile(np.asarray(text.split("heldout")[:512]), 20)
-    once = measure(installed, tokens[:512], LENGTH, counts)
-    many = measure(installed, tokens, LENGTH, counts)
+    once = measure(installed, tokens[:512], LENGTH, text.counts)
+    many = measure(installed, tokens, LENGTH, text.counts)
     assert many.tokens == 20 * once.tokens
     assert many.nll == pytest.approx(once.nll, abs=1e-6)
 
 
-def test_no_block_gives_nan(installed, text, counts):
-    assert math.isnan(measure(installed, text.split("heldout")[:3], LENGTH, counts).nll)
+def test_no_block_gives_nan(installed, text):
+    assert math.isnan(measure(installed, text.split("heldout")[:3], LENGTH, text.counts).nll)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_put_back_as_it_was(installed, text, counts, training):
+def test_the_model_is_put_back_as_it_was(installed, text, training):
     installed.model.train(training)
-    measure(installed, text.split("heldout"), LENGTH, counts, blocks=1)
+    measure(installed, text.split("heldout"), LENGTH, text.counts, blocks=1)
     assert installed.model.training is training
     assert all(p.grad is None for p in installed.model.parameters())
-
-
-def test_bits_per_byte_by_hand():
-    # 10 tokens at ln 16 nats are 40 bits; of 8 bytes that is 5 each
-    assert bits_per_byte(math.log(16), 10, 8) == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "tied+bias+output_scale=0.5"])

@@ -14,8 +14,7 @@ import pytest
 from killed_child import finish, killed
 from tests.training.conftest import assert_same
 
-from tiewise.training.compare import start
-from tiewise.training.display import Display
+from tiewise.training.compare import Display, start
 
 QUICK = ("at a step", "checkpoint without its state", "before the result is written")
 

@@ -13,7 +13,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tiewise.core.errors import DataError, TiewiseError
-from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.word_corpus import prepare_words
 from tiewise.training.kinds import recurrent
@@ -48,11 +47,6 @@ def words(corpus, tmp_path_factory):
     return prepare_words(str(corpus), tmp_path_factory.mktemp("prepared") / "data")
 
 
-@pytest.fixture(scope="module")
-def counted(job):
-    return job(None).counts
-
-
 def settings(**changes):
     small = {"width": WIDTH, "batch": BATCH, "length": LENGTH, "text": ("corpus",), "arms": ("tied",), "seed": 1}
     still = dict.fromkeys(("dropout_input", "dropout_between", "dropout_output"), 0.0)
@@ -64,10 +58,9 @@ def settings(**changes):
 @pytest.fixture(scope="module")
 def job(words):
     """Make the job of an arm on these words."""
-    counts = token_counts(words.split("train"), words.vocab)
 
     def make(chosen, folder=None, arm="tied", **changes):
-        return Job(arm, BoundarySpec.parse(arm), chosen, folder, words, counts, **changes)
+        return Job(arm, BoundarySpec.parse(arm), chosen, folder, words, **changes)
 
     return make
 
@@ -155,10 +148,10 @@ def test_step_for_step_a_plain_model(arm, changes, exact, words, job, built, tmp
     torch.testing.assert_close(weight, other.body.weight_hh_l1, rtol=0, atol=exact)
 
 
-def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, counted, built):
+def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, built):
     installed = built(settings())
     tokens = words.split("heldout")
-    found = measure_streams(installed, tokens, counted, parallel=1)
+    found = measure_streams(installed, tokens, words.counts, parallel=1)
     ids = torch.from_numpy(tokens.astype(np.int64))
     with torch.no_grad():
         logits, _ = Plain(installed.model.eval(), True)(ids[None, :-1], None)
@@ -168,11 +161,11 @@ def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, counte
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 4096])
-def test_pieces_of_a_pass_change_nothing(at_once, words, counted, built, monkeypatch):
+def test_pieces_of_a_pass_change_nothing(at_once, words, built, monkeypatch):
     installed = built(settings())
-    whole = measure_streams(installed, words.split("heldout"), counted, parallel=3)
+    whole = measure_streams(installed, words.split("heldout"), words.counts, parallel=3)
     monkeypatch.setattr("tiewise.training.streams._AT_ONCE", at_once)
-    pieces = measure_streams(installed, words.split("heldout"), counted, parallel=3)
+    pieces = measure_streams(installed, words.split("heldout"), words.counts, parallel=3)
     assert pieces.nll == pytest.approx(whole.nll, abs=1e-6)
 
 

@@ -226,8 +226,8 @@ def test_finding_states_a_real_difference_with_its_interval_and_parameters():
     runs += [a_run("untied", s, 5.1 + s / 10 + s / 1000, parameters=150) for s in range(3)]
     text = comparison(runs).finding
     assert text == (
-        "untied against tied: held-out loss is higher (worse) by 0.1010 nats/token (95 % interval +0.0985 to +0.1035, "
-        "3 seeds), with 50 more parameters (+50.0 %)."
+        "untied against tied: validation loss is higher (worse) by 0.1010 nats/token (95 % interval +0.0985 to "
+        "+0.1035, 3 seeds), with 50 more parameters (+50.0 %)."
     )
 
 
@@ -319,6 +319,6 @@ def test_of_several_arms_a_difference_counts_only_with_holms_correction():
     assert (of_three.p, of_three.detected) == (pytest.approx(3 * own), False)
     assert (of_three.low, of_three.high) == (one.low, one.high)
     assert of_three.high < 0
-    assert "untied against tied: held-out loss is lower (better)" in alone.finding
+    assert "untied against tied: validation loss is lower (better)" in alone.finding
     assert "untied against tied: no difference detected at this budget" in many.finding
     assert "with 3 arms (Holm)" in many.finding

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tiewise.boundary.boundary import sound_std
 from tiewise.data.training_rows import Blocks
 from tiewise.training import trainer
-from tiewise.training.evaluate import measure
 from tiewise.training.kinds import decoder
+from tiewise.training.kinds.decoder import measure
 from tiewise.training.run import finished
 
 
@@ -198,11 +198,11 @@ def test_torn_metrics_are_dropped_on_resume(job, interrupted, trained, tiny, tmp
     assert differing(trained(tiny(), tmp_path / "cut"), undisturbed) == set()
 
 
-def test_the_first_loss_is_measured_before_any_step(text, counts, job, trained, tiny, tmp_path):
+def test_the_first_loss_is_measured_before_any_step(text, job, trained, tiny, tmp_path):
     settings = tiny()
     result = trained(settings, tmp_path).result
     fresh = decoder.KIND.build(job(settings))
-    assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, counts, 32).nll, abs=1e-9)
+    assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, text.counts, 32).nll, abs=1e-9)
     assert result.init_std == sound_std(16)
 
 

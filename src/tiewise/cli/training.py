@@ -159,7 +159,7 @@ def train(
         measured = f"per masked token (by their frequencies: {result.unigram_nll:.4f})"
     else:
         measured = f"(perplexity {result.perplexity:.1f}, {result.bits_per_byte:.3f} bits per byte)"
-    print(f"held-out nll {result.heldout_nll:.4f} {measured}, training nll {result.train_nll:.4f}")
+    print(f"validation nll {result.heldout_nll:.4f} {measured}, training nll {result.train_nll:.4f}")
     for name, of in result.shares.items():
         what = "masked tokens" if name == "masked" else f"pairs ({name})"
         interval = f"95 % interval {of.low:.1%} to {of.high:.1%}, n = {of.count:,}"
@@ -200,8 +200,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out
-            from tiewise.training.compare import finish, finish_one
-            from tiewise.training.display import Display
+            from tiewise.training.compare import Display, finish, finish_one
 
             found = carry_out(
                 cast("Callable[[Path, Display], Any]", finish_one if single else finish),

@@ -71,11 +71,8 @@ def saved_run(out: Path) -> Settings:
 def _put_in_place(out: Path) -> None:
     """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
     old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms] if (out / FILE).is_file() else []
-    for path in (out / name for name in (*old, *_MADE)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for name in (*old, *_MADE):
+        remove(out / name)
     for name in _STAGED:
         if (out / _STAGE / name).exists():
             replace_path(out / _STAGE / name, out / name)
@@ -87,6 +84,14 @@ def replace_path(made: Path, final: Path) -> None:
     if final.is_dir():
         shutil.rmtree(final)
     os.replace(made, final)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def folder_name(arm: str) -> str:

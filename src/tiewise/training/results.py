@@ -40,10 +40,10 @@ AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
 @dataclass(frozen=True)
 class BinNll:
-    """Held-out nll of the tokens whose count in the training text falls into one bin."""
+    """Validation nll of the tokens whose count in the training text falls into one bin."""
 
     label: str
-    tokens: int  # held-out tokens in the bin
+    tokens: int  # validation tokens in the bin
     nll: float | None  # None where the bin holds no token
 
 
@@ -86,7 +86,7 @@ class RunResult:
     train_nll: float
     heldout_nll: float
     perplexity: float  # exp(heldout_nll)
-    bits_per_byte: float  # of the held-out text
+    bits_per_byte: float  # of the validation text
     frequency: list[BinNll]
     parameters: dict[str, int]  # component → parameters counted once however often used; they sum to the total
     total_parameters: int
@@ -99,7 +99,7 @@ class RunResult:
     initial_nll: float
     curve: list[CurvePoint] = field(default_factory=list)
     trainable_parameters: int | None = None
-    shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs, held-out: masked tokens; pairs as sop, as nsp
+    shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs: masked tokens; pairs as sop, as nsp
     training_bytes: int | None = None  # counted: weights, gradients, the optimizer's moments; earlier results lack it
     unigram_nll: float | None = None  # of the same masked tokens, by the training text's frequencies alone
 
@@ -147,8 +147,8 @@ class Difference:
     low: float | None  # 95 % interval; None for fewer than two pairs
     high: float | None
     detectable: float | None  # smallest true difference found with 80 % probability
-    detected: bool  # p < 0.05: the interval excludes zero, of held-out losses also with Holm's correction
-    p: float | None = None  # two-sided, of the interval's t; of held-out losses adjusted by Holm over the arms
+    detected: bool  # p < 0.05: the interval excludes zero, of validation losses also with Holm's correction
+    p: float | None = None  # two-sided, of the interval's t; of validation losses adjusted by Holm over the arms
 
 
 @dataclass(frozen=True)
@@ -304,16 +304,16 @@ def _sentence(comparison: Comparison, arm: str) -> str:
         return f"{who} one of them diverged, so no difference can be stated; {cost}."
     measured = f"{signed(difference.mean)} nats/token"
     if difference.low is None:
-        return f"{who} held-out loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
+        return f"{who} validation loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
     evidence = f"95 % interval {interval(difference)}, {difference.n} seeds"
     if difference.detected:
         side = "lower (better)" if difference.mean < 0 else "higher (worse)"
-        said = f"held-out loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence})"
+        said = f"validation loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence})"
     else:
         if difference.low > 0 or (difference.high is not None and difference.high < 0):
             evidence += f", p = {plain(difference.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
         smallest = f"smallest detectable difference {plain(difference.detectable)}"
-        said = f"no difference detected at this budget (held-out loss {measured}, {evidence}; {smallest})"
+        said = f"no difference detected at this budget (validation loss {measured}, {evidence}; {smallest})"
     tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
     for word, sign in (("better", -1), ("worse", 1)):
         found = [d for d in comparison.differences if d.arm == arm and d.detected and sign * d.mean > 0]

@@ -32,10 +32,9 @@ from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training import ranks
-from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED, Share
-from tiewise.training.run import TABLES, Kind, check_rows
+from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
@@ -188,7 +187,7 @@ class Alberts(Kind):
         rows = measured_rows(job, job.split, (o.objective,), CURVE_ROWS)
 
         def point() -> dict[str, float]:
-            found = measure_pretrained(installed, rows, job.counts)
+            found = measure_pretrained(installed, rows, job.text.counts)
             tokens, *pairs = found.shares.values()
             said = {"heldout_nll": found.nll, "heldout_accuracy": tokens.share}
             for pair in pairs:
@@ -216,7 +215,7 @@ class Alberts(Kind):
         s = job.settings
         both = ("sop", "nsp") if split == job.split and not point else ()
         most = CURVE_ROWS if point else max(1, s.measured // s.length)
-        return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.counts)
+        return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.text.counts)
 
     def parameters(self, installed: Installed) -> dict[str, int]:
         """The body's by attention, ffn and the rest."""
@@ -291,7 +290,7 @@ class PretrainingTrainer(TiewiseTrainer):
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    ) -> Tensor:
         """Loss of one micro-batch: nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
         output = model(**inputs, predict=inputs["labels"] != -100)
         loss, penalty = output.loss, self.installed.penalty()
@@ -304,7 +303,7 @@ class PretrainingTrainer(TiewiseTrainer):
         loss = loss if penalty is None else loss + penalty
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
-        return (loss, output) if return_outputs else loss
+        return loss
 
 
 @torch.no_grad()
@@ -327,9 +326,8 @@ def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], count
             shares[name] = Share.of(int(pairs[2].sum()), len(pairs[2]), float(pairs[0].mean()))
     # what knowing nothing but the training text's frequencies gives, each count plus one
     frequencies = np.log((counts + 1) / (counts.sum() + len(counts)))
-    tally = Tally(counts)
-    tally.add(losses, targets)
-    return tally.measured(shares=shares, unigram_nll=float(-frequencies[targets.numpy()].mean()))
+    unigram = float(-frequencies[targets.numpy()].mean())
+    return measured([(losses, targets)], counts, shares=shares, unigram_nll=unigram)
 
 
 @torch.no_grad()
