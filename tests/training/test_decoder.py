@@ -6,12 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiewise.training.evaluate import measure
 from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.core.errors import RunError, SpecError, TiewiseError
-from tiewise.training.kinds.decoder import KIND, make_config
+from tiewise.training.kinds.decoder import KIND, make_config, measure
 
 ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]
 
@@ -95,11 +94,11 @@ def test_match_parameters_spends_on_the_body_what_the_boundary_saves(text, made,
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 @pytest.mark.parametrize("arm", [*ARMS, "untied+softcap=1+init=0.5", "untied+init=1", "untied+output_scale=0.5"])
-def test_the_first_loss_is_near_the_predicted_one(text, job, tiny, counts, family, arm):
+def test_the_first_loss_is_near_the_predicted_one(text, job, tiny, family, arm):
     """Within 4 %: one draw of 300 rows of width 16 moves it by as much."""
     own = job(tiny(model=family), arm=arm)
-    measured = measure(KIND.build(own), text.split("heldout"), own.settings.length, counts).nll
-    assert measured == pytest.approx(KIND.first_loss(own), rel=0.04)
+    found = measure(KIND.build(own), text.split("heldout"), own.settings.length, text.counts).nll
+    assert found == pytest.approx(KIND.first_loss(own), rel=0.04)
 
 
 MEETING = ["tied", "untied", "residual:4", "spd", "factored:64", "projected:96", "projected:out=none"]
