@@ -15,10 +15,10 @@ from tiewise.data.training_rows import Blocks
 from tiewise.training import trainer
 from tiewise.training.kinds import decoder
 from tiewise.training.kinds.decoder import measure
-from tiewise.training.run import finished
+from tiewise.training.run import direct_path, finished
 
 
-def test_what_a_run_leaves(trained, tiny, tmp_path):
+def test_what_a_run_leaves(text, trained, tiny, tmp_path):
     outcome = trained(tiny(), tmp_path / "run")
     assert {p.name for p in (tmp_path / "run").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
     assert finished(tmp_path / "run") == outcome
@@ -28,6 +28,8 @@ def test_what_a_run_leaves(trained, tiny, tmp_path):
     assert [point.step for point in result.curve] == list(range(2, 41, 2))
     assert all(point.tokens == point.step * 4 * 16 for point in result.curve)
     assert all(None not in (p.train_nll, p.heldout_nll, p.path_a, p.path_b, p.cosine) for p in result.curve)
+    size = text.facts["splits"]["heldout"]
+    assert result.bits_per_byte == pytest.approx(result.heldout_nll / math.log(2) * size["tokens"] / size["bytes"])
     assert sum(result.parameters.values()) == result.total_parameters == result.bytes / 4
     assert result.tokens_per_second == pytest.approx(39 * 64 / result.seconds)
     assert len(outcome.direct_path) == 3
@@ -211,3 +213,20 @@ def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(trained, tin
         found = trained(tiny(steps=1, init=1.0, width=64), tmp_path / arm, arm).result
         assert found.initial_nll == pytest.approx(found.predicted_initial_nll, rel=0.05)
         assert (found.initial_nll > 50) == (arm == "tied")
+
+
+@pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "tied+bias+output_scale=0.5"])
+def test_direct_path_is_lookup_then_head(job, tiny, arm):
+    installed = decoder.KIND.build(job(tiny(), arm=arm))
+    lookup, head = installed.model.get_input_embeddings(), installed.model.get_output_embeddings()
+    with torch.no_grad():
+        if head.bias is not None:
+            head.bias.normal_()
+        into, out = (lookup.in_map.weight, head.out_map.weight) if arm == "factored:8" else [torch.eye(16)] * 2
+        whole = lookup.weight @ into.T @ out.T @ head.weight.T * (0.5 if "output_scale" in arm else 1.0)
+        whole += 0 if head.bias is None else head.bias
+    tokens = [5, 2, 40, 41]
+    found = torch.tensor(direct_path(installed, tokens))
+    torch.testing.assert_close(found, whole[tokens][:, tokens], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(found, found.T, atol=1e-6) == (arm == "tied")
+    assert direct_path(installed, []) == []
