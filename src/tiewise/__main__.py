@@ -2,16 +2,16 @@
 
 import sys
 
-from tiewise.core import ctrl_c
+from tiewise.core.long_work import ctrl_c_behind, listen_for_ctrl_c
 
 
 def main() -> None:
     """Run the command line; Ctrl-C is clean from here on, also while the command line itself is being imported."""
-    ctrl_c.listen()
+    listen_for_ctrl_c()
     try:
         from tiewise.cli.main import main as run
     except (Exception, KeyboardInterrupt) as error:
-        if not ctrl_c.behind(error):
+        if not ctrl_c_behind(error):
             raise
         sys.exit(130)
     run()

@@ -14,7 +14,7 @@ from tiewise.analysis.paired_rows import Pairs, by_text, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 
 QUICK = {"permutations": 1, "neighbours": 3, "subspaces": (4,)}
 

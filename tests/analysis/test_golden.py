@@ -12,19 +12,8 @@ import pytest
 
 from tiewise.core.ledger import results
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.core.spec import BoundarySpec
-from tiewise.planning.architecture import (
-    budget,
-    elementwise,
-    largest_rank,
-    linear,
-    lookup,
-    norm,
-    tied_share,
-    total,
-    tying_saves,
-    tying_threshold,
-)
+from tiewise.core.spec import BoundarySpec, largest_rank
+from tiewise.planning.architecture import budget, elementwise, linear, lookup, norm, thresholds, total
 from tiewise.planning.catalogue import find, tying_by_size
 from tiewise.planning.costs import training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
@@ -85,10 +74,15 @@ def chapter_albert(d=768, k=128):
     return chapter_embeddings(d, k) + (one + linear(d, d, True) + head + linear(d, 2, True)).parameters
 
 
+def exercise():
+    """Every threshold of the chapter's model: V 32,000, d 1,024, twelve layers of 12 d²."""
+    return {row["name"]: row["value"] for row in thresholds(32_000, 1024, 12 * 12 * 1024**2)}
+
+
 def gigabytes(parameters):
     """Weights, optimizer and gradients of Adam in fp32."""
     found = training_bytes(parameters, parameters, "float32")["adamw"]
-    return [found.weights / 1e9, found.state / 1e9, found.gradients / 1e9]
+    return [found[name] / 1e9 for name in ("weights", "state", "gradients")]
 
 
 def per_million(model):
@@ -113,15 +107,18 @@ COUNTED = {
     "S0-share-70m": (lambda: tables(32_000, 512) / 70e6, 0.4681142857142857),
     "S0-ex1-saved": (lambda: tables(32_000, 1024) - tables(32_000, 1024, "tied"), 32_768_000),
     "S0-ex1-untied-total": (lambda: sum(sized(32_000, 1024, 12).values()), 216_530_944),
-    "S0-ex1-threshold": (lambda: tying_threshold(0.3, 12 * 12), pytest.approx(108)),
-    "S0-ex1-threshold-v": (lambda: tying_threshold(0.3, 12 * 12) * 1024, pytest.approx(110_592)),
+    "S0-ex1-threshold": (lambda: exercise()["V/d above which tying saves more than 30%"], pytest.approx(108)),
+    "S0-ex1-threshold-v": (
+        lambda: exercise()["V/d above which tying saves more than 30%"] * 1024,
+        pytest.approx(110_592),
+    ),
     "S0-ex1-vd": (lambda: 32_000 / 1024, 31.25),
-    "S0-ex1-fraction": (lambda: tying_saves(32_000, 1024, 12 * 12 * 1024**2), 0.1513317191283293),
+    "S0-ex1-fraction": (lambda: exercise()["share of the untied model that tying saves"], 0.1513317191283293),
     "S0-ex1-fraction, counted": (
         lambda: sized(32_000, 1024, 12)["output_table"] / sum(sized(32_000, 1024, 12).values()),
         0.1513317191283293,
     ),
-    "S0-tied-fraction": (lambda: tied_share(32_000, 1024, 12 * 12 * 1024**2), 0.1783166904422254),
+    "S0-tied-fraction": (lambda: exercise()["share of the tied model that is its table"], 0.1783166904422254),
     "S0-fraction-70m": (lambda: find("pythia-70m").table_share, 0.7314179364894731),
     "S0-fraction-1b": (lambda: find("pythia-1b").table_share, 0.20364590291356466),
     "S0-fraction-2.8b": (lambda: find("pythia-2.8b").table_share, 0.09280615755867262),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 from safetensors.numpy import save_file
-from token_checkpoints import factored, opt, untied
+from tiny_tables import factored, opt, untied
 
 from tiewise.analysis.model_tables import StoredTable, ends_of, views_of
 from tiewise.analysis.table_maps import LARGE, AlignSettings

@@ -10,12 +10,11 @@ from scipy.special import log_softmax
 
 from tiewise.analysis import model_tables as tables
 from tiewise.analysis import path_matrix as module
-from tiewise.analysis.estimates import wilson
 from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.path_matrix import DirectPath, Norm, asymmetry, definiteness, grams, sampled_asymmetry
 from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions
 from tiewise.core.errors import DataError
-from tiewise.core.progress import doing, heard
+from tiewise.core.long_work import doing, heard
 
 NEW, YORK, CITY = 0, 1, 2
 
@@ -231,16 +230,6 @@ def test_tables_of_different_length_use_common_rows_and_the_whole_softmax():
     check_energy(asymmetry(grams(path)), e[:4] @ u.T)
     (found,) = transitions(path, [(5, 1)])
     assert found.log_probability == pytest.approx(log_softmax(e[5] @ u.T)[1])
-
-
-def test_wilson_covers():
-    generator = np.random.default_rng(0)
-    for true in (0.01, 0.3, 0.9):
-        draws = generator.binomial(200, true, 4000) / 200
-        covered = np.mean([low <= true <= high for low, high in (wilson(share, 200) for share in draws)])
-        assert 0.93 < covered < 0.98
-    assert wilson(0.0, 100)[0] == pytest.approx(0.0)
-    assert wilson(1.0, 100)[1] == pytest.approx(1.0)
 
 
 def test_what_cannot_be_measured_is_refused():

@@ -39,7 +39,7 @@ def test_divergence_is_scipys_token_by_token(tokens, more):
 def test_its_mean_over_occurrences_is_the_irreversibility():
     text = np.random.default_rng(0).zipf(1.6, 4000) % 60
     assert contexts(text, 60).weighted(contexts(text, 60).plug_in) == pytest.approx(
-        Chain.of([text], 60).irreversibility, abs=1e-12
+        Chain.of(text, 60).irreversibility, abs=1e-12
     )
 
 

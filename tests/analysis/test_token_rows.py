@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from token_checkpoints import gaussian, untied
+from tiny_tables import gaussian, untied
 
 from tiewise.analysis.model_tables import HeldTable, StoredTable
 from tiewise.analysis.token_rows import (

@@ -22,7 +22,7 @@ from tiewise.checkpoint.audit_view import audit_view
 from tiewise.checkpoint.rule import SEVERITIES, matching, rules
 from tiewise.cli.main import command_line
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 
 HEAD = "lm_head.weight"
 CATALOGUE = [

@@ -1,72 +1,297 @@
-"""B030 to B042 and B081: tables, config and tokenizer count the same tokens; types, the content of rows, copies."""
+"""B030 to B051 and B081: tables, config and tokenizer count the same tokens; types, rows, copies, quantised ends."""
 
 import json
 
 import ml_dtypes
 import numpy as np
 import pytest
-from rule_runs import one, run
+from rule_runs import fires, run, silent, table_of
 from safetensors.numpy import load_file, save_file
+from test_rules_tying import factored
 from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
 
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import open_folder
+from tiewise.checkpoint.rules.types_and_rows import quantised_ends
+
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
+ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}
+LLAVA = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vocab_size": 7}
+UNTIED = {"tied": False}
+BF16 = ml_dtypes.bfloat16
 
 
-def with_rows(rows):
-    """A healthy table of 64 rows in which some rows, {number: value}, are replaced."""
+def rows(values, **more):
+    """A Llama of 64 rows in which some, {number: value}, are replaced."""
     made = table(64)
-    for number, value in rows.items():
+    for number, value in values.items():
         made[number] = value
-    return made
+    return {"rows": 64, "tensors": {TABLE: made}} | more
 
 
-@pytest.mark.parametrize("rule", ["B040", "B041", "B042", "B081"])
-@pytest.mark.parametrize("tied", [True, False])
-def test_silent_on_healthy_llamas(tmp_path, rule, tied):
-    assert run(rule, llama(tmp_path, tied, rows=64, tokenizer=bpe_tokenizer(64))) == []
+def tokens(count, *added, **more):
+    """A Llama with a tokenizer of `count` entries, and added ones (id, text, special)."""
+    return {"tokenizer": bpe_tokenizer(count, added)} | more
 
 
-def test_b040_two_types_at_the_two_ends(tmp_path):
-    finding = one("B040", llama(tmp_path, False, head=table(seed=2).astype(np.float16)))
-    assert (finding.severity, finding.where) == ("warning", HEAD)
-    assert "F32" in finding.evidence
-    assert "F16" in finding.evidence
+def bias(name, length=V, **more):
+    return {"tensors": {name: np.ones(length, np.float32)}} | more
 
 
-@pytest.mark.parametrize(
-    ("key", "claimed", "severity"),
-    [("dtype", "bfloat16", "warning"), ("torch_dtype", "float16", "warning"), ("dtype", "float64", "info")],
-)
-def test_b040_the_config_against_the_bytes(tmp_path, key, claimed, severity):
-    path = llama(tmp_path, config={"dtype": None, key: claimed})
-    finding = one("B040", path)
-    assert (finding.severity, finding.where) == (severity, key)
-    assert "F32 is the type of 100% of the bytes" in finding.evidence
+def llava(**config):
+    """How to write a VLM's folder whose text part has this config."""
+    tensors = {f"language_model.{name}": array for name, array in llama_tensors().items()}
+    parts = {"text_config": llama_config(**config), "vision_config": {"model_type": "clip", "vocab_size": 9}}
+    return lambda path: write_checkpoint(path, LLAVA | parts, tensors)
 
 
-@pytest.mark.parametrize("claimed", ["float32", "torch.float32", "auto", 32, ["float32"], None])
-def test_b040_silent_on_the_right_type_and_on_none(tmp_path, claimed):
-    assert run("B040", llama(tmp_path, config={"dtype": claimed})) == []
+def albert(maps=False, **config):
+    """How to write an ALBERT whose table is half as wide as the model."""
+    tensors = {"albert.embeddings.word_embeddings.weight": table()}
+    tensors |= {"albert.encoder.embedding_hidden_mapping_in.weight": table(16, D)} if maps else {}
+    return lambda path: write_checkpoint(path, ALBERT | config, tensors)
 
 
-def test_b040_norms_in_fp32_beside_bf16_are_no_finding(tmp_path):
-    tensors = {name: array.astype(ml_dtypes.bfloat16) for name, array in llama_tensors().items() if array.ndim == 2}
-    assert run("B040", llama(tmp_path, tensors=tensors, config={"dtype": "bfloat16"})) == []
+def unmapped(path):
+    """A factored table of this package without its maps."""
+    tensors = load_file(factored(path) / "model.safetensors")
+    save_file({name: array for name, array in tensors.items() if "_map" not in name}, path / "model.safetensors")
+    return path
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_b041_rows_that_are_no_numbers(tmp_path, value):
-    finding = one("B041", llama(tmp_path, rows=64, tensors={TABLE: with_rows({5: value, 9: value})}))
-    assert (finding.severity, finding.where) == ("error", TABLE)
-    assert "2 rows (5, 9) hold NaN or infinity" in finding.evidence
+def copies(*numbers):
+    """A Llama with large matrices, of which those of one number hold the same bytes."""
+    made = [np.full((512, 512), 0.5, np.float32) for _ in numbers]  # 1 MiB
+    for matrix, number in zip(made, numbers, strict=True):
+        matrix[300, 300] += number  # in no sample
+    return {"tensors": {f"model.layers.{n}.mlp.up_proj.weight": matrix for n, matrix in enumerate(made)}}
 
 
-def test_b041_one_bad_element_is_enough_and_the_head_is_read_too(tmp_path):
-    head = table(64, seed=3)
-    head[63, D - 1] = np.nan
-    finding = one("B041", llama(tmp_path, False, rows=64, head=head))
-    assert finding.where == HEAD
-    assert "1 rows (63)" in finding.evidence
+# quantised modules, by the names that each method writes
+
+
+def gptq(module):
+    packed, zeros = np.ones((D // 8, V), np.int32), np.ones((1, V // 8), np.int32)
+    return {f"{module}.qweight": packed, f"{module}.qzeros": zeros, f"{module}.scales": np.ones((1, V), np.float16)}
+
+
+def compressed(module):
+    shape = np.array([V, D], np.int64)
+    packed, scale = np.ones((V, D // 8), np.int32), np.ones((V, 1), np.float16)
+    return {f"{module}.weight_packed": packed, f"{module}.weight_scale": scale, f"{module}.weight_shape": shape}
+
+
+def bitsandbytes(module):
+    made = {f"{module}.weight": np.ones((V * D // 2, 1), np.uint8)}
+    made |= {f"{module}.weight.absmax": np.ones(4, np.float32), f"{module}.weight.quant_map": np.ones(16, np.float32)}
+    return made | {f"{module}.weight.quant_state.bitsandbytes__nf4": np.ones(8, np.uint8)}
+
+
+def int8(module):
+    return {f"{module}.weight": np.ones((V, D), np.int8), f"{module}.SCB": np.ones(V, np.float32)}
+
+
+def fp8(module):
+    weight = np.ones((V, D), ml_dtypes.float8_e4m3fn)
+    return {f"{module}.weight": weight, f"{module}.weight_scale_inv": np.ones((1, 1), np.float32)}
+
+
+def mlx(module):
+    packed, scales = np.ones((V, D // 8), np.uint32), np.ones((V, 1), np.float16)
+    return {f"{module}.weight": packed, f"{module}.scales": scales, f"{module}.biases": scales}
+
+
+METHODS = [gptq, compressed, bitsandbytes, int8, fp8, mlx]
+E, H = "model.embed_tokens", "lm_head"
+SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
+
+
+def quantised(*parts, without=None, tied=True, head=None, **section):
+    """A Llama with parts in place of its plain ends, less one of their tensors, and what its config says of that."""
+    names = {name for part in parts for name in part}
+    tensors = {f"{end}.weight": None for end in (E, H) if any(name.startswith(f"{end}.") for name in names)}
+    for part in parts:
+        tensors |= part
+    config = {"quantization_config": section} if section else {}
+    return {"tied": tied, "head": head, "tensors": tensors | ({without: None} if without else {}), "config": config}
+
+
+BIASES = ("lm_head.bias", "final_logits_bias", "cls.predictions.bias")
+BAD_HEAD = np.where(np.arange(64 * D).reshape(64, D) == 64 * D - 1, np.nan, table(64, seed=3)).astype(np.float32)
+SKIPPED = "quantization_config.llm_int8_skip_modules"
+REACHES = f"tiewise resize PATH --vocab {V + 2} --to NEW_DIR\n"
+# rules, severity, place, safe to repair, how it is written, words
+FIRES = [
+    *(
+        ("B030", "fatal", HEAD, False, {"tied": tied, "head": table(V + 3)},
+         f"[{V}, {D}]", f"[{V + 3}, {D}]", f"\ntiewise resize PATH --vocab {V + 3} --to NEW_DIR\n")
+        for tied in (True, False)
+    ),
+    ("B030", "fatal", TABLE, False, {"config": {"hidden_size": 10}}, "is 8 wide, the model 10"),
+    ("B030 B020", "fatal", "albert.embeddings.word_embeddings.weight", False, albert()),
+    ("B030", "fatal", TABLE, False, unmapped),
+    ("B031", "fatal", "tokenizer.json", False, tokens(V + 2), f"its vocabulary reaches id {V + 1}", REACHES),
+    ("B031", "warning", "tokenizer.json", False, tokens(V, (V, "<image_soft_token>", True), (V + 1, "<audio>", True)),
+     "2 added tokens", REACHES),
+    ("B031", "error", "tokenizer.json", False, tokens(V, (V, "<new>", True), (V + 1, "<more>", False)),
+     f"2 added tokens: {V} '<new>', {V + 1} '<more>'", REACHES),
+    ("B032", "info", TABLE, False, tokens(V - 4, (V - 4, "<a>", True)),
+     f"{V} rows, ids up to {V - 4}: 3 rows of padding"),
+    ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1}},
+     f"vocab_size is {V - 1}", f"has {V} rows"),
+    ("B033", "error", "text_config.vocab_size", False, llava(vocab_size=V - 1)),
+    ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 7}}),
+    *(
+        ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": value}},
+         f"eos_token_id is {shown}; ids are whole numbers from 0 to {V - 1}")
+        for value, shown in {V: V, -1: -1, "</s>": "'</s>'", True: True}.items()
+    ),
+    ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": [1, 999, 77]}}, "is 999, 77; ids"),
+    ("B034", "warning", "eos_token_id", False, {"config": {"eos_token_id": {"id": 1}}}, "eos_token_id is a dict; ids"),
+    ("B034", "warning", "generation_config.json.eos_token_id", False,
+     {"files": {"generation_config.json": {"eos_token_id": 500}}}, "generation_config.json.eos_token_id is 500"),
+    *(
+        ("B035", "warning", name, False, bias(name, V - 1, tied=False), f"has {V - 1} entries, the tables {V} rows")
+        for name in BIASES
+    ),
+    ("B035", "info", "lm_head.bias", False, bias("lm_head.bias"), "lm_head.bias"),
+    ("B040", "warning", HEAD, False, UNTIED | {"head": table(seed=2).astype(np.float16)}, "F32", "F16"),
+    ("B040", "warning", "dtype", False, {"config": {"dtype": "bfloat16"}}, "F32 is the type of 100% of the bytes"),
+    ("B040", "warning", "torch_dtype", False, {"config": {"dtype": None, "torch_dtype": "float16"}}, "F32 is the type"),
+    ("B040", "info", "dtype", False, {"config": {"dtype": "float64"}}, "F32 is the type of 100% of the bytes"),
+    *(
+        ("B041", "error", TABLE, False, rows({5: value, 9: value}), "2 rows (5, 9) hold NaN or infinity")
+        for value in (np.nan, np.inf, -np.inf)
+    ),
+    ("B041", "error", HEAD, False, {"tied": False, "rows": 64, "head": BAD_HEAD}, "1 rows (63)"),
+    ("B041", "warning", TABLE, False, rows({11: table(64)[3], 12: table(64)[3], 50: table(64)[49]}),
+     "5 rows of tokens in use are equal to another (3, 11, 12; 49, 50)"),
+    ("B041", "info", TABLE, False, rows({8: 1e30}), "1 rows (8) are at least ten times as long as the median"),
+    ("B042", "info", TABLE, False, {"rows": 100}, "100 rows leave 36 over",
+     "tiewise resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
+    ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
+     "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
+    *(("B050", "error", H, False, {"tensors": method(H)}, "beside a plain model.embed_tokens") for method in METHODS),
+    ("B050", "error", H, False, quantised(gptq(H), without="lm_head.scales", tied=False), "no scales"),
+    ("B050", "error", H, False, quantised(compressed(H), without="lm_head.weight_scale", tied=False), "no weight_s"),
+    ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores none"),
+    ("B050", "error", "config.json", False, quantised(tied=False, quant_method="gptq", lm_head=True), "it plain"),
+    ("B050", "error", "config.json", False, quantised(gptq(H), tied=False, quant_method="gptq", lm_head=False),
+     "quantization_config.lm_head is false, and lm_head stores qweight, qzeros, scales"),
+    ("B051", "warning", SKIPPED, False, quantised(**SKIP),
+     "so the head is converted, and it is the input table\n", '\nadd "lm_head" to it\n'),
+    ("B051", "warning", SKIPPED, False, quantised(tied=False, **SKIP), "it is stored plain\n"),
+    ("B051", "warning", "quantization_config.ignore", False,
+     quantised(compressed(E), quant_method="compressed-tensors", ignore=["lm_head"]), "leaves lm_head alone"),
+    ("B051", "warning", "quantization_config.modules_to_not_convert", False,
+     quantised(quant_method="awq", modules_to_not_convert=["model.lm_head"]),
+     'names "model.lm_head", and the module is lm_head'),
+]  # fmt: skip
+
+
+@table_of(FIRES)
+def test_fires(tmp_path, case):
+    fires(tmp_path, case)
+
+
+GENERATION = {"generation_config.json": {"eos_token_id": [2, 3], "pad_token_id": None}}
+COUNTS = "B030 B031 B032 B033 B034 B035"
+QUANT = "B050 B051"
+TINY_NUMBERS = table(64) * np.float32(1e-38)
+NORMS = {name: array.astype(BF16) for name, array in llama_tensors().items() if array.ndim == 2}
+LATER = {"decoder_vocab_size": V + 9, "decoder_start_token_id": V + 8}
+SILENT = [
+    *(("B040 B041 B042 B081", {"tied": tied, "rows": 64, "tokenizer": bpe_tokenizer(64)}) for tied in (True, False)),
+    *((COUNTS, tokens(V, tied=tied, files=GENERATION)) for tied in (True, False)),
+    ("B030", {"tied": False, "head": table(V + 3), "config": {"decoder_vocab_size": V + 3}}),
+    ("B030", albert(maps=True)),
+    ("B030", albert(embedding_size=D)),
+    (f"{COUNTS} B010 B011 B016 B020", factored),
+    ("B030", {"tensors": {TABLE: np.zeros((V, 1), np.uint32)}}),  # packed
+    ("B031", tokens(V - 4, (V - 4, "<a>", True))),
+    ("B033", llava()),
+    ("B033", {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 8}}),
+    ("B033", {"config": {"vocab_size": V - 1, "decoder_vocab_size": V}}),
+    ("B034", {"tied": False, "head": table(V + 9), "config": LATER}),
+    *(("B035", bias(name, tied=False)) for name in BIASES),
+    *(
+        ("B040", {"config": {"dtype": claimed}})
+        for claimed in ("float32", "torch.float32", "auto", 32, ["float32"], None)
+    ),
+    ("B040", {"tensors": NORMS, "config": {"dtype": "bfloat16"}}),  # beside norms in fp32
+    ("B041", {"rows": 64, "tensors": {TABLE: TINY_NUMBERS}}),  # which are no zeros
+    ("B041", rows({V: 0.0}, config={"text_config": {"vocab_size": 64, "pad_token_id": V}})),
+    ("B081", copies(1, 2)),
+    # the two ends are B013's, and small tensors do not count
+    ("B081", {"rows": 2**15, "head": table(2**15), "tensors": {"a": np.ones(9), "b": np.ones(9)}}),
+    (QUANT, {}),
+    (QUANT, quantised(quant_method="gptq", lm_head=False)),
+    (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
+    (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=None)),
+    (QUANT, quantised(quant_method="compressed-tensors", ignore=["lm_head", "re:.*gate"])),
+    *((QUANT, quantised(method(H), tied=False)) for method in METHODS),  # a head of its own
+    *((QUANT, quantised(method(E))) for method in METHODS),  # one shared, quantised table
+    *((QUANT, quantised(method(E), method(H))) for method in METHODS),
+    (QUANT, quantised(gptq(H), tied=False, quant_method="gptq", lm_head=True)),
+    (QUANT, quantised(quant_method="awq", modules_to_not_convert=["vision_tower"])),  # transformers adds its default
+    (QUANT, quantised(compressed(E), quant_method="compressed-tensors", ignore=["gate"])),
+    (QUANT, quantised(quant_method="awq", modules_to_not_convert=[E, "embed_tokens"])),
+]
+
+
+@table_of(SILENT)
+def test_silent(tmp_path, case):
+    silent(tmp_path, case)
+
+
+# how many tokens there are
+
+
+@pytest.mark.parametrize("additional", [2, 1, -5, "2", None])
+def test_b031_counts_an_extra_table(tmp_path, additional):
+    made = tokens(V, (V, "<a>", True), (V + 1, "<b>", True), config={"additional_vocab_size": additional})
+    assert len(run("B031", llama(tmp_path, **made))) == (additional != 2)
+
+
+MORE = {
+    "vocab.json": {f"t{i}": i for i in range(V + 1)},
+    "added_tokens.json": {"<new>": V},
+    "tokenizer_config.json": {"added_tokens_decoder": {str(V): {"content": "<new>"}}},
+    "tokenizer.json": {"model": {"type": "Unigram", "vocab": [[f"t{i}", 0.0] for i in range(V + 1)]}},
+    "vocab.txt": "".join(f"w{i}\n" for i in range(V + 1)),
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_tokenizers_of_every_kind_are_counted(tmp_path, name):
+    """One more id than rows, told by each kind of file."""
+    text = MORE[name] if name.endswith(".txt") else json.dumps(MORE[name])
+    (llama(tmp_path) / name).write_text(text)
+    assert [finding.where for finding in run("B031", tmp_path)] == [name]
+
+
+def test_a_sentencepiece_model_is_counted_by_its_pieces(tmp_path):
+    piece = b"\x0a\x08" + b"\x0a\x01a" + b"\x15\x00\x00\x00\x00"  # field 1: {text, score}
+    trainer = b"\x12\x02\x08\x01"  # field 2, not a piece
+    path = llama(tmp_path)
+    for count, more, found in ((V + 1, trainer, ["B031"]), (V, trainer, []), (V, trainer[:-1], ["B001"])):
+        (path / "tokenizer.model").write_bytes(piece * count + more)
+        told = [*run("B031", path), *run("B001", path)]
+        assert [finding.rule for finding in told] == found
+        assert all(f"ids up to {V}" in f.evidence for f in told if f.rule == "B031")
+
+
+NO_TOKENIZERS = [[], 3, {}, {"model": 1}, {"model": {"vocab": 1}}, {"model": {"vocab": [1, [], [2]]}}]
+NO_TOKENIZERS += [{"model": {"vocab": {"a": "b", "c": -1, "d": 1e309, "e": True}}}]
+NO_TOKENIZERS += [{"added_tokens": 1}, {"added_tokens": [1, {"id": "x"}, {"id": 2.5}]}]
+
+
+@pytest.mark.parametrize("record", NO_TOKENIZERS)
+def test_tokenizers_of_wrong_types_count_nothing(tmp_path, record):
+    assert run("B031", llama(tmp_path, tokenizer=record)) == []
+
+
+# what rows hold
 
 
 @pytest.mark.parametrize(
@@ -80,8 +305,8 @@ def test_b041_one_bad_element_is_enough_and_the_head_is_read_too(tmp_path):
     ],
 )
 def test_b041_rows_of_zeros_count_where_tokens_use_them(tmp_path, tokenizer, severities):
-    rows = with_rows({0: 0.0, 7: 0.0, 40: 0.0})  # row 0 is the config's padding id
-    found = run("B041", llama(tmp_path, rows=64, tensors={TABLE: rows}, tokenizer=tokenizer))
+    zeros = rows({0: 0.0, 7: 0.0, 40: 0.0})  # row 0 is the config's padding id
+    found = run("B041", llama(tmp_path, tokenizer=tokenizer, **zeros))
     assert [finding.severity for finding in found] == severities
     assert all("7" in finding.evidence and "(0" not in finding.evidence for finding in found)
 
@@ -100,270 +325,52 @@ def test_b041_words_are_in_use_and_placeholders_are_not(tmp_path, where, texts, 
     tokenizer = bpe_tokenizer(10, [(i, text, True) for i, text in zip(ids, texts, strict=True) if where == "added"])
     if where == "vocabulary":
         tokenizer["model"]["vocab"] |= dict(zip(texts, ids, strict=True))
-    path = llama(tmp_path, rows=64, tensors={TABLE: with_rows(dict.fromkeys(ids, 0.0))}, tokenizer=tokenizer)
-    found = run("B041", path)
+    found = run("B041", llama(tmp_path, tokenizer=tokenizer, **rows(dict.fromkeys(ids, 0.0))))
     assert [f"{count} rows (" in finding.evidence for finding in found] == [True] * bool(count)
-
-
-def test_b041_rows_that_occur_twice(tmp_path):
-    rows = with_rows({11: table(64)[3], 12: table(64)[3], 50: table(64)[49]})
-    finding = one("B041", llama(tmp_path, rows=64, tensors={TABLE: rows}))
-    assert finding.severity == "warning"
-    assert "5 rows of tokens in use are equal to another (3, 11, 12; 49, 50)" in finding.evidence
-
-
-def test_b041_rows_much_longer_than_the_rest(tmp_path):
-    finding = one("B041", llama(tmp_path, rows=64, tensors={TABLE: with_rows({8: 1e30})}))
-    assert finding.severity == "info"
-    assert "1 rows (8) are at least ten times as long as the median" in finding.evidence
-
-
-def test_b041_small_numbers_are_not_zero(tmp_path):
-    assert run("B041", llama(tmp_path, rows=64, tensors={TABLE: table(64) * np.float32(1e-38)})) == []
-
-
-def test_b042_says_what_a_multiple_would_be(tmp_path):
-    path = llama(tmp_path, rows=100)
-    finding = one("B042", path)
-    assert finding.severity == "info"
-    assert "100 rows leave 36 over" in finding.evidence
-    assert f"tiewise resize {path} --multiple-of 64 --to NEW_DIR makes 128" in finding.repair
-
-
-def test_b081_names_large_tensors_with_the_same_bytes(tmp_path):
-    large = table(512, 512)  # 1 MiB
-    other = large.copy()
-    other[300, 300] += 1  # in no sample
-    tensors = {f"model.layers.{n}.mlp.up_proj.weight": t for n, t in enumerate([large, large, other, large])}
-    finding = one("B081", llama(tmp_path / "a", tensors=tensors))
-    assert finding.severity == "info"
-    assert finding.evidence.startswith(
-        "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"
-    )
-    assert "2.1 MB stored more than once" in finding.evidence
-    del tensors["model.layers.1.mlp.up_proj.weight"], tensors["model.layers.3.mlp.up_proj.weight"]
-    assert run("B081", llama(tmp_path / "b", tensors=tensors)) == []
-
-
-def test_b081_leaves_the_two_ends_to_b013_and_small_tensors_alone(tmp_path):
-    path = llama(tmp_path, rows=2**15, head=table(2**15), tensors={"a": np.ones(9), "b": np.ones(9)})
-    assert run("B081", path) == []
-    assert len(run("B013", path)) == 1
 
 
 def test_deep_scans_read_every_chunk(tmp_path):
     """More rows than one chunk holds: numbers of rows count from the table's first."""
-    rows = 2**18
-    path = llama(tmp_path, rows=rows)
-    tensors = load_file(path / "model.safetensors")
-    tensors[TABLE][[2**17 + 3, rows - 1]] = np.nan
-    save_file(tensors, path / "model.safetensors")
-    assert f"2 rows ({2**17 + 3}, {rows - 1}) hold NaN" in one("B041", path).evidence
+    count = 2**18
+    made = table(count)
+    made[[2**17 + 3, count - 1]] = np.nan
+    (found,) = run("B041", llama(tmp_path, rows=count, tensors={TABLE: made}))
+    assert f"2 rows ({2**17 + 3}, {count - 1}) hold NaN" in found.evidence
 
 
-def test_rows_of_padding_ids_in_nested_configs_may_be_zero(tmp_path):
-    rows = with_rows({V: 0.0})
-    path = llama(
-        tmp_path, rows=64, tensors={TABLE: rows}, config={"text_config": {"vocab_size": 64, "pad_token_id": V}}
-    )
-    assert run("B041", path) == []
+# which ends are quantised
 
 
-RULES = [f"B03{n}" for n in range(6)]
-ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}
+@pytest.mark.parametrize("end", [E, H])
+@pytest.mark.parametrize("method", METHODS)
+def test_which_end_is_quantised(tmp_path, method, end):
+    made = quantised(method(end), tied=False, head=table() if end == E else None)
+    found = quantised_ends(Facts(open_folder(llama(tmp_path / "m", **made))))
+    assert (found.input.quantised, found.output.quantised, found.method) == (end == E, end == H, None)
+    stored = (found.input if end == E else found.output).parts
+    assert stored == tuple(sorted(name.removeprefix(f"{end}.") for name in method(end)))
+    if end == E:  # beside a plain head in a tied pair
+        half = llama(tmp_path / "half", **quantised(method(end), head=table()))
+        assert [(found.severity, found.where) for found in run("B050", half)] == [("error", E)]
 
 
-def bias(length=V):
-    return np.ones(length, np.float32)
+def test_a_plain_checkpoint_is_not_quantised(tmp_path):
+    found = quantised_ends(Facts(open_folder(llama(tmp_path))))
+    assert (found.input.quantised, found.output.quantised, found.method) == (False, False, None)
+    assert (found.input.parts, found.output.parts, found.output.module) == (("weight",), (), H)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("tied", [True, False])
-def test_silent_where_all_counts_agree(tmp_path, rule, tied):
-    generation = {"eos_token_id": [2, 3], "pad_token_id": None}
-    path = llama(tmp_path, tied, tokenizer=bpe_tokenizer(), files={"generation_config.json": generation})
-    assert run(rule, path) == []
+SECTIONS = [
+    ({"quant_method": "awq", "modules_to_not_convert": [H]}, "awq", {"modules_to_not_convert": (H,)}),
+    ({"quant_method": "gptq", "dynamic": {"-:.*lm_head": {}, "+:x": {"bits": 8}}}, "gptq", {"dynamic": (".*lm_head",)}),
+    ({"quant_algo": "NVFP4", "exclude_modules": [H]}, "NVFP4", {"exclude_modules": (H,)}),
+    ({"ignore": ["re:.*lm_head", 3, None]}, "", {"ignore": ("re:.*lm_head",)}),
+    ({"quant_method": 7, "ignore": H, "dynamic": [1]}, "", {}),
+]
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_b030_a_head_of_another_length(tmp_path, tied):
-    path = llama(tmp_path, tied, head=table(V + 3))
-    finding = one("B030", path)
-    assert (finding.severity, finding.where) == ("fatal", HEAD)
-    assert f"[{V}, {D}]" in finding.evidence
-    assert f"[{V + 3}, {D}]" in finding.evidence
-    assert finding.repair == f"tiewise resize {path} --vocab {V + 3} --to NEW_DIR"
-
-
-def test_b030_two_vocabularies_that_the_config_names(tmp_path):
-    path = llama(tmp_path, False, head=table(V + 3), config={"decoder_vocab_size": V + 3})
-    assert run("B030", path) == []
-
-
-def test_b030_a_width_that_nothing_explains(tmp_path):
-    finding = one("B030", llama(tmp_path, config={"hidden_size": 10}))
-    assert finding.where == TABLE
-    assert "is 8 wide, the model 10" in finding.evidence
-
-
-@pytest.mark.parametrize("explained", ["map", "key", "neither"])
-def test_b030_accepts_a_narrow_table_with_its_map_or_its_key(tmp_path, explained):
-    tensors = {"albert.embeddings.word_embeddings.weight": table()}
-    if explained == "map":
-        tensors["albert.encoder.embedding_hidden_mapping_in.weight"] = table(16, D)
-    config = ALBERT | ({"embedding_size": D} if explained == "key" else {})
-    findings = run("B030", write_checkpoint(tmp_path, config, tensors))
-    assert len(findings) == (explained == "neither")
-
-
-def test_b030_a_factored_table_of_this_package(tmp_path):
-    config = llama_config(True, width=16) | {"model_type": "tiewise", "base_model_type": "llama"}
-    tensors = {TABLE: table(V, 4), "model.embed_tokens.in_map.weight": table(16, 4)}
-    tensors |= {"lm_head.out_map.weight": table(4, 16), "model.norm.weight": np.ones(16, np.float32)}
-    config |= {"tiewise_boundary": "factored:4", "architectures": ["TiewiseLlamaForCausalLM"]}
-    path = write_checkpoint(tmp_path, config, tensors)
-    assert [run(rule, path) for rule in (*RULES, "B010", "B011", "B016", "B020")] == [[]] * 10
-    del tensors["model.embed_tokens.in_map.weight"], tensors["lm_head.out_map.weight"]
-    assert len(run("B030", write_checkpoint(tmp_path / "broken", config, tensors))) == 1
-
-
-def test_b030_passes_over_packed_tables(tmp_path):
-    assert run("B030", llama(tmp_path, tensors={TABLE: np.zeros((V, 1), np.uint32)})) == []
-
-
-@pytest.mark.parametrize(
-    ("count", "added", "severity", "words"),
-    [
-        (V + 2, (), "fatal", f"its vocabulary reaches id {V + 1}"),
-        (V, [(V, "<image_soft_token>", True), (V + 1, "<audio>", True)], "warning", "2 added tokens"),
-        (V, [(V, "<new>", True), (V + 1, "<more>", False)], "error", f"2 added tokens: {V} '<new>', {V + 1} '<more>'"),
-    ],
-)
-def test_b031_tells_the_vocabulary_from_added_tokens(tmp_path, count, added, severity, words):
-    path = llama(tmp_path, tokenizer=bpe_tokenizer(count, added))
-    finding = one("B031", path)
-    assert (finding.severity, finding.where) == (severity, "tokenizer.json")
-    assert words in finding.evidence
-    assert finding.repair == f"tiewise resize {path} --vocab {V + 2} --to NEW_DIR"
-
-
-@pytest.mark.parametrize("additional", [2, 1, -5, "2", None])
-def test_b031_counts_an_extra_table(tmp_path, additional):
-    tokenizer = bpe_tokenizer(V, [(V, "<a>", True), (V + 1, "<b>", True)])
-    path = llama(tmp_path, tokenizer=tokenizer, config={"additional_vocab_size": additional})
-    assert len(run("B031", path)) == (additional != 2)
-
-
-def test_b032_counts_the_padding(tmp_path):
-    finding = one("B032", llama(tmp_path, tokenizer=bpe_tokenizer(V - 4, [(V - 4, "<a>", True)])))
-    assert (finding.severity, finding.where) == ("info", TABLE)
-    assert f"{V} rows, ids up to {V - 4}: 3 rows of padding" in finding.evidence
-    assert run("B031", tmp_path) == []
-
-
-def test_b033_names_the_key_and_the_table(tmp_path):
-    finding = one("B033", llama(tmp_path, config={"vocab_size": V - 1}))
-    assert (finding.severity, finding.where) == ("error", "vocab_size")
-    assert f"vocab_size is {V - 1}" in finding.evidence
-    assert f"has {V} rows" in finding.evidence
-
-
-def test_b033_asks_the_level_of_the_text(tmp_path):
-    tensors = {f"language_model.{name}": array for name, array in llama_tensors().items()}
-    config = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "vocab_size": 7}
-    healthy = config | {"text_config": llama_config(), "vision_config": {"model_type": "clip", "vocab_size": 9}}
-    assert run("B033", write_checkpoint(tmp_path / "a", healthy, tensors)) == []
-    stale = config | {"text_config": llama_config(vocab_size=V - 1)}
-    assert one("B033", write_checkpoint(tmp_path / "b", stale, tensors)).where == "text_config.vocab_size"
-
-
-@pytest.mark.parametrize(
-    ("settings", "fires"),
-    [
-        ({"pad_vocab_size_multiple": 8}, False),
-        ({"pad_vocab_size_multiple": 7}, True),
-        ({"decoder_vocab_size": V}, False),
-    ],
-)
-def test_b033_respects_padding_and_other_vocabularies(tmp_path, settings, fires):
-    assert len(run("B033", llama(tmp_path, config={"vocab_size": V - 1} | settings))) == fires
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "words"),
-    [
-        ("config.json", V, f"eos_token_id is {V}; ids are whole numbers from 0 to {V - 1}"),
-        ("config.json", [1, 999, 77], "eos_token_id is 999, 77; ids"),
-        ("config.json", -1, "eos_token_id is -1; ids"),
-        ("config.json", "</s>", "eos_token_id is '</s>'; ids"),
-        ("config.json", True, "eos_token_id is True; ids"),
-        ("config.json", {"id": 1}, "eos_token_id is a dict; ids"),
-        ("generation_config.json", 500, "generation_config.json.eos_token_id is 500"),
-    ],
-)
-def test_b034_names_the_id(tmp_path, place, value, words):
-    path = llama(tmp_path)
-    record = json.loads((path / place).read_text()) if place == "config.json" else {}
-    (path / place).write_text(json.dumps(record | {"eos_token_id": value}))
-    finding = one("B034", path)
-    assert finding.severity == "warning"
-    assert words in finding.evidence
-
-
-def test_b034_counts_the_larger_of_two_vocabularies(tmp_path):
-    config = {"decoder_vocab_size": V + 9, "decoder_start_token_id": V + 8}
-    assert run("B034", llama(tmp_path, False, head=table(V + 9), config=config)) == []
-
-
-@pytest.mark.parametrize("name", ["lm_head.bias", "final_logits_bias", "cls.predictions.bias"])
-def test_b035_a_bias_of_another_length(tmp_path, name):
-    path = llama(tmp_path / "a", False, tensors={name: bias(V - 1)})
-    finding = one("B035", path)
-    assert (finding.severity, finding.where) == ("warning", name)
-    assert f"has {V - 1} entries, the tables {V} rows" in finding.evidence
-    assert run("B035", llama(tmp_path / "b", False, tensors={name: bias()})) == []
-
-
-def test_b035_notes_a_bias_on_a_tied_causal_head(tmp_path):
-    finding = one("B035", llama(tmp_path, tensors={"lm_head.bias": bias()}))
-    assert finding.severity == "info"
-    assert "lm_head.bias" in finding.evidence
-
-
-def test_tokenizers_of_every_kind_are_counted(tmp_path):
-    """One more id than rows, told by each kind of file."""
-    kinds = {
-        "vocab.json": {f"t{i}": i for i in range(V + 1)},
-        "added_tokens.json": {"<new>": V},
-        "tokenizer_config.json": {"added_tokens_decoder": {str(V): {"content": "<new>"}}},
-        "tokenizer.json": {"model": {"type": "Unigram", "vocab": [[f"t{i}", 0.0] for i in range(V + 1)]}},
-    }
-    for name, record in kinds.items():
-        path = llama(tmp_path / name, files={name: record})
-        assert one("B031", path).where == name
-    words = "\n".join(f"w{i}" for i in range(V + 1)) + "\n"
-    path = llama(tmp_path / "words")
-    (path / "vocab.txt").write_text(words)
-    assert one("B031", path).where == "vocab.txt"
-
-
-def test_a_sentencepiece_model_is_counted_by_its_pieces(tmp_path):
-    piece = b"\x0a\x08" + b"\x0a\x01a" + b"\x15\x00\x00\x00\x00"  # field 1: {text, score}
-    trainer = b"\x12\x02\x08\x01"  # field 2, not a piece
-    path = llama(tmp_path)
-    (path / "tokenizer.model").write_bytes(piece * (V + 1) + trainer)
-    assert f"ids up to {V}" in one("B031", path).evidence
-    (path / "tokenizer.model").write_bytes(piece * V + trainer)
-    assert run("B031", path) == run("B001", path) == []
-    (path / "tokenizer.model").write_bytes(piece * V + trainer[:-1])
-    assert one("B001", path).where == "tokenizer.model"
-
-
-NO_TOKENIZERS = [[], 3, {}, {"model": 1}, {"model": {"vocab": 1}}, {"model": {"vocab": [1, [], [2]]}}]
-NO_TOKENIZERS += [{"model": {"vocab": {"a": "b", "c": -1, "d": 1e309, "e": True}}}]
-NO_TOKENIZERS += [{"added_tokens": 1}, {"added_tokens": [1, {"id": "x"}, {"id": 2.5}]}]
-
-
-@pytest.mark.parametrize("record", NO_TOKENIZERS)
-def test_tokenizers_of_wrong_types_count_nothing(tmp_path, record):
-    assert run("B031", llama(tmp_path, tokenizer=record)) == []
+@pytest.mark.parametrize(("section", "method", "lists"), SECTIONS)
+def test_what_the_config_says(tmp_path, section, method, lists):
+    for config in ({"quantization_config": section}, {"text_config": {"quantization_config": section}}):
+        found = quantised_ends(Facts(open_folder(llama(tmp_path, config=config))))
+        assert (found.method, found.lists) == (method, lists)

@@ -1,4 +1,4 @@
-"""`tiewise data show`: rows as they are trained on, and what is refused."""
+"""`tiewise data show`: rows as they are trained on."""
 
 import json
 import re
@@ -7,7 +7,6 @@ import pytest
 import typer
 
 from tiewise.cli.data import data
-from tiewise.core.errors import TiewiseError
 
 
 @pytest.fixture(scope="module")
@@ -50,18 +49,3 @@ def test_for_people(source, capsys):
     assert "rows per epoch" in out
     assert "  A: [CLS]" in out
     assert "[MASK|" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--objective", "order"], "unknown objective"),
-        (["--length", "3"], "rows of 3 tokens"),
-        (["--split", "dev", "--length", "60"], "no split 'dev'"),
-        (["-n", "0"], "0 rows"),
-        (["--masking", "0"], "nothing is masked"),
-    ],
-)
-def test_refused(arguments, said, source):
-    with pytest.raises(TiewiseError, match=said):
-        show("-t", source, *arguments)

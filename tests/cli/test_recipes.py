@@ -1,10 +1,12 @@
-"""Recipes on the command line: one run and a table, what was published beside them, and refusals of one line."""
+"""Recipes on the command line: one run and a table, what was published beside them, and sharings times boundaries."""
 
 import json
+import random
 import struct
 
 import pytest
 import torch
+import yaml
 from cli_tiny import refused
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
@@ -123,11 +125,6 @@ def test_vectors_that_do_not_fit_are_one_line(boundary, said, tiewise, corpus, v
     )
 
 
-def test_a_missing_split_is_one_line(tiewise, corpus, tmp_path):
-    (tmp_path / "corpus" / "valid.txt").unlink()
-    assert "valid.txt" in refused(tiewise("train", "--recipe", "pytorch-200", corpus, *TINY, "-o", "out"))
-
-
 def test_a_comparison_has_the_papers_arms_and_a_report(tiewise, corpus, tmp_path):
     said = tiewise("compare", "--recipe", "press-wolf-small", corpus, *TINY, "--seeds", "1", "-o", "out", "--json")
     assert said.code == 0
@@ -138,18 +135,29 @@ def test_a_comparison_has_the_papers_arms_and_a_report(tiewise, corpus, tmp_path
     assert "Published figures" in (tmp_path / "out" / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("--recipe", "lstm", "corpus"), "no recipe 'lstm'"),
-        (("corpus",), "without --recipe"),
-        (("--recipe", "awd"), "needs one corpus"),
-        (("--recipe", "awd", "corpus", "--text", "builtin"), "needs one corpus"),
-        (("--recipe", "awd", "elsewhere"), "no corpus folder"),
-        (("--recipe", "awd", "corpus", "--set", "files=[none.txt, valid.txt, test.txt]"), "has no none.txt"),
-        (("--recipe", "pytorch-200", "corpus", "--set", "embedding=100"), "projected"),
-        (("--set", "epochs=3"), "add --recipe"),
-    ],
-)
-def test_what_cannot_be_is_one_line(tiewise, corpus, arguments, said):
-    assert said in refused(tiewise("train", *arguments, "-o", "out"))
+@pytest.fixture
+def albert(tiewise, tmp_path):
+    """Run `compare` or `train` on an ALBERT of a second."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("abcdefgh", k=3)) for _ in range(40)]
+    rows = [" ".join(" ".join(draw.choices(words, k=4)).capitalize() + "." for _ in range(8)) for _ in range(80)]
+    (tmp_path / "text.jsonl").write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
+    sizes = ("width=16", "layers=2", "heads=2", "length=24", "batch=4", "measured=480")
+    tiny = [*(f"--set={item}" for item in sizes), "--steps=6", "--tokenizer=bpe:300", "--out=run"]
+    return lambda command, *more: tiewise(command, "--recipe=albert-small", "--text=text.jsonl", *tiny, *more)
+
+
+def test_every_sharing_with_every_boundary(albert, tmp_path):
+    said = albert("compare", "--share=none,all:groups=2+rank=2", "--boundary=factored:8,tied", "--seeds=1", "--json")
+    assert said.code == 0
+    arms = [f"{end}+share={share}" for end in ("factored:8", "tied") for share in ("none", "all:groups=2+rank=2")]
+    record = json.loads(said.out)
+    assert [run["arm"] for run in record["runs"]] == record["arms"] == arms
+    assert yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["arms"] == arms
+    sizes = [run["total_parameters"] for run in record["runs"]]
+    assert sizes[0] < sizes[2]
+
+
+def test_sharings_with_the_recipe_s_own_boundary(albert, tmp_path):
+    assert albert("train", "--share=ffn").code == 0
+    assert yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())["arms"] == ["factored:64+share=ffn"]

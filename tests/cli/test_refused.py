@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 
 import numpy as np
 import pytest
@@ -16,154 +17,190 @@ SMALL = ["compare", *TINY, "--arms=tied,untied", "--seeds=1"]
 
 @pytest.fixture(autouse=True)
 def files(tmp_path, text):
-    """Texts and settings that cannot be used."""
-    (tmp_path / "empty.txt").write_text("")
+    """Texts, corpora and configs, of which most cannot be used."""
+    words = {"train": "a b c d\n" * 12, "valid": "a b x d\n" * 3, "test": "b c d y\n" * 3}
+    written = {
+        "empty.txt": "",
+        "short.txt": "one two three",
+        "little.txt": "\n\n".join(f"{i} some words of a text that is not long" for i in range(20)),
+        "rows.jsonl": "".join(json.dumps({"body": f"row {i}"}) + "\n" for i in range(50)),
+        "ones.jsonl": "".join(json.dumps({"text": f"Row {i} is one sentence."}) + "\n" for i in range(300)),
+        "odd.yaml": "breadth: 3",
+        "other/thesis.tex": "x",
+        "file": "x",
+        "bad.json": "{",
+        "list.json": "[1]",
+        "empty.json": "{}",
+        "config.json": "{}",
+        **{f"{corpus}/{name}.txt": words[name] for corpus in ("corpus", "cut") for name in words},
+    }
+    for name, content in written.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "cut" / "valid.txt").unlink()
     (tmp_path / "binary.txt").write_bytes(np.random.default_rng(0).bytes(4000))
-    (tmp_path / "short.txt").write_text("one two three")
-    (tmp_path / "little.txt").write_text("\n\n".join(f"{i} some words of a text that is not long" for i in range(20)))
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"body": f"row {i}"}) + "\n" for i in range(50)))
-    (tmp_path / "odd.yaml").write_text("breadth: 3")
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "thesis.tex").write_text("x")
-    (tmp_path / "file").write_text("x")
 
 
-TEXTS = [
-    (["missing.txt"], "missing.txt"),
-    (["binary.txt"], "binary.txt"),
-    (["short.txt"], "give more text"),
-    (["rows.jsonl:title"], "title"),
-    (["rows.jsonl"], "text"),
-    (["hf:"], "hf:"),
-    (["-"], "standard input is empty"),
-    (["little.txt", "--set=batch=64"], "training blocks of 16 tokens, and one step takes 64; give more text"),
-]
+@pytest.fixture
+def refuses(tiewise, tree):
+    """A command line is refused in one line, and changes nothing."""
 
-
-@pytest.mark.parametrize(("given", "says"), TEXTS)
-def test_a_text_that_cannot_be_used(tiewise, tree, given, says):
-    before = tree()
-    assert says in refused(tiewise(*SMALL, "--out", "a/run", "-t", *given))
-    assert tree() == before
-
-
-OPTIONS = [
-    (["--arms=factored"], "factored:128, say"),
-    (["--arms=tied,factored:17"], "k = 17 exceeds the model width 16; choose k ≤ 16"),
-    (["--arms="], "unknown boundary ''"),
-    (["--seeds=0"], "seeds = 0"),
-    (["--steps=many"], "'--steps'"),
-    (["--minutes=1"], "both steps and minutes are given"),  # TINY has steps
-    (["--model=nothing"], "use llama, gpt2, or the path of a config.json"),
-    (["--tokenizer=bpe:12"], "bpe:12"),
-    (["--set=width"], "write --set NAME=VALUE"),
-    (["--set=breadth=3"], "unknown setting 'breadth' in --set"),
-    (["--set=width=wide"], "width in --set must be a whole number"),
-    (["--set=width={"], "the value cannot be read"),
-    (["--set=seed=1"], "seed is a setting of train"),
-    (["--config=odd.yaml"], "unknown setting 'breadth' in odd.yaml"),
-    (["--sparkle"], "--sparkle"),
-    (["--out"], "--out"),
-    (["more"], "more"),
-]
-
-
-@pytest.mark.parametrize(("options", "says"), OPTIONS, ids=lambda value: " ".join(value) if type(value) is list else "")
-def test_an_option_that_cannot_be_used(tiewise, tree, text, options, says):
-    before = tree()
-    assert says in refused(tiewise(*SMALL, "-t", text, "--out=a/run", *options))
-    assert tree() == before
-
-
-def test_an_unknown_command(tiewise):
-    assert "'sparkle'" in refused(tiewise("sparkle"))
-
-
-@pytest.mark.parametrize(
-    ("out", "says"),
-    [
-        ("other", "other exists and is no run of tiewise; choose another --out"),
-        ("file", "file is a file; choose another --out"),
-        ("file/run", "cannot write to file/run"),
-        ("/proc/run", "cannot write to /proc/run"),
-    ],
-)
-def test_an_output_folder_that_cannot_be_used(tiewise, tree, text, out, says):
-    before = tree()
-    for more in ([], ["--overwrite"]):
-        assert says in refused(tiewise(*SMALL, "-t", text, "--out", out, *more))
-    assert tree() == before
-
-
-def test_a_folder_that_holds_a_run(compare, tiewise, tree):
-    assert compare("--arms=tied", "--seeds=1", "--out=run").code == 0
-    before = tree()
-    assert "--resume to finish it, --overwrite to replace it" in refused(compare("--out=run", "--arms=tied"))
-    assert "is no run" not in refused(compare("--out=run", "--overwrite", "--arms=factored:500"))
-    assert tree() == before
-    assert compare("--arms=untied", "--seeds=1", "--out=run", "--overwrite").code == 0
-
-
-def test_a_folder_in_which_a_run_is_at_work(compare, tiewise, tree, tmp_path):
-    assert compare("--arms=tied", "--seeds=1", "--out=run").code == 0
-    with locked(tmp_path / "run"):
+    def run(says, *arguments):
         before = tree()
-        for said in (tiewise("compare", "--out=run", "--resume"), compare("--out=run", "--overwrite", "--arms=tied")):
-            assert "another run is at work in run; wait for it, or choose another --out" in refused(said)
+        assert says in refused(tiewise(*arguments))
         assert tree() == before
-    assert tiewise("compare", "--out=run", "--resume").code == 0
+
+    return run
 
 
-def test_resume_without_a_run(tiewise, tree):
-    before = tree()
-    assert "none holds no run to resume" in refused(tiewise("compare", "--resume", "--out", "none"))
-    assert "other holds no run to resume" in refused(tiewise("train", "--resume", "--out", "other"))
-    assert tree() == before
-
-
-@pytest.mark.parametrize(
-    "more",
-    [["--steps=3"], ["--set=width=8"], ["--config=odd.yaml"], ["-t", "text.txt"], ["--no-tune"], ["--overwrite"]],
+# what follows a command that works without it, and what is said of that
+TEXTS = {
+    "missing.txt": "missing.txt",
+    "binary.txt": "binary.txt",
+    "short.txt": "give more text",
+    "rows.jsonl:title": "title",
+    "rows.jsonl": "text",
+    "hf:": "hf:",
+    "-": "standard input is empty",
+    "little.txt --set=batch=64": "training blocks of 16 tokens, and one step takes 64; give more text",
+}
+OPTIONS = {
+    "--arms=factored": "factored:128, say",
+    "--arms=tied,factored:17": "k = 17 exceeds the model width 16; choose k ≤ 16",
+    "--arms=": "unknown boundary ''",
+    "--seeds=0": "seeds = 0",
+    "--steps=many": "'--steps'",
+    "--minutes=1": "both steps and minutes are given",  # TINY has steps
+    "--model=nothing": "use llama, gpt2, or the path of a config.json",
+    "--tokenizer=bpe:12": "bpe:12",
+    "--set=width": "write --set NAME=VALUE",
+    "--set=breadth=3": "unknown setting 'breadth' in --set",
+    "--set=width=wide": "width in --set must be a whole number",
+    "--set=width={": "the value cannot be read",
+    "--set=seed=1": "seed is a setting of train",
+    "--config=odd.yaml": "unknown setting 'breadth' in odd.yaml",
+    "--sparkle": "--sparkle",
+    "--out": "--out",
+    "more": "more",
+}
+FOLDERS = {
+    "other": "other exists and is no run of tiewise; choose another --out",
+    "file": "file is a file; choose another --out",
+    "file/run": "cannot write to file/run",
+    "/proc/run": "cannot write to /proc/run",
+}
+TRAIN = {
+    "--seed=0": "seed = 0",
+    "--set=tune=true": "tune is a setting of compare",
+    "'--set=arms=[tied, untied]'": "2 boundaries (tied, untied) for one run",
+}
+RECIPES = {
+    "--recipe lstm corpus": "no recipe 'lstm'",
+    "corpus": "without --recipe",
+    "--recipe awd": "needs one corpus",
+    "--recipe awd corpus --text builtin": "needs one corpus",
+    "--recipe awd elsewhere": "no corpus folder",
+    "--recipe pytorch-200 cut": "valid.txt",
+    "--recipe awd corpus --set 'files=[none.txt, valid.txt, test.txt]'": "has no none.txt",
+    "--recipe pytorch-200 corpus --set embedding=100": "projected",
+    "--set epochs=3": "add --recipe",
+    "--recipe=albert-small --text ones.jsonl --tokenizer=bpe:300 --set=length=24": "no document has two sentences",
+    "--recipe=albert-small --text text.txt --share=none,ffn": (
+        "2 boundaries (factored:64+share=none, factored:64+share=ffn) for one run"
+    ),
+}
+ALBERT = {
+    "--share=some": "unknown sharing 'some' in 'some'; choose one of none, attention, ffn, all, sandwich",
+    "--share=all,all:groups=1": "an arm is given twice",
+    "--share=ffn --arms=tied+share=all": "leave +share= out, or --share",
+    "--arms=factored:8+share=all,rank=4": (
+        "unknown sharing 'all,rank=4' in 'all,rank=4'; write all:groups=2 or all+rank=4, say"
+    ),
+}
+SHOW = {
+    "--objective order": "unknown objective",
+    "--length 3": "rows of 3 tokens",
+    "--split dev --length 60": "no split 'dev'",
+    "-n 0": "0 rows",
+    "--masking 0": "nothing is masked",
+}
+PLAN = {
+    "": "no model to plan; give a config.json or its folder",
+    "--like=llama3-8b": "no model 'llama3-8b'; close: llama-3-8b",
+    "--like=gpt2 --vocab=3": "--like and sizes at once",
+    "--like=gpt2 --gated": "--like and sizes at once",
+    ". --like=gpt2": "a config and --like at once",
+    "--vocab=10 --width=4": "--layers missing",
+    "--vocab=0 --width=4 --layers=1": "vocab = 0",
+    "--vocab=-5 --width=4 --layers=1": "vocab = -5",
+    "--vocab=10 --width=10 --layers=2 --heads=3": "not a multiple of 3 heads",
+    "--like=gpt2 --boundary=factored:9999": "k = 9999 exceeds the model width 768",
+    "--like=gpt2 --boundary=residual:9999": "rank 9999 exceeds",
+    "--like=gpt2 --tp=3": "tp 3 does not divide the world of 1",
+    "--like=gpt2 --world=0": "must be 1 or more",
+    "--like=gpt2 --batch=0": "must be 1 or more",
+    "--like=gpt2 --dtype=int3": "unknown dtype 'int3'",
+    "--like=gpt2 --init=-1": "std -1",
+    "--like=gpt2 --init=nan": "std nan",
+    "--like=granite-4.1-8b": "nobody was seen to say its vocabulary",
+    "none.json": "none.json",
+    "bad.json": "bad.json",
+    "list.json": "not a config",
+    "empty.json": "the config of unknown has no",
+    "--like=gpt2 --plot=no/such/plan.html": "choose another place with --plot",
+    "--like=gpt2 --vocab=many": "--vocab",
+    "--vocab=10 --width=4 --layers=1 --build": "--build has no config to build",
+    "--like=gemma-4-26b --build": "--build has no config to build",
+    "empty.json --build": "cannot build a config without model_type",
+}
+EMPTY = dict.fromkeys(("''", "--out=", "--to="), "an argument is empty: is a variable unset?")
+NO_FILE = {path: f"{path}: a pipe, device or socket; give a checkpoint folder" for path in ("/dev/zero", "pipe")}
+RESUME = dict.fromkeys(
+    ("--steps=3", "--set=width=8", "--config=odd.yaml", "-t text.txt", "--no-tune", "--overwrite", "--share=ffn"),
+    "--resume takes its settings from the run; give only --out run --resume",
 )
-def test_resume_with_other_settings(tiewise, more):
-    line = refused(tiewise("compare", "--resume", "--out", "run", *more))
-    assert "--resume takes its settings from the run; give only --out run --resume" in line
+WRONG = [
+    (shlex.join([*SMALL, "--out=a/run", "-t"]), TEXTS),
+    (shlex.join([*SMALL, "-t", "text.txt", "--out=a/run"]), OPTIONS),
+    (shlex.join([*SMALL, "-t", "text.txt", "--out"]), FOLDERS),
+    (shlex.join([*SMALL, "-t", "text.txt", "--overwrite", "--out"]), FOLDERS),
+    (shlex.join(["train", "-t", "text.txt", *TINY, "--out=run"]), TRAIN),
+    ("train -o out", RECIPES),
+    ("compare --recipe=albert-small --text text.txt -o out", ALBERT),
+    ("compare --share=ffn", {"": "--recipe albert-small", "--recipe=pytorch-200 corpus": "--recipe albert-small"}),
+    ("compare --resume --out run", RESUME),
+    ("compare --resume --out", {"none": "none holds no run to resume"}),
+    ("train --resume --out", {"other": "other holds no run to resume"}),
+    ("data show -t text.txt --tokenizer bpe:300", SHOW),
+    ("plan", PLAN),
+    ("models", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
+    ("sparkle", {"": "'sparkle'"}),
+    *((verb, NO_FILE) for verb in ("check", "inspect", "untie --to new")),
+    *((verb, EMPTY) for verbs in COMMANDS.values() for verb in verbs),
+]
+CASES = [(f"{command} {rest}", says) for command, rows in WRONG for rest, says in rows.items()]
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        (["--seed=0"], "seed = 0"),
-        (["--set=tune=true"], "tune is a setting of compare"),
-        (["--set=arms=[tied, untied]"], "2 boundaries (tied, untied) for one run"),
-    ],
-)
-def test_what_train_does_not_take(tiewise, tree, text, more, says):
-    before = tree()
-    assert says in refused(tiewise("train", "-t", text, *TINY, "--out=run", *more))
-    assert tree() == before
+@pytest.mark.parametrize(("line", "says"), CASES)
+def test_what_cannot_be_used(refuses, tmp_path, line, says):
+    if "pipe" in line:
+        os.mkfifo(tmp_path / "pipe")
+    refuses(says, *shlex.split(line))
 
 
-def test_a_damaged_run(compare, tiewise, tmp_path):
+def test_a_folder_that_holds_a_run(compare, tiewise, refuses, tmp_path):
+    small, resume = [*SMALL[:-2], "-t", "text.txt", "--out=run"], ["compare", "--out=run", "--resume"]
     assert compare("--arms=tied", "--seeds=1", "--out=run").code == 0
-    record = yaml.safe_load((tmp_path / "run" / "run.yaml").read_text())
-    (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump({**record, "width": "wide"}))
-    assert "width in run/run.yaml must be a whole number" in refused(tiewise("compare", "--out=run", "--resume"))
-    (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump(record))
+    refuses("--resume to finish it, --overwrite to replace it", *small, "--arms=tied")
+    refuses("k = 500 exceeds", *small, "--overwrite", "--arms=factored:500")  # before the run is replaced
+    with locked(tmp_path / "run"):
+        for line in (resume, [*small, "--overwrite", "--arms=tied"]):
+            refuses("another run is at work in run; wait for it, or choose another --out", *line)
+    assert tiewise(*resume).code == 0
+    settings = (tmp_path / "run" / "run.yaml").read_text()
+    (tmp_path / "run" / "run.yaml").write_text(yaml.safe_dump(yaml.safe_load(settings) | {"width": "wide"}))
+    refuses("width in run/run.yaml must be a whole number", *resume)
+    (tmp_path / "run" / "run.yaml").write_text(settings)
     (tmp_path / "run" / "data" / "train.bin").write_bytes(b"")
-    assert "train.bin" in refused(tiewise("compare", "--out=run", "--resume"))
-
-
-@pytest.mark.parametrize("verb", [verb for verbs in COMMANDS.values() for verb in verbs])
-@pytest.mark.parametrize("empty", ["", "--out=", "--to="])
-def test_an_empty_argument_is_an_unset_variable(tiewise, tree, verb, empty):
-    before = tree()
-    assert "an argument is empty: is a variable unset?" in refused(tiewise(verb, empty))
-    assert tree() == before
-
-
-@pytest.mark.parametrize("verb", [["check"], ["inspect"], ["untie", "--to", "new"]])
-def test_a_pipe_or_a_device_is_called_one(tiewise, tmp_path, verb):
-    os.mkfifo(tmp_path / "pipe")
-    for path in ("pipe", "/dev/zero"):
-        assert f"{path}: a pipe, device or socket; give a checkpoint folder" in refused(tiewise(*verb, path))
+    refuses("train.bin", *resume)
+    assert compare("--arms=untied", "--seeds=1", "--out=run", "--overwrite").code == 0

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.core.progress import doing, heard
+from tiewise.core.long_work import doing, heard
 from tiewise.data.corpus import token_type
 from tiewise.data.tokenizer import StreamEncoder, make_tokenizer, write_tokens
 

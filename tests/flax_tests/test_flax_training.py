@@ -5,7 +5,7 @@ import pytest
 from flax import nnx
 
 from tiewise.core.errors import DataError
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.flax.flax_models import FlaxRNN
 from tiewise.flax.flax_training import OptaxRecipe, batches, fit, token_losses
 

@@ -11,10 +11,9 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.found import ONE, Found, Quantity
-from tiewise.core.progress import heard, progress
+from tiewise.core.long_work import heard, progress
 from tiewise.inspection import request, section, sections
-from tiewise.inspection.carry_out import inspect, inspected
-from tiewise.inspection.evidence import NO_VERDICT
+from tiewise.inspection.carry_out import NO_VERDICT, inspect, inspected
 from tiewise.inspection.request import Effort, Request, labels, pairs_of, subjects_of
 from tiewise.inspection.section import NotHere, Section
 from tiewise.report.faces import inspection_view
@@ -94,7 +93,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
 
 
 def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.workbench.Workbench.check", lambda bench: None)
+    monkeypatch.setattr("tiewise.inspection.request.Bench.check", lambda bench: None)
     assert set(inspected(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
 
 

@@ -9,26 +9,26 @@ from scipy import stats
 from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.inspection.tiny_folders import write_model
 
-from tiewise.analysis.estimates import Estimate, p_value
+from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
-from tiewise.inspection.evidence import NO_INTERVAL, NO_VERDICT, gather, with_evidence
-from tiewise.inspection.request import Request, subjects_of
-from tiewise.inspection.section import Inspection, SectionFound
+from tiewise.inspection.carry_out import NO_INTERVAL, NO_VERDICT, measure, tie_or_not
+from tiewise.inspection.request import subjects_of
+from tiewise.inspection.section import SectionFound
 
 
 @pytest.fixture
-def inspected(tmp_path):
-    """Make an inspection of one model from {section: what was found}."""
+def drawn(tmp_path):
+    """What is drawn of one model from {section: what was found}."""
     subjects = subjects_of([write_model(tmp_path / "model")])
 
-    def make(**found):
-        return Inspection(subjects, Request(), tuple(SectionFound(n, {"model": x}, {}) for n, x in found.items()))
+    def make(found=(), **of_model):
+        return tie_or_not(subjects, [*found, *(SectionFound(n, {"model": x}, {}) for n, x in of_model.items())])
 
     return make
 
 
-def spoken(inspection):
-    return {row.measure: row.speaks for row in gather(inspection).rows}
+def spoken(found):
+    return {measure(q): q.speaks for _, q in found.rows}
 
 
 def estimate(value, half):
@@ -59,31 +59,32 @@ def aligned(value, half, permuted):
         (0.01, 0.002, (0.001, 0.02), NEITHER),  # a permutation reaches it
     ],
 )
-def test_tables_are_alike_only_beyond_chance_and_all_permutations(inspected, value, half, permuted, side):
-    said = spoken(inspected(alignment=aligned(value, half, permuted)))
+def test_tables_are_alike_only_beyond_chance_and_all_permutations(drawn, value, half, permuted, side):
+    said = spoken(drawn(alignment=aligned(value, half, permuted)))
     assert said == {"as they stand, cosine": side}
 
 
 @pytest.mark.parametrize(("cosine", "side"), [(0.3, ONE), (-0.3, NEITHER)])
-def test_paths_that_cancel_are_no_reason_for_two_tables(inspected, cosine, side):
+def test_paths_that_cancel_are_no_reason_for_two_tables(drawn, cosine, side):
     """Where training rests A + B = 0: the cosine of any tied model is −1 there."""
-    assert spoken(inspected(gradients=cosines(estimate(cosine, 0.1)))) == {"cosine of the two paths per batch": side}
+    assert spoken(drawn(gradients=cosines(estimate(cosine, 0.1)))) == {"cosine of the two paths per batch": side}
 
 
-def test_what_could_favour_neither_side_is_no_evidence_and_stays_in_its_section(inspected):
+def test_what_could_favour_neither_side_is_no_evidence_and_stays_in_its_section(drawn):
     asked = Quantity("share", 0.7, 0.6, 0.8, 100, chance=0.5, question="Which end moves the table?")
-    found = inspected(any=Found("half", (asked, replace(asked, question="", above=ONE))))
-    assert gather(found).rows == ()
+    assert drawn(any=Found("half", (asked, replace(asked, question="", above=ONE)))).rows == ()
 
 
-def test_one_batch_has_no_interval_and_no_value_is_no_measurement(inspected):
+def test_one_batch_has_no_interval_and_no_value_is_no_measurement(drawn):
     nan = math.nan
-    found = gather(inspected(gradients=cosines(Estimate(0.7, nan, nan, 1), Estimate(nan, nan, nan, 1))))
-    assert [(row.value, row.low, row.high, row.speaks) for row in found.rows] == [(0.7, None, None, NEITHER)]
-    json.dumps(found.record(), allow_nan=False)
+    found = drawn(gradients=cosines(Estimate(0.7, nan, nan, 1), Estimate(nan, nan, nan, 1)))
+    record = SectionFound("evidence", {"": found}, {}).record()["found"][""]
+    (row,) = record["rows"]
+    assert [row[key] for key in ("value", "low", "high", "p", "speaks")] == [0.7, None, None, None, NEITHER]
+    json.dumps(record, allow_nan=False)
 
 
-def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
+def test_rows_read_side_by_side_speak_only_with_holms_correction(drawn):
     """The examination's row: 0.021 [0.004, 0.038] speaks alone, and not as the best of eleven."""
     weak = Estimate(0.021, 0.004, 0.038, 16)
     t = 0.021 / 0.017 * stats.t.ppf(0.975, 15)
@@ -92,7 +93,7 @@ def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
 
     def rows(*batches):
         made = {f"m{i}": cosines(one) for i, one in enumerate(batches)}
-        return gather(replace(inspected(), sections=(SectionFound("gradients", made, {}),))).rows
+        return [row for _, row in drawn([SectionFound("gradients", made, {})]).rows]
 
     (alone,) = rows(weak)
     assert (alone.p, alone.speaks) == (pytest.approx(own), ONE)
@@ -106,9 +107,9 @@ def test_rows_read_side_by_side_speak_only_with_holms_correction(inspected):
     assert (first.p, first.speaks) == (pytest.approx(own), ONE)
 
 
-def test_a_permutation_is_part_of_what_p_is_against(inspected):
+def test_a_permutation_is_part_of_what_p_is_against(drawn):
     e = Estimate(0.03, 0.01, 0.05, 30)
-    ((row, *_)) = gather(inspected(alignment=aligned(0.03, 0.02, (0.005,)))).rows
+    ((_, row),) = drawn(alignment=aligned(0.03, 0.02, (0.005,))).rows
     t = (0.03 - 0.005) / 0.02 * stats.t.ppf(0.975, 99)
     assert row.p == pytest.approx(2 * stats.t.sf(t, 99))
     assert p_value(e, [0.02, 0.04]) == 1.0
@@ -123,7 +124,7 @@ def verdict(tmp_path, losses, reference="tied"):
         result["heldout_nll"] = losses[result["arm"]][result["seed"] - 1]
     record["reference"] = reference
     (run / "results.json").write_text(json.dumps(record))
-    return gather(Inspection(subjects_of([run]), Request(), ()))
+    return tie_or_not(subjects_of([run]), ())
 
 
 @pytest.mark.parametrize("reference", ["tied", "untied"])
@@ -137,7 +138,7 @@ def verdict(tmp_path, losses, reference="tied"):
 )
 def test_the_loss_decides_whatever_the_reference_is(tmp_path, losses, side, value, reference):
     found = verdict(tmp_path, losses, reference)
-    (row,) = found.rows
+    ((_, row),) = found.rows
     assert row.speaks == side
     assert row.value == pytest.approx(value, abs=1e-6)
     assert found.verdict.startswith("no difference" if side == NEITHER else side)
@@ -147,11 +148,9 @@ def test_the_loss_decides_whatever_the_reference_is(tmp_path, losses, side, valu
 def test_one_seed_is_no_verdict(tmp_path):
     found = verdict(tmp_path, {"tied": (5.0,), "untied": (4.0,)})
     assert found.verdict == NO_INTERVAL
-    assert [(row.value, row.low, row.speaks) for row in found.rows] == [(-1.0, None, NEITHER)]
+    ((_, row),) = found.rows
+    assert (row.value, math.isnan(row.low), row.p, row.speaks) == (-1.0, True, None, NEITHER)
 
 
-def test_without_a_comparison_there_is_no_verdict_and_the_section_is_first(inspected):
-    made = with_evidence(inspected(alignment=aligned(0.2, 0.01, (0.001,))))
-    assert [section.name for section in made.sections] == ["evidence", "alignment"]
-    (found,) = made.found("evidence").values()
-    assert found.verdict == NO_VERDICT
+def test_without_a_comparison_there_is_no_verdict(drawn):
+    assert drawn(alignment=aligned(0.2, 0.01, (0.001,))).verdict == NO_VERDICT

@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.analysis import model_tables as tables
 from tiewise.analysis.bigram_counts import Chain
-from tiewise.analysis.bigram_maps import interaction
+from tiewise.analysis.bigram_paths import interaction
 from tiewise.analysis.open_path import FAMILIES, open_path
 from tiewise.analysis.path_tokens import transitions
 from tiewise.core.errors import CheckpointError, DataError, InstallError
-from tiewise.core.numerals import plain
+from tiewise.core.found import plain
 from tiewise.inspection.sections.first_mlp import BLOCKS, first_block, first_mlp_of, through_first_mlp
 from tiewise.internals.loaded import open_model
 
@@ -89,7 +89,7 @@ def test_everything_equals_the_models_own_dense_logits(neox, monkeypatch):
     whole = logits_of(model)
     head, shift = model.lm_head.weight.detach().numpy(), model.gpt_neox.final_layer_norm.bias.detach().numpy()
     ids = np.random.default_rng(0).integers(0, 12, 500)
-    chain = Chain.of([ids], V)
+    chain = Chain.of(ids, V)
     asked = [("w3", "w7"), ("w0", "w39")]
     result = first_mlp_of(found, asked, samples=25, seed=3, chain=chain, most=6)
     rows = np.sort(np.random.default_rng(3).choice(V, 25, replace=False))
@@ -174,7 +174,7 @@ def test_bad_input_is_one_line(neox, tmp_path):
     with pytest.raises(DataError, match="not one token"):
         first_mlp_of(found, [("w3", "nothing")])
     with pytest.raises(DataError, match="different ids"):
-        first_mlp_of(found, chain=Chain.of([np.arange(60)], 60))
+        first_mlp_of(found, chain=Chain.of(np.arange(60), 60))
     body = one_layer("llama").model
     body.save_pretrained(tmp_path)
     with pytest.raises((CheckpointError, InstallError), match=r"head|body"):

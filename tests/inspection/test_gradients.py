@@ -11,10 +11,9 @@ from tests.boundary.tiny_models import FAMILIES, V, build, variant
 from tests.internals.test_two_paths import KINDS, by_hand, opened, text
 
 from tiewise.core.errors import DataError
-from tiewise.core.found import NEITHER, ONE, Quantity
+from tiewise.core.found import NEITHER, ONE, Quantity, count, plain
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,
     SIZES,

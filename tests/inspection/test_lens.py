@@ -9,10 +9,10 @@ from scipy.stats import t
 from tests.boundary.tiny_models import V, build
 from torch import nn
 
-from tiewise.analysis.estimates import Estimate
 from tiewise.boundary.locate import locate
 from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.core.progress import heard
+from tiewise.core.estimates import Estimate
+from tiewise.core.long_work import heard
 from tiewise.inspection.sections.lens import Lenses, LensLayer, LensRead, found_of, lenses
 from tiewise.internals import stack as stacks
 from tiewise.internals.loaded import Opened

@@ -13,8 +13,8 @@ from tiewise.analysis.bigram_paths import split
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.numerals import plain
-from tiewise.core.progress import heard
+from tiewise.core.found import plain
+from tiewise.core.long_work import heard
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
 from tiewise.inspection.sections.direct_path import direct_path_of
 
@@ -111,7 +111,7 @@ def test_bigrams_of_a_text(tmp_path):
     ids = text()
     fits = Fits(kept=8, starts=1, steps=60)
     found = bigrams_of(ids, folder, [PAIR], fits)
-    chain, whole = Chain.of([ids], V), irreversibility(ids, V)
+    chain, whole = Chain.of(ids, V), irreversibility(ids, V)
     log_p = np.log(softmax(m, axis=1))
     assert found["own direct path pays"].value == pytest.approx(-log_p[ids, np.roll(ids, -1)].mean(), abs=1e-10)
     assert np.isnan(found["own direct path pays"].low)  # all pairs were taken
@@ -124,7 +124,7 @@ def test_bigrams_of_a_text(tmp_path):
     kept = np.argsort(-np.bincount(ids, minlength=V), kind="stable")[:8]
     states = np.full(V, 8)
     states[kept] = np.arange(8)
-    parts = split(Chain.of([states[ids]], 9), E, 1, 60)
+    parts = split(Chain.of(states[ids], 9), E, 1, 60)
     assert found["frequent tokens: best tied path"].value == parts.tied.nll
     stacks = {stack.bar: dict(stack.parts) for stack in found.stacks}
     assert sum(stacks[f"best tied, width {E}"].values()) == pytest.approx(parts.tied.nll, abs=0.02)  # none is below 0

@@ -7,10 +7,9 @@ import sys
 import numpy as np
 import pytest
 from scipy import stats
-from tests.analysis.token_checkpoints import factored, untied
+from tests.analysis.tiny_tables import factored, untied
 
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, closer
-from tiewise.analysis.estimates import Estimate, correlation_interval
 from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
@@ -18,7 +17,8 @@ from tiewise.analysis.token_contexts import contexts
 from tiewise.analysis.token_rows import by_group, directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.analysis.token_texts import by_frequency
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.progress import heard
+from tiewise.core.estimates import Estimate, correlation_interval
+from tiewise.core.long_work import heard
 from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of

@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import RunError
+from tiewise.inspection.request import Bench
 from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_seeds
-from tiewise.inspection.workbench import Workbench
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
@@ -43,7 +43,7 @@ def result(arm, seed, nll):
 
 
 def measured(run, settings):
-    return over_seeds(run, settings, Workbench.training_counts)
+    return over_seeds(run, settings, Bench.training_counts)
 
 
 def write_text(folder, counts):
@@ -270,6 +270,6 @@ def test_a_run_without_both_kinds_of_arm_is_one_line(tmp_path):
     for arm, kind in (("tied", "two tables"), ("untied", "one table")):
         run = write_run(tmp_path / arm, {arm: models[arm]})
         with pytest.raises(RunError, match=f"no finished arm with {kind}; compare at least tied and untied"):
-            over_seeds(run, QUICK, Workbench.training_counts)
+            over_seeds(run, QUICK, Bench.training_counts)
     with pytest.raises(RunError, match=r"results\.json cannot be read"):
-        over_seeds(tmp_path, QUICK, Workbench.training_counts)
+        over_seeds(tmp_path, QUICK, Bench.training_counts)

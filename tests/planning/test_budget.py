@@ -1,7 +1,5 @@
 """A choice counts what the model holds once it is really made; from where on it pays, by brute force."""
 
-import math
-
 import pytest
 import torch
 import transformers as tr
@@ -12,11 +10,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import tiewise
-from tiewise.core.errors import PlanError, SpecError
+from tiewise.core.errors import SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning.architecture import budget, largest_rank, thresholds, tied_share, tying_saves, tying_threshold
-from tiewise.planning.costs import decode_bytes, flops_per_token
+from tiewise.planning.architecture import budget, thresholds
+from tiewise.planning.costs import Setting, all_costs
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 NONE = SharingSpec()
@@ -60,8 +58,8 @@ def test_flops_are_what_torch_counts(name):
     with torch.no_grad(), counter:
         model(input_ids=ids, **more)
     architecture = read(KINDS[name][0])
-    counted = flops_per_token(budget(architecture, architecture.boundary, NONE), architecture, length)
-    expected = counted.forward * rows * length
+    counted = all_costs(architecture, budget(architecture, architecture.boundary, NONE), Setting(rows, length))
+    expected = counted["flops_per_token"]["forward"] * rows * length
     if name == "t5":  # torch sees the cross-attention's scores as well
         expected += 4 * length * 2 * 4 * 8 * rows * length
     assert counter.get_total_flops() == expected
@@ -149,58 +147,33 @@ def test_components_sum_to_the_textbook_total(vocab, d, layers, text, sharing):
     )
 
 
-@pytest.mark.parametrize("text", ["factored:64", "residual:33", "factored-untied:in=8,out=64"])
-def test_wider_than_the_model_is_refused(text):
-    with pytest.raises(SpecError, match="exceeds"):
-        budget(read(LLAMA), BoundarySpec.parse(text), NONE)
-
-
-def test_more_groups_than_layers_are_refused():
-    with pytest.raises(SpecError, match="4 groups of 3 layers"):
-        budget(read(LLAMA), BoundarySpec("tied"), SharingSpec("all", 4))
+@pytest.mark.parametrize(
+    ("spec", "sharing", "says"),
+    [(spec, "none", "exceeds") for spec in ("factored:64", "residual:33", "factored-untied:in=8,out=64")]
+    + [("tied", "all:groups=4", "4 groups of 3 layers"), ("tied", "all+rank=2", "counted on a model")],
+)
+def test_what_the_model_cannot_have_is_refused(spec, sharing, says):
+    with pytest.raises(SpecError, match=says):
+        budget(read(LLAMA), BoundarySpec.parse(spec), SharingSpec.parse(sharing))
 
 
 def test_decoding_reads_the_cache_and_an_encoder_decodes_nothing():
-    architecture = read(LLAMA)
-    counted = budget(architecture, BoundarySpec("tied"), NONE)
-    found = decode_bytes(counted, architecture, length=100, dtype="bfloat16")
-    assert found.cache_per_token == 2 * 3 * 2 * (2 * 8)  # bytes, layers, keys and values of two heads of eight
-    assert found.cache == 100 * found.cache_per_token
-    assert found.weights == 2 * (counted.total - 96 * 32 + 32 + 96 * 32)
-    assert decode_bytes(budget(read(BERT), BoundarySpec("tied"), NONE), read(BERT), 100, "bfloat16") is None
+    setting = Setting(length=100, dtype="bfloat16")
+    llama, bert = ((a, budget(a, BoundarySpec("tied"), NONE)) for a in (read(LLAMA), read(BERT)))
+    found = all_costs(*llama, setting)["decode_bytes"]
+    assert found["cache_per_token"] == 2 * 3 * 2 * (2 * 8)  # bytes, layers, keys and values of two heads of eight
+    assert found["cache"] == 100 * found["cache_per_token"]
+    assert found["weights"] == 2 * (llama[1].total - 96 * 32 + 32 + 96 * 32)
+    assert all_costs(*bert, setting)["decode_bytes"] is None
 
 
-def test_low_rank_differences_are_not_counted_from_a_config():
-    with pytest.raises(SpecError, match="counted on a model"):
-        budget(read(LLAMA), BoundarySpec("tied"), SharingSpec.parse("all+rank=2"))
-
-
-@given(st.floats(0.01, 0.49), st.floats(1, 2000))
-def test_at_the_threshold_tying_saves_exactly_the_share(share, c):
-    ratio, d = tying_threshold(share, c), 10_000
-    assert ratio * d * d / (2 * ratio * d * d + c * d * d) == pytest.approx(share)
-
-
-def test_textbook_figures():
-    assert tying_threshold(0.3, 12 * 12) == pytest.approx(108)
-    assert tying_saves(32_000, 1024, 12 * 12 * 1024**2) == pytest.approx(0.1513317191283293)
-    assert tied_share(32_000, 1024, 12 * 12 * 1024**2) == pytest.approx(0.1783166904422254)
-    assert largest_rank(30_000, 1024, 1) == 990
-    assert tying_threshold(0.5, 144) == math.inf
-
-
-@given(st.integers(1, 400), st.integers(1, 80), st.integers(1, 2))
-def test_largest_rank_is_the_last_that_saves(vocab, d, maps):
-    saving = [k for k in range(1, d + 1) if k * (vocab + maps * d) < vocab * d]
-    assert largest_rank(vocab, d, maps) == max(saving, default=0)
-
-
-def test_every_formula_has_its_value():
-    found = thresholds(50_257, 768, 85_056_000)
-    assert found[0].name.endswith("5%")
-    assert all(t.formula and t.value > 0 for t in found)
-
-
-def test_a_share_outside_zero_to_one_is_refused():
-    with pytest.raises(PlanError):
-        tying_threshold(1.5, 144)
+@given(st.integers(10, 10**6), st.integers(8, 10**4), st.integers(1, 10**10))
+def test_at_a_threshold_tying_saves_exactly_the_share(vocab, d, body):
+    found = thresholds(vocab, d, body)
+    for share, row in zip((0.05, 0.1, 0.2, 0.3), found, strict=False):
+        table = row["value"] * d * d
+        assert row["name"].endswith(f"{share:.0%}")
+        assert row["here"] == vocab / d
+        assert table / (2 * table + body) == pytest.approx(share)
+    assert all(row["formula"] for row in found)
+    assert [row["value"] for row in thresholds(vocab, d, body, head=False)] == [row["value"] for row in found[5::2]]

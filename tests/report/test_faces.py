@@ -4,7 +4,6 @@ import html
 import io
 import math
 import re
-from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -20,7 +19,7 @@ from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.internals.one_layer_models import one_layer
 
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
-from tiewise.inspection.evidence import Evidence, TieOrNot, with_evidence
+from tiewise.inspection.carry_out import ALL, EVIDENCE, TieOrNot, tie_or_not
 from tiewise.inspection.request import Request, subjects_of
 from tiewise.inspection.section import Inspection, SectionFound, sections
 from tiewise.inspection.sections import gradients, gradients_over_training, lens, refinement
@@ -122,13 +121,12 @@ def test_numbers_that_the_summary_leaves_out_have_a_row_each_and_a_column_for_ea
     assert not faces.numbers({"b": found()}).rows
 
 
-def row(about, speaks, value=0.5):
-    numbers = (value, value - 0.1, value + 0.1, 0.0, 0.01)
-    return Evidence("Alike?", "cosine", about, *numbers, speaks, "why", "alignment")
+def row(about, speaks, question="Alike?"):
+    return "alignment", measured(of=about, question=question, above=speaks)
 
 
 def test_what_can_decide_has_a_row_for_each_question_and_a_column_for_each_model():
-    loss = replace(row("untied − tied", NEITHER), question="Lower loss?")
+    loss = row("untied − tied", NEITHER, "Lower loss?")
     table = faces.deciding(TieOrNot((loss, row("tied, other", ONE)), "no verdict"), ["tied", "untied", "other"])
     assert table.header == ["", "tied", "untied", "other"]
     value = "0.500 [0.400, 0.600]"
@@ -162,7 +160,12 @@ def inspection(tmp_path):
     names = [section.name for section in sections()]
     made = [SectionFound(n, {s.label: one(s.label, i) for s in subjects}, {}) for i, n in enumerate(names[:-1])]
     made.append(SectionFound(names[-1], {}, {s.label: "it repeats no block" for s in subjects}))
-    return with_evidence(Inspection(subjects, Request(), tuple(made)))
+    return whole(subjects, made)
+
+
+def whole(subjects, made):
+    first = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, made)}, {})
+    return Inspection(subjects, Request(), (first, *made))
 
 
 def printed(inspection, **options):
@@ -218,7 +221,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         else SectionFound(name, {}, dict.fromkeys(found, reason))
         for name in (section.name for section in sections())
     ]
-    lines = printed(with_evidence(Inspection(subjects, Request(), tuple(made))))
+    lines = printed(whole(subjects, made))
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 80
 

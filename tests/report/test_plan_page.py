@@ -9,8 +9,8 @@ from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError
 from tiewise.planning.architecture import COMPONENTS
-from tiewise.planning.costs import Tokens, World
-from tiewise.planning.plan import Setting, plan
+from tiewise.planning.costs import Setting
+from tiewise.planning.plan import plan
 from tiewise.planning.plan_rows import rows
 from tiewise.report import plan_page
 from tiewise.report.plan_page import WIDTHS, render, write_plan
@@ -20,7 +20,7 @@ COMMAND = "tiewise plan --like gpt2"
 
 @pytest.fixture(scope="module")
 def made():
-    return plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"), Setting(Tokens(2, 128), world=World(8, 4)))
+    return plan("gpt2", ("tied", "untied", "factored:128"), ("none", "all"), Setting(2, 128, world=8, tp=4))
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_presets_are_the_published_sizes():
 def test_memory_is_that_of_the_rows(made):
     tied = bars(plan_page.memory_panel(made.record()))["tied, share none"]
     assert tied["weights"] + tied["gradients"] + tied["optimizer state"] == 16 * 124_439_808
-    assert tied["activations (estimate)"] == made.activations.kept
+    assert tied["activations (estimate)"] == made.record()["activation_bytes"]["kept"]
 
 
 def test_a_model_whose_layers_are_not_told_apart_has_no_figure_of_layers(made):

@@ -20,7 +20,7 @@ from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors
 
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.rewrite import dedupe, densify, engine, factor, file_plan, new_folder, resize, rewrite, tie, untie, verb
 from tiewise.rewrite.change import DELETE, Change, NewTensor
 from tiewise.rewrite.file_plan import edited

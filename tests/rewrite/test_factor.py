@@ -25,9 +25,10 @@ from tests.checkpoint.tiny_checkpoints import llama, table
 import tiewise.hf
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError, InstallError
-from tiewise.core.progress import doing, heard
+from tiewise.core.long_work import doing, heard
+from tiewise.core.spec import largest_rank
 from tiewise.rewrite import factor
-from tiewise.rewrite.factor import largest_rank, low_rank, memory_needed, read_counts
+from tiewise.rewrite.factor import low_rank, memory_needed, read_counts
 
 AUTO = {"bert": hf.AutoModelForMaskedLM, "roberta": hf.AutoModelForMaskedLM}
 AUTO |= dict.fromkeys(("t5", "t5_v11", "bart", "marian"), hf.AutoModelForSeq2SeqLM)

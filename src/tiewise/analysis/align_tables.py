@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
 from tiewise.analysis.model_tables import AnyTable, as_table
 from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Paired, Pairs, Products, directions, nearest, shared
 from tiewise.analysis.table_maps import (
@@ -33,8 +32,8 @@ from tiewise.analysis.table_maps import (
     Fitter,
 )
 from tiewise.core.errors import DataError
-from tiewise.core.found import NEITHER, ONE, TWO, Quantity
-from tiewise.core.numerals import plain
+from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
+from tiewise.core.found import NEITHER, ONE, TWO, Quantity, plain
 
 NEIGHBOURS, CKA, CKA_LINE, CKA_CURVE = "neighbours", "CKA", "CKA, frequency out (line)", "CKA, frequency out"
 NORMS, NORMS_BY_RANK = "norms", "norms, by rank"

@@ -17,18 +17,18 @@ show where directions are tossed by a coin.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
 
-MERGED_AT = 2**22  # keys that wait until they are counted
+TOSSES = 10  # draws of the coin
 
 
 @dataclass(frozen=True)
@@ -40,36 +40,22 @@ class Chain:
     vocabulary: int  # V
 
     @classmethod
-    def of(cls, ids: Iterable[ArrayLike], vocabulary: int) -> Chain:
-        """Count a text that comes in pieces, closed into a ring: its first token follows its last."""
-        chain, waiting, total = cls(np.empty(0, np.int64), np.empty(0, np.int64), vocabulary), [], 0
-        first = last = None
-        for piece in ids:
-            tokens = np.asarray(piece).astype(np.int64).ravel()
-            if not len(tokens):
-                continue
-            outside = tokens[(tokens < 0) | (tokens >= vocabulary)]
-            if len(outside):
-                what = f"token {int(outside[0])} is outside a vocabulary of {vocabulary:,}"
-                raise DataError(what, "use the tokenizer that belongs to the table")
-            first = tokens[0] if first is None else first
-            joined = tokens if last is None else np.concatenate([[last], tokens])
-            last = tokens[-1]
-            total += len(tokens)
-            waiting.append(joined[:-1] * vocabulary + joined[1:])
-            if sum(map(len, waiting)) >= MERGED_AT:
-                chain, waiting = chain.and_keys(np.concatenate(waiting)), []
-        if first is None or last is None or total < 2:
-            raise DataError(f"a text of {total} tokens has no pairs", "give a longer text")
-        return chain.and_keys(np.concatenate([*waiting, [last * vocabulary + first]]))
+    def of(cls, ids: ArrayLike, vocabulary: int) -> Chain:
+        """Count a text [N] closed into a ring: its first token follows its last."""
+        text = np.asarray(ids).astype(np.int64)
+        outside = text[(text < 0) | (text >= vocabulary)]
+        if len(outside):
+            what = f"token {int(outside[0])} is outside a vocabulary of {vocabulary:,}"
+            raise DataError(what, "use the tokenizer that belongs to the table")
+        if len(text) < 2:
+            raise DataError(f"a text of {len(text)} tokens has no pairs", "give a longer text")
+        return cls.along(np.append(text, text[0]), vocabulary)
 
-    def and_keys(self, keys: Ids) -> Chain:
-        """Return it with more pairs counted."""
-        fresh, counts = np.unique(keys, return_counts=True)
-        merged, place = np.unique(np.concatenate([self.keys, fresh]), return_inverse=True)
-        summed = np.zeros(len(merged), np.int64)
-        np.add.at(summed, place, np.concatenate([self.counts, counts]))
-        return Chain(merged, summed, self.vocabulary)
+    @classmethod
+    def along(cls, tokens: Ids, vocabulary: int) -> Chain:
+        """Count the pairs of a piece of text, which is not closed."""
+        keys, counts = np.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
+        return cls(keys, counts, vocabulary)
 
     @property
     def pairs(self) -> int:
@@ -94,9 +80,9 @@ class Chain:
         return found
 
     @property
-    def reversed_counts(self) -> Ids:
-        """How often each pair was seen the other way round [n]."""
-        return self.counted(self.after * self.vocabulary + self.before)
+    def reversed_keys(self) -> Ids:
+        """Keys of the same pairs the other way round [n]."""
+        return self.after * self.vocabulary + self.before
 
     def counted(self, keys: Ids) -> Ids:
         """How often each of some keys was counted."""
@@ -113,16 +99,23 @@ class Chain:
     @property
     def irreversibility(self) -> float:
         """I in nats per token, of the counts as they are (too high where pairs are rare)."""
-        both = self.counts + self.reversed_counts
+        both = self.counts + self.counted(self.reversed_keys)
         return float((self.counts * np.log(2 * self.counts / both)).sum() / self.pairs)
 
     def dense(self) -> Array:
         """Return Q [V, V], for small vocabularies."""
-        if self.vocabulary > 4096:
-            raise DataError(f"Q of {self.vocabulary:,} tokens is not made dense", "keep the most frequent tokens")
         made = np.zeros((self.vocabulary, self.vocabulary))
         made[self.before, self.after] = self.counts / self.pairs
         return made
+
+
+def frequent(chain: Chain, most: int, also: Sequence[int] = ()) -> Ids:
+    """Ids of the `most` most frequent tokens of a text, then those of `also` that the text has."""
+    tokens = chain.tokens
+    ranked = np.argsort(-tokens, kind="stable")[:most]
+    if np.count_nonzero(tokens[ranked]) < 2:
+        raise DataError("a text of one token, again and again", "give a text with more")
+    return np.array([number for number in dict.fromkeys([*ranked.tolist(), *also]) if tokens[number]], np.int64)
 
 
 @dataclass(frozen=True)
@@ -137,31 +130,21 @@ class Irreversibility:
     coin_spread: float  # its standard deviation over the tosses
 
 
-def irreversibility(
-    ids: ArrayLike, vocabulary: int, parts: int = 10, tosses: int = 10, seed: int = 0
-) -> Irreversibility:
-    """Estimate I of the process that a text was drawn from.
-
-    Args:
-        ids: the text [N]; a memory-mapped array of any integers will do.
-        vocabulary: V.
-        parts: contiguous parts of equal length, from 2 to 10.
-        tosses: draws of the coin.
-        seed: of the coin.
+def irreversibility(ids: ArrayLike, vocabulary: int, parts: int = 10, seed: int = 0) -> Irreversibility:
+    """Estimate I of the process that a text [N] was drawn from, by 2 to 10 contiguous parts; `seed` tosses the coins.
 
     Raises:
         DataError: a text of fewer than 10 tokens per part, or an id outside the vocabulary.
     """
     whole, sliced = ring_and_parts(ids, vocabulary, parts)
     held_out = mean_interval([guessed(whole, part).sum() / part.pairs for part in sliced])
-    before, after, back = whole.before, whole.after, whole.reversed_counts
-    once = (before < after) | ((before > after) & (back == 0))
+    back = whole.counted(whole.reversed_keys)
+    once = (whole.before < whole.after) | ((whole.before > whole.after) & (back == 0))
     both, generator, coins = (whole.counts + back)[once], np.random.default_rng(seed), []
-    for _ in range(tosses):
+    for _ in range(TOSSES):
         there = generator.binomial(both, 0.5)
         coins.append(float(one_way_nats(there, both - there).sum() / whole.pairs))
-    spread = float(np.std(coins, ddof=1)) if tosses > 1 else 0.0
-    return Irreversibility(whole.irreversibility, held_out, float(np.mean(coins)), spread)
+    return Irreversibility(whole.irreversibility, held_out, float(np.mean(coins)), float(np.std(coins, ddof=1)))
 
 
 def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, Iterator[Chain]]:
@@ -169,15 +152,9 @@ def ring_and_parts(ids: ArrayLike, vocabulary: int, parts: int) -> tuple[Chain, 
     text = np.asarray(ids)
     if not 2 <= parts <= 10 or len(text) < 10 * parts:
         raise DataError(f"{len(text):,} tokens in {parts} parts", "give 10 tokens or more for each of 2 to 10 parts")
-    edges = np.linspace(0, len(text), parts + 1).astype(int).tolist()
-
-    def sliced() -> Iterator[Chain]:
-        for start, stop in pairwise(edges):
-            tokens = np.append(text[start:stop], text[stop % len(text)]).astype(np.int64)
-            keys, counts = np.unique(tokens[:-1] * vocabulary + tokens[1:], return_counts=True)
-            yield Chain(keys, counts, vocabulary)
-
-    return Chain.of([text], vocabulary), sliced()
+    edges = pairwise(np.linspace(0, len(text), parts + 1).astype(int).tolist())
+    pieces = (np.append(text[start:stop], text[stop % len(text)]).astype(np.int64) for start, stop in edges)
+    return Chain.of(text, vocabulary), (Chain.along(piece, vocabulary) for piece in pieces)
 
 
 def guessed(whole: Chain, part: Chain) -> Array:
@@ -186,8 +163,7 @@ def guessed(whole: Chain, part: Chain) -> Array:
     `part` is a part of the text that `whole` counts; the sum over its pairs is I of the part.
     """
     there = whole.counted(part.keys) - part.counts
-    turned = part.after * part.vocabulary + part.before
-    back = whole.counted(turned) - part.counted(turned)
+    back = whole.counted(part.reversed_keys) - part.counted(part.reversed_keys)
     share = (there + 0.5) / (there + back + 1.0)
     share[part.before == part.after] = 0.5
     nats: Array = np.log(2 * share) * part.counts
@@ -212,7 +188,7 @@ def pair_counts(chain: Chain, pairs: ArrayLike) -> tuple[Ids, Array, Array]:
 
 def one_way_pairs(chain: Chain, top: int = 12) -> Ids:
     """Pairs [n, 2] that add most to I, the likelier order first."""
-    back = chain.reversed_counts
+    back = chain.counted(chain.reversed_keys)
     nats = np.where(chain.counts > back, one_way_nats(chain.counts, back), 0.0)  # each pair once, by its likelier order
     best = np.argsort(-nats, kind="stable")[:top]
     best = best[nats[best] > 0]

@@ -1,4 +1,4 @@
-"""What direct paths pay on a text's pairs: the best of a given width, tied and untied, and a model's own.
+"""Direct paths held against a text's pairs: the best of a given width, tied and untied, and a model's own.
 
     tied   p(j|i) ∝ exp(W_i·W_j + b_j)     nll = H + irreversibility + definiteness + rank
     untied p(j|i) ∝ exp(E_i·U_j + b_j)     nll = H + rank
@@ -9,26 +9,37 @@ upper bound of the optimum, and the starts' spread says how far they disagree.
 
 Fits are made on a text's most frequent tokens. All others become one state, so the text stays a ring and every formula
 holds; what is merged can no longer be told apart, and H and I are those of that coarser text.
+
+Heat maps set a few tokens against each other, in one unit: log p(j | i) − log π_j in nats [K, K], how much likelier
+token j is behind token i than anywhere. For the text that is log(Q_ij / (π_i π_j)), NaN for pairs that it never has; a
+path's own softmax over the whole vocabulary is set against the same π. What a whole row or a whole column has in common
+says how frequent a token is, not what follows what. `interaction` is a map less its best fit m + a_i + b_j; maps are
+drawn and compared by it.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.bigram_counts import Chain
-from tiewise.analysis.estimates import Estimate, Z
+from tiewise.analysis.bigram_counts import Chain, frequent
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.path_matrix import DirectPath, no_numbers
 from tiewise.analysis.path_tokens import logits, transitions
+from tiewise.analysis.token_texts import read_as
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.core import Late
 from tiewise.core.errors import DataError
-from tiewise.core.progress import advance
+from tiewise.core.estimates import Estimate, Z
+from tiewise.core.found import Grid, Quantity
+from tiewise.core.long_work import advance
 
+special = Late("scipy.special")
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
 OTHERS = 512  # tokens that stand for all others
 MEMORY = 30  # steps whose curvature L-BFGS remembers
@@ -77,8 +88,7 @@ def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: in
     tied = full = fit_path(chain, chain.vocabulary, True, 1, steps, seed)
     untied = PathFit(h, 0.0, 0.0)
     if width < chain.vocabulary:
-        tied = fit_path(chain, width, True, starts, steps, seed)
-        untied = fit_path(chain, width, False, starts, steps, seed)
+        tied, untied = (fit_path(chain, width, one, starts, steps, seed) for one in (True, False))
     return Split(h, chain.irreversibility, full, tied, untied)
 
 
@@ -89,13 +99,13 @@ def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int =
         raise DataError(what, f"keep the {MOST_TOKENS:,} most frequent ones or fewer")
     if width < 1 or starts < 1:
         raise DataError(f"width {width}, {starts} starts", "both must be 1 or more")
-    q, generator, found = chain.dense(), np.random.default_rng(seed), []
+    q, generator, ends = chain.dense(), np.random.default_rng(seed), []
     for _ in range(starts):
         tables = generator.normal(0, 0.3 / np.sqrt(width), (1 if tied else 2) * len(q) * width)
         start = np.concatenate([tables, np.log(q.sum(0) + 1e-6)])
-        found.append(minimise(lambda x: path_nll(x, q, width), start, steps, 1e-10))
-    best = min(found, key=lambda end: end.value)
-    return PathFit(best.value, best.gradient, max(end.value for end in found) - best.value)
+        ends.append(minimise(lambda x: path_nll(x, q, width), start, steps, 1e-10)[1:])
+    nll, gradient = min(ends, key=lambda end: end[0])
+    return PathFit(nll, gradient, max(end[0] for end in ends) - nll)
 
 
 def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
@@ -114,111 +124,58 @@ def path_nll(x: Array, q: Array, width: int) -> tuple[float, Array]:
     return nll, np.concatenate([*(slope.ravel() for slope in slopes), error.sum(0)])
 
 
-@dataclass(frozen=True)
-class Minimum:
-    """Where the search ended."""
+def minimise(
+    loss: Callable[[Array], tuple[float, Array]], x: Array, steps: int, tolerance: float
+) -> tuple[Array, float, float]:
+    """(point, value, largest element of the gradient) where a walk from `x` ends; `loss` gives value and gradient.
 
-    x: Array  # the point
-    value: float  # of the function there
-    gradient: float  # its largest element there in size; the distance from an optimum, as far as a slope can tell
-    steps: int  # taken
-
-
-def minimise(loss: Callable[[Array], tuple[float, Array]], x: Array, steps: int, tolerance: float) -> Minimum:
-    """Walk from `x` until no element of the gradient exceeds `tolerance`, or a step no longer lowers the value.
-
-    L-BFGS (Liu & Nocedal 1989) with a weak Wolfe line search by bisection; `loss` returns value and gradient.
+    It ends where no element of the gradient exceeds `tolerance`, or a step no longer lowers the value: L-BFGS
+    (Liu & Nocedal 1989) with a weak Wolfe line search by bisection.
     """
-    memory: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)
+    memory: deque[tuple[Array, Array, float]] = deque(maxlen=MEMORY)  # of past steps: move, turn of the slope, s·y
     value, slope = loss(x)
-    for step in range(steps):
+    for _ in range(steps):
         if np.abs(slope).max() <= tolerance:
-            return Minimum(x, value, float(np.abs(slope).max()), step)
-        direction = _direction(slope, memory)
+            break
+        # minus the slope times the inverse curvature that the last steps show
+        direction, shares = -slope, []
+        for s, y, curvature in reversed(memory):
+            shares.append(s @ direction / curvature)
+            direction = direction - shares[-1] * y
+        if memory:
+            direction *= memory[-1][2] / (memory[-1][1] @ memory[-1][1])
+        for (s, y, curvature), share in zip(memory, reversed(shares), strict=True):
+            direction += (share - y @ direction / curvature) * s
         if direction @ slope >= 0:
             memory.clear()
             direction = -slope
-        found = _line(loss, x, value, slope, direction)
-        if found is None and not memory:
-            return Minimum(x, value, float(np.abs(slope).max()), step)
-        if found is None:
+        # a step that lowers the value enough, and the slope too
+        descent = float(slope @ direction)
+        low, high, size = 0.0, math.inf, min(1.0, 1.0 / float(np.abs(direction).max()))
+        for _ in range(MOST_HALVINGS):
+            moved = x + size * direction
+            there, turned = loss(moved)
+            if not there <= value + ARMIJO * size * descent:
+                high = size
+            elif turned @ direction < CURVATURE * descent:
+                low = size
+            else:
+                break
+            size = (low + high) / 2 if math.isfinite(high) else 2 * size
+        else:
+            if not memory:  # not even down the slope itself
+                break
             memory.clear()
             continue
-        moved, value, turned = found
         s, y = moved - x, turned - slope
-        curvature = float(s @ y)
-        if curvature > 0:
+        if (curvature := float(s @ y)) > 0:
             memory.append((s, y, curvature))
-        x, slope = moved, turned
-    return Minimum(x, value, float(np.abs(slope).max()), steps)
+        x, value, slope = moved, there, turned
+    return x, value, float(np.abs(slope).max())
 
 
-def _direction(slope: Array, memory: deque[tuple[Array, Array, float]]) -> Array:
-    """Minus the slope times the inverse curvature that the last steps show."""
-    found, shares = slope.copy(), []
-    for s, y, curvature in reversed(memory):
-        share = s @ found / curvature
-        found -= share * y
-        shares.append(share)
-    if memory:
-        _, y, curvature = memory[-1]
-        found *= curvature / (y @ y)
-    for (s, y, curvature), share in zip(memory, reversed(shares), strict=True):
-        found += (share - y @ found / curvature) * s
-    return -found
-
-
-def _line(
-    loss: Callable[[Array], tuple[float, Array]], x: Array, value: float, slope: Array, direction: Array
-) -> tuple[Array, float, Array] | None:
-    """The point that a step along `direction` leads to; None where no step lowers the value."""
-    descent = float(slope @ direction)
-    low, high, size = 0.0, math.inf, min(1.0, 1.0 / float(np.abs(direction).max()))
-    for _ in range(MOST_HALVINGS):
-        moved = x + size * direction
-        there, turned = loss(moved)
-        if not there <= value + ARMIJO * size * descent:
-            high = size
-        elif turned @ direction < CURVATURE * descent:
-            low = size
-        else:
-            return moved, there, turned
-        size = (low + high) / 2 if math.isfinite(high) else 2 * size
-    return None
-
-
-@dataclass(frozen=True)
-class Frequent:
-    """Which tokens are kept."""
-
-    ids: Ids  # the kept tokens, most frequent first [K]
-    state: Ids  # of every token [V]: its place in `ids`, or K
-    share: float  # of the text's tokens that are kept
-
-    @property
-    def states(self) -> int:
-        """K, and one more where other tokens occur."""
-        return len(self.ids) + (self.share < 1)
-
-    def of(self, text: NDArray) -> Chain:
-        """Return the chain of a text [N] in states."""
-        return Chain.of([self.state[text]], self.states)
-
-
-def keep_frequent(chain: Chain, most: int) -> Frequent:
-    """Choose at most `most` tokens that occur."""
-    if most < 2:
-        raise DataError(f"{most} tokens kept", "keep 2 or more")
-    tokens = chain.tokens
-    ranked = np.argsort(-tokens, kind="stable")[:most]
-    ids = ranked[tokens[ranked] > 0].astype(np.int64)
-    state = np.full(chain.vocabulary, len(ids), np.int64)
-    state[ids] = np.arange(len(ids))
-    return Frequent(ids, state, float(tokens[ids].sum() / chain.pairs))
-
-
-def frequent_loss(path: DirectPath, chain: Chain, kept: Frequent, reduced: Chain, seed: int = 0) -> tuple[float, int]:
-    """Measure a path's nll on the reduced chain, never below its entropy.
+def frequent_loss(path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, seed: int = 0) -> float:
+    """A path's nll in nats per token on a reduced chain, never below its entropy.
 
     p(other | i) is the path's mass on all tokens that are not kept; p(j | other) is the mean of p(j | i) over the other
     tokens i by their frequency: over all of them, or over 512 drawn ones.
@@ -226,53 +183,34 @@ def frequent_loss(path: DirectPath, chain: Chain, kept: Frequent, reduced: Chain
     Args:
         path: the model's.
         chain: of the whole text.
-        kept: its frequent tokens.
-        reduced: the chain of their states.
+        kept: its frequent tokens [K].
+        reduced: the chain of their states: places in `kept`, and K for all other tokens.
         seed: of the draws.
-
-    Returns:
-        nll in nats per token; other tokens that stand for all others.
     """
     tokens = chain.tokens
-    others = np.flatnonzero((tokens > 0) & (kept.state == len(kept.ids)))
+    others = np.setdiff1d(np.flatnonzero(tokens), kept)
     weights = tokens[others] / max(1, tokens[others].sum())
-    drawn = others.astype(np.int64)
     if len(others) > OTHERS:
-        drawn = np.random.default_rng(seed).choice(others, OTHERS, p=weights).astype(np.int64)
+        others = np.random.default_rng(seed).choice(others, OTHERS, p=weights)
         weights = np.full(OTHERS, 1 / OTHERS)
-    logs = _log_states(path, np.concatenate([kept.ids, drawn]), kept)
-    count = len(kept.ids)
-    if len(drawn):
-        pooled = np.log(np.clip(weights @ np.exp(logs[count:]), np.finfo(float).tiny, None))
-        logs = np.concatenate([logs[:count], pooled[None]])
-    return float(-(reduced.counts * logs[reduced.before, reduced.after]).sum() / reduced.pairs), len(drawn)
-
-
-def _log_states(path: DirectPath, before: Ids, kept: Frequent) -> Array:
-    """log p(state | token) [n, K + 1] of some tokens, over the whole output table."""
-    left = path.left(path.input.take(before))
-    count = len(kept.ids)
-    if count and int(kept.ids.max()) >= path.output.rows:
-        what = f"token {int(kept.ids.max())} is outside the output table's {path.output.rows:,} rows"
+    if int(kept.max()) >= path.output.rows:
+        what = f"token {int(kept.max())} is outside the output table's {path.output.rows:,} rows"
         raise DataError(what, "use the tokenizer that belongs to the model")
-    found = np.full((len(before), count + 1), -np.inf)
+    before, count = np.concatenate([kept, others]), len(kept)
+    left = path.left(path.input.take(before))
+    logs = np.full((len(before), count + 1), -np.inf)  # log p(state | token), over the whole output table
     for start, stop in path.output.spans(beside=len(before)):
         block = logits(path, left, start, stop)
-        inside = np.flatnonzero((kept.ids >= start) & (kept.ids < stop))
-        found[:, inside] = block[:, kept.ids[inside] - start]
-        block[:, kept.ids[inside] - start] = -np.inf
-        found[:, count] = np.logaddexp(found[:, count], _log_sum(block))
+        inside = np.flatnonzero((kept >= start) & (kept < stop))
+        logs[:, inside] = block[:, kept[inside] - start]
+        block[:, kept[inside] - start] = -np.inf
+        logs[:, count] = np.logaddexp(logs[:, count], special.logsumexp(block, axis=1))
         advance(stop)
-    return found - _log_sum(found)[:, None]
-
-
-def _log_sum(values: Array) -> Array:
-    """log Σ exp of each row."""
-    highest = values.max(1)
-    safe = np.where(np.isfinite(highest), highest, 0.0)
-    with np.errstate(divide="ignore"):
-        found: Array = safe + np.log(np.exp(values - safe[:, None]).sum(1))
-    return found
+    logs -= special.logsumexp(logs, axis=1, keepdims=True)
+    if len(others):
+        pooled = np.log(np.clip(weights @ np.exp(logs[count:]), np.finfo(float).tiny, None))
+        logs = np.concatenate([logs[:count], pooled[None]])
+    return float(-(reduced.counts * logs[reduced.before, reduced.after]).sum() / reduced.pairs)
 
 
 def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0) -> Estimate:
@@ -298,3 +236,121 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
         return Estimate(float((losses * chain.counts).sum() / chain.pairs), math.nan, math.nan, len(chosen))
     nll, half = float(losses.mean()), Z * float(losses.std(ddof=1)) / math.sqrt(sample)
     return Estimate(nll, nll - half, nll + half, sample)
+
+
+SHOWN = 24  # most frequent tokens of a heat map
+PERMUTATIONS = 199
+IN_TEXT = (
+    "How much likelier the next token (column) is behind the current one (row) than anywhere in the text, log Q/(ππ) "
+    "in nats, less what its row and column have in common. Crosses: the text never has the pair."
+)
+BY_PATH = "The same by the path: log p(next | current) less the text's log π(next); colours end where the text's do."
+
+
+def heat_maps(
+    chain: Chain,
+    folder: Folder,
+    paths: Mapping[str, tuple[str, DirectPath]],
+    also: Sequence[int] = (),
+    most: int = SHOWN,
+    seed: int = 0,
+) -> tuple[list[Grid], list[list[Quantity]]]:
+    """Map what a text's frequent tokens and those of `also` have behind each other, and what each path says of them.
+
+    Args:
+        chain: of the text.
+        folder: whose tokenizer reads the tokens.
+        paths: title of a path's map → (its name in quantities, path).
+        also: further tokens.
+        most: frequent ones.
+        seed: of the permutations.
+
+    Returns:
+        the text's map and each path's in the text's colours; of each path, how far it follows the text.
+    """
+    tokens = frequent(chain, most, also)
+    texts, target = read_as(folder, tokens.tolist()), text_map(chain, tokens)
+    colours = interaction(target)[~np.eye(len(target), dtype=bool) & ~np.isnan(target)]
+    top = float(np.abs(colours).max(initial=0.0)) or 1.0
+
+    def grid(name: str, values: Array, of: str, why: str) -> Grid:
+        rows = tuple(tuple(round(float(value), 3) for value in row) for row in interaction(values))
+        return Grid(name, texts, texts, rows, top, ("current token", "next token"), of, why)
+
+    grids, follows = [grid("Bigrams", target, "the text", IN_TEXT)], []
+    for name, (path_name, path) in paths.items():
+        said = path_map(path, chain, tokens)
+        grids.append(grid(name, said, "", BY_PATH))
+        whats = (f"{path_name} follows {what}" for what in ("the text", "which order is likelier"))
+        follows.append([
+            Quantity(what, r, chance=0.0, unit="correlation", main=False, why=f"p = {p:.2g} by permuted tokens")
+            for what, (r, p) in zip(whats, likeness(target, said, seed=seed), strict=True)
+            if not math.isnan(r)
+        ])  # fmt: skip
+    return grids, follows
+
+
+def text_map(chain: Chain, ids: Ids) -> Array:
+    """log(Q_ij / (π_i π_j)) of a text's own counts, of tokens that it has."""
+    counts = chain.counted((ids[:, None] * chain.vocabulary + ids).ravel()).reshape(len(ids), -1)
+    logs = np.log(chain.tokens[ids] / chain.pairs)
+    with np.errstate(divide="ignore"):
+        found: Array = np.log(counts / chain.pairs) - logs[:, None] - logs
+    return np.where(counts > 0, found, np.nan)
+
+
+def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
+    """A path's log p(j | i) − log π_j, with π from the text."""
+    found = transitions(path, [(i, j) for i in ids.tolist() for j in ids.tolist()])
+    logs = np.array([one.log_probability for one in found]).reshape(len(ids), -1)
+    made: Array = logs - np.log(chain.tokens[ids] / chain.pairs)
+    return made
+
+
+def interaction(values: Array) -> Array:
+    """A map less m + a_i + b_j, fitted by least squares to what is there off the diagonal."""
+    off = ~np.isnan(values) & ~np.eye(len(values), dtype=bool)
+    design = _design(np.ones_like(off))
+    fitted = np.linalg.lstsq(design[off.ravel()], values[off], rcond=None)[0]
+    found: Array = values - (design @ fitted).reshape(values.shape)
+    return found
+
+
+def _design(marked: NDArray[np.bool_]) -> Array:
+    """One row for each marked entry, with ones in its row's and its column's place [n, 2K]."""
+    rows, columns = np.nonzero(marked)
+    return np.hstack([np.eye(len(marked))[rows], np.eye(len(marked))[columns]])
+
+
+def likeness(text: Array, path: Array, permutations: int = PERMUTATIONS, seed: int = 0) -> list[tuple[float, float]]:
+    """How far a path's map follows the text's, over pairs off the diagonal that the text has: twice (correlation, p).
+
+    The first is Pearson's of both interactions, each fitted on these pairs; the second the same of value(i, j) −
+    value(j, i) over pairs seen both ways, which a symmetric path can follow only by its rows' normalisers. p is the
+    share of permutations of the path's tokens, rows and columns alike, that reach it (Mantel 1967), (1 + reached) / (1
+    + permutations). NaN for fewer than 3 pairs, or a side that is constant.
+    """
+    off = ~np.isnan(text) & ~np.eye(len(text), dtype=bool)
+    left, sizes, _ = np.linalg.svd(_design(off), full_matrices=False)
+    basis, both = left[:, sizes > 1e-10 * sizes.max(initial=1.0)], np.triu(off & off.T)
+
+    def parts(values: Array) -> tuple[Array, Array]:
+        """Interactions of the pairs, and the difference of both orders."""
+        found = values[off] - basis @ (basis.T @ values[off])
+        whole = np.zeros_like(values)
+        whole[off] = found
+        return found, (whole - whole.T)[both]
+
+    generator = np.random.default_rng(seed)
+    orders = [np.arange(len(path)), *(generator.permutation(len(path)) for _ in range(permutations))]
+    found = [parts(path[np.ix_(order, order)]) for order in orders]
+    tested = []
+    for at, wanted in enumerate(parts(text)):
+        values = [
+            float(np.corrcoef(wanted, one[at])[0, 1])
+            if len(wanted) >= 3 and min(np.ptp(wanted), np.ptp(one[at])) >= 1e-12
+            else math.nan
+            for one in found
+        ]
+        tested.append((values[0], sum(value >= values[0] for value in values) / len(values)))
+    return tested

@@ -24,7 +24,7 @@ from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored, widened
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 
 CHUNK_VALUES = 2**20  # 8 MB in fp64
 _DENSE = 3  # read a whole span of a file where at least one row in three of it is wanted

@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.model_tables import TokenTable
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 
 Matrix = NDArray[np.float64]
 Order = NDArray[np.int64]

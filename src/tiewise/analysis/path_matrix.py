@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tiewise.analysis.estimates import Estimate
 from tiewise.analysis.model_tables import Array, TokenTable
 from tiewise.core.errors import DataError
-from tiewise.core.progress import advance
+from tiewise.core.estimates import Estimate
+from tiewise.core.long_work import advance
 
 COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
 NONE, RMS, LAYER = "none", "rms", "layer"

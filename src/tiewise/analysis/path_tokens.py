@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.analysis.estimates import wilson
 from tiewise.analysis.model_tables import Array
 from tiewise.analysis.path_matrix import DirectPath, Grams, asymmetry
 from tiewise.analysis.token_texts import find_tokens
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import wilson
 from tiewise.core.found import visible
-from tiewise.core.progress import advance
+from tiewise.core.long_work import advance
 
 MOST_PAIRS = 4096  # held against one block of output rows
 ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently

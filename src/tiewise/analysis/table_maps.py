@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.paired_rows import Matrix, Order, Paired
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 
 IDENTITY, ORTHOGONAL, LINEAR = "identity", "orthogonal", "linear"
 CENTRED, RAW = "centred", "raw"

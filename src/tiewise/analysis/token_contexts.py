@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from tiewise.analysis.bigram_counts import Chain, guessed, ring_and_parts
-from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.model_tables import Array, Ids
 from tiewise.analysis.token_texts import Groups, Texts, shown
-from tiewise.core.found import Curve, Found, Listing, Quantity, visible
-from tiewise.core.numerals import NONE, count, plain
+from tiewise.core.estimates import Estimate, Z, mean_interval
+from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, count, plain, visible
 
 PARTS = 10
 EXACT_UP_TO = 1000  # occurrences of a pair whose tosses are summed one by one; above, the χ² limit
@@ -87,7 +86,7 @@ class ContextGroup:
 def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
     """Measure every token of a text [N], closed into a ring."""
     chain, sliced = ring_and_parts(ids, vocabulary, parts)
-    back = chain.reversed_counts
+    back = chain.counted(chain.reversed_keys)
     other = chain.before != chain.after
     counts = chain.tokens
     with np.errstate(divide="ignore", invalid="ignore"):

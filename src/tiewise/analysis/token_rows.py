@@ -21,16 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import Score, norm_correlations
-from tiewise.analysis.estimates import Estimate, Z, mean_interval
 from tiewise.analysis.model_tables import CHUNK_VALUES, Array, Ids, StoredTable, TokenTable
 from tiewise.analysis.path_tokens import sampled
 from tiewise.analysis.table_maps import law
 from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.core.errors import DataError
-from tiewise.core.found import Quantity
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import advance, doing
+from tiewise.core.estimates import Estimate, Z, mean_interval
+from tiewise.core.found import Quantity, count, plain
+from tiewise.core.long_work import advance, doing
 
 LEAST_PIECE = 1024  # rows: products of fewer spend their time adding E × E matrices
 EXACT_UP_TO = 2e11  # V·E² of products in fp64; a larger table's are in fp32

@@ -19,7 +19,7 @@ from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts

@@ -20,10 +20,9 @@ from tiewise.checkpoint.roles import Roles
 from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule, matching, rules
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
-from tiewise.core import __version__
+from tiewise.core import Late, __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.late import Late
-from tiewise.core.records import strict
+from tiewise.core.files import strict
 
 SCHEMA = 1
 FILE = "file"  # the kind of one `.safetensors`

@@ -18,7 +18,7 @@ from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError, SpecError
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 from tiewise.core.spec import BoundarySpec
 
 SPEC = "tiewise_boundary"  # of the config: the boundary that this package installed

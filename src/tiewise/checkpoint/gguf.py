@@ -22,7 +22,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 
 if TYPE_CHECKING:
     from tiewise.checkpoint.facts import Facts

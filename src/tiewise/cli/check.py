@@ -8,7 +8,6 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli.reading import long_reads
 from tiewise.core.errors import CheckpointError
 
 FAIL_ON = ("fatal", "error", "warning", "info", "never")
@@ -55,7 +54,7 @@ def check(
     audits, unread = [], False
     for path in paths:  # one that cannot be read does not keep the others back
         try:
-            with o.interruptible(f" while reading {path}"), long_reads(quiet):
+            with o.interruptible(f" while reading {path}"), o.progress_bar(quiet, reads=True):
                 found = audit(path, **options)
         except CheckpointError as error:
             if len(paths) == 1:

@@ -10,7 +10,6 @@ from pathlib import Path
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli.reading import long_work
 from tiewise.core.errors import RunError
 
 PAGE, RESULT = "report.html", "inspection.json"
@@ -61,7 +60,7 @@ def inspect(
                 o.need("tokenizers")
         from tiewise.inspection.carry_out import inspected
 
-        with long_work(quiet):
+        with o.progress_bar(quiet, reads=False):
             found = inspected(subjects, request)
     record = found.record()
     if out is not None:

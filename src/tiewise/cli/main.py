@@ -16,8 +16,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from tiewise.core import ctrl_c
 from tiewise.core.errors import TiewiseError
+from tiewise.core.long_work import ctrl_c_behind
 
 gc.set_threshold(50_000)  # starting makes many objects and no garbage: looking for some took a tenth of the time
 UsageError: Any = typer.BadParameter.__base__  # which typer keeps under no name of its own
@@ -103,7 +103,7 @@ def main() -> None:
 
 def _code(error: BaseException) -> int:
     """Say why a command ended and return its exit code; what nobody foresaw is raised."""
-    if ctrl_c.behind(error):
+    if ctrl_c_behind(error):
         return 130
     if isinstance(error, TiewiseError):
         _say(str(error))

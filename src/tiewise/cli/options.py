@@ -6,14 +6,15 @@ import json
 import re
 import shlex
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tiewise.core import ctrl_c
 from tiewise.core.errors import RunError
+from tiewise.core.long_work import ctrl_c_behind, heard
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -29,6 +30,7 @@ TEXT = typer.Option(
 )
 JSON = typer.Option(False, "--json", help="Print one JSON object on stdout; everything else goes to stderr.")
 QUIET = typer.Option(False, "--quiet", "-q", help="No progress.")
+SOON = 1.0  # seconds without a progress bar: what is over by then needs none
 
 
 def split_specs(text: str) -> list[str]:
@@ -58,7 +60,7 @@ def interruptible(left: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
-        if not isinstance(error, SystemExit) and not ctrl_c.behind(error):
+        if not isinstance(error, SystemExit) and not ctrl_c_behind(error):
             raise
         tell(f"tiewise: interrupted{left if isinstance(left, str) else left()}")
         raise typer.Exit(error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else 130) from None
@@ -106,3 +108,42 @@ def need(*names: str, extra: str = "torch") -> None:
     missing = [name for name in names if find_spec(name) is None]
     if missing:
         raise RunError(f"this command needs {', '.join(missing)}", f"pip install 'tiewise[{extra}]'")
+
+
+@contextmanager
+def progress_bar(quiet: bool, reads: bool) -> Iterator[None]:
+    """Show the progress inside on stderr where someone looks: bytes read of each thing, or parts of one work."""
+    if quiet or not sys.stderr.isatty():
+        yield
+        return
+    from rich import progress
+    from rich.console import Console
+
+    bar = progress.Progress(
+        progress.SpinnerColumn("line"),
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(),
+        progress.DownloadColumn() if reads else progress.TaskProgressColumn(),
+        progress.TransferSpeedColumn() if reads else progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        speed_estimate_period=600,  # parts of one work differ: what is left is told by all that was done
+    )
+    task, begun = bar.add_task("", total=None), time.monotonic()
+    of: tuple[str, float] | None = None
+
+    def show(what: str, done: float, total: float) -> None:
+        nonlocal of
+        if time.monotonic() - begun < SOON:
+            return
+        if reads and of != (what, total):  # each has the bar to itself
+            bar.reset(task)
+        of = (what, total)
+        bar.start()
+        bar.update(task, description=what, completed=done, total=total)
+
+    try:
+        with heard(show):
+            yield
+    finally:
+        bar.stop()

@@ -56,8 +56,7 @@ def plan(
     From a config, a model of the catalogue (--like), or sizes (--vocab, --width, --layers). Nothing is loaded, and
     nothing built but with --build.
     """
-    from tiewise.planning.costs import Tokens, World
-    from tiewise.planning.plan import Setting
+    from tiewise.planning.costs import Setting
     from tiewise.planning.plan import plan as make
 
     names = ("vocab", "width", "layers", "heads", "kv_heads", "ffn", "gated")
@@ -69,7 +68,7 @@ def plan(
         _built(model) if build else model,
         o.split_specs(boundary),
         None if share is None else o.split_specs(share),
-        Setting(Tokens(batch, length), dtype, World(world, tp), init),
+        Setting(batch, length, dtype, world, tp, init),
     )
     if plot is not None:
         o.need("plotly", "jinja2", extra="plots")

@@ -11,9 +11,8 @@ from typing import Any
 import typer
 
 from tiewise.cli import options as o
-from tiewise.cli.reading import long_reads
-from tiewise.core.ctrl_c import ending
 from tiewise.core.errors import CheckpointError
+from tiewise.core.long_work import ending
 
 SOURCE = typer.Argument(metavar="PATH", help="Checkpoint folder, or one .safetensors file. It is only read.")
 TO = typer.Option(..., "--to", metavar="NEW_DIR", help="Folder to make; it must not exist, or be empty.")
@@ -149,7 +148,7 @@ def _carry_out(verb: str, source: Path, to: Path, *, json_: bool, quiet: bool, *
         done = "is complete" if (to / PROVENANCE).exists() and not made else "was not made"
         return f"; {source} is as it was and {to} {done}"
 
-    with o.interruptible(left), ending(), long_reads(quiet):
+    with o.interruptible(left), ending(), o.progress_bar(quiet, reads=True):
         receipt = getattr(rewrite, verb)(source, to, **options)
     if json_:
         o.print_json(receipt.record())

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, cast
 import typer
 
 from tiewise.cli import options as o
-from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted, RunError, TiewiseError
+from tiewise.core.long_work import ctrl_c_behind
 
 if TYPE_CHECKING:
     from tiewise.training.results import Comparison, SingleRun
@@ -216,7 +216,7 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, ranks.Elsewhere):
             pass  # the process that it happened in says it
-        elif ctrl_c.behind(error):
+        elif ctrl_c_behind(error):
             code = 130
             if ranks.first() and begun:
                 kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"

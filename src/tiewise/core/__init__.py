@@ -8,4 +8,24 @@
 A *table* is [V, E] at both ends, one row per token: `logits = hidden @ table.T`.
 """
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"  # here, where every module may read it: the root imports modules, and no module the root
+
+
+class Late:
+    """Stands for a module of another package: `np = Late("numpy")`, and `np.exp` imports numpy.
+
+    For files that a command may load without using: importing numpy takes longer than a plan.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self._name), name)
+        setattr(self, name, found)
+        return found

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from tiewise.core.late import Late
+from tiewise.core import Late
 from tiewise.core.spec import BoundarySpec, Vocabularies
 
 if TYPE_CHECKING:

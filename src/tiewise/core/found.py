@@ -20,10 +20,31 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from tiewise.core.files import size
-from tiewise.core.numerals import NONE, plain
 
+MINUS, NONE = "−", "–"
 ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
+
+
+def plain(value: float | None, digits: int = 4) -> str:
+    """5.2851, or a dash where no number was measured; a zero has no sign."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    text = f"{value:,.{digits}f}".replace("-", MINUS)
+    return text if text.strip("−0.,") else text.removeprefix(MINUS)
+
+
+def signed(value: float | None, digits: int = 4) -> str:
+    """+0.0123 or −0.0123, or a dash where no number was measured; a zero has no sign."""
+    if value is None or not math.isfinite(value):
+        return NONE
+    text = f"{value:+,.{digits}f}".replace("-", MINUS)
+    return text[1:] if not text.strip("+−0.,") else text
+
+
+def count(value: float) -> str:
+    """1,234,567."""
+    return f"{value:,.0f}"
 
 
 def visible(token: str) -> str:

@@ -205,6 +205,11 @@ class BoundarySpec:
         return replace(self, tie_at=None, untie_at=None)
 
 
+def largest_rank(rows: int, width: int, maps: int) -> int:
+    """Largest k for which a table [V, k] and `maps` maps of D × k hold fewer numbers than a table [V, D]; may be 0."""
+    return (rows * width - 1) // (rows + maps * width)
+
+
 _DEFAULTS = {f.name: f.default for f in fields(BoundarySpec)}
 
 

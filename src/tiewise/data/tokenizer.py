@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
-from tiewise.core.progress import advance
+from tiewise.core.long_work import advance
 from tiewise.data.documents import byte_letters, ended, one_line
 from tiewise.data.sources import Text, open_sources
 

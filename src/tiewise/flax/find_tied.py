@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 
 from tiewise.core.errors import DataError
-from tiewise.core.numerals import count
+from tiewise.core.found import count
 from tiewise.flax.parameter_files import flat
 
 

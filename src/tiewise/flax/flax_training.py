@@ -27,7 +27,7 @@ from flax import nnx
 
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.flax.flax_models import LanguageModel
 from tiewise.flax.flax_paths import path_norms, probe
 

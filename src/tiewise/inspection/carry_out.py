@@ -1,33 +1,39 @@
 """`inspect`: every section that a request can have, of every model, and the reason where there is none.
 
-    subjects × sections → found, or why not → evidence
+    subjects × sections → found, or why not → tie or not?
 
 What the user gave and cannot be used (a text too short, a token that is none) ends the inspection before anything is
 measured.
+
+What was measured with a question that can favour a side is evidence for one table or for two. It speaks only where its
+interval leaves out all that no effect would give, and still does with Holm's correction for all that could speak: they
+are read side by side. What could favour neither side, because every natural text, any map or any end of training gives
+it as well, is none. The loss alone decides, so there is a verdict only where a comparison has trained both on several
+seeds.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Any
 
-from tiewise.core.errors import RunError, TiewiseError
-from tiewise.core.found import Found
-from tiewise.core.progress import heard
-from tiewise.inspection.evidence import with_evidence
-from tiewise.inspection.request import Effort, Request, Subject, subjects_of
-from tiewise.inspection.section import Bench, Inspection, NotHere, Section, SectionFound, sections
-
-try:
-    from tiewise.inspection.workbench import Workbench
-except ModuleNotFoundError as error:  # a light install: tables alone
-    if (error.name or "tiewise").startswith("tiewise"):
-        raise
-    Workbench = Bench  # type: ignore[assignment,misc]
+from tiewise.core.errors import RunError, TiewiseError, printable
+from tiewise.core.estimates import Estimate, holm, p_value
+from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
+from tiewise.core.long_work import heard
+from tiewise.inspection.request import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of, subjects_of
+from tiewise.inspection.section import ALL, Inspection, NotHere, Section, SectionFound, sections
+from tiewise.training.results import ALPHA, gaps
 
 PARTS = 1000  # that progress counts for each call of a section of weight 1
+EVIDENCE = "evidence"  # the section that is drawn from all others
+NO_VERDICT = "no verdict: `tiewise compare` trains a tied and an untied model side by side"
+NO_INTERVAL = "no verdict: the losses' difference has no interval; train more seeds"
 
 
 def inspect(
@@ -80,7 +86,7 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
     Raises:
         TiewiseError: what was given cannot be used, or nothing could be measured.
     """
-    bench = Workbench(request, subjects)
+    bench = Bench(request, subjects)
     bench.check()
     wanted = [one for one in every or sections() if not request.only or one.name in request.only]
     weights = [one.weight * PARTS for one in wanted for _ in subjects]
@@ -91,8 +97,8 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
         left_out: dict[str, str] = {}
         for subject, place in zip(subjects, parts, strict=False):
             try:
-                if one.text and not request.texts and not any(each.run for each in subjects):
-                    raise NotHere("needs a text", "give --text")
+                if one.text and not bench.reads(subject):
+                    raise NotHere("needs a text", "give --text") if FULL else NotHere(LACKS)
                 with _part(subject.label, *place, sum(weights)):
                     found[subject.label] = one.measure(subject, bench).about(subject.label)
             except TiewiseError as error:
@@ -102,7 +108,8 @@ def inspected(subjects: tuple[Subject, ...], request: Request, every: Sequence[S
         made.append(SectionFound(one.name, found, left_out))
     if not any(section.found for section in made):
         raise faults[0] if faults else RunError("nothing to measure", "give --text, or a second model")
-    return with_evidence(Inspection(subjects, request, tuple(made)))
+    first = SectionFound(EVIDENCE, {ALL: tie_or_not(subjects, made)}, {})
+    return Inspection(subjects, request, (first, *made))
 
 
 @contextmanager
@@ -122,3 +129,72 @@ def _part(label: str, begun: int, end: int, whole: int) -> Iterator[None]:
 
     with heard(listen) as outer:
         yield
+
+
+@dataclass(frozen=True)
+class TieOrNot:
+    """All evidence of one inspection."""
+
+    rows: tuple[tuple[str, Quantity], ...]  # (section, what it measured of which models), `p` adjusted over all rows
+    verdict: str  # what a comparison of losses says, or that there is none
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        rows = [
+            {
+                "question": q.question,
+                "measure": measure(q),
+                "about": q.of,
+                **{"value": q.value, "low": q.low, "high": q.high, "level": q.chance or 0.0, "p": q.p},
+                "speaks": q.speaks,
+                "why": q.why,
+                "section": section,
+            }
+            for section, q in self.rows
+        ]
+        return {"rows": rows, "verdict": self.verdict}
+
+
+def measure(q: Quantity) -> str:
+    """What was measured, with its unit."""
+    return q.name if not q.unit or q.unit in q.name else f"{q.name}, {q.unit}"
+
+
+def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> TieOrNot:
+    """Collect what speaks for one table or for two: the losses of a comparison first, then what sections measured."""
+    groups: dict[tuple[str, Quantity], list[str]] = {}  # what says one thing of several models, as what a text says
+    found = gaps(comparison_of(subjects[0].run)) if subjects[0].run is not None else None
+    if found is not None:
+        gap, names = found[1], "untied − tied"  # the gap is tied − untied
+        low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
+        loss = Quantity(
+            names, -gap.mean, low, high, gap.n, chance=0.0, unit="nats per token",
+            question="Which has the lower held-out loss?", below=TWO, above=ONE,
+            why=f"below zero two tables predict held-out text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+        )  # fmt: skip
+        groups["comparison", loss] = [names]
+    for section in made:
+        for label, one in section.found.items():
+            for q in one.quantities:
+                if q.question and {q.below, q.above} != {NEITHER} and math.isfinite(q.value):
+                    groups.setdefault((section.name, replace(q, of="")), []).append(printable(q.of or label))
+    rows = []
+    for (name, q), of in groups.items():
+        p = q.p
+        if p is None or math.isnan(q.low):  # that of Student's t behind the interval; nan where there is none
+            p = p_value(Estimate(q.value, q.low, q.high, q.n), (q.chance or 0.0, *q.null))
+        rows.append((name, replace(q, of=", ".join(of), p=None if math.isnan(p) else p)))
+    adjusted = iter(holm([q.p for _, q in rows if q.p is not None]))
+    for place, (name, q) in enumerate(rows):
+        if q.p is not None:
+            q = replace(q, p=(p := next(adjusted)))
+            rows[place] = name, q if p < ALPHA else replace(q, below=NEITHER, above=NEITHER)
+    verdict = NO_VERDICT
+    if found is not None:
+        (_, loss), *_ = rows
+        verdict = f"{loss.speaks} had the lower held-out loss, at this size and on this text"
+        if math.isnan(loss.low):
+            verdict = NO_INTERVAL
+        elif loss.speaks == NEITHER:
+            verdict = "no difference of held-out loss was detected, at this size and on this text"
+    return TieOrNot(tuple(rows), verdict)

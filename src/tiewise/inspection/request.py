@@ -1,22 +1,46 @@
 """What is inspected, for what, and with how much work.
 
-One checkpoint or two, or the final models of a comparison: each is a `Subject`.
+One checkpoint or two, or the final models of a comparison: each is a `Subject`. What they are asked for is a `Request`,
+and a `Bench` has what several measures need: a text in each model's own tokens, and models that are loaded once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.analysis.token_texts import find_tokens
+from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError
-from tiewise.training.folder import FINAL, folder_name, read_json
+from tiewise.core.frequency import token_counts
+from tiewise.training.folder import DATA, FINAL, folder_name, read_json
 from tiewise.training.results import Comparison
 from tiewise.training.settings import FILE as RUN
 
+if TYPE_CHECKING:
+    from tiewise.internals.loaded import Opened
+
+FULL = find_spec("torch") is not None and find_spec("transformers") is not None  # else tables alone are read
+LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
+_CORPUS, _TOKENIZER = Late("tiewise.data.corpus"), Late("tiewise.data.tokenizer")
+_LOADED = Late("tiewise.internals.loaded")
 RESULTS = "results.json"
+FEWEST = 10  # windows: eight to measure on, two to hold out
+STDIN = "-"
+BYTES = 64  # of standard input that are kept for each token that is read: no text needs so many
+T = TypeVar("T")
+Ids = NDArray[np.int64]
 # that can be asked for, told by their files' names alone: to import some of them needs torch
 SECTIONS = tuple(sorted(path.stem for path in (Path(__file__).parent / "sections").glob("[a-z]*.py")))
 
@@ -128,3 +152,109 @@ def comparison_of(run: Path) -> Comparison:
     if record is None:
         raise RunError(f"{run / RESULTS} cannot be read", "run the comparison again")
     return Comparison.from_dict(record)
+
+
+@dataclass
+class Bench:
+    """Texts and models of one inspection, read and loaded at first use."""
+
+    request: Request
+    subjects: tuple[Subject, ...]
+    _made: dict[object, Any] = field(default_factory=dict)
+
+    def once(self, name: object, make: Callable[[], T]) -> T:
+        """Return what `make` gave when it was first asked for under this name."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: T = self._made[name]
+        return made
+
+    def check(self) -> None:
+        """Read what was given before anything is measured.
+
+        Raises:
+            DataError: a text that is too short, a tokenizer that is missing, or a pair that is not two tokens.
+        """
+        for subject in self.subjects:
+            for pair in self.request.pairs:
+                find_tokens(subject.folder, pair)
+            if self.request.texts and FULL:
+                self.ids(subject)
+
+    def reads(self, subject: Subject) -> bool:
+        """Whether there is a text for this model, and what reads it."""
+        return FULL and (bool(self.request.texts) or subject.run is not None)
+
+    def ids(self, subject: Subject) -> Ids:
+        """The text in this model's tokens [N]; of a comparison without one, the text that it held out.
+
+        Raises:
+            DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
+        """
+        return self.once(("ids", subject.label), lambda: self._read(subject))
+
+    def windows(self, subject: Subject) -> tuple[Ids, Ids]:
+        """(windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""
+        effort = self.request.effort
+        length = min(effort.length, self.opened(subject).longest or effort.length)
+        ids = self.ids(subject)
+        count = min(effort.windows + effort.windows // 4, len(ids) // length)
+        found, held = _TOKENIZER.windows(ids, length, count), np.arange(count) % 5 == 4
+        return found[~held], found[held]
+
+    def opened(self, subject: Subject) -> Opened:
+        """The model, loaded.
+
+        Raises:
+            CheckpointError, InstallError: as `open_model`.
+        """
+        found: Opened = self.once(("model", subject.label), lambda: _LOADED.open_model(subject.folder.path))
+        return found
+
+    @staticmethod
+    def training_counts(run: Path) -> Ids:
+        """How often each token occurs in a comparison's training text.
+
+        Raises:
+            DataError: the prepared text is not there, or what reads it.
+        """
+        if not FULL:
+            raise DataError(LACKS)
+        text = _CORPUS.load_prepared(run / DATA)
+        return token_counts(text.split("train"), text.vocab)
+
+    def _read(self, subject: Subject) -> Ids:
+        effort, texts = self.request.effort, self.request.texts
+        if not texts and subject.run is not None:
+            ids = _CORPUS.load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")
+        else:
+            table = Facts(subject.folder).roles.input
+            if table is None:
+                what = f"{subject.folder.path}: no input table is stored"
+                raise CheckpointError(what, "`tiewise check` says what is")
+            if STDIN in texts:
+                kept, _ = self.once(STDIN, lambda: _kept(BYTES * effort.tokens))
+                texts = tuple(kept if text == STDIN else text for text in texts)
+            ids = _TOKENIZER.read_tokens(subject.folder.path, texts, table.rows, effort.tokens)
+        if len(ids) < FEWEST * effort.length:
+            needs = f"{FEWEST} windows of {effort.length} need {FEWEST * effort.length:,}"
+            raise DataError(f"the text has {len(ids):,} tokens, {needs}", "give a longer text, or --length")
+        found: Ids = ids
+        return found
+
+
+def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
+    """Standard input, which passes once and every model reads: a file of whole lines until there are `most` bytes.
+
+    It lies there as long as its folder is held.
+    """
+    folder, count = TemporaryDirectory(prefix="tiewise-"), 0
+    path = os.path.join(folder.name, STDIN)
+    with open(path, "wb") as file:
+        for line in sys.stdin.buffer:
+            count += file.write(line)
+            if count >= most:
+                break
+    if not count:
+        raise DataError("standard input holds no text", "give a text that is not empty")
+    return path, folder

@@ -11,62 +11,24 @@ does not allow raises `NotHere`, with the reason. An `Inspection` is what all of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib import import_module
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from tiewise.core import Late
 from tiewise.core.errors import TiewiseError
+from tiewise.core.files import strict
 from tiewise.core.found import Found
-from tiewise.core.late import Late
-from tiewise.core.records import strict
+from tiewise.inspection.request import LACKS, Bench, Request, Subject
 from tiewise.inspection.request import SECTIONS as NAMES
-from tiewise.inspection.request import Request, Subject
 
 SCHEMA = 1
 ALL = ""  # the label of what is said of all subjects together
-T = TypeVar("T")
 _VIEW = Late("tiewise.report.faces")  # needs rich, which an inspection does not
-LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
 
 
 class NotHere(TiewiseError):
     """A section that has no meaning for these subjects: left out, and the reason said."""
-
-
-@dataclass
-class Bench:
-    """What sections share, in a light install: the request and all subjects, and no text."""
-
-    request: Request
-    subjects: tuple[Subject, ...]
-    _made: dict[str, Any] = field(default_factory=dict)
-
-    def once(self, name: str, make: Callable[[], T]) -> T:
-        """Return what `make` gave when it was first asked for under this name."""
-        if name not in self._made:
-            self._made[name] = make()
-        made: T = self._made[name]
-        return made
-
-    def reads(self, subject: Subject) -> bool:
-        """Whether there is a text for this model."""
-        return False
-
-    def ids(self, subject: Subject) -> NDArray[np.int64]:
-        """The text in this model's tokens [N]."""
-        raise NotHere(LACKS)
-
-    @staticmethod
-    def training_counts(run: Path) -> NDArray[np.int64]:
-        """How often each token occurs in a comparison's training text."""
-        raise NotHere(LACKS)
-
-    def check(self) -> None:
-        """Read what was given before anything is measured."""
 
 
 Measured = Callable[[Subject, Any], Found]  # of a subject and the bench

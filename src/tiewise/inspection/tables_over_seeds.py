@@ -5,7 +5,7 @@ own seed are alike before any training. The answer is therefore taken from model
 beside the untied model of every other seed. Pairs of one seed are given as well, under their name.
 
 Such pairs share models, and models of one seed share their data's order: seeds, not pairs, are independent. Intervals
-over pairs of seeds are therefore those of `analysis.estimates.jackknife`, which leaves out one seed at a time with all
+over pairs of seeds are therefore those of `core.estimates.jackknife`, which leaves out one seed at a time with all
 of its pairs.
 
 A table that training hardly moved is mostly its own random start, and aligns with nothing. CKA less its chance level is
@@ -32,13 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
-from tiewise.analysis.estimates import Estimate, jackknife, mean_interval
 from tiewise.analysis.model_tables import Ends, TokenTable, ends_of
 from tiewise.analysis.paired_rows import Pairs, one_vocabulary
 from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
-from tiewise.core.progress import progress
+from tiewise.core.estimates import Estimate, jackknife, mean_interval
+from tiewise.core.long_work import progress
 from tiewise.inspection.request import comparison_of
 from tiewise.training.folder import FINAL, folder_name
 

@@ -33,10 +33,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tiewise.analysis.estimates import ratio
 from tiewise.boundary.locate import ModelEnds
 from tiewise.checkpoint.hf_folder import read_tokenizer
 from tiewise.core.errors import DataError, UnsupportedError
+from tiewise.core.estimates import ratio
 from tiewise.data.tokenizer import Ids
 from tiewise.internals.loaded import Opened
 

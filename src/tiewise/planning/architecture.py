@@ -5,7 +5,7 @@ LayerCounts     attention and ffn, each with its norms, and what belongs to neit
 AppliedLayers   L layers in a row, with what belongs to them as a whole (positions, final norm)
 Architecture    the tables, layers, and what belongs to the whole (pooler, head transform)
 budget          all of it under a boundary and a sharing
-thresholds      the formulas of tying and factoring, with their values
+thresholds      from where on tying and factoring pay
 
 A boundary acts where `tiewise.install` would act: on tables of the model's own width E. A model that maps between its
 tables and its body (OPT-350M, ALBERT, ELECTRA) keeps those maps, and a factored table maps to E before them.
@@ -13,14 +13,14 @@ tables and its body (OPT-350M, ALBERT, ELECTRA) keeps those maps, and a factored
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from tiewise.core.errors import PlanError, SpecError
 from tiewise.core.first_loss import FreshBody
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.core.spec import BoundarySpec
+from tiewise.core.spec import BoundarySpec, largest_rank
 
 # Every component that a plan may show, in the order in which it is shown.
 COMPONENTS = (
@@ -299,59 +299,34 @@ def _maps(spec: BoundarySpec, width: int) -> Count:
     return found + elementwise(out_width if spec.out_bias else 0)
 
 
-@dataclass(frozen=True)
-class Threshold:
-    """One formula with its value."""
-
-    name: str
-    formula: str
-    value: float
-    here: float | None = None  # the model's own figure, where the formula bounds one
-
-
-def tying_threshold(share: float, body_per_square: float) -> float:
-    """V/d above which tying saves more than `share` of the untied model; infinite from a half on.
+def thresholds(vocab: int, d: int, body: int, head: bool = True) -> list[dict[str, Any]]:
+    """Every formula with its value: from where on tying and factoring pay; without those of tying where nothing ties.
 
     With a body of B parameters (all but the tables; c = B / d², which is 12 L for L plain layers), tying saves V·d of
-    2·V·d + B. That is more than a share s where V/d > c·s / (1 − 2s), and never where s ≥ ½.
+    2·V·d + B. That is more than a share s where V/d > c·s / (1 − 2s), and never where s ≥ ½. `here` is the model's own
+    figure, where the formula bounds one.
     """
-    if not 0 <= share <= 1:
-        raise PlanError(f"share {share}", "a share lies between 0 and 1")
-    return math.inf if share >= 0.5 else body_per_square * share / (1 - 2 * share)
 
+    def row(name: str, formula: str, value: float, here: float | None = None) -> dict[str, Any]:
+        return {"name": name, "formula": formula, "value": value, "here": here}
 
-def tying_saves(vocab: int, d: int, body: int) -> float:
-    """Share of the untied model that tying saves: V·d / (2·V·d + B)."""
-    return vocab * d / (2 * vocab * d + body)
-
-
-def tied_share(vocab: int, d: int, body: int) -> float:
-    """Share of the tied model that is its table: 1 / (1 + B / (V·d))."""
-    return vocab * d / (vocab * d + body)
-
-
-def largest_rank(vocab: int, d: int, maps: int) -> int:
-    """Largest k at which a factored table is smaller than V·d: k(V + maps·d) < V·d. 0 where none is."""
-    return -(-vocab * d // (vocab + maps * d)) - 1
-
-
-def thresholds(vocab: int, d: int, body: int, head: bool = True) -> tuple[Threshold, ...]:
-    """All formulas for one model; without those of tying where it has no head to tie."""
-    c = body / d**2
+    table, c = vocab * d, body / d**2
     scale = f"c = B/d² = {c:.4g}"
-    both, one = largest_rank(vocab, d, 2), largest_rank(vocab, d, 1)
-    narrow = Threshold("largest k that still saves, one table and one map", "k(V + d) < V·d", one, d)
-    share, formula = tied_share(vocab, d, body), "1 / (1 + B/(V·d))"
+    narrow = row("largest k that still saves, one table and one map", "k(V + d) < V·d", largest_rank(vocab, d, 1), d)
+    share, formula = table / (table + body), "1 / (1 + B/(V·d))"
     if not head:
-        return Threshold("share of the model that is its table", f"{formula}, {scale}", share), narrow
-    saving = "V/d above which tying saves more than"
-    return (
+        return [row("share of the model that is its table", f"{formula}, {scale}", share), narrow]
+    return [
         *(
-            Threshold(f"{saving} {s:.0%}", f"c·s/(1−2s), s = {s:g}, {scale}", tying_threshold(s, c), vocab / d)
+            row(
+                f"V/d above which tying saves more than {s:.0%}",
+                f"c·s/(1−2s), s = {s:g}, {scale}",
+                *(c * s / (1 - 2 * s), vocab / d),
+            )
             for s in (0.05, 0.1, 0.2, 0.3)
         ),
-        Threshold("share of the untied model that tying saves", "V·d / (2·V·d + B)", tying_saves(vocab, d, body)),
-        Threshold("share of the tied model that is its table", formula, share),
-        Threshold("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", both, d),
+        row("share of the untied model that tying saves", "V·d / (2·V·d + B)", table / (2 * table + body)),
+        row("share of the tied model that is its table", formula, share),
+        row("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", largest_rank(vocab, d, 2), d),
         narrow,
-    )
+    ]

@@ -1,13 +1,15 @@
 """What a choice costs: bytes on disk, in training, per decoded token and per rank; operations; the first loss.
 
 Exact but for the activations, which are an estimate. Collectives are counted as rings send them, per rank: an
-all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n.
+all-reduce of n bytes over p ranks sends 2(p−1)/p·n, an all-gather or reduce-scatter (p−1)/p·n. Every cost is a part of
+a plan's record, under the names that it has there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from tiewise.core.backends import chunk_rows
 from tiewise.core.errors import PlanError
@@ -23,149 +25,108 @@ STATE = {"sgd": 0, "momentum": 1, "adamw": 2}
 MASTER = "adamw-bf16-master"  # bf16 weights and gradients, an fp32 master copy and both moments in fp32
 
 
-def dtype_bytes(dtype: str) -> int:
-    """Bytes of one number, or that its type is unknown."""
-    if dtype not in DTYPES:
-        raise PlanError(f"unknown dtype {dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
-    return DTYPES[dtype]
-
-
 @dataclass(frozen=True)
-class Tokens:
-    """Tokens of one rank in one step: B sequences of T."""
+class Setting:
+    """Under what a plan counts; one rank's step is B sequences of T tokens."""
 
-    batch: int = 8
-    length: int = 1024
+    batch: int = 8  # B
+    length: int = 1024  # T
+    dtype: str = "float32"
+    world: int = 1  # ranks
+    tp: int = 1  # ranks of a group that splits the vocabulary
+    std: float | None = None  # of body and tables at the start; None: the config's
 
     def __post_init__(self) -> None:
         if self.batch < 1 or self.length < 1:
             raise PlanError(f"tokens {self.batch} × {self.length}", "batch and length must be 1 or more")
+        if self.dtype not in DTYPES:
+            raise PlanError(f"unknown dtype {self.dtype[:40]!r}", f"choose one of {', '.join(DTYPES)}")
+        if self.world < 1 or self.tp < 1:
+            raise PlanError(f"world {self.world}, tp {self.tp}", "both must be 1 or more")
+        if self.world % self.tp:
+            what = f"tp {self.tp} does not divide the world of {self.world}"
+            raise PlanError(what, "choose a tp that divides it")
+        if self.std is not None and not 0 < self.std < float("inf"):
+            raise PlanError(f"std {self.std}", "give a positive number")
 
     @property
-    def count(self) -> int:
-        """N."""
+    def tokens(self) -> int:
+        """N of one rank."""
         return self.batch * self.length
 
-
-@dataclass(frozen=True)
-class TrainingBytes:
-    """What an optimizer needs, in bytes."""
-
-    weights: int
-    gradients: int
-    state: int
-    total: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "total", self.weights + self.gradients + self.state)
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        return {
+            "tokens": {"batch": self.batch, "length": self.length, "count": self.tokens},
+            "dtype": self.dtype,
+            "world": {"size": self.world, "tp": self.tp},
+            "std": self.std,
+        }
 
 
-def training_bytes(stored: int, trainable: int, dtype: str) -> dict[str, TrainingBytes]:
-    """Weights, gradients and optimizer state, by optimizer; frozen parameters have weights alone."""
-    size = dtype_bytes(dtype)
-    found = {name: TrainingBytes(stored * size, trainable * size, trainable * size * n) for name, n in STATE.items()}
-    return {**found, MASTER: TrainingBytes(stored * 2, trainable * 2, trainable * 12)}
+def all_costs(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, Any]:
+    """Everything that a choice costs; None in place of what the model does not have."""
+    size, vocab, head = DTYPES[setting.dtype], architecture.ends.vocab, architecture.ends.head
+    out_width = budget.boundary.table_widths(architecture.ends.width)[1]
+    # Per token: 2 per multiplied weight forward and 4 backward, the head counted whether or not it is tied. Attention
+    # scores and their products add 4·T·heads·head width per layer forward and twice that backward, over the whole
+    # length T (no discount for the causal half). In an encoder-decoder: of one source and one target token together.
+    scores = sum(4 * setting.length * len(s.layers) * s.heads.count * s.heads.width for s in architecture.stacks)
+    forward = 2 * budget.multiplied + scores
+    return {
+        # of the tensors, a tied table written once
+        "checkpoint_bytes": {name: budget.total * each for name, each in DTYPES.items()},
+        "training_bytes": training_bytes(budget.total, budget.trainable, setting.dtype),
+        "logits_bytes": logits_bytes(setting.tokens, vocab, out_width, setting.dtype) if head else None,
+        "flops_per_token": {"forward": forward, "backward": 2 * forward},
+        "decode_bytes": decode_bytes(architecture, budget, setting),
+        "first_loss": first_loss(architecture, budget.boundary, budget.sharing, setting.std, setting.length),
+        "ranks": ranks(budget, setting, vocab),
+        # What each of a pipeline's two ends sends per step to keep its copies of a tied table equal. Both ends also
+        # hold the table, so tying saves no memory there.
+        "pipeline_tie_bytes": all_reduce(budget.tables * size, 2) if budget.boundary.tables == 1 else 0,
+    }
 
 
-@dataclass(frozen=True)
-class LogitsBytes:
-    """Memory of logits and loss at their peak, beside weights and their gradient."""
+def training_bytes(stored: int, trainable: int, dtype: str) -> dict[str, dict[str, int]]:
+    """Weights, gradients, optimizer state and their total, by optimizer; frozen parameters have weights alone."""
+    size = DTYPES[dtype]
+    parts = {name: (stored * size, trainable * size, trainable * size * kept) for name, kept in STATE.items()}
+    parts[MASTER] = (stored * 2, trainable * 2, trainable * 12)
+    names = ("weights", "gradients", "state", "total")
+    return {optimizer: dict(zip(names, (*of, sum(of)), strict=True)) for optimizer, of in parts.items()}
 
-    # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
-    # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
-    plain: int
+
+def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> dict[str, int]:
+    """Memory of logits and loss at their peak, beside weights and their gradient: N tokens, V words, tables [V, E]."""
+    size = DTYPES[dtype]
+    narrow = size if size < 4 else 0
     # one chunk of fp32 logits (and its copy in a narrow dtype), the features' gradient in fp32, and where weights are
     # narrow the table's fp32 gradient buffer
-    fused_cpu: int
-    fused_cuda: int
+    fused = {
+        f"fused_{device}": chunk_rows(tokens, vocab, device) * vocab * (4 + narrow)
+        + (tokens + (vocab if narrow else 0)) * width * 4
+        for device in ("cpu", "cuda")
+    }
+    # the logits in the weights' dtype, and in fp32 log-probabilities, the gradient of the loss and that of the logits:
+    # 16 bytes per element of (N, V) in fp32, 14 in bf16 (measured with PyTorch 2.13)
+    return {"plain": tokens * vocab * (12 + size), **fused}
 
 
-def logits_bytes(tokens: int, vocab: int, width: int, dtype: str) -> LogitsBytes:
-    """Count for N tokens over V words against tables of E columns."""
-    size = dtype_bytes(dtype)
-    narrow = size if size < 4 else 0
-    whole = tokens * width * 4 + (vocab * width * 4 if narrow else 0)
-    chunks = (chunk_rows(tokens, vocab, device) * vocab * (4 + narrow) for device in ("cpu", "cuda"))
-    return LogitsBytes(tokens * vocab * (12 + size), *(chunk + whole for chunk in chunks))
-
-
-@dataclass(frozen=True)
-class ActivationBytes:
-    """An estimate: values kept for the backward pass, without attention scores (fused attention) and dropout masks."""
-
-    kept: int  # inputs of every product, norm and activation
-    checkpointed: int  # one hidden state per layer
-
-
-def activation_bytes(architecture: Architecture, tokens: int, dtype: str) -> ActivationBytes:
-    """Estimate for N tokens; sharing does not change it, since every application keeps its own."""
-    size = dtype_bytes(dtype)
-    kept = sum(len(stack.layers) * stack.saved_per_token for stack in architecture.stacks)
-    return ActivationBytes(tokens * kept * size, tokens * architecture.layers * architecture.width * size)
-
-
-@dataclass(frozen=True)
-class Flops:
-    """Per token: 2 per multiplied weight forward and 4 backward, the head counted whether or not it is tied.
-
-    Attention scores and their products add 4·T·heads·head width per layer forward and twice that backward, over the
-    whole length T (no discount for the causal half). Tying, norms, biases and lookups do not change it.
-    """
-
-    forward: int
-    backward: int
-
-
-def flops_per_token(budget: Budget, architecture: Architecture, length: int) -> Flops:
-    """Count for sequences of T tokens; in an encoder-decoder for one source and one target token together."""
-    scores = sum(4 * length * len(s.layers) * s.heads.count * s.heads.width for s in architecture.stacks)
-    forward = 2 * budget.multiplied + scores
-    return Flops(forward, 2 * forward)
-
-
-@dataclass(frozen=True)
-class DecodeBytes:
-    """Bytes moved to decode one token of one sequence."""
-
-    weights: int  # once per application: one row of the lookup, the table once for the head, chosen experts alone
-    cache_per_token: int  # keys and values that the token adds
-    cache: int  # read at the full length (windows are not discounted; Mamba's state does not grow)
-
-
-def decode_bytes(budget: Budget, architecture: Architecture, length: int, dtype: str) -> DecodeBytes | None:
-    """Count at a context of T tokens; None where the model does not decode (encoders)."""
+def decode_bytes(architecture: Architecture, budget: Budget, setting: Setting) -> dict[str, int] | None:
+    """Bytes moved to decode one token of one sequence at a context of T; None where the model does not (encoders)."""
     stack = next((s for s in architecture.stacks if s.name == "decoder"), None)
     if stack is None or budget.read is None:
         return None
-    size, layers = dtype_bytes(dtype), len(stack.layers)
+    size, layers = DTYPES[setting.dtype], len(stack.layers)
     across = 2 if len(architecture.stacks) > 1 else 1  # cross-attention keeps the source's keys and values too
     per_token, fixed = layers * stack.heads.kept_per_token * size, layers * stack.heads.state * size
-    return DecodeBytes(budget.read * size, per_token + fixed, per_token * length * across + fixed)
-
-
-@dataclass(frozen=True)
-class World:
-    """`size` ranks, of which groups of `tp` split the vocabulary."""
-
-    size: int = 1
-    tp: int = 1
-
-    def __post_init__(self) -> None:
-        if self.size < 1 or self.tp < 1:
-            raise PlanError(f"world {self.size}, tp {self.tp}", "both must be 1 or more")
-        if self.size % self.tp:
-            raise PlanError(f"tp {self.tp} does not divide the world of {self.size}", "choose a tp that divides it")
-
-
-@dataclass(frozen=True)
-class Rank:
-    """What one rank holds and sends, in bytes."""
-
-    layout: str
-    memory: int  # weights, gradients and AdamW's state (with an fp32 master copy where weights are narrow)
-    tables: int
-    sent: int  # in a whole step
-    sent_for_tables: int  # the part of it that the tables cause
+    return {
+        "weights": budget.read * size,  # once per application: one row of the lookup, the head's table, chosen experts
+        "cache_per_token": per_token + fixed,  # keys and values that the token adds
+        # read at the full length: windows are not discounted, Mamba's state does not grow
+        "cache": per_token * setting.length * across + fixed,
+    }
 
 
 def all_reduce(count: int, over: int) -> int:
@@ -173,58 +134,48 @@ def all_reduce(count: int, over: int) -> int:
     return 2 * (over - 1) * count // over
 
 
-def pipeline_tie_bytes(budget: Budget, dtype: str) -> int:
-    """Bytes that each of a pipeline's two ends sends per step to keep its copies of a tied table equal; 0 untied.
+def ranks(budget: Budget, setting: Setting, vocab: int) -> list[dict[str, Any]]:
+    """What one rank holds and sends, in bytes: of data parallel, of FSDP and, where tp > 1, of vocabulary parallel."""
+    size, p, tp = DTYPES[setting.dtype], setting.world, setting.tp
+    optimizer = "adamw" if setting.dtype == "float32" else MASTER
+    total, trainable, tables = budget.total, budget.trainable, budget.tables
+    trained_tables = tables - budget.frozen_tables
 
-    Both ends also hold the table, so tying saves no memory there.
-    """
-    return all_reduce(budget.tables * dtype_bytes(dtype), 2) if budget.boundary.tables == 1 else 0
-
-
-def ranks(budget: Budget, world: World, tokens: Tokens, dtype: str, vocab: int) -> tuple[Rank, ...]:
-    """Return one rank of data parallel, of FSDP and, where tp > 1, of vocabulary-parallel training."""
-    size, p, trained_tables = dtype_bytes(dtype), world.size, budget.tables - budget.frozen_tables
-
-    def adamw(stored: int, trainable: int) -> int:
-        return training_bytes(stored, trainable, dtype)["adamw" if dtype == "float32" else MASTER].total
+    def rank(layout: str, stored: int, trainable: int, tables: int, sent: int, sent_for_tables: int) -> dict[str, Any]:
+        """`sent` is of a whole step, `sent_for_tables` the part of it that the tables cause."""
+        memory = training_bytes(stored, trainable, setting.dtype)[optimizer]["total"]
+        held = {"layout": layout, "memory": memory, "tables": tables * size}
+        return {**held, "sent": sent, "sent_for_tables": sent_for_tables}
 
     def sent_sharded(weights: int, gradients: int) -> int:
         """Weights gathered for the forward and again for the backward pass, gradients reduced and scattered."""
         return (p - 1) * (2 * weights + gradients) * size // p
 
-    replicated = Rank(
-        "data parallel",
-        adamw(budget.total, budget.trainable),
-        budget.tables * size,
-        all_reduce(budget.trainable * size, p),
-        all_reduce(trained_tables * size, p),
-    )
-    sharded = Rank(
-        "fsdp",
-        adamw(-(-budget.total // p), -(-budget.trainable // p)),
-        -(-budget.tables // p) * size,
-        sent_sharded(budget.total, budget.trainable),
-        sent_sharded(budget.tables, trained_tables),
-    )
-    if world.tp == 1:
-        return replicated, sharded
+    found = [
+        rank(
+            *("data parallel", total, trainable, tables),
+            all_reduce(trainable * size, p),
+            all_reduce(trained_tables * size, p),
+        ),
+        rank(
+            *("fsdp", -(-total // p), -(-trainable // p), -(-tables // p)),
+            sent_sharded(total, trainable),
+            sent_sharded(tables, trained_tables),
+        ),
+    ]
+    if tp == 1:
+        return found
     # Each rank of a group holds ⌈V/tp⌉ rows of every table; the body is replicated. Per step and group: the looked-up
     # rows [N, D] are summed forward, the hidden gradient [N, D] backward, and three numbers per token (largest logit,
     # sum of exponentials, target logit) forward. The groups then average gradients.
-    tp, groups, width = world.tp, p // world.tp, budget.tables // vocab  # columns of all tables together
-    rows = -(-vocab // tp)
-    tables, still = rows * width, rows * (budget.frozen_tables // vocab)
-    body, still_body = budget.total - budget.tables, budget.frozen - budget.frozen_tables
-    hidden = all_reduce(tokens.count * width // budget.boundary.tables * size, tp)
-    for_tables = 2 * hidden + all_reduce(3 * tokens.count * 4, tp) + all_reduce((tables - still) * size, groups)
-    split = Rank(
-        "vocabulary parallel",
-        adamw(body + tables, body + tables - still - still_body),
-        tables * size,
-        for_tables + all_reduce((body - still_body) * size, groups),
-        for_tables,
-    )
-    return replicated, sharded, split
+    groups, rows, width = p // tp, -(-vocab // tp), tables // vocab  # columns of all tables together
+    held, still = rows * width, rows * (budget.frozen_tables // vocab)
+    body, still_body = total - tables, budget.frozen - budget.frozen_tables
+    hidden = all_reduce(setting.tokens * width // budget.boundary.tables * size, tp)
+    numbers = all_reduce(3 * setting.tokens * 4, tp)
+    for_tables = 2 * hidden + numbers + all_reduce((held - still) * size, groups)
+    sent = for_tables + all_reduce((body - still_body) * size, groups)
+    return [*found, rank("vocabulary parallel", body + held, body + held - still - still_body, held, sent, for_tables)]
 
 
 @cache
@@ -238,26 +189,18 @@ def kept_losses() -> dict[str, Computed]:
     return {depends_on: (nll, own) for depends_on, nll, own in rows}
 
 
-@dataclass(frozen=True)
-class FirstLoss:
-    """The expected loss of a freshly drawn model's first step."""
-
-    nll: float  # in nats
-    own: float | None = None  # mean cosine between hidden state and the token's own row, of tied tables
-    assumed: str = ""  # what the prediction takes for granted; empty where the family has been measured
-
-
 def first_loss(
     architecture: Architecture,
     spec: BoundarySpec,
     sharing: SharingSpec | None = None,
     std: float | None = None,
     length: int = POSITIONS,
-) -> FirstLoss | None:
-    """Expected nll of a uniformly random target at step 0; None where the model has no head over words.
+) -> dict[str, Any] | None:
+    """Expected nll (nats) of a uniformly random target at step 0; None where the model has no head over words.
 
     `std` is of tables (unless the boundary's `init` says otherwise) and body, None the config's. `length` is T: early
-    positions average fewer others.
+    positions average fewer others. `own` is the mean cosine between hidden state and the token's own row where tables
+    are tied, `assumed` what the prediction takes for granted: nothing where the family has been measured.
     """
     if not architecture.ends.head:
         return None
@@ -267,7 +210,8 @@ def first_loss(
         assumed = "hidden states of norm √D that are independent of their tokens"
     elif step.own and sharing and sharing.kind != "none":
         assumed = "shared layers followed as if they were independent"
-    return FirstLoss(*(kept_losses().get(repr(step)) or step.computed()), assumed)
+    nll, own = kept_losses().get(repr(step)) or step.computed()
+    return {"nll": nll, "own": own, "assumed": assumed}
 
 
 def first_step_of(

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +18,13 @@ from tiewise.checkpoint.untrusted import read_json
 from tiewise.core.errors import PlanError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
-from tiewise.planning import catalogue, costs
-from tiewise.planning.architecture import Architecture, Budget, Threshold, budget, thresholds
+from tiewise.planning import catalogue
+from tiewise.planning.architecture import Architecture, budget, thresholds
+from tiewise.planning.costs import DTYPES, Setting, all_costs
 from tiewise.planning.plan_rows import as_text, remarks
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
 Described = str | os.PathLike[str] | Mapping[str, Any] | Sizes | catalogue.Model | Architecture
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Under what a plan counts."""
-
-    tokens: costs.Tokens = costs.Tokens()  # noqa: RUF009 - frozen; one rank's in one step
-    dtype: str = "float32"
-    world: costs.World = costs.World()  # noqa: RUF009 - frozen
-    std: float | None = None  # of body and tables at the start; None: the config's
-
-
-@dataclass(frozen=True)
-class ChoiceCosts:
-    """One choice's figures, under the names that they have in JSON."""
-
-    budget: Budget
-    saved: int  # against the same model untied and with nothing shared
-    saved_share: float
-    checkpoint_bytes: Mapping[str, int]  # by dtype; of the tensors, a tied table written once
-    training_bytes: Mapping[str, costs.TrainingBytes]  # by optimizer
-    logits_bytes: costs.LogitsBytes | None
-    flops_per_token: costs.Flops
-    decode_bytes: costs.DecodeBytes | None
-    first_loss: costs.FirstLoss | None
-    ranks: tuple[costs.Rank, ...]
-    pipeline_tie_bytes: int
-
-    @property
-    def name(self) -> str:
-        """Boundary and sharing in their written forms."""
-        return f"{self.budget.boundary}, share {self.budget.sharing}"
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        b = self.budget
-        counted = {
-            "boundary": str(b.boundary),
-            "share": str(b.sharing),
-            "parameters": {"total": b.total, "trainable": b.trainable, **b.parameters},
-        }
-        return {**counted, **{name: value for name, value in asdict(self).items() if name != "budget"}}
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,39 +34,48 @@ class Plan:
     name: str  # what the model was asked for by
     architecture: Architecture
     setting: Setting
-    choices: tuple[ChoiceCosts, ...]
-    activations: costs.ActivationBytes
-    thresholds: tuple[Threshold, ...]
+    choices: tuple[dict[str, Any], ...]  # every boundary with every sharing, as `record` has them
 
     def __repr__(self) -> str:
         return as_text(self.record())
 
     def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it; an infinite threshold is null, and the model's boundary where it has no head.
+        """Everything as JSON takes it; null in place of the model's boundary where it has no head.
 
         All that is shown of a plan is made of this: see `plan_rows`.
         """
-        a, s = self.architecture, self.setting
-        others = catalogue.neighbours(a.ends.vocab, a.width, a.layers or None, but=(self.name,))
+        a, ends = self.architecture, self.architecture.ends
+        untied = budget(a, BoundarySpec("untied"), SharingSpec())
+        of_all = self.setting.tokens * DTYPES[self.setting.dtype]
         found = {
             "model": {
                 "name": self.name,
                 "family": a.family,
-                "vocab": a.ends.vocab,
+                "vocab": ends.vocab,
                 "width": a.width,
-                "table_width": a.ends.width,
+                "table_width": ends.width,
                 "layers": a.layers,
-                "boundary": str(a.boundary) if a.ends.head else None,
+                "boundary": str(a.boundary) if ends.head else None,
                 "share": str(a.sharing),
                 "parameters": {"total": a.total, **a.parameters()},
                 "estimated": a.estimated,
                 "notes": list(a.notes),
             },
-            "setting": {**asdict(s), "tokens": {**asdict(s.tokens), "count": s.tokens.count}},
-            "choices": [choice.record() for choice in self.choices],
-            "activation_bytes": {**asdict(self.activations), "estimated": True},
-            "thresholds": [{**asdict(t), "value": t.value if isfinite(t.value) else None} for t in self.thresholds],
-            "neighbours": [model.record() for model in others],
+            "setting": self.setting.record(),
+            "choices": list(self.choices),
+            # what the backward pass needs, without attention scores (fused attention) and dropout masks; every
+            # application of a layer keeps its own, so that sharing does not change it
+            "activation_bytes": {
+                # inputs of every product, norm and activation
+                "kept": of_all * sum(len(stack.layers) * stack.saved_per_token for stack in a.stacks),
+                "checkpointed": of_all * a.layers * a.width,  # one hidden state per layer
+                "estimated": True,
+            },
+            "thresholds": thresholds(ends.vocab, ends.width, untied.total - untied.tables, ends.head),
+            "neighbours": [
+                model.record()
+                for model in catalogue.neighbours(ends.vocab, a.width, a.layers or None, but=(self.name,))
+            ],
         }
         return {**found, "notes": remarks(found)}
 
@@ -126,7 +93,7 @@ def plan(
             catalogue, or an architecture. A text is a name first, then a path.
         boundaries: written forms of boundaries, in the order in which they are shown.
         share: written forms of sharing; None is how the model itself shares.
-        setting: tokens per step, dtype, world and initialisation.
+        setting: tokens per step, dtype, ranks and initialisation.
 
     Raises:
         PlanError: the model is unknown, or its sizes are missing or contradict each other.
@@ -135,41 +102,25 @@ def plan(
     """
     name, architecture = described(model)
     setting = setting or Setting()
-    tokens, dtype, ends = setting.tokens, setting.dtype, architecture.ends
-    costs.dtype_bytes(dtype)
-    if setting.std is not None and not 0 < setting.std < float("inf"):
-        raise PlanError(f"std {setting.std}", "give a positive number")
-    specs = list(dict.fromkeys(BoundarySpec.parse(text) for text in boundaries))
+    specs = dict.fromkeys(BoundarySpec.parse(text) for text in boundaries)
     sharing = [architecture.sharing] if share is None else list(dict.fromkeys(map(SharingSpec.parse, share)))
     if architecture.layers == 0 and any(each.kind != "none" for each in sharing):
         raise PlanError(f"{name}: its layers are not told apart", "share can be planned for families that are known")
-    plainest = budget(architecture, BoundarySpec("untied"), SharingSpec())
-
-    def choice(spec: BoundarySpec, share: SharingSpec) -> ChoiceCosts:
-        counted = budget(architecture, spec, share)
-        saved, out_width = plainest.total - counted.total, spec.table_widths(ends.width)[1]
-        return ChoiceCosts(
-            counted,
-            saved,
-            saved / plainest.total,
-            {name: counted.total * size for name, size in costs.DTYPES.items()},
-            costs.training_bytes(counted.total, counted.trainable, dtype),
-            costs.logits_bytes(tokens.count, ends.vocab, out_width, dtype) if ends.head else None,
-            costs.flops_per_token(counted, architecture, tokens.length),
-            costs.decode_bytes(counted, architecture, tokens.length, dtype),
-            costs.first_loss(architecture, spec, share, setting.std, tokens.length),
-            costs.ranks(counted, setting.world, tokens, dtype, ends.vocab),
-            costs.pipeline_tie_bytes(counted, dtype),
+    plainest = budget(architecture, BoundarySpec("untied"), SharingSpec()).total
+    choices = []
+    for counted in (budget(architecture, *choice) for choice in product(specs, sharing)):
+        saved = plainest - counted.total  # against the same model untied and with nothing shared
+        choices.append(
+            {
+                "boundary": str(counted.boundary),
+                "share": str(counted.sharing),
+                "parameters": {"total": counted.total, "trainable": counted.trainable, **counted.parameters},
+                "saved": saved,
+                "saved_share": saved / plainest,
+                **all_costs(architecture, counted, setting),
+            }
         )
-
-    return Plan(
-        name,
-        architecture,
-        setting,
-        tuple(choice(*each) for each in product(specs, sharing)),
-        costs.activation_bytes(architecture, tokens.count, dtype),
-        thresholds(ends.vocab, ends.width, plainest.total - plainest.tables, ends.head),
-    )
+    return Plan(name, architecture, setting, tuple(choices))
 
 
 def described(model: Described) -> tuple[str, Architecture]:

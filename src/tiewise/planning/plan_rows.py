@@ -6,12 +6,12 @@ Counts are exact to the parameter; bytes are of counts, but for activations, whi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tiewise.core.errors import PlanError
 from tiewise.core.files import size
-from tiewise.core.numerals import NONE, count, plain, signed
+from tiewise.core.found import NONE, count, plain, signed
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning.architecture import COMPONENTS
 from tiewise.planning.catalogue import find
@@ -26,14 +26,6 @@ OPTIMIZERS = {
 NEIGHBOUR_HEADER = ["model", "V", "D", "L", "V/D", "ties", "checked"]
 
 
-class Figure(NamedTuple):
-    """A row of figures; without a path, a heading."""
-
-    name: str
-    path: tuple[str | int, ...] = ()  # where a choice's record has the value
-    show: Callable[[Any], str] = str
-
-
 def columns(record: Record) -> list[str]:
     """Name every choice, in two lines; the sharing is left out where all share alike."""
     choices = record["choices"]
@@ -43,55 +35,58 @@ def columns(record: Record) -> list[str]:
 
 def rows(record: Record) -> list[list[str]]:
     """Every figure's name and its values choice by choice; a row of one cell heads those that follow."""
-    choices = [{**choice, "activation_bytes": record["activation_bytes"]} for choice in record["choices"]]
-
-    def cell(value: Any, figure: Figure) -> str:
-        for key in figure.path:
-            value = value.get(key) if isinstance(value, dict) else value and value[key]
-        return NONE if value is None else figure.show(value)
-
-    return [[figure.name, *(cell(c, figure) for c in choices if figure.path)] for figure in figures(record)]
-
-
-def figures(record: Record) -> Iterator[Figure]:
-    """Every figure that is shown, under headings."""
     choices, setting = record["choices"], record["setting"]
-    yield Figure("parameters")
+    found: list[list[str]] = []
+
+    def heading(name: str) -> None:
+        found.append([name])
+
+    def of(part: str) -> list[Any]:
+        return [choice[part] for choice in choices]
+
+    def row(name: str, show: Callable[[Any], str], held: Sequence[Any], key: str) -> None:
+        """`key` of what every choice holds, which may be nothing."""
+        values = [None if each is None else each.get(key) for each in held]
+        found.append([name, *(NONE if value is None else show(value) for value in values)])
+
+    heading("parameters")
     for name in COMPONENTS:
         if any(name in choice["parameters"] for choice in choices):
-            yield Figure("maps at the ends" if name == "maps" else name.replace("_", " "), ("parameters", name), count)
-    yield Figure("total", ("parameters", "total"), count)
+            row("maps at the ends" if name == "maps" else name.replace("_", " "), count, of("parameters"), name)
+    row("total", count, of("parameters"), "total")
     if any(choice["parameters"]["trainable"] < choice["parameters"]["total"] for choice in choices):
-        yield Figure("of it trained", ("parameters", "trainable"), count)
-    yield Figure("saved", ("saved",), lambda saved: signed(saved, 0).removeprefix("+"))
-    yield Figure("saved, share", ("saved_share",), lambda share: f"{plain(100 * share, 1)} %")
-    yield Figure("checkpoint")
+        row("of it trained", count, of("parameters"), "trainable")
+    row("saved", lambda saved: signed(saved, 0).removeprefix("+"), choices, "saved")
+    row("saved, share", lambda share: f"{plain(100 * share, 1)} %", choices, "saved_share")
+    heading("checkpoint")
     for dtype in ("float32", "bfloat16", "float8_e4m3fn"):
-        yield Figure(dtype, ("checkpoint_bytes", dtype), size)
-    yield Figure(f"training, {setting['dtype']}")
+        row(dtype, size, of("checkpoint_bytes"), dtype)
+    heading(f"training, {setting['dtype']}")
     for optimizer, label in OPTIMIZERS.items():
-        yield Figure(label, ("training_bytes", optimizer, "total"), size)
-    yield Figure("beside them")
-    yield Figure("logits, plain loss", ("logits_bytes", "plain"), size)
-    yield Figure("logits, fused loss (GPU)", ("logits_bytes", "fused_cuda"), size)
+        row(label, size, [held[optimizer] for held in of("training_bytes")], "total")
+    heading("beside them")
+    row("logits, plain loss", size, of("logits_bytes"), "plain")
+    row("logits, fused loss (GPU)", size, of("logits_bytes"), "fused_cuda")
     if record["model"]["layers"]:  # built without telling them apart: nothing to estimate activations from
-        yield Figure("activations, an estimate", ("activation_bytes", "kept"), _about)
-        yield Figure("with checkpointing", ("activation_bytes", "checkpointed"), _about)
-    yield Figure("work and loss")
-    yield Figure("forward, per token", ("flops_per_token", "forward"), operations)
-    yield Figure("backward, per token", ("flops_per_token", "backward"), operations)
+        for name, key in (("activations, an estimate", "kept"), ("with checkpointing", "checkpointed")):
+            found.append([name, *[f"≈ {size(record['activation_bytes'][key])}"] * len(choices)])
+    heading("work and loss")
+    row("forward, per token", operations, of("flops_per_token"), "forward")
+    row("backward, per token", operations, of("flops_per_token"), "backward")
     if any(choice["decode_bytes"] for choice in choices):
-        yield Figure("read per decoded token", ("decode_bytes", "weights"), size)
-        yield Figure("cache added per token", ("decode_bytes", "cache_per_token"), size)
+        row("read per decoded token", size, of("decode_bytes"), "weights")
+        row("cache added per token", size, of("decode_bytes"), "cache_per_token")
     log = math.log(record["model"]["vocab"])
-    yield Figure(f"first loss (ln V = {log:.2f})", ("first_loss", "nll"), lambda nll: plain(nll, 2))
+    row(f"first loss (ln V = {log:.2f})", lambda nll: plain(nll, 2), of("first_loss"), "nll")
     world = setting["world"]
     for place, rank in enumerate(choices[0]["ranks"] if choices and world["size"] > 1 else ()):
         split = rank["layout"].startswith("vocabulary")
-        yield Figure(f"{rank['layout']}, " + (f"tp {world['tp']}" if split else f"1 of {world['size']}"))
-        yield Figure("weights, gradients, AdamW", ("ranks", place, "memory"), size)
-        yield Figure("sent per step", ("ranks", place, "sent"), size)
-        yield Figure("of it for tables", ("ranks", place, "sent_for_tables"), size)
+        heading(f"{rank['layout']}, " + (f"tp {world['tp']}" if split else f"1 of {world['size']}"))
+        held = [ranks[place] for ranks in of("ranks")]
+        row("weights, gradients, AdamW", size, held, "memory")
+        row("sent per step", size, held, "sent")
+        row("of it for tables", size, held, "sent_for_tables")
+    return found
 
 
 def operations(value: float) -> str:
@@ -101,10 +96,6 @@ def operations(value: float) -> str:
             return f"{value:.3g} {unit}FLOP"
         value /= 1000
     return f"{value:,.3g} PFLOP"
-
-
-def _about(bytes_: float) -> str:
-    return f"≈ {size(bytes_)}"
 
 
 def subject(record: Record) -> str:
@@ -119,15 +110,13 @@ def subject(record: Record) -> str:
 
 def thresholds(record: Record) -> list[list[str]]:
     """(what, its value, its formula) of every threshold; `scale` says what the formulas stand on."""
-
-    def value(found: float | None) -> str:
-        if found is None:
-            return "never"
-        return f"{found:,.0f}" if found == int(found) else f"{found:,.4g}"
-
     return [
-        [t["name"].replace("%", " %").replace("still ", ""), value(t["value"]), t["formula"].partition(", ")[0]]
-        for t in record["thresholds"]
+        [
+            row["name"].replace("%", " %").replace("still ", ""),
+            f"{row['value']:,.0f}" if row["value"] == int(row["value"]) else f"{row['value']:,.4g}",
+            row["formula"].partition(", ")[0],
+        ]
+        for row in record["thresholds"]
     ]
 
 

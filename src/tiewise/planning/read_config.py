@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tiewise.core import Late
 from tiewise.core.errors import PlanError
-from tiewise.core.late import Late
 from tiewise.planning.architecture import (
     AppliedLayers,
     Architecture,

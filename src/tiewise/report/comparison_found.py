@@ -14,9 +14,8 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from tiewise.analysis.estimates import mean_interval
-from tiewise.core.found import Found, Listing, Quantity
-from tiewise.core.numerals import plain
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import Found, Listing, Quantity, plain
 from tiewise.report import papers
 from tiewise.report.faces import ABREAST, rich_table, summary
 from tiewise.training.results import MASKED, Comparison, Difference, RunResult

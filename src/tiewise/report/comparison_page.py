@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from tiewise.core.files import size
-from tiewise.core.found import Curve, Grid, Listing, Quantity, visible
-from tiewise.core.numerals import NONE, count, plain, signed
+from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
 from tiewise.report import sheet
 from tiewise.report.comparison_found import (
@@ -30,7 +29,6 @@ from tiewise.report.comparison_found import (
     difference,
     found,
     results,
-    share,
     verdict,
 )
 from tiewise.report.figures import dots, heat, lines, stacked, styles
@@ -38,31 +36,28 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
 
 NOTE = (
-    "Losses are in nats per token: mean over seeds ± standard deviation. A difference is paired by seed, with its 95 % "
-    "interval (Student’s t). Perplexity is exp of the mean held-out nll. Training memory is counted: fp32 weights, "
-    "gradients and the optimizer’s moments; activations come on top. Tokens per second hold what else the machine did."
+    "Losses: mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
+    "Perplexity is exp of the mean held-out nll. Training memory counts fp32 weights, gradients and moments, no "
+    "activations. Tokens per second hold what else the machine did."
 )
 BIGRAMS = (
-    "Asymmetric bigrams: the last columns are each arm’s direct-path logit of “right after left” minus that of “left "
-    "after right”, which is zero for one shared table without a map."
+    "Last columns: an arm’s direct-path logit of “right after left” minus that of “left after right”, zero for one "
+    "shared table without a map."
 )
 DIRECT_PATH = (
     "Logit of the next token (column) by the current token's embedding alone (row), less what its row and its column "
     "have in common; colours saturate on the diagonal."
 )
-MEMORY = (
-    "fp32 weights, gradients, and the two moments of AdamW and LAMB: 16 bytes for each trained parameter. Sharing does "
-    "not change what the backward pass keeps on top."
-)
+MEMORY = "fp32 weights, gradients, and two moments: 16 bytes a parameter. Sharing leaves activations as they are."
 JUDGED = {
     MASKED: "Held-out tokens that were masked and whose right token had the largest logit.",
-    "sop": "Sentence order: held-out segments that follow each other, half of them swapped; the line is chance.",
-    "nsp": "Next sentence: the second held-out segment is from another document in half; the line is chance.",
+    "sop": "Held-out segments that follow each other, half of them swapped; the line is chance.",
+    "nsp": "Held-out segments, half of the second ones from another document; the line is chance.",
 }
 
 
 @dataclass(frozen=True)
-class Measured:
+class OverTraining:
     """A number of every moment of training, and its figure; {reference} stands for the reference's name."""
 
     title: str
@@ -80,27 +75,24 @@ def _head_share(point: CurvePoint) -> float | None:
     return point.path_b / (point.path_a + point.path_b)
 
 
-HELD_OUT = Measured("Held-out loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
-AHEAD = Measured(
-    "Held-out loss minus {reference} over training",
-    f"difference, {NATS}",
-    "Below zero an arm is ahead of {reference}.",
-    lambda point: point.heldout_nll,
+HELD_OUT = OverTraining("Held-out loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
+AHEAD = replace(
+    HELD_OUT,
+    title="Held-out loss minus {reference} over training",
+    unit=f"difference, {NATS}",
+    caption="Below zero an arm is ahead of {reference}.",
     paired=True,
     level=0.0,
 )
-TRAINING = Measured(
-    "Training loss", NATS, "The loss of the batches that each step learned from.", lambda point: point.train_nll
-)
-OUTPUT_SHARE = Measured(
+TRAINING = OverTraining("Training loss", NATS, "Of the batches that each step learned from.", lambda p: p.train_nll)
+OUTPUT_SHARE = OverTraining(
     "Share of the output path in the gradient",
     "‖B‖ / (‖A‖ + ‖B‖)",
-    "The gradient through the lookup (A) and through the head (B), of one table or of two; above 50 % the output end "
-    "pulls harder than the input end.",
+    "Gradient through the lookup (A) and the head (B), of one table or of two; above 50 % the head pulls harder.",
     _head_share,
     level=0.5,
 )
-COSINE = Measured(
+COSINE = OverTraining(
     "Do both paths pull the same way?",
     "cosine of lookup path and head path",
     "Above zero the two paths agree, below zero they work against each other.",
@@ -120,29 +112,21 @@ def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
 
 def render(comparison: Comparison) -> str:
     """Return the page as text; sections that have nothing to show are left out of it."""
-
-    def there(*panels: Panel | None) -> list[Panel]:
-        return [panel for panel in panels if panel is not None]
-
-    def over_training(*measured: Measured) -> list[Panel]:
-        return there(*(line_panel(comparison, one) for one in measured))
-
     seeds, arms = len(comparison.seeds), ", ".join(comparison.arms)
     unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
     by_frequency = f"The same masked tokens have an nll of {plain(unigram)} by the training text’s frequencies alone."
     shares = share_panels(comparison)
-    first = [
+    starts = [
         [arm, f"{r.init_std:g}", f"{r.learning_rate:g}", plain(r.predicted_initial_nll), plain(r.initial_nll)]
         for arm in comparison.arms
         for r in comparison.of(arm)[:1]
     ]
-    header = ["arm", "init std", "learning rate", "predicted first loss", "measured first loss"]
+    start = ["arm", "init std", "learning rate", "predicted first loss", "measured first loss"]
     trials = [
         [t["arm"], _fact(t["init"]), _fact(t["learning_rate"]), plain(t["nll"]), "chosen" if t["chosen"] else ""]
         for t in comparison.tuning
     ]
-    tuned = Listing("All tuning trials", ["arm", "init std", "learning rate", "nll of the tuning split", ""], trials)
-    starts = Listing("Initialisation and learning rate by arm", header, first)
+    trial = ["arm", "init std", "learning rate", "nll of the tuning split", ""]
     return Sheet(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
@@ -151,20 +135,22 @@ def render(comparison: Comparison) -> str:
         answer=[verdict(comparison)],
         results=PageSection(
             "Results",
-            there(paired_differences(comparison)),
+            paired_differences(comparison),
             tables=[results(comparison)],
             notes=(*comparison.finding.splitlines(), NOTE),
         ),
         sections=[
             *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
-            PageSection("Loss", [*there(frequency_panel(comparison)), *over_training(AHEAD, HELD_OUT, TRAINING)]),
+            PageSection(
+                "Loss", [*frequency_panels(comparison), *training_panels(comparison, AHEAD, HELD_OUT, TRAINING)]
+            ),
             PageSection(
                 "Masked tokens and pairs",
                 shares,
                 notes=[SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else [],
             ),
-            PageSection("Gradient paths", over_training(OUTPUT_SHARE, COSINE)),
-            PageSection("Parameters", there(parameter_panel(comparison), memory_panel(comparison))),
+            PageSection("Gradient paths", training_panels(comparison, OUTPUT_SHARE, COSINE)),
+            PageSection("Parameters", parameter_panels(comparison)),
             PageSection(
                 "Direct path",
                 direct_path_panels(comparison),
@@ -174,7 +160,13 @@ def render(comparison: Comparison) -> str:
             ),
         ],
         command=comparison.command,
-        made=[PageSection("Starting point of each arm", folded=[tuned], tables=[starts])],
+        made=[
+            PageSection(
+                "Starting point of each arm",
+                folded=[Listing("All tuning trials", trial, trials)],
+                tables=[Listing("Initialisation and learning rate by arm", start, starts)],
+            )
+        ],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
@@ -196,59 +188,64 @@ def _flat(facts: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 def _fact(value: Any) -> str:
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
     if isinstance(value, list | tuple):
         return ", ".join(map(_fact, value))
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def line_panel(comparison: Comparison, measured: Measured) -> Panel | None:
-    """A number over training, at the steps where every seed of an arm was measured; None where it never was."""
-
-    def of(arm: str) -> dict[int, dict[int, float]]:
-        """Seed → step → value."""
-        return {
-            run.seed: {p.step: v for p in run.curve if (v := measured.value(p)) is not None and math.isfinite(v)}
-            for run in comparison.of(arm)
-        }
-
-    title, caption = (text.format(reference=comparison.reference) for text in (measured.title, measured.caption))
-    caption += " Thick lines are means over seeds, thin lines single seeds."
-    base, means, single = of(comparison.reference), [], []
-    for arm in comparison.arms:
-        own = of(arm)
-        if measured.paired:
-            own = {
-                seed: {step: own[seed][step] - base[seed][step] for step in own[seed].keys() & base[seed].keys()}
-                for seed in (own.keys() & base.keys() if arm != comparison.reference else ())
+def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]:
+    """Numbers over training, at the steps where every seed of an arm was measured; none that never was."""
+    panels, looks = [], styles(comparison.arms)
+    for measured in every:
+        values = {  # arm → seed → step → value
+            arm: {
+                run.seed: {p.step: v for p in run.curve if (v := measured.value(p)) is not None and math.isfinite(v)}
+                for run in comparison.of(arm)
             }
-        steps = sorted(set.intersection(*map(set, own.values()))) if own else []
-        if steps:
-            seeds = [tuple(values[step] for step in steps) for _, values in sorted(own.items())]
-            mean = tuple(map(statistics.fmean, zip(*seeds, strict=True)))
-            curve = Curve(title, tuple(steps), mean, along="training step", unit=measured.unit, of=arm, why=caption)
-            means.append(replace(curve, level=measured.level))
-            single += [(curve, values) for values in seeds if len(seeds) > 1]
-    if not means:
-        return None
-    looks = styles(comparison.arms)
-    panel = lines(means, looks, digits=4)
-    for curve, values in single:
-        thin = {"mode": "lines", "line": {"color": looks[curve.of].colour, "width": 1}, "opacity": 0.3}
-        panel.figure.add_scatter(x=curve.x, y=values, legendgroup=curve.of, showlegend=False, hoverinfo="skip", **thin)
-    if measured is OUTPUT_SHARE:
-        panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
-    return panel
+            for arm in comparison.arms
+        }
+        if measured.paired:
+            base = values.pop(comparison.reference)
+            values = {
+                arm: {
+                    seed: {step: own[seed][step] - base[seed][step] for step in own[seed].keys() & base[seed].keys()}
+                    for seed in own.keys() & base.keys()
+                }
+                for arm, own in values.items()
+            }
+        title, caption = (text.format(reference=comparison.reference) for text in (measured.title, measured.caption))
+        more = {"along": "training step", "unit": measured.unit, "level": measured.level}
+        caption += " Thick lines are means over seeds, thin lines single seeds."
+        means, single = [], []
+        for arm, own in values.items():
+            steps = tuple(sorted(set.intersection(*map(set, own.values())))) if own else ()
+            if steps:
+                seeds = [tuple(own[seed][step] for step in steps) for seed in sorted(own)]
+                mean = tuple(map(statistics.fmean, zip(*seeds, strict=True)))
+                means.append(Curve(title, steps, mean, of=arm, why=caption, **more))  # type: ignore[arg-type]
+                single += [(arm, steps, y) for y in seeds if len(seeds) > 1]
+        if not means:
+            continue
+        panel = lines(means, looks, digits=4)
+        for arm, steps, y in single:
+            thin = {"mode": "lines", "line": {"color": looks[arm].colour, "width": 1}, "opacity": 0.3}
+            panel.figure.add_scatter(x=steps, y=y, legendgroup=arm, showlegend=False, hoverinfo="skip", **thin)
+        if measured is OUTPUT_SHARE:
+            panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
+        panels.append(panel)
+    return panels
 
 
-def paired_differences(comparison: Comparison) -> Panel | None:
+def paired_differences(comparison: Comparison) -> list[Panel]:
     """Held-out and training nll minus the reference's with 95 % intervals, a row for each arm: a forest plot."""
     if not comparison.differences:
-        return None
+        return []
     every = [q for one in found(comparison).values() for q in one.quantities if not math.isnan(q.value)]
     drawn = [
-        replace(q, name=name) for name in ("held-out", "training") for q in every if q.name.startswith(f"{name} −")
+        replace(q, name=f"{q.of} · {name}")
+        for name in ("held-out", "training")
+        for q in every
+        if q.name.startswith(f"{name} −")
     ]
     caption = "Left of zero an arm has the lower loss; the bar is the 95 % interval over paired seeds."
     if (both := gaps(comparison)) is not None:
@@ -263,99 +260,78 @@ def paired_differences(comparison: Comparison) -> Panel | None:
         for d in comparison.differences
         if d.metric == metric
     ]
-    panel = dots(
-        f"Paired differences to {comparison.reference}",
-        drawn,
-        styles(comparison.arms),
-        lambda q: f"{q.of} · {q.name}",
-        caption,
-    )
+    header = ["arm and measure", "difference [95 %]", "smallest detectable", "pairs"]
+    title, looks = f"Paired differences to {comparison.reference}", styles(comparison.arms)
+    panel = dots(title, drawn, looks, forest=True, why=caption)
     panel.figure.update_xaxes(title=f"difference, {NATS}")
-    return replace(
-        panel, table=Listing("", ["arm and measure", "difference [95 %]", "smallest detectable", "pairs"], rows)
-    )
+    return [replace(panel, table=Listing("", header, rows))]
 
 
-def frequency_panel(comparison: Comparison) -> Panel | None:
+def frequency_panels(comparison: Comparison) -> list[Panel]:
     """Held-out nll minus the reference's, by how often a token occurs in the training text, with 95 % intervals."""
     binned = [d for d in comparison.differences if d.metric.startswith("frequency:")]
     if not binned:
-        return None
-    reference, bins = comparison.reference, list(dict.fromkeys(d.metric for d in binned))
-    curves = []
-    for arm in dict.fromkeys(d.arm for d in binned):
-        own = [(bins.index(d.metric), difference(d)) for d in binned if d.arm == arm]
-        made = Curve(
-            f"Difference to {reference} by token frequency",
-            x=tuple(place for place, _ in own),
-            y=tuple(q.value for _, q in own),
-            low=tuple(q.low for _, q in own),
-            high=tuple(q.high for _, q in own),
-            along="times the token occurs in the training text",
-            unit=f"difference, {NATS}",
-            of=arm,
-            level=0.0,
+        return []
+    arms, bins = comparison.arms, list(dict.fromkeys(d.metric for d in binned))
+    curves = [
+        Curve.through(
+            f"Difference to {comparison.reference} by token frequency",
+            ((bins.index(d.metric), difference(d)) for d in binned if d.arm == arm),
+            along="times the token occurs in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
-            why=f"Below zero an arm predicts these tokens better than {reference} does; rare tokens are on the left. "
-            "Each interval is 95 % on its own: about one of twenty excludes zero by chance.",
+            why="Below zero an arm predicts these tokens better; each interval is 95 % on its own: about one of twenty "
+            "excludes zero by chance.",
         )
-        curves.append(made)
-    header = ["occurrences", "held-out tokens"]
-    rows: dict[str, list[str]] = {}
-    for arm in comparison.arms:
-        runs = comparison.of(arm)
-        header.append(f"{arm}: nll")
-        for bin_ in runs[0].frequency if runs else ():
-            nll = [b.nll for run in runs for b in run.frequency if b.label == bin_.label and b.nll is not None]
-            row = rows.setdefault(bin_.label, [bin_.label, count(bin_.tokens)])
-            row.append(plain(statistics.fmean(nll) if nll else None))
-    for arm in comparison.arms[1:]:
-        header.append(f"{arm}: difference [95 %]")
-        for label, row in rows.items():
-            d = comparison.difference(arm, f"frequency:{label}")
-            row.append(str(difference(d)) if d else NONE)
-    return replace(lines(curves, styles(comparison.arms), digits=4), table=Listing("", header, list(rows.values())))
+        for arm in dict.fromkeys(d.arm for d in binned)
+    ]  # fmt: skip
+    rows = []
+    for label, tokens in {one.label: one.tokens for run in comparison.runs for one in run.frequency}.items():
+        row = [label, count(tokens)]
+        for arm in arms:
+            own = [one.nll for run in comparison.of(arm) for one in run.frequency if one.label == label]
+            measured = [nll for nll in own if nll is not None]
+            row.append(plain(statistics.fmean(measured) if measured else None))
+        against = (comparison.difference(arm, f"frequency:{label}") for arm in arms[1:])
+        rows.append([*row, *(str(difference(d)) if d else NONE for d in against)])
+    header = ["occurrences", "held-out tokens", *(f"{arm}: nll" for arm in arms)]
+    header += [f"{arm}: difference [95 %]" for arm in arms[1:]]
+    return [replace(lines(curves, styles(arms), digits=4), table=Listing("", header, rows))]
 
 
 def share_panels(comparison: Comparison) -> list[Panel]:
     """What each arm judges right, a panel for each share that was measured; none but for ALBERTs."""
     panels = []
     for name, title in SHARES.items():
-        drawn: list[Quantity] = []
-        rows = []
-        for arm, one in found(comparison).items():
-            q = share(comparison.of(arm), name)
-            drawn += [replace(q, of=arm)] if q is not None else []
-            minus = next((str(q) for q in one.quantities if q.name.startswith(f"{name} −")), NONE)
-            rows.append([arm, str(q or NONE), minus])
+        arms = {arm: {q.name: q for q in one.quantities} for arm, one in found(comparison).items()}
+        drawn = [replace(own[title], name=arm) for arm, own in arms.items() if title in own]
+        rows = [
+            [arm, str(own.get(title, NONE)), next((str(own[q]) for q in own if q.startswith(f"{name} −")), NONE)]
+            for arm, own in arms.items()
+        ]
         if drawn:
-            panel = dots(title.capitalize(), drawn, styles(comparison.arms), lambda q: q.of, JUDGED[name])
+            panel = dots(title.capitalize(), drawn, styles(comparison.arms), forest=True, why=JUDGED[name])
             header = ["arm", "right [95 %]", f"minus {comparison.reference} [95 %]"]
             panels.append(replace(panel, table=Listing("", header, rows)))
     return panels
 
 
-def parameter_panel(comparison: Comparison) -> Panel | None:
-    """Unique parameters of every arm by component; None where no run finished."""
-    parts = {arm: runs[0].parameters for arm in comparison.arms if (runs := comparison.of(arm))}
-    caption = "A table used at both ends is counted once."
-    titles = "Where the parameters are", "unique parameters"
-    return stacked(parts, *titles, count, caption, first="body", total="total") if parts else None
-
-
-def memory_panel(comparison: Comparison) -> Panel | None:
-    """Bytes of weights, gradients and the optimizer's two moments by arm of ALBERTs, as counted."""
-    parts = {}
-    for arm in comparison.arms:
-        for run in comparison.of(arm)[:1]:
-            if run.shares and run.trainable_parameters is not None:
-                b = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
-                parts[arm] = {"weights": b.weights, "gradients": b.gradients, "moments": b.state}
-    if not parts:
-        return None
-    panel = stacked(parts, "Memory of training, as counted", "bytes", size, MEMORY, total="together")
-    panel.figure.update_xaxes(ticksuffix="B")
-    return panel
+def parameter_panels(comparison: Comparison) -> list[Panel]:
+    """Unique parameters of every arm by component, and of ALBERTs the bytes of a training step, as counted."""
+    first = {arm: runs[0] for arm in comparison.arms if (runs := comparison.of(arm))}
+    if not first:
+        return []
+    parts = {arm: run.parameters for arm, run in first.items()}
+    titles, caption = ("Where the parameters are", "unique parameters"), "A table used at both ends is counted once."
+    panels = [stacked(parts, *titles, count, caption, first="body", total="total")]
+    memory = {}
+    for arm, run in first.items():
+        if run.shares and run.trainable_parameters is not None:
+            held = training_bytes(run.total_parameters, run.trainable_parameters, "float32")["adamw"]
+            memory[arm] = {"weights": held["weights"], "gradients": held["gradients"], "moments": held["state"]}
+    if memory:
+        panels.append(stacked(memory, "Memory of training, as counted", "bytes", size, MEMORY, total="together"))
+        panels[-1].figure.update_xaxes(ticksuffix="B")
+    return panels
 
 
 def direct_path_panels(comparison: Comparison) -> list[Panel]:
@@ -373,26 +349,16 @@ def direct_path_panels(comparison: Comparison) -> list[Panel]:
 
 
 def centred(logits: Sequence[Sequence[float]]) -> np.ndarray:
-    """Remove from [n, n] logits the least-squares fit m + a_i + b_j of the entries with i ≠ j.
+    """Remove from [n, n] logits the least-squares fit a_i + b_j of the entries with i ≠ j.
 
     Softmax ignores a row's constant, and a column's constant is a token that is likely everywhere; a tied table's
-    diagonal holds squared norms that would drown the rest. What is symmetric stays so. With r and c the off-diagonal
-    means of rows and columns, g the overall one and k = 1/(n−1), the normal equations give
-    a = (r − g + k(c − g)) / (1 − k²), and b likewise. Fewer than three tokens leave nothing to fit but g.
+    diagonal holds squared norms that would drown the rest. What is symmetric stays so.
     """
     x = np.asarray(logits, dtype=float)
-    n = len(x)
-    if n < 2:
-        return np.zeros_like(x)
-    off = ~np.eye(n, dtype=bool)
-    overall = x[off].mean()
-    if n == 2:
-        return x - overall
-    k = 1 / (n - 1)
-    row = (x * off).sum(1) * k - overall
-    column = (x * off).sum(0) * k - overall
-    a, b = ((row + k * column) / (1 - k * k), (column + k * row) / (1 - k * k))
-    return x - overall - a[:, None] - b[None, :]
+    one = np.eye(len(x))
+    rows, columns = np.nonzero(one == 0)
+    fit = np.linalg.lstsq(np.hstack([one[rows], one[columns]]), x[rows, columns], rcond=None)[0]
+    return x - np.add.outer(*np.split(fit, 2))
 
 
 def bigrams(comparison: Comparison) -> Listing:

@@ -11,7 +11,6 @@ A reader of the terminal who wants the numbers says `--full` or `--only`, or ope
 from __future__ import annotations
 
 import io
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -21,9 +20,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
-from tiewise.core.numerals import NONE, plain
-from tiewise.inspection.evidence import Evidence, TieOrNot
+from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, Quantity, plain
+from tiewise.inspection.carry_out import TieOrNot, measure
 from tiewise.inspection.section import SECTIONS, Inspection, SectionFound
 
 TITLE = "Tie or not?"
@@ -44,10 +42,10 @@ def deciding(found: TieOrNot, models: Sequence[str]) -> Listing:
     Behind a value stands what it speaks for, if for anything.
     """
     cells: dict[str, dict[str, str]] = {}
-    for row in found.rows:
-        about, _, other = row.about.partition(" − ")
-        question = f"{row.question} ({row.about})" if other else row.question
-        value = _measured(row) if row.speaks == NEITHER else f"{_measured(row)} → {row.speaks}"
+    for _, q in found.rows:
+        about, _, other = q.of.partition(" − ")
+        question = f"{q.question} ({q.of})" if other else q.question
+        value = str(q) if q.speaks == NEITHER else f"{q} → {q.speaks}"
         cells.setdefault(question, {}).update(dict.fromkeys(about.split(", "), value))
     rows = [[question, *(by_model.get(model, NONE) for model in models)] for question, by_model in cells.items()]
     return Listing("Questions that can decide, and what each model speaks for", ["", *models], rows)
@@ -57,15 +55,10 @@ def evidence(found: TieOrNot) -> Listing:
     """Everything behind the verdict."""
     header = ["question", "measure", "model", "measured [95 %]", "no effect", "p (Holm)", "speaks for", "because"]
     rows = [
-        [r.question, r.measure, r.about, _measured(r), plain(r.level, 3), plain(r.p, 3), r.speaks, r.why]
-        for r in found.rows
+        [q.question, measure(q), q.of, str(q), plain(q.chance or 0.0, 3), plain(q.p, 3), q.speaks, q.why]
+        for _, q in found.rows
     ]
     return Listing("Every measurement that can decide", header, rows)
-
-
-def _measured(row: Evidence) -> str:
-    low, high = (math.nan if end is None else end for end in (row.low, row.high))
-    return str(Quantity("", row.value, low, high, unit="value"))
 
 
 def title(name: str) -> str:

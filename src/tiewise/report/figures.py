@@ -19,8 +19,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import Curve, Found, Grid, Listing, Points, Quantity, Stack, visible
-from tiewise.core.numerals import NONE, plain
+from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, Stack, plain, visible
 from tiewise.report.faces import no_effect
 from tiewise.report.sheet import LIGHT, MARGIN, Panel
 
@@ -104,16 +103,16 @@ def dots(
     title: str,
     quantities: Sequence[Quantity],
     looks: Mapping[str, Style],
-    row: Callable[[Quantity], str] | None = None,
+    forest: bool = False,
     why: str = INTERVALS,
 ) -> Panel:
-    """A row for each name and a dot for each model; with `row`, rows of their own, where hollow is not the main one."""
-    names = list(dict.fromkeys(map(row, quantities) if row else (q.name for q in quantities)))
+    """A row for each name and a dot for each model; in a forest one dot a row, where hollow is not the main one."""
+    names = list(dict.fromkeys(q.name for q in quantities))
     place = {name: position for position, name in enumerate(names)}
     models = [label for label in looks if any(q.of == label for q in quantities)]
     units = [unit.replace("%", "share") for unit in dict.fromkeys(q.unit for q in quantities)]
     figure = go.Figure()
-    if row is None:
+    if not forest:
         chance = [(q.chance, q.name) for q in quantities if q.chance is not None]
         permuted = [(value, q.name) for q in quantities for value in q.null]
         for series, points, symbol, size in (
@@ -130,23 +129,23 @@ def dots(
                     customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for value, name in points],
                     hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
                 )
-    for level in {0.0} if row is None else {q.chance for q in quantities if q.chance is not None}:
+    for level in {q.chance for q in quantities if q.chance is not None} if forest else {0.0}:
         if units != ["probability"]:  # whose axis has no 0
             figure.add_vline(x=level, line={"width": 1, "color": QUIET})
     for position, label in enumerate(models):
         look, own = looks[label], [q for q in quantities if q.of == label]
-        beside = 0 if row else (position - (len(models) - 1) / 2) * 0.5 / len(models)
+        beside = 0 if forest else (position - (len(models) - 1) / 2) * 0.5 / len(models)
         x = [max(q.value, LEAST_SHOWN.get(q.unit, q.value)) for q in own]
         figure.add_scatter(
             x=x,
-            y=[place[row(q) if row else q.name] + beside for q in own],
+            y=[place[q.name] + beside for q in own],
             name=html.escape(label),
-            showlegend=row is None,
+            showlegend=not forest,
             mode="markers",
             marker={
                 "color": look.colour,
                 "size": 9,
-                "symbol": [look.marker if q.main or row is None else f"{look.marker}-open" for q in own],
+                "symbol": [look.marker if q.main or not forest else f"{look.marker}-open" for q in own],
                 "line": {"color": look.colour, "width": 1.6},
             },
             error_x={
@@ -161,13 +160,13 @@ def dots(
             customdata=[f"{html.escape(q.name)}: {q}" for q in own],
             hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
         )
-    finish(figure, title, None).update_layout(height=150 + (46 if row else 34) * max(len(names), 1))
+    finish(figure, title, None).update_layout(height=150 + (46 if forest else 34) * max(len(names), 1))
     # what a layer shares stands in a line of its own
     ticks = [html.escape(name).replace("+share=", "<br>+share=") for name in names]
     figure.update_yaxes(tickvals=list(range(len(names))), ticktext=ticks, zeroline=False)
     figure.update_yaxes(range=[len(names) - 0.4, -0.6]).update_xaxes(title=", ".join(units), zeroline=False)
     if units == ["share"]:
-        figure.update_xaxes(title="", tickformat=".1~%" if row else ".0%")
+        figure.update_xaxes(title="", tickformat=".1~%" if forest else ".0%")
     if units == ["probability"]:
         figure.update_xaxes(type="log", dtick=1, exponentformat="power")
     rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]

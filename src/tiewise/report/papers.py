@@ -19,11 +19,10 @@ from functools import cache
 from itertools import combinations
 from typing import Any
 
-from tiewise.core.found import Listing
+from tiewise.core.estimates import holm
+from tiewise.core.found import NONE, Listing, plain, signed
 from tiewise.core.ledger import ALBERT_AVERAGE, Result, results
-from tiewise.core.numerals import NONE, plain, signed
 from tiewise.core.sharing_spec import KINDS
-from tiewise.core.student import holm
 from tiewise.training.results import ALPHA, Comparison, Difference, RunResult, interval, paired
 
 Beside = tuple[list[str], Listing]  # what is said, and the table under it

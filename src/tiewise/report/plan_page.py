@@ -12,9 +12,8 @@ from pathlib import Path
 import plotly.graph_objects as go
 
 from tiewise.core.files import size
-from tiewise.core.found import Curve, Listing
+from tiewise.core.found import Curve, Listing, count, plain
 from tiewise.core.ledger import ALBERT_AVERAGE, results
-from tiewise.core.numerals import count, plain
 from tiewise.core.sharing_spec import KINDS, SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.planning import plan_rows

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.numerals import NONE, plain
+from tiewise.core.found import NONE, plain
 from tiewise.planning import plan_rows
 from tiewise.planning.catalogue import BETTER, Model
 from tiewise.planning.plan_rows import NEIGHBOUR_HEADER, Record

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tiewise.checkpoint.stored import BITS, CHUNK_BYTES, Reader, Stored
 from tiewise.core.errors import CheckpointError
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 
 PROBES = 64
 SEED = 20_250_903

@@ -29,9 +29,8 @@ from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
 from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size
-from tiewise.core.progress import doing
-from tiewise.core.records import strict, to_record
+from tiewise.core.files import size, strict, to_record
+from tiewise.core.long_work import doing
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_files
 from tiewise.rewrite.new_folder import become, beside, cannot_write, destination

@@ -39,8 +39,8 @@ from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, re
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.progress import advance, doing
-from tiewise.core.spec import BoundarySpec
+from tiewise.core.long_work import advance, doing
+from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.rewrite.change import (
     DELETE,
     PROBES,
@@ -136,11 +136,6 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
         config=config,
         notes=tuple(notes),
     )
-
-
-def largest_rank(rows: int, width: int, maps: int) -> int:
-    """Largest k for which a table [V, k] and `maps` maps of D × k hold fewer numbers than a table [V, D]; may be 0."""
-    return (rows * width - 1) // (rows + maps * width)
 
 
 def memory_needed(width: int, rank: int) -> int:

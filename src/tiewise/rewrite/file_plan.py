@@ -21,7 +21,7 @@ from tiewise.checkpoint.stored import BITS, Header
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
-from tiewise.core.progress import advance, doing
+from tiewise.core.long_work import advance, doing
 from tiewise.rewrite.change import DELETE, Change, NewTensor, copy_of
 from tiewise.rewrite.new_folder import copy, share
 

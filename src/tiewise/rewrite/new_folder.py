@@ -23,9 +23,9 @@ from filelock import FileLock, Timeout
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.stored import CHUNK_BYTES
 from tiewise.checkpoint.untrusted import open_regular
-from tiewise.core import ctrl_c
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import sync
+from tiewise.core.long_work import ending
 
 fcntl: Any
 try:
@@ -72,7 +72,7 @@ def beside(real: Path) -> Iterator[Path]:
     sweep(real)
     path = real.parent / f".{real.name}.tiewise-{os.getpid()}-{secrets.token_hex(4)}"
     lock = _lock(path)
-    with ctrl_c.ending() as ending:
+    with ending() as signals:
         try:
             try:
                 _taken(lock)
@@ -82,7 +82,7 @@ def beside(real: Path) -> Iterator[Path]:
                     raise cannot_write(real, error) from None
                 yield path
             finally:
-                ending.hold()
+                signals.hold()
         finally:  # also where a signal raised just before it was held
             shutil.rmtree(path, ignore_errors=True)
             _released(lock)
@@ -90,8 +90,8 @@ def beside(real: Path) -> Iterator[Path]:
 
 def become(path: Path, real: Path) -> None:
     """Rename the finished folder to its destination, in one step; refuse where something has come to lie there."""
-    with ctrl_c.ending() as ending:
-        ending.hold()  # the result is complete, and stays
+    with ending() as signals:
+        signals.hold()  # the result is complete, and stays
         try:
             if os.name == "nt" and real.is_dir():
                 real.rmdir()  # Windows puts no folder in the place of an empty one

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from tiewise.core import __version__
 from tiewise.core.errors import RunError
 from tiewise.core.frequency import asymmetric_bigrams
-from tiewise.core.progress import heard
+from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.training import ranks
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json

@@ -17,8 +17,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted, RunError, TiewiseError
+from tiewise.core.long_work import NotedPress, ctrl_c_behind, raise_at_ctrl_c, set_ctrl_c
 
 T = TypeVar("T")
 E = TypeVar("E", bound=BaseException)
@@ -39,7 +39,7 @@ class _Group:
         self.size: int = 1 if dist is None else dist.get_world_size()
         # a group of its own: on the CPU whatever trains, and patient
         self.agreeing = dist.new_group(backend="gloo", timeout=_PATIENCE) if dist is not None else None
-        self.press = ctrl_c.Noted()  # where Ctrl-C is not handled as training does: until all can act on it
+        self.press = NotedPress()  # where Ctrl-C is not handled as training does: until all can act on it
 
     def gather(self, mine: Any) -> list[Any]:
         """Return what every process brought, by rank."""
@@ -72,7 +72,7 @@ def join() -> None:
         _group = _Group(dist)
     except (RuntimeError, ValueError) as error:
         raise RunError(f"the processes of this run cannot meet: {str(error).splitlines()[0][:160]}", _NOBODY) from None
-    ctrl_c.handle(_group.press)
+    set_ctrl_c(_group.press)
 
 
 def leave(*, together: bool) -> None:
@@ -82,7 +82,7 @@ def leave(*, together: bool) -> None:
         return
     if together:
         _group.gather(None)
-    ctrl_c.handle(ctrl_c.press)
+    set_ctrl_c(raise_at_ctrl_c)
     _group.dist.destroy_process_group()
     _group = _Group()
 
@@ -120,13 +120,13 @@ def first_does(work: Callable[[], T]) -> T:
         return work()
     value, error = None, None
     if first():
-        before = ctrl_c.handle(ctrl_c.press)  # nothing here needs a step to be finished
+        before = set_ctrl_c(raise_at_ctrl_c)  # nothing here needs a step to be finished
         try:
             value = work()
         except BaseException as raised:
             error = raised
         finally:
-            ctrl_c.handle(before)
+            set_ctrl_c(before)
     return _agree(error, value)
 
 
@@ -180,7 +180,7 @@ def _agree(error: BaseException | None, value: Any = None) -> Any:
         error = KeyboardInterrupt()
     told = None  # what the others need to know, in a form that survives pickling whatever the error is
     if error is not None:
-        how = "interrupted" if isinstance(error, Interrupted) else "stopped" if ctrl_c.behind(error) else "failed"
+        how = "interrupted" if isinstance(error, Interrupted) else "stopped" if ctrl_c_behind(error) else "failed"
         told = how, error.out if isinstance(error, Interrupted) else f"{type(error).__name__}: {error}"
     found = _group.gather((told, value))
     for rank, (said, _) in enumerate(found):

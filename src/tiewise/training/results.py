@@ -24,11 +24,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from tiewise.analysis.estimates import wilson
-from tiewise.core import student
+from tiewise.core import estimates
 from tiewise.core.errors import RunError
-from tiewise.core.numerals import NONE, count, plain, signed
-from tiewise.core.records import from_record, to_record
+from tiewise.core.files import from_record, to_record
+from tiewise.core.found import NONE, count, plain, signed
 
 SCHEMA = 1
 FINAL, DENSE = "final", "dense"  # a run's model; the same for tools that do not know its boundary, where it needs it
@@ -60,7 +59,7 @@ class Share:
     @classmethod
     def of(cls, right: int, count: int, nll: float) -> Share:
         """Make one of a count."""
-        return cls(right / count, *wilson(right / count, count), count, nll)
+        return cls(right / count, *estimates.wilson(right / count, count), count, nll)
 
 
 @dataclass(frozen=True)
@@ -227,7 +226,7 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
 
     With d the n differences, s their standard deviation (n − 1) and t the 97.5 % quantile of Student's t with n − 1
     degrees of freedom: interval = mean(d) ± t·s/√n (Student, Biometrika 1908). `detectable` = λ·s/√n, where λ is the
-    noncentrality at which that two-sided 5 % test has 80 % power (see `student.detectable`); it takes s for the true
+    noncentrality at which that two-sided 5 % test has 80 % power (see `estimates.detectable`); it takes s for the true
     spread. One pair has no interval, and a value that is not finite leaves nothing but a mean of nan.
     """
     if len(reference) != len(other) or not reference:
@@ -240,10 +239,10 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
     if n == 1:
         return Difference(arm, metric, n, mean, None, None, None, False)
     error = stdev(d) / math.sqrt(n)
-    half = student.critical(n - 1) * error
+    half = estimates.critical(n - 1) * error
     low, high = mean - half, mean + half
-    p = student.two_sided(mean / error, n - 1) if error else float(not mean)
-    return Difference(arm, metric, n, mean, low, high, student.detectable(n - 1) * error, low > 0 or high < 0, p)
+    p = estimates.two_sided(mean / error, n - 1) if error else float(not mean)
+    return Difference(arm, metric, n, mean, low, high, estimates.detectable(n - 1) * error, low > 0 or high < 0, p)
 
 
 def complete(comparison: Comparison) -> Comparison:
@@ -252,7 +251,7 @@ def complete(comparison: Comparison) -> Comparison:
     found = [d for arm in others for d in differences(comparison, comparison.reference, arm).values()]
     for family in ("heldout_nll", "frequency:"):  # what the finding says of arms, and of their tokens
         read = {i: d.p for i, d in enumerate(found) if d.metric.startswith(family) and d.p is not None}
-        for i, p in zip(read, student.holm(list(read.values())), strict=True):
+        for i, p in zip(read, estimates.holm(list(read.values())), strict=True):
             found[i] = replace(found[i], p=p, detected=p < ALPHA)
     comparison = replace(comparison, differences=found)
     nothing = f"{comparison.reference} is the only arm, so there is nothing to compare it with."

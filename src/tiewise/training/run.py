@@ -33,8 +33,8 @@ from tiewise.boundary.install import Installed, install
 from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
+from tiewise.core.files import from_record, to_record
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.records import from_record, to_record
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from tiewise.core.errors import RunError
-from tiewise.core.records import require, setting
+from tiewise.core.files import require, setting
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.documents import CONTIGUOUS, RANDOM
 

@@ -22,7 +22,7 @@ from shutil import rmtree
 from typing import Any
 
 from tiewise.core.errors import Interrupted, RunError
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.run import kind_of, train

@@ -25,10 +25,9 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from tiewise.boundary.install import KEEP, STATE, Installed, install
-from tiewise.core import ctrl_c
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import write_whole
-from tiewise.core.progress import progress
+from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.training import ranks
@@ -278,11 +277,11 @@ class Interrupt(TrainerCallback):
 
     Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed. Of several
     processes that train together all stop after the same step, whichever was told. A press that came before and
-    was lost in a library (`tiewise.core.ctrl_c`) counts.
+    was lost in a library (`tiewise.core.long_work`) counts.
     """
 
     def __init__(self) -> None:
-        self._press = ctrl_c.Noted(ctrl_c.pressed())
+        self._press = NotedPress(ctrl_c_was_pressed())
         self._before: Any = None
 
     @property
@@ -291,11 +290,11 @@ class Interrupt(TrainerCallback):
         return self._press.pressed
 
     def __enter__(self) -> Interrupt:
-        self._before = ctrl_c.handle(self._press)
+        self._before = set_ctrl_c(self._press)
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        ctrl_c.handle(self._before)
+        set_ctrl_c(self._before)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
         """Ask the Trainer to save and to stop."""

@@ -25,7 +25,7 @@ from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
-from tiewise.core.progress import doing
+from tiewise.core.long_work import doing
 
 MULTIPLE = 64  # that kernels and ranks like the number of rows to be of
 

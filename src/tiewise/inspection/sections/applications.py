@@ -25,18 +25,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.core.frequency import token_counts
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import Repeat, one_block, relative
 from tiewise.internals.stack import AppliedStack, LayerCall, find_stack
@@ -47,7 +46,7 @@ NATS = "nats per token"
 
 
 @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
-def applications(subject: Subject, bench: Workbench) -> Found:
+def applications(subject: Subject, bench: Bench) -> Found:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
     effort, opened = bench.request.effort, bench.opened(subject)
     return applications_of(opened, bench.ids(subject), effort.length, effort.windows, bench.request.seed)

@@ -7,20 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tiewise.analysis.bigram_counts import Chain, Ids, Irreversibility, irreversibility, one_way_pairs, pair_counts
-from tiewise.analysis.bigram_maps import frequent, like_text, path_grid, path_map, text_grid, text_map
-from tiewise.analysis.bigram_paths import MOST_TOKENS, Split, frequent_loss, keep_frequent, path_loss, split
+from tiewise.analysis.bigram_counts import Chain, Ids, frequent, irreversibility, one_way_pairs, pair_counts
+from tiewise.analysis.bigram_paths import MOST_TOKENS, Split, frequent_loss, heat_maps, path_loss, split
 from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_tokens import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
-from tiewise.core.found import Found, Listing, Quantity, Stack, visible
-from tiewise.core.numerals import NONE, count
-from tiewise.core.progress import doing, progress
-from tiewise.inspection.request import Subject
+from tiewise.core.found import NONE, Found, Listing, Quantity, Stack, count, visible
+from tiewise.core.long_work import doing, progress
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"
@@ -28,7 +25,7 @@ PARTS = (
     "On the most frequent tokens, all others as one state. Irreversibility is what no symmetric logits of any width "
     "can avoid, definiteness what W Wᵀ pays beyond, rank what the width costs."
 )
-Fitted = dict[tuple[int, int, bytes], tuple[Irreversibility, Split]]  # width, seed, the text in states → its split
+Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
 
 
 @dataclass(frozen=True)
@@ -42,7 +39,7 @@ class Fits:
 
 
 @section(asks="What must a direct path pay for the order of words in this text?", place=30, text=True)
-def bigrams(subject: Subject, bench: Workbench) -> Found:
+def bigrams(subject: Subject, bench: Bench) -> Found:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     fitted: Fitted = bench.once("bigrams", dict)  # models of one tokenizer and width share their fits
     return bigrams_of(bench.ids(subject), subject.folder, bench.request.pairs, None, bench.request.seed, fitted)
@@ -77,31 +74,31 @@ def bigrams_of(
         raise DataError(f"{fits.kept:,} tokens kept", f"keep 2 to {MOST_TOKENS - 1:,}")
     path = open_path(folder)
     asked, width = find_pairs(folder, words, path.rows), path.input.width
-    chain = Chain.of([ids], path.rows)
+    chain = Chain.of(ids, path.rows)
     whole = irreversibility(ids, path.rows, seed=seed)
     progress("model's path on the text", 0, path.output.rows)
     with doing("own path", path.output.rows):
         own = path_loss(path, chain, fits.sampled, seed)
-    tokens = frequent(chain, also=[word for pair in asked for word in pair])
-    texts = read_as(folder, tokens.tolist())
-    target, said = text_map(chain, tokens), path_map(path, chain, tokens)
+    also = [word for pair in asked for word in pair]
+    grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, also, seed=seed)
 
-    kept = keep_frequent(chain, fits.kept)
-    states, reduced = kept.state[ids], kept.of(ids)
+    kept = frequent(chain, fits.kept)
+    state = np.full(path.rows, len(kept))
+    state[kept] = np.arange(len(kept))
+    states = state[ids]  # the place of a frequent token, and one more for all others
+    reduced = Chain.of(states, int(states.max()) + 1)
     key = width, seed, states.astype(np.uint16).tobytes()
     if key not in fitted:
         progress("fitted paths", 0, 1)
-        found = split(reduced, width, fits.starts, fits.steps, seed)
-        fitted[key] = irreversibility(states, kept.states, seed=seed), found
+        fitted[key] = split(reduced, width, fits.starts, fits.steps, seed)
         progress("fitted paths", 1, 1)
-    _, parts = fitted[key]
-    own_reduced, _ = frequent_loss(path, chain, kept, reduced, seed)
+    parts, own_reduced = fitted[key], frequent_loss(path, chain, kept, reduced, seed)
     unigram = float(-(chain.tokens / chain.pairs * np.log(np.maximum(chain.tokens, 1) / chain.pairs)).sum())
     left = max(fit.gradient for fit in (parts.full, parts.tied, parts.untied))
     notes = [
         f"{count(len(ids))} tokens of text, {count(len(chain.keys))} different pairs",
-        f"the split is of the {count(len(kept.ids))} most frequent tokens, {kept.share:.0%} of the text",
-        *([f"width {width} leaves nothing for rank to cost"] if width >= kept.states else []),
+        f"the split is of the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
+        *([f"width {width} leaves nothing for rank to cost"] if width >= reduced.vocabulary else []),
         f"largest gradient left by the fits: {left:.1g}",
     ]
     further = (
@@ -130,10 +127,10 @@ def bigrams_of(
             Quantity.of_estimate("own direct path pays", own, unit=NATS),
             Quantity("a bias alone pays", unigram, unit=NATS),
             *(Quantity(name, value, unit=NATS, main=False, why=why) for name, value, why in further),
-            *like_text(target, said, seed),
+            *follows,
         ),
         stacks=_stacks(parts, own_reduced, width),
-        grids=(text_grid(texts, target), path_grid("Direct path", texts, said, target)),
+        grids=tuple(grids),
         listings=(_listing(chain, folder, words, asked),),
         notes=tuple(notes),
     )  # fmt: skip

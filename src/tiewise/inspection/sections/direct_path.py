@@ -10,11 +10,10 @@ from tiewise.analysis.path_tokens import asymmetric_pairs, find_pairs, own_token
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
-from tiewise.core.found import Found, Listing, Quantity, visible
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import doing, progress
-from tiewise.inspection.request import Subject
-from tiewise.inspection.section import Bench, section
+from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
+from tiewise.core.long_work import doing, progress
+from tiewise.inspection.request import Bench, Subject
+from tiewise.inspection.section import section
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"

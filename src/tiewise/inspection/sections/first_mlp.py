@@ -20,22 +20,18 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.analysis.bigram_counts import Chain, pair_counts
-from tiewise.analysis.bigram_maps import SHOWN, frequent, like_text, path_grid, path_map, text_grid, text_map
-from tiewise.analysis.bigram_paths import path_loss
+from tiewise.analysis.bigram_paths import SHOWN, heat_maps, path_loss
 from tiewise.analysis.model_tables import Array, Behind
 from tiewise.analysis.open_path import open_path
 from tiewise.analysis.path_matrix import DirectPath, sampled_asymmetry
 from tiewise.analysis.path_tokens import find_pairs, sampled, word_orders
-from tiewise.analysis.token_texts import read_as
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
-from tiewise.core.found import Found, Grid, Listing, Quantity
-from tiewise.core.numerals import NONE, count, plain
-from tiewise.core.progress import doing
-from tiewise.inspection.request import Subject
+from tiewise.core.found import NONE, Found, Grid, Listing, Quantity, count, plain
+from tiewise.core.long_work import doing
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
@@ -43,10 +39,10 @@ PATHS = ("direct", "with the first MLP")
 
 
 @section(asks="How much word order does the first MLP give back to the direct path?", place=20)
-def first_mlp(subject: Subject, bench: Workbench) -> Found:
+def first_mlp(subject: Subject, bench: Bench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
-    chain = Chain.of([bench.ids(subject)], opened.vocab) if bench.reads(subject) else None
+    chain = Chain.of(bench.ids(subject), opened.vocab) if bench.reads(subject) else None
     return first_mlp_of(opened, request.pairs, request.effort.samples, request.seed, chain)
 
 
@@ -126,17 +122,15 @@ def _on_text(
     if chain.vocabulary > opened.vocab:
         what = f"a text of {chain.vocabulary:,} different ids, the table has {opened.vocab:,} rows"
         raise DataError(what, "use the tokenizer that belongs to the model")
-    tokens = frequent(chain, most, [word for pair in ids for word in pair])
-    texts, target = read_as(opened.folder, tokens.tolist()), text_map(chain, tokens)
-    grids, quantities = [text_grid(texts, target)], []
-    for title, (name, path) in zip(("Direct path", "With the first MLP"), paths.items(), strict=True):
-        said = path_map(path, chain, tokens)
+    titles = zip(("Direct path", "With the first MLP"), paths.items(), strict=True)
+    also = [word for pair in ids for word in pair]
+    grids, follows = heat_maps(chain, opened.folder, dict(titles), also, most, seed)
+    quantities = []
+    for (name, path), of_path in zip(paths.items(), follows, strict=True):
         with doing("loss on the text", path.output.rows):
             loss = path_loss(path, chain, seed=seed)
         what = f"loss on the text's pairs, {name}"
-        quantities.append(Quantity.of_estimate(what, loss, unit="nats per token", main=False))
-        quantities += like_text(target, said, seed, name)
-        grids.append(path_grid(title, texts, said, target))
+        quantities += [Quantity.of_estimate(what, loss, unit="nats per token", main=False), *of_path]
     return grids, quantities
 
 

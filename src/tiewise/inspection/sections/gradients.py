@@ -19,17 +19,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tiewise.analysis.estimates import mean_interval, ratio
 from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
-from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, visible
+from tiewise.core.estimates import mean_interval, ratio
+from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plain, visible
 from tiewise.core.frequency import bin_of, frequency_bins, token_counts
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import progress
+from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import (
     NEXT,
@@ -55,7 +53,7 @@ MOVED = "Which tokens each path moves"
 
 
 @section(asks="Which use of the table pulls harder, and do both pull the same way?", place=70, text=True)
-def gradients(subject: Subject, bench: Workbench) -> Found:
+def gradients(subject: Subject, bench: Bench) -> Found:
     """Divide the gradient of a text's loss between lookup path and head path, and Adam's step with it."""
     opened = bench.opened(subject)
     counts = token_counts(bench.ids(subject), opened.vocab)

@@ -16,19 +16,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.estimates import mean_interval
-from tiewise.core.found import Curve, Found, Listing, Quantity
-from tiewise.core.numerals import count
-from tiewise.inspection.request import Subject, comparison_of
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import Curve, Found, Listing, Quantity, count
+from tiewise.inspection.request import Bench, Subject, comparison_of
 from tiewise.inspection.section import NotHere, section
-from tiewise.inspection.workbench import Workbench
 from tiewise.training.results import RunResult
 
 TENTHS = 10
 
 
 @section(asks="Which use of the table pulls harder as training goes on?", place=80)
-def gradients_over_training(subject: Subject, bench: Workbench) -> Found:
+def gradients_over_training(subject: Subject, bench: Bench) -> Found:
     """Follow both paths' gradients over the training of one arm of a comparison."""
     if subject.run is None:
         raise NotHere("needs a comparison of several seeds", "give the folder of `tiewise compare`")

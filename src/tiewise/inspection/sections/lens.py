@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.core.errors import DataError, UnsupportedError
-from tiewise.core.found import Curve, Found, Listing, Quantity
-from tiewise.core.numerals import NONE, plain
-from tiewise.core.progress import progress
+from tiewise.core.estimates import Estimate, mean_interval
+from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
+from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, find_stack
 from tiewise.internals.tuned_lens import batch_size, batches, passes, start, train_step
@@ -39,7 +37,7 @@ _Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its
 @section(
     asks="How much of the final prediction can be read off before the last layer?", place=100, text=True, weight=20
 )
-def lens(subject: Subject, bench: Workbench) -> Found:
+def lens(subject: Subject, bench: Bench) -> Found:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
     return found_of(lenses(bench.opened(subject), run_on, held_out, steps, bench.request.seed))

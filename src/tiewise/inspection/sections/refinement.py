@@ -17,15 +17,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from tiewise.analysis.estimates import Estimate, mean_interval
 from tiewise.boundary.locate import locate
-from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
-from tiewise.core.numerals import NONE
-from tiewise.core.progress import advance, doing
+from tiewise.core.estimates import Estimate, mean_interval
+from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Quantity
+from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.request import Subject
+from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
-from tiewise.inspection.workbench import Workbench
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import Repeat, iterate, keys, relative, repeats, shared_fractions
 from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, states_of
@@ -46,7 +44,7 @@ PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, ho
 
 
 @section(asks="Do the layers refine one state, and does a repeated one come to rest?", place=110, text=True)
-def refinement(subject: Subject, bench: Workbench) -> Found:
+def refinement(subject: Subject, bench: Bench) -> Found:
     """Follow a text's states from layer to layer, and a repeated block beyond where the model leaves it."""
     return refinement_of(bench.opened(subject), bench.windows(subject)[1], bench.request.seed)
 

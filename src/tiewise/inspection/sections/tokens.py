@@ -24,12 +24,11 @@ from tiewise.analysis.token_rows import (
 from tiewise.analysis.token_texts import by_frequency, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
-from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity
+from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, count, plain
 from tiewise.core.frequency import bin_of, frequency_bins
-from tiewise.core.numerals import count, plain
-from tiewise.core.progress import doing
-from tiewise.inspection.request import Subject
-from tiewise.inspection.section import Bench, section
+from tiewise.core.long_work import doing
+from tiewise.inspection.request import Bench, Subject
+from tiewise.inspection.section import section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text

@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 
 from tiewise.boundary.install import Installed, install
 from tiewise.core.errors import DataError, RunError, SpecError
+from tiewise.core.files import require, to_record
 from tiewise.core.first_loss import first_step
-from tiewise.core.records import require, to_record
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText, prepare

@@ -31,8 +31,7 @@ from transformers.trainer_callback import ExportableState
 from tiewise.boundary.boundary import draw
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.core.files import written_whole
-from tiewise.core.records import require
+from tiewise.core.files import require, written_whole
 from tiewise.data.corpus import PreparedText
 from tiewise.data.documents import RANDOM
 from tiewise.data.word_corpus import prepare_words, unknown_share

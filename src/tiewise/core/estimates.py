@@ -1,17 +1,19 @@
-"""Means of independent values (rows, windows, batches, seeds) with their 95 % intervals; and of pairs of such."""
+"""Means of independent values (rows, windows, batches, seeds) with their 95 % intervals, Student's t, and its tests."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import scipy  # its `special` comes with the first use: what is told of one seed needs none of it
 from numpy.typing import ArrayLike, NDArray
 
-from tiewise.core import student
-
 Z = 1.959963984540054  # 97.5 % quantile of the normal distribution
+POWER = 0.80
+MANY = 1000  # values from which on the normal quantile stands for Student's, 0.1 % smaller at most
 
 
 @dataclass(frozen=True)
@@ -22,14 +24,6 @@ class Estimate:
     low: float
     high: float
     rows: int
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """95 % interval of a share seen in `count` independent draws (Wilson's score interval)."""
-    z = Z
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def mean_interval(values: ArrayLike) -> Estimate:
@@ -46,6 +40,11 @@ def mean_interval(values: ArrayLike) -> Estimate:
     return Estimate(mean, mean - half, mean + half, n)
 
 
+def _t(n: int) -> float:
+    """97.5 % quantile for the mean of n values."""
+    return critical(n - 1) if n < MANY else Z
+
+
 def p_value(estimate: Estimate, levels: Sequence[float]) -> float:
     """Two-sided p, from the distribution of its interval, that what was estimated lies within the range of `levels`.
 
@@ -58,7 +57,7 @@ def p_value(estimate: Estimate, levels: Sequence[float]) -> float:
     if half <= 0:
         return 0.0 if away else 1.0
     t = away / half * _t(estimate.rows)
-    return student.two_sided(t, estimate.rows - 1) if estimate.rows < 1000 else math.erfc(t / math.sqrt(2))
+    return two_sided(t, estimate.rows - 1) if estimate.rows < MANY else math.erfc(t / math.sqrt(2))
 
 
 def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int]) -> Estimate:
@@ -85,11 +84,6 @@ def jackknife(statistic: Callable[[Sequence[int]], float], units: Sequence[int])
     return Estimate(whole, whole - half, whole + half, n)
 
 
-def _t(n: int) -> float:
-    """97.5 % quantile for the mean of n values; from 1,000 on the normal one, which is 0.1 % smaller at most."""
-    return student.critical(n - 1) if n < 1000 else Z
-
-
 def paired_bootstrap(first: NDArray, second: NDArray, seed: int = 0, resamples: int = 1000) -> Estimate:
     """Mean of second − first over the same rows; interval: percentiles of the bootstrap over rows (Efron 1979)."""
     difference = np.asarray(second, np.float64) - np.asarray(first, np.float64)
@@ -107,6 +101,54 @@ def correlation_interval(value: float, rows: int) -> Estimate:
     return Estimate(value, math.tanh(math.atanh(value) - half), math.tanh(math.atanh(value) + half), rows)
 
 
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share seen in `count` independent draws (Wilson's score interval)."""
+    middle = (share + Z * Z / (2 * count)) / (1 + Z * Z / count)
+    half = Z / (1 + Z * Z / count) * math.sqrt(share * (1 - share) / count + Z * Z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
 def ratio(part: float, whole: float) -> float:
     """part / whole; nan where the whole is zero."""
     return part / whole if whole else math.nan
+
+
+@lru_cache
+def critical(df: int) -> float:
+    """Return c with P(|T| ≤ c) = 0.95 for `df` ≥ 1 degrees of freedom."""
+    return float(scipy.special.stdtrit(df, 0.975))
+
+
+def two_sided(t: float, df: int) -> float:
+    """Return P(|T| ≥ |t|) for `df` ≥ 1 degrees of freedom."""
+    return 2 * float(scipy.special.stdtr(df, -abs(t)))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjust the p of m tests read side by side, so that none is below α by chance with more than probability α.
+
+    The k-th smallest is multiplied by m − k + 1, none becomes smaller than one before it, and 1 is the most (Holm,
+    Scandinavian Journal of Statistics 1979). It asks nothing of how the tests depend on each other.
+    """
+    adjusted, least = [0.0] * len(p), 0.0
+    for rank, place in enumerate(sorted(range(len(p)), key=lambda i: p[i])):
+        least = max(least, min(1.0, (len(p) - rank) * p[place]))
+        adjusted[place] = least
+    return adjusted
+
+
+@lru_cache
+def detectable(df: int) -> float:
+    """Smallest true difference, in standard errors of the mean, that the two-sided 5 % t test finds with `POWER`.
+
+    It solves power(λ) = `POWER` for the noncentrality λ (Cohen, Statistical Power Analysis for the Behavioral Sciences,
+    2nd ed. 1988, ch. 2; the noncentral t is that of Johnson, Kotz & Balakrishnan, Continuous Univariate Distributions
+    2, ch. 31).
+    """
+    c = critical(df)
+    low, high = 0.0, 2 * (c + 3)
+    while low < (shift := (low + high) / 2) < high:  # until no float lies between them
+        other_side = scipy.special.nctdtr(df, shift, -c)  # of which scipy makes nan below 1e-11
+        found = 1 - scipy.special.nctdtr(df, shift, c) + (0.0 if math.isnan(other_side) else other_side)
+        low, high = (shift, high) if found < POWER else (low, shift)
+    return shift

@@ -1,11 +1,18 @@
-"""Ctrl-C that a process does not forget, whatever becomes of the `KeyboardInterrupt`.
+"""Work that takes long: how far it has come, and how Ctrl-C or a signal ends it.
 
-Python raises it in whatever runs at that moment, and not everything lets it through: within a `__set_name__` it
-comes out as a `RuntimeError` (before Python 3.12), from a C extension's imports as an `ImportError` or `TypeError`
-without a cause, from a finalizer not at all. So the command line listens from its first moment: an error behind a
-press is the press, and training that begins after one stops at its first step.
+    with heard(bar):                             a command or a notebook: bar("reading wte", 4096, 50257)
+        progress("reading wte", 4096, 50257)     anywhere below, at every step
 
-What must clean up behind itself works within `ending`, where SIGTERM and SIGHUP raise too.
+    with doing("direct path", rows):             names what follows
+        advance(4096)                            deep inside, which need not know what it is part of
+
+Nobody passes a callback down: the listener is a context variable, and without one nothing happens.
+
+Ctrl-C is not forgotten, whatever becomes of its `KeyboardInterrupt`. Python raises that in whatever runs at the moment,
+and not everything lets it through: within a `__set_name__` it comes out as a `RuntimeError` (before Python 3.12), from
+a C extension's imports as an `ImportError` or `TypeError` without a cause, from a finalizer not at all. So the command
+line listens from its first moment: an error behind a press is the press, and training that begins after one stops at
+its first step. What must clean up behind itself works within `ending`, where SIGTERM and SIGHUP raise too.
 """
 
 from __future__ import annotations
@@ -13,12 +20,59 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import FrameType
 from typing import Any
 
 from tiewise.core.errors import Interrupted
+
+Listener = Callable[[str, float, float], None]  # (what is done, how much of it, of how much)
+
+
+def _silent(what: str, done: float, total: float) -> None: ...
+
+
+_LISTENER: ContextVar[Listener] = ContextVar("listener", default=_silent)
+_DOING: ContextVar[tuple[str, float, float] | None] = ContextVar("doing", default=None)
+
+
+def progress(what: str, done: float, total: float) -> None:
+    """Say that `done` of `total` of something is done."""
+    _LISTENER.get()(what, done, total)
+
+
+def advance(done: float) -> None:
+    """Say how much is done of what the innermost `doing` around this line names; outside of any, say nothing."""
+    named = _DOING.get()
+    if named is not None:
+        what, total, begun = named
+        progress(what, begun + done, total)
+
+
+@contextmanager
+def doing(what: str, total: float, begun: float = 0) -> Iterator[None]:
+    """Name what is done inside, for `advance`; `begun` of it were done before."""
+    before = _DOING.set((what, total, begun))
+    try:
+        yield
+    finally:
+        _DOING.reset(before)
+
+
+@contextmanager
+def heard(listener: Listener) -> Iterator[Listener]:
+    """Have `listener` called for all progress inside; yield who was called before, for a listener that passes it on."""
+    outer = _LISTENER.get()
+    before = _LISTENER.set(listener)
+    try:
+        yield outer
+    finally:
+        _LISTENER.reset(before)
+
+
+# Ctrl-C, and the signals that end a process
 
 ENDS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
@@ -28,28 +82,28 @@ class _Heard:
     ending: Ending | None = None
 
 
-def listen() -> None:
+def listen_for_ctrl_c() -> None:
     """Remember Ctrl-C from now on, in this process; a press that a finalizer swallows is not printed.
 
     A process that was started to ignore it, as a shell starts what runs in the background, goes on ignoring it.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, press)
+        signal.signal(signal.SIGINT, raise_at_ctrl_c)
         sys.unraisablehook = _unraisable
 
 
-def press(number: int, frame: FrameType | None) -> None:
+def raise_at_ctrl_c(number: int, frame: FrameType | None) -> None:
     """Handle the signal: note it, and raise as Python does by itself."""
     _Heard.pressed = True
     raise KeyboardInterrupt
 
 
-def pressed() -> bool:
-    """Whether Ctrl-C was pressed while `press` handled it, seen since or not."""
+def ctrl_c_was_pressed() -> bool:
+    """Whether Ctrl-C was pressed while `raise_at_ctrl_c` handled it, seen since or not."""
     return _Heard.pressed
 
 
-class Noted:
+class NotedPress:
     """A handler that notes Ctrl-C until somebody can act on it; a second press acts at once."""
 
     def __init__(self, pressed: bool = False) -> None:
@@ -62,19 +116,19 @@ class Noted:
         self.pressed = True
 
 
-def handle(handler: Any) -> Any:
+def set_ctrl_c(handler: Any) -> Any:
     """Set what Ctrl-C does and return what it did; only the main thread can, and only it gets Ctrl-C."""
     if threading.current_thread() is threading.main_thread():
         return signal.signal(signal.SIGINT, handler)
     return signal.getsignal(signal.SIGINT)
 
 
-def behind(error: BaseException) -> bool:
+def ctrl_c_behind(error: BaseException) -> bool:
     """Whether Ctrl-C is behind an error: pressed before it, itself, or what it came from."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, (Interrupted, KeyboardInterrupt)):
         seen = seen.__cause__ or seen.__context__
-    return seen is not None or pressed()
+    return seen is not None or ctrl_c_was_pressed()
 
 
 class Ending:
@@ -130,7 +184,7 @@ def ending() -> Iterator[Ending]:
         _Heard.ending = made
         for number in ENDS:
             handler = signal.getsignal(number)
-            if handler in (signal.SIG_DFL, signal.default_int_handler, press):
+            if handler in (signal.SIG_DFL, signal.default_int_handler, raise_at_ctrl_c):
                 made.before[number] = handler
                 signal.signal(number, made)
         try:

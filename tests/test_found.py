@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tiewise.core.numerals import count, plain, signed
+from tiewise.core.found import count, plain, signed
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from tiewise.cli import reading
-from tiewise.core.progress import progress
+from tiewise.cli import options
+from tiewise.core.long_work import progress
 
 
 class Terminal(io.StringIO):
@@ -14,15 +14,15 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("bar", [reading.long_work, reading.long_reads])
-def test_one_bar_whatever_is_told(bar, monkeypatch):
+@pytest.mark.parametrize("reads", [False, True])
+def test_one_bar_whatever_is_told(reads, monkeypatch):
     """Several bars would move the cursor up; one that stands still at the first would keep its name on the screen."""
     monkeypatch.setattr(sys, "stderr", terminal := Terminal())
-    monkeypatch.setattr(reading, "SOON", 0)
+    monkeypatch.setattr(options, "SOON", 0)
     for name in ("NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with bar(False):
+    with options.progress_bar(False, reads):
         for what, done in (("[first]", 0), ("second", 3), ("third", 5)):
             progress(what, done, 9)
     assert "third" in terminal.getvalue()
@@ -31,7 +31,7 @@ def test_one_bar_whatever_is_told(bar, monkeypatch):
 
 def test_no_bar_where_nobody_looks(monkeypatch):
     monkeypatch.setattr(sys, "stderr", said := io.StringIO())
-    monkeypatch.setattr(reading, "SOON", 0)
-    with reading.long_work(False):
+    monkeypatch.setattr(options, "SOON", 0)
+    with options.progress_bar(False, reads=False):
         progress("first", 0, 9)
     assert said.getvalue() == ""

@@ -1,10 +1,11 @@
-"""Little checkpoints with tables and a tokenizer, written by hand with numpy and the safetensors library."""
+"""Little checkpoints with tables and a tokenizer, and chains of pairs, made by hand with numpy and safetensors."""
 
 import json
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from tiewise.analysis.bigram_counts import Chain
 from tiewise.checkpoint.hf_folder import open_folder
 
 LLAMA = {
@@ -69,3 +70,26 @@ def opt(path, table, into, out):
         "model.decoder.project_out.weight": out,
     }
     return write(path, tensors, config)
+
+
+def random_chain(states, seed):
+    """A dense Q [V, V] with equal row and column sums and no zero, and its transition matrix."""
+    p = np.random.default_rng(seed).dirichlet(np.full(states, 0.5), states) * 0.98 + 0.02 / states
+    q = np.linalg.matrix_power(p, 4096)[0][:, None] * p
+    return q / q.sum(), p
+
+
+def exact(q):
+    """A `Chain` with Q's shares, rounded to 1e-15."""
+    counts = np.rint(q * 10**15).astype(np.int64).ravel()
+    return Chain(np.flatnonzero(counts), counts[counts > 0], len(q))
+
+
+def walk(p, length, seed):
+    """A text drawn from a transition matrix."""
+    generator = np.random.default_rng(seed)
+    edges, points = p.cumsum(1), generator.random(length)
+    text = np.zeros(length, np.int64)
+    for t in range(1, length):
+        text[t] = min(np.searchsorted(edges[text[t - 1]], points[t]), len(p) - 1)
+    return text

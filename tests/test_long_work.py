@@ -8,19 +8,19 @@ import pytest
 import typer
 
 from tiewise.cli.options import interruptible
-from tiewise.core import ctrl_c
 from tiewise.core.errors import Interrupted
+from tiewise.core.long_work import _Heard, ctrl_c_behind, ctrl_c_was_pressed, listen_for_ctrl_c
 from tiewise.training.trainer import Interrupt
 
 
 @pytest.fixture
 def listening():
     handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    ctrl_c.listen()
+    listen_for_ctrl_c()
     yield
     signal.signal(signal.SIGINT, handler)
     sys.unraisablehook = hook
-    ctrl_c._Heard.pressed = False
+    _Heard.pressed = False
 
 
 def raised(work):
@@ -52,16 +52,16 @@ def of_its_own():
 
 @pytest.mark.parametrize("work", [by_cause, by_context])
 def test_it_is_behind_what_came_from_it(work):
-    assert ctrl_c.behind(raised(work))
+    assert ctrl_c_behind(raised(work))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Interrupted("run")])
 def test_it_is_behind_itself(error):
-    assert ctrl_c.behind(error)
+    assert ctrl_c_behind(error)
 
 
 def test_it_is_not_behind_other_errors():
-    assert not ctrl_c.behind(raised(of_its_own))
+    assert not ctrl_c_behind(raised(of_its_own))
 
 
 def press():
@@ -71,7 +71,7 @@ def press():
 def test_a_press_that_was_swallowed_is_remembered(listening):
     with pytest.raises(KeyboardInterrupt):
         press()
-    assert ctrl_c.behind(raised(of_its_own))
+    assert ctrl_c_behind(raised(of_its_own))
     with Interrupt() as interrupt:
         assert interrupt.caught
 
@@ -81,17 +81,17 @@ def test_training_that_nobody_interrupted_begins_so(listening):
         assert not interrupt.caught
         press()
         assert interrupt.caught
-    assert not ctrl_c.pressed()
+    assert not ctrl_c_was_pressed()
 
 
 def test_a_process_that_ignores_it_goes_on_ignoring_it():
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        ctrl_c.listen()
+        listen_for_ctrl_c()
         press()
     finally:
         signal.signal(signal.SIGINT, before)
-    assert not ctrl_c.pressed()
+    assert not ctrl_c_was_pressed()
 
 
 def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
@@ -103,7 +103,7 @@ def test_a_press_within_a_finalizer_is_not_printed(listening, capsys):
             self.work()
 
     Last(press)
-    assert ctrl_c.pressed()
+    assert ctrl_c_was_pressed()
     assert capsys.readouterr().err == ""
     Last(of_its_own)
     assert "no such module" in capsys.readouterr().err
