@@ -17,15 +17,15 @@ LENGTH = 16
 gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
 
 
-def prose(seed, paragraphs):
+def prose(paragraphs, known=150, each=40):
     """Paragraphs of made-up words, each of which tends to follow a few others, so that there is something to learn."""
-    draw = random.Random(seed)
-    words = ["".join(draw.choice("abcdefghijklmnop") for _ in range(draw.randint(2, 6))) for _ in range(150)]
+    draw = random.Random(0)
+    words = ["".join(draw.choice("abcdefghijklmnop") for _ in range(draw.randint(2, 6))) for _ in range(known)]
     after = {word: draw.sample(words, 4) for word in words}
     made = []
     for _ in range(paragraphs):
         line = [draw.choice(words)]
-        while len(line) < 40:
+        while len(line) < each:
             line.append(draw.choice(after[line[-1]]))
         made.append(" ".join(line))
     return "\n\n".join(made)
@@ -35,7 +35,7 @@ def prose(seed, paragraphs):
 def source(tmp_path_factory):
     """A text file of 30,000 characters."""
     path = tmp_path_factory.mktemp("source") / "text.txt"
-    path.write_text(prose(0, 150), encoding="utf-8")
+    path.write_text(prose(150), encoding="utf-8")
     return path
 
 

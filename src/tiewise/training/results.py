@@ -123,7 +123,7 @@ class SingleRun:
         return to_record(self.result) | {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
 
     def _repr_html_(self) -> str:
-        return _html([self.result.arm], [[self.result]], f"model: {self.model}")
+        return _html([[self.result]], f"model: {self.model}")
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Comparison:
         return found
 
     def _repr_html_(self) -> str:
-        return _html(self.arms, [self.of(arm) for arm in self.arms], self.finding)
+        return _html([self.of(arm) for arm in self.arms], self.finding)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
@@ -199,26 +199,17 @@ class Comparison:
         return from_record(cls, record, "results.json", AGAIN)
 
 
-def _html(arms: list[str], runs: list[list[RunResult]], said: str) -> str:
+def _html(runs: list[list[RunResult]], said: str) -> str:
     """Return a notebook's view: a row of means for each arm, and what is said under it."""
-    names = ("arm", "parameters", "validation nll", "training nll", "seeds")
-    rows = [
-        (
-            arm,
-            f"{of[0].total_parameters:,}",
-            f"{fmean(r.heldout_nll for r in of):.4f}",
-            f"{fmean(r.train_nll for r in of):.4f}",
-            len(of),
-        )
-        for arm, of in zip(arms, runs, strict=True)
-        if of
-    ]
-    cells = (
-        "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row) + "</tr>"
-        for tag, table in (("th", [names]), ("td", rows))
-        for row in table
-    )
-    return f"<table>{''.join(cells)}</table><p>{escape(said)}</p>"
+    rows: list[tuple[Any, ...]] = [("arm", "parameters", "validation nll", "training nll", "seeds")]
+    for of in filter(None, runs):
+        nlls = (f"{fmean(getattr(run, name) for run in of):.4f}" for name in ("heldout_nll", "train_nll"))
+        rows.append((of[0].arm, f"{of[0].total_parameters:,}", *nlls, len(of)))
+    lines: list[str] = []
+    for row in rows:
+        tag = "td" if lines else "th"
+        lines.append("".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row))
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table><p>{escape(said)}</p>"
 
 
 def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:
@@ -233,10 +224,8 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
         raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")
     d = [b - a for a, b in zip(reference, other, strict=True)]
     n = len(d)
-    if not all(map(math.isfinite, d)):
-        return Difference(arm, metric, n, math.nan, None, None, None, False)
-    mean = fmean(d)
-    if n == 1:
+    mean = fmean(d) if all(map(math.isfinite, d)) else math.nan
+    if n == 1 or math.isnan(mean):
         return Difference(arm, metric, n, mean, None, None, None, False)
     error = stdev(d) / math.sqrt(n)
     half = estimates.critical(n - 1) * error
