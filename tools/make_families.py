@@ -31,12 +31,16 @@ sys.path.insert(0, str(ROOT / "tests" / "boundary"))
 from shrink import shrink  # noqa: E402
 
 from tiewise.boundary.locate import allowed_keys  # noqa: E402
-from tiewise.checkpoint.claims import FLAG, OWN_TYPE, SCALARS, WIDTHS, model_levels  # noqa: E402
-from tiewise.checkpoint.families import (  # noqa: E402
+from tiewise.checkpoint.claims import (  # noqa: E402
+    FLAG,
+    OWN_TYPE,
     POSITION,
+    SCALARS,
+    WIDTHS,
     ClassEnds,
     in_layer,
     is_foreign,
+    model_levels,
 )
 
 TARGET = ROOT / "src" / "tiewise" / "checkpoint" / "data" / "families.json"
@@ -304,7 +308,7 @@ def _names(model: Any, modules: list[str], biases: list[str]) -> dict[str, Any]:
         return renamed
 
     wanted = [name for name in (*(f"{module}.weight" for module in modules), *biases) if name in meta]
-    plain = ClassEnds("", biases=tuple(wanted), prefix=prefix)
+    plain = ClassEnds(biases=tuple(wanted), prefix=prefix)
     loads, told = {}, True
     for name in wanted:
         spelt = {name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")}

@@ -20,6 +20,7 @@ from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.sharing.share  # noqa: F401  (its entry of a config)
 from tiewise.boundary.install import installed, reinstall
+from tiewise.boundary.locate import Journal, declare_tying
 from tiewise.boundary.saved import (
     AUTO,
     ENTRY,
@@ -28,9 +29,9 @@ from tiewise.boundary.saved import (
     family_model,
     forget,
     is_family,
+    link_of,
     register,
 )
-from tiewise.boundary.structure import Journal, declare_tying, link_of
 from tiewise.boundary.verify import unswap
 from tiewise.core.errors import InstallError, TiewiseWarning, UnsupportedError
 
@@ -102,7 +103,6 @@ def plain_copy(model: Any) -> PreTrainedModel:
         if hasattr(module, name):
             delattr(module, name)
     for lookup in made.lookups:
-        vars(lookup).pop("in_map", None)
         lookup.embedding_dim = lookup.weight.shape[1]
     made.head.in_features = made.hidden_width
     forget(plain, ENTRY)

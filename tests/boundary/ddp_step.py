@@ -11,7 +11,7 @@ from tiny_models import Gradients, assert_same_gradients, batch, build, trainer
 from torch.nn.parallel import DistributedDataParallel
 
 from tiewise.boundary.install import install
-from tiewise.boundary.structure import link_of
+from tiewise.boundary.saved import link_of
 
 MODES = [{}, *({mode: True} for mode in ("gradient_as_bucket_view", "find_unused_parameters", "static_graph"))]
 

@@ -13,7 +13,7 @@ from tiny_models import V, assert_identical_steps, batch, build, step, trainer
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.boundary.structure import link_of
+from tiewise.boundary.saved import link_of
 from tiewise.core.errors import InstallError, UnsupportedError
 
 SPECS = ["tied", "untied", "factored:6", "factored-untied:in=6,out=10", "projected:20", "projected:7,untied,out=none"]

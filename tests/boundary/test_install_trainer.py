@@ -12,7 +12,7 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 import tiewise.hf
 from tiewise.boundary.install import Installed, install
-from tiewise.boundary.structure import link_of
+from tiewise.boundary.saved import link_of
 
 ROWS, LENGTH = 8, 9
 

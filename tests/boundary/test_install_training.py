@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiewise.boundary.install import install, installed
-from tiewise.boundary.structure import link_of
+from tiewise.boundary.saved import link_of
 
 
 def _pair(name, **settings):

@@ -7,10 +7,10 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_checkpoints import D, V, llama, table
 
-from tiewise.checkpoint.adapter import COPY, LORA, TOKENS, AdapterFacts, open_adapter
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules_adapter import COPY, LORA, TOKENS, open_adapter
 from tiewise.core.errors import CheckpointError
 
 R = 2
@@ -43,7 +43,7 @@ def adapter(path, tensors, **config):
 def facts_of(path, base=None, scan=True):
     folder = open_folder(path)
     assert folder.is_adapter
-    return AdapterFacts(open_adapter(folder), None if base is None else Facts(open_folder(base), scan), scan)
+    return open_adapter(folder, None if base is None else Facts(open_folder(base), scan), scan)
 
 
 def findings(facts):
@@ -112,7 +112,7 @@ def test_pickled_adapters_are_named_and_the_config_answers(tmp_path, tied):
     path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
     (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
     facts = facts_of(path, tied)
-    assert facts.adapter.faults[0].file == "adapter_model.bin"
+    assert facts.faults[0].file == "adapter_model.bin"
     assert brief(facts) == [("B060", "error")]
 
 

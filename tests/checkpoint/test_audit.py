@@ -256,10 +256,9 @@ def wanda(facts):
 
 
 def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
-    (tmp_path / "rules").mkdir()
-    (tmp_path / "rules" / "wanda.py").write_text(RULE)
-    folder = import_module("tiewise.checkpoint.rules")
-    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path / "rules")])
+    (tmp_path / "rules_wanda.py").write_text(RULE)
+    folder = import_module("tiewise.checkpoint")
+    monkeypatch.setattr(folder, "__path__", [*folder.__path__, str(tmp_path)])
     monkeypatch.setattr(rule_module, "_REGISTERED", dict(rule_module._REGISTERED))
     path = llama(tmp_path / "model", rows=64)
     try:
@@ -273,7 +272,7 @@ def test_a_rule_is_one_file_and_no_other_changed_line(tmp_path, monkeypatch):
         assert "What to do: choose another." in explained
         assert "Sources: somebody#1, somebody else" in explained
     finally:
-        sys.modules.pop("tiewise.checkpoint.rules.wanda", None)
+        sys.modules.pop("tiewise.checkpoint.rules_wanda", None)
 
 
 def test_nothing_heavy_is_imported(tmp_path):

@@ -6,7 +6,7 @@ from tiny_checkpoints import D, V, llama
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
-from tiewise.checkpoint.rules.custom_code import MOST_BYTES, auto_map, read_code
+from tiewise.checkpoint.rules_custom_code import MOST_BYTES, auto_map, read_code
 
 HEAD = """import torch
 from transformers import PreTrainedConfig, PreTrainedModel

@@ -3,6 +3,7 @@
 import random
 import struct
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,9 @@ from gguf_writer import FORMS, gguf, info, model, numbers, opening, scalar, stri
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.gguf import BY_NUMBER, GgufFacts, open_gguf, read_gguf
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
+from tiewise.checkpoint.rules_gguf import BY_NUMBER, open_gguf, read_gguf
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError
 
@@ -193,8 +194,8 @@ V, D = 8, 32
 
 
 def facts_of(tmp_path, data, source=None, scan=True):
-    gguf_file = open_gguf(written(tmp_path, data))
-    return GgufFacts(gguf_file, None if source is None else Facts(open_folder(source), scan), scan)
+    source = None if source is None else Facts(open_folder(source), scan)
+    return replace(open_gguf(written(tmp_path, data)), source=source, scan=scan)
 
 
 def test_healthy_files_are_silent(tmp_path):

@@ -12,7 +12,7 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_ten
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules.types_and_rows import quantised_ends
+from tiewise.checkpoint.rules_types_and_rows import quantised_ends
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}

@@ -16,9 +16,8 @@ import pytest
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.long_work import heard
 from tiewise.data import corpus
-from tiewise.data.corpus import load_prepared, prepare
+from tiewise.data.corpus import Blocks, load_prepared, prepare
 from tiewise.data.documents import paragraphs
-from tiewise.data.training_rows import Blocks
 
 SPLITS = ("train", "tune", "heldout")
 

@@ -1,7 +1,5 @@
 """Blocks, and pairs of segments: what labels mean, that nothing else tells them, that rows come from the seed."""
 
-import pickle
-
 import numpy as np
 import pytest
 import torch
@@ -9,8 +7,9 @@ from pair_texts import planted, words
 from torch.utils.data import DataLoader
 
 from tiewise.core.errors import DataError
+from tiewise.data.corpus import Blocks
 from tiewise.data.sentence_pairs import Packing, Sentences, make_pairs
-from tiewise.data.training_rows import IGNORED, Blocks, Masking, PairRows, choose, mask
+from tiewise.data.training_rows import IGNORED, Masking, PairRows, choose, mask
 
 
 def rows(sentences, packing, seed=1, **options):
@@ -271,24 +270,6 @@ def test_blocks_collate_by_default_also_in_workers(file_tokens, workers):
     batches = list(loader)
     assert batches[0]["input_ids"].shape == (4, 10)
     assert torch.cat([b["input_ids"].flatten() for b in batches]).tolist() == list(range(1000))
-
-
-def test_pickled_blocks_name_the_file_and_carry_no_tokens(tmp_path):
-    path = tmp_path / "big.bin"
-    np.arange(500_000, dtype="<u4").tofile(path)
-    tokens = np.memmap(path, "<u4", mode="r")
-    data = pickle.dumps(Blocks(tokens, 100))
-    assert len(data) < 1000
-    loaded = pickle.loads(data)
-    assert isinstance(loaded.tokens, np.memmap)
-    assert loaded[4999]["input_ids"].tolist() == list(range(499_900, 500_000))
-
-
-def test_pickled_part_of_a_file_stays_that_part(file_tokens):
-    for tokens in (file_tokens[100:200], file_tokens[::2], np.arange(50)):
-        loaded = pickle.loads(pickle.dumps(Blocks(tokens, 10)))
-        assert loaded[1]["input_ids"].tolist() == tokens[10:20].tolist()
-        assert len(loaded) == len(tokens) // 10
 
 
 @pytest.mark.parametrize(("count", "length"), [(9, 10), (0, 1), (9, 0), (9, -1)])

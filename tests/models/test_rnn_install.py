@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import tiewise.hf
 from tiewise.boundary.install import install
-from tiewise.boundary.structure import link_of
+from tiewise.boundary.saved import link_of
 from tiewise.boundary.verify import in_own_classes
 from tiewise.core.errors import InstallError, TiewiseError
 from tiewise.models import RNNLM, RNNConfig, detached

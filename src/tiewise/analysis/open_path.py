@@ -17,9 +17,8 @@ from typing import Any
 
 from tiewise.analysis.model_tables import Array, StoredTable, dense_table, stored_ends
 from tiewise.analysis.path_matrix import LAYER, NONE, RMS, DirectPath, Norm
-from tiewise.checkpoint.claims import BASE_TYPE, number
+from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import Reader, Stored

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.data.documents import byte_letters
 
 try:
@@ -174,7 +174,7 @@ def read_texts(folder: Folder, rows: int) -> Texts:
 
 def by_frequency(counts: NDArray[np.int64]) -> Groups:
     """Group tokens by the decades of their counts [V]."""
-    return Groups(tuple(found.label for found in frequency_bins(counts)), bin_of(counts))
+    return Groups(BINS, bin_of(counts))
 
 
 def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:

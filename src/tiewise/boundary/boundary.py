@@ -1,4 +1,4 @@
-"""`Boundary`: the one owner of a model's table or tables, with the two verbs that touch the vocabulary.
+"""`Boundary`: the one owner of a model's table or tables, with the two verbs that touch the vocabulary, and its maps.
 
     boundary = Boundary("factored:64+bias", vocab=10_000, width=256)
 
@@ -14,6 +14,10 @@ The last form threads the table from the lookup to the head, so that a tied tabl
 
 The side note that catches everyone: a table is [V, E] at both ends, one row per token. The head multiplies by its
 transpose; nothing is ever stored transposed.
+
+Between a table and the body may stand maps, in_map [.., E] -> [.., D] behind the lookup and out_map [.., D] -> [.., E]
+before the head; None is the identity and costs nothing. All are linear, so that a boundary can be exported as two dense
+tables, but for the one thing that no table can hold: `out_bias`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.boundary.maps import ParametricMap, dense_input, dense_output, make_maps, penalty_of
 from tiewise.boundary.vectors import start_from_rows
 from tiewise.core.errors import SpecError
 from tiewise.core.first_loss import starting_nll
@@ -53,6 +56,133 @@ def draw(table: Tensor, std: float, pad: int | None = None) -> None:
             table[pad].zero_()
 
 
+# maps
+
+
+def make_maps(spec: BoundarySpec, d: int) -> tuple[nn.Module | None, nn.Module | None]:
+    """(in_map, out_map) of `spec` in a model of width `d`, initialised; None where the spec has the identity."""
+    if spec.kind == "residual":
+        assert spec.rank is not None
+        return None, LowRankCorrection(d, spec.rank, spec.strength)
+    if spec.kind == "spd":
+        definite = PositiveDefinite(d)
+        return Inverse(definite), definite
+    has_in, has_out = spec.maps(d)
+    in_width, out_width = spec.table_widths(d)
+    into = LinearMap(in_width, d, bias=False) if has_in else None
+    return into, LinearMap(d, out_width, bias=spec.out_bias) if has_out else None
+
+
+class LinearMap(nn.Linear):
+    """`x @ weightᵀ`, weight [to, from]. Entries start N(0, 1/from): the map keeps the mean square of its input.
+
+    A bias [to], which only `out_bias` asks for, starts at zero.
+    """
+
+    def reset_parameters(self) -> None:
+        """Draw the weight anew."""
+        nn.init.normal_(self.weight, std=self.in_features**-0.5)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class LowRankCorrection(nn.Module):
+    """`x + s · (x Qᵀ) Pᵀ` with P [D, r] and Q [r, D]: the table corrected on its output side by W s P Q.
+
+    P starts at zero, so the boundary starts exactly tied. Source: the output-side correction W(I + s·PQ) of the
+    Press & Wolf reproductions (r = 32, s = 0.03 on PTB, 200k parameters for D = 1500 at most).
+    """
+
+    def __init__(self, d: int, rank: int, strength: float) -> None:
+        super().__init__()
+        self.strength = strength
+        self.p = nn.Parameter(torch.empty(d, rank))
+        self.q = nn.Parameter(torch.empty(rank, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """P to zero, Q to N(0, 1/D)."""
+        nn.init.zeros_(self.p)
+        nn.init.normal_(self.q, std=self.q.shape[1] ** -0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        return x + self.strength * F.linear(F.linear(x, self.q), self.p)
+
+
+class PositiveDefinite(nn.Module):
+    """`x S` with S = C Cᵀ, C lower triangular with a positive diagonal [D, D]; starts at the identity.
+
+    `factor` holds C below its diagonal and log C on it, so that any value of the parameter is positive definite.
+    Source: pseudo-inverse tying, arXiv:2602.04556: a learned SPD map at the output and its inverse at the input.
+    """
+
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.factor = nn.Parameter(torch.empty(d, d))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """S to the identity."""
+        nn.init.zeros_(self.factor)
+
+    def cholesky(self) -> Tensor:
+        """C [D, D]."""
+        return self.factor.tril(-1) + torch.diag_embed(self.factor.diagonal().exp())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]."""
+        c = self.cholesky()
+        return F.linear(F.linear(x, c.T), c)
+
+
+class Inverse(nn.Module):
+    """`x S⁻¹` of a `PositiveDefinite`, by two triangular solves: S⁻¹ is never formed, and no parameter is its own."""
+
+    def __init__(self, of: PositiveDefinite) -> None:
+        super().__init__()
+        # a plain attribute: registered as a child, the factor would be saved and counted at both ends
+        object.__setattr__(self, "of", of)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[.., D] -> [.., D]; solved in fp32 at least, since triangular solves know no half precision."""
+        of: PositiveDefinite = self.of  # type: ignore[assignment]
+        wide = torch.promote_types(x.dtype, torch.float32)
+        with torch.autocast(x.device.type, enabled=False):
+            c = of.cholesky().to(wide)
+            columns = x.reshape(-1, x.shape[-1]).T.to(wide)
+            half = torch.linalg.solve_triangular(c, columns, upper=False)
+            solved = torch.linalg.solve_triangular(c.T, half, upper=True)
+        # a copy: CTRL scales its rows in place, and the solve's result is kept for its gradient
+        return solved.T.clone().reshape(x.shape).to(x.dtype)
+
+
+def penalty_of(spec: BoundarySpec, out_map: nn.Module | None) -> Tensor | None:
+    """λ‖P‖₂ + c/2 ‖P‖²_F of a projection P before the head, to be added to the loss; None where the spec has neither.
+
+    Press & Wolf 2017, §3, prints the first with λ = 0.15. Their code adds ½‖P‖²_F / 130 to a loss summed over 20 steps.
+    """
+    if not (spec.penalty or spec.decay) or out_map is None:
+        return None
+    norm = torch.linalg.vector_norm(out_map.weight)
+    printed = spec.penalty * norm if spec.penalty else 0.0  # its gradient is none at P = 0
+    return printed + spec.decay / 2 * norm.square()
+
+
+@torch.no_grad()
+def dense_output(table: Tensor, out_map: nn.Module | None, d: int) -> Tensor:
+    """Table [V, D] that acts at the output as `out_map` before `table` [V, E] does, but for a bias."""
+    if out_map is None:
+        return table
+    # row i of out_map(I) is the image of the i-th unit vector, so out_map(h) = h @ out_map(I)
+    images = out_map(torch.eye(d, dtype=table.dtype, device=table.device))
+    bias = getattr(out_map, "bias", None)
+    return table @ (images if bias is None else images - bias).T
+
+
+# tables
+
+
 class Boundary(nn.Module):
     """Tables, maps, bias and scales of one spec; letters as in `tiewise.core`.
 
@@ -63,7 +193,7 @@ class Boundary(nn.Module):
 
     Attributes:
         table_in, table_out: [V, E] Parameters; the same object where tied.
-        in_map, out_map: modules of `tiewise.boundary.maps`, or None.
+        in_map, out_map: modules, or None where the spec has the identity.
         bias: [V_out] Parameter, or None.
         record: where the lookup path is kept for `path_norms`; None (the default) records nothing.
 
@@ -108,7 +238,7 @@ class Boundary(nn.Module):
         if not self.tied:
             draw(self.table_out, std, self.spec.pad)
         for module in (self.in_map, self.out_map):
-            if isinstance(module, ParametricMap):
+            if isinstance(module, LinearMap | LowRankCorrection | PositiveDefinite):
                 module.reset_parameters()
         if self.bias is not None:
             nn.init.zeros_(self.bias)
@@ -131,7 +261,8 @@ class Boundary(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states [.., D] to logits [.., V_out], all of them."""
-        z = F.linear(self._features(hidden), self._output_rows(self._head_table())) * self.output_scale
+        hidden = hidden if self.out_map is None else self.out_map(hidden)
+        z = F.linear(hidden, self._output_rows(self._head_table())) * self.output_scale
         z = z if self.bias is None else z + self.bias
         cap = self.spec.softcap
         return z if cap is None else cap * torch.tanh(z / cap)
@@ -150,10 +281,11 @@ class Boundary(nn.Module):
         return self._loss(body(rows), after if self.tied else self._head_table(), targets, options)
 
     def penalty(self) -> Tensor:
-        """Penalty of a `projected` spec, to be added to the loss (`tiewise.boundary.maps.penalty_of`); 0 elsewhere."""
+        """Penalty of a `projected` spec, to be added to the loss (`penalty_of`); 0 elsewhere."""
         found = penalty_of(self.spec, self.out_map)
         return self.table_out.new_zeros(()) if found is None else found
 
+    @torch.no_grad()
     def dense(self) -> tuple[Tensor, Tensor]:
         """Tables [V_in, D] and [V_out, D] of a plain untied boundary with the same function, scales included.
 
@@ -161,10 +293,10 @@ class Boundary(nn.Module):
             SpecError: where a soft-cap stands behind the product, or a bias before it, which no table can hold.
         """
         self.spec.require_tables_alone()
-        table_in = self.table_in.detach()[: self.vocab.inputs]
-        table_out = self._output_rows(self.table_out.detach())
-        dense_in, dense_out = dense_input(table_in, self.in_map), dense_output(table_out, self.out_map, self.width)
-        return dense_in * self.input_scale, dense_out * self.output_scale
+        table_in = self.table_in[: self.vocab.inputs]
+        table_in = table_in if self.in_map is None else self.in_map(table_in)
+        table_out = dense_output(self._output_rows(self.table_out), self.out_map, self.width)
+        return table_in * self.input_scale, table_out * self.output_scale
 
     def extra_repr(self) -> str:
         """Spec, sizes and whether one table serves both ends."""
@@ -193,10 +325,7 @@ class Boundary(nn.Module):
         """[V_out, E]: the output tokens' rows, in their order; a view where no index map reorders them."""
         return table[: self.vocab.outputs] if self.output_index is None else table[self.output_index]
 
-    def _features(self, hidden: Tensor) -> Tensor:
-        return hidden if self.out_map is None else self.out_map(hidden)
-
     def _loss(self, hidden: Tensor, table: Tensor, targets: Tensor, options: dict[str, Any]) -> Tensor:
         chosen = LossOptions(scale=self.output_scale, softcap=self.spec.softcap)
-        rows = self._output_rows(table)
-        return linear_cross_entropy(self._features(hidden), rows, targets, self.bias, chosen, **options)
+        hidden = hidden if self.out_map is None else self.out_map(hidden)
+        return linear_cross_entropy(hidden, self._output_rows(table), targets, self.bias, chosen, **options)

@@ -15,9 +15,9 @@ steps in place, as there is nothing to change, and hooks on a gradient that the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,45 +29,15 @@ from tiewise.ops.chunked import LossOptions, compute_dtype
 from tiewise.ops.cross_entropy import linear_cross_entropy
 
 
-@dataclass(frozen=True)
-class Fold:
+class Fold(NamedTuple):
     """scale · product + bias, and post · tanh(·) of it where `post` is not None.
 
-        / 30 → tanh → * 30          Fold(scale=1/30) → Fold(scale=1/30, post=1) → Fold(scale=1/30, post=30)
-        scale_bias_softcap()        1, None, 30: the options of `linear_cross_entropy`
-
-    A step that does not fit the form folds to None, and the caller computes.
+    / 30 → tanh → * 30          Fold(scale=1/30) → Fold(scale=1/30, post=1) → Fold(scale=1/30, post=30)
     """
 
     scale: float = 1.0
     bias: Tensor | None = None
     post: float | None = None
-
-    def times(self, factor: Any) -> Fold | None:
-        """Multiply by a finite Python number; a soft-cap is only known with a positive factor."""
-        if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) < inf:
-            return None
-        if self.post is not None:
-            return replace(self, post=self.post * factor) if factor > 0 else None
-        return Fold(self.scale * factor, None if self.bias is None else self.bias * factor)
-
-    def plus(self, vector: Any, vocabulary: int) -> Fold | None:
-        """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
-        fits = isinstance(vector, Tensor) and vector.shape[-1:] == (vocabulary,) and vector.numel() == vocabulary
-        if not fits or self.post is not None:
-            return None
-        vector = vector.reshape(-1)
-        return replace(self, bias=vector if self.bias is None else self.bias + vector)
-
-    def squashed(self) -> Fold | None:
-        """Apply tanh, once."""
-        return replace(self, post=1.0) if self.post is None else None
-
-    def scale_bias_softcap(self) -> tuple[float, Tensor | None, float | None]:
-        """Say it as softcap(scale · product + bias), with softcap(z) = c · tanh(z / c)."""
-        if self.post is None:
-            return self.scale, self.bias, None
-        return self.scale * self.post, None if self.bias is None else self.bias * self.post, self.post
 
 
 @dataclass
@@ -91,21 +61,20 @@ class Deferred:
 
     def __init__(self, hidden: Tensor, table: Tensor, bias: Tensor | None, counts: Counts) -> None:
         self.hidden, self.table, self.bias, self.counts = hidden, table, bias, counts
-        self.fold = Fold(bias=bias)
-        self.steps: tuple[tuple[Any, ...], ...] = ()
+        self.fold = Fold(bias=bias)  # what the steps amount to
+        self.steps: tuple[tuple[Any, ...], ...] = ()  # (function, *arguments) behind the logits
         self.dtype = self.product = compute_dtype(hidden, table)
         self.grad_mode = torch.is_grad_enabled()  # where the head was called
         self._real: Tensor | None = None
 
-    def _after(self, fold: Fold, dtype: torch.dtype, *step: Any) -> Deferred:
-        new = self._at(self.hidden)
-        new.fold, new.dtype, new.steps = fold, dtype, (*self.steps, step)
-        return new
-
-    def _at(self, hidden: Tensor) -> Deferred:
-        new = Deferred(hidden, self.table, self.bias, self.counts)
-        new.fold, new.steps, new.dtype, new.product = self.fold, self.steps, self.dtype, self.product
+    def _with(self, *step: Any, **changed: Any) -> Deferred:
+        """Return these logits with other attributes, and one more `step` where there is one."""
+        new = Deferred(self.hidden, self.table, self.bias, self.counts)
+        new.fold, new.dtype, new.product = self.fold, self.dtype, self.product
+        new.steps = (*self.steps, step) if step else self.steps
         new.grad_mode = new.grad_mode and self.grad_mode
+        for name, value in changed.items():
+            setattr(new, name, value)
         return new
 
     def __repr__(self) -> str:
@@ -138,7 +107,7 @@ class Deferred:
 
     def dim(self) -> int:
         """Number of dimensions."""
-        return self.hidden.dim()
+        return self.ndim
 
     def numel(self) -> int:
         """Number of logits."""
@@ -160,7 +129,7 @@ class Deferred:
         dtype = dtype or self.dtype
         if device not in (None, self.device) or dtype not in (self.dtype, torch.float32) or layout is not None:
             return self._compute("to", *args, **kwargs)
-        return self if dtype == self.dtype else self._after(self.fold, dtype, Tensor.to, dtype)
+        return self if dtype == self.dtype else self._with(Tensor.to, dtype, dtype=dtype)
 
     def contiguous(self, *args: Any, **kwargs: Any) -> Any:
         """Return itself: logits that do not exist are contiguous."""
@@ -171,7 +140,7 @@ class Deferred:
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         width = self.table.shape[0]
         if sizes and (sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width)):
-            return self._at(self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
+            return self._with(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
         return self._compute("view", *shape, **kwargs)
 
     def reshape(self, *shape: Any, **kwargs: Any) -> Any:
@@ -182,51 +151,65 @@ class Deferred:
         """Merge leading dimensions."""
         if end_dim % self.ndim == self.ndim - 1:
             return self._compute("flatten", start_dim, end_dim)
-        return self._at(self.hidden.flatten(start_dim, end_dim))
+        return self._with(hidden=self.hidden.flatten(start_dim, end_dim))
 
     def __getitem__(self, index: Any) -> Any:
         split = _split_index(index, self.ndim)
         if split is None:
             return self._compute("__getitem__", index)
         positions, tokens = split
-        hidden = self._at(self.hidden[positions])
-        return hidden if tokens == slice(None) else hidden._narrow(tokens)
+        if tokens == slice(None):
+            return self._with(hidden=self.hidden[positions])
+        scale, folded, post = self.fold
+        if folded is not self.bias or (folded is not None and scale != 1.0):  # a bias of steps has all tokens
+            return self._compute("__getitem__", index)
+        bias = None if folded is None else folded[tokens]
+        changed = {"table": self.table[tokens], "bias": bias, "fold": Fold(scale, bias, post)}
+        return self._with(hidden=self.hidden[positions], **changed)
 
-    def _narrow(self, tokens: slice) -> Any:
-        if self.fold.bias is not self.bias or (self.bias is not None and self.fold.scale != 1.0):
-            return self._compute("__getitem__", (..., tokens))
-        new = self._at(self.hidden)
-        new.table, new.bias = self.table[tokens], None if self.bias is None else self.bias[tokens]
-        new.fold = Fold(self.fold.scale, new.bias, self.fold.post)
-        return new
+    # what follows records a step, or is None where the fold cannot hold it
+
+    def _scaled(self, function: Any, number: Any, factor: Any) -> Deferred | None:
+        """`function` of `number` multiplies by a finite `factor`; a soft-cap is only known with a positive one."""
+        scale, bias, post = self.fold
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) < inf:
+            return None
+        if post is None:
+            fold = Fold(scale * factor, None if bias is None else bias * factor)
+            return self._with(function, number, fold=fold)
+        return self._with(function, number, fold=Fold(scale, bias, post * factor)) if factor > 0 else None
 
     def _times(self, other: Any) -> Deferred | None:
-        fold = self.fold.times(other)
-        return None if fold is None else self._after(fold, self.dtype, Tensor.mul, other)
+        return self._scaled(Tensor.mul, other, other)
 
     def _divided(self, other: Any) -> Deferred | None:
-        fold = self.fold.times(1 / other) if isinstance(other, int | float) and other else None
-        return None if fold is None else self._after(fold, self.dtype, Tensor.div, other)
+        return self._scaled(Tensor.div, other, 1 / other) if isinstance(other, int | float) and other else None
 
     def _plus(self, other: Any) -> Deferred | None:
-        fold = self.fold.plus(other, self.table.shape[0]) if torch.is_tensor(other) else None
-        if fold is None or other.dim() > self.ndim:
+        """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
+        v, (scale, bias, post) = self.table.shape[0], self.fold
+        if not torch.is_tensor(other) or other.shape[-1:] != (v,) or other.numel() != v or post is not None:
             return None
         dtype = torch.promote_types(self.dtype, other.dtype)
-        if dtype not in (self.dtype, torch.float32):
+        if other.dim() > self.ndim or dtype not in (self.dtype, torch.float32):
             return None
-        return self._after(fold, dtype, Tensor.add, other.reshape(-1))
+        vector = other.reshape(-1)
+        fold = Fold(scale, vector if bias is None else bias + vector)
+        return self._with(Tensor.add, vector, fold=fold, dtype=dtype)
 
     def tanh(self) -> Any:
-        """Squash, as the middle of a soft-cap."""
-        fold = self.fold.squashed()
-        return self._compute("tanh") if fold is None else self._after(fold, self.dtype, Tensor.tanh)
+        """Squash, once, as the middle of a soft-cap."""
+        if self.fold.post is not None:
+            return self._compute("tanh")
+        return self._with(Tensor.tanh, fold=self.fold._replace(post=1.0))
 
     def cross_entropy(self, targets: Tensor, **options: Any) -> Tensor:
         """Fused loss of logits shaped [N, V] against `targets` [N]; options as in `LossOptions`."""
         if not torch.compiler.is_compiling():
             self.counts.fused += 1
-        scale, bias, softcap = self.fold.scale_bias_softcap()
+        scale, bias, softcap = self.fold
+        if softcap is not None:  # post · tanh(z) = softcap(post · z), with softcap(z) = c · tanh(z / c)
+            scale, bias = scale * softcap, None if bias is None else bias * softcap
         everything = LossOptions(scale=scale, softcap=softcap, **options)
         with torch.set_grad_enabled(self.requires_grad):
             loss = linear_cross_entropy(self.hidden, self.table, targets, bias, everything)

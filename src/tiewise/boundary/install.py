@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tiewise.boundary.boundary import penalty_of
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import Link, attach
-from tiewise.boundary.locate import locate
-from tiewise.boundary.maps import penalty_of
-from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family
-from tiewise.boundary.structure import Journal, declare_tying, link_of, on_meta, own_config
+from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
+from tiewise.boundary.saved import ENTRIES, ENTRY, Entry, declare_family, link_of, on_meta
 from tiewise.boundary.vectors import check_rows, load_vectors, row_tokens, start_from_rows
 from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accounting, random_batch, verify
 from tiewise.core.backends import PathNorms
@@ -88,7 +87,7 @@ class Installed:
         return self._link.ends.source.weight, self._link.head.weight
 
     def penalty(self) -> Tensor | None:
-        """Return the penalty of a `projected` spec, to be added to the loss (`tiewise.boundary.maps.penalty_of`)."""
+        """Return the penalty of a `projected` spec, to be added to the loss (`penalty_of`)."""
         return penalty_of(self.spec, getattr(self._link.head, "out_map", None))
 
     def label_smoother(self, epsilon: float) -> FusedLabelSmoother:

@@ -17,6 +17,7 @@ forward. Python's method resolution puts ours beneath it:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,13 +26,113 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map
 
+from tiewise.boundary.boundary import draw, make_maps
 from tiewise.boundary.deferred import Counts, Deferred, fused_cross_entropy
-from tiewise.boundary.locate import ModelEnds, locate
-from tiewise.boundary.structure import NAME, Journal, Structure, declare_tying, link_of, restructure, swapped
+from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
+from tiewise.boundary.saved import NAME, link_of, swapped
+from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
 
 BACKWARD_HOOK = "a backward hook on its output head"
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a model's ends have beyond one or two plain tables."""
+
+    input_scale: float = 1.0
+    output_scale: float = 1.0
+    softcap: float | None = None
+    maps: bool = False
+    new_bias: bool = False
+
+    @property
+    def plain(self) -> bool:
+        """Whether the family's own class can hold it."""
+        return self == Structure()
+
+
+def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Structure:
+    """Change tables, maps and options in place, remembering everything in `journal`."""
+    lookups, head = [module for _, module in ends.lookups], ends.head
+    old_in, old_out = ends.source.weight, head.weight
+    (rows, d_in), d_out = old_in.shape, old_out.shape[1]
+
+    # can one table, or tables of these widths, serve both ends?
+    if spec.tables == 1 or any(len(module.weight) != rows for module in lookups):
+        counts = {name: len(module.weight) for name, module in ends.lookups} | {ends.head_name: len(old_out)}
+        if len(set(counts.values())) > 1:
+            sizes = ", ".join(f"{name} {count}" for name, count in counts.items())
+            fix = "choose untied, or resize_token_embeddings to one vocabulary first"
+            raise InstallError(f"{spec} needs one vocabulary, and the tables have {sizes} rows", fix)
+        if d_in != d_out and spec.width is None:
+            what = f"{spec}: the input table is {d_in} wide, the output table {d_out}"
+            raise InstallError(what, "choose factored:k or projected:k, whose maps meet both widths")
+
+    # tables: the input's is kept, tied or copied where its width may stay
+    width_in, width_out = spec.table_widths(d_in)[0], spec.table_widths(d_out)[1]
+    padding = spec.pad if spec.pad is not None else ends.source.padding_idx
+    table_in = table_out = old_in
+    if spec.init is not None or width_in != d_in:
+        table_in = table_out = _drawn(old_in, width_in, spec.init, padding)
+    if spec.tables == 2:
+        table_out = old_out
+        if spec.init is not None or width_out != d_out:
+            table_out = _drawn(old_out, width_out, spec.init, spec.pad)
+        elif old_out is old_in:
+            table_out = nn.Parameter(old_out.detach().clone(), requires_grad=old_out.requires_grad)
+    for lookup in lookups:
+        if spec.tables == 1 or table_in is not old_in or lookup.weight is old_in:
+            journal.set(lookup, "weight", table_in)
+    journal.set(head, "weight", table_out)
+
+    # maps
+    in_map, out_map = make_maps(spec, d_in)
+    if d_out != d_in:
+        if spec.kind == "spd":
+            fix = "choose factored:k, whose maps are two"
+            raise InstallError(f"spd: its two maps are one matrix, and the widths {d_in} and {d_out} differ", fix)
+        out_map = make_maps(spec, d_out)[1]
+    for module in (in_map, out_map):
+        if module is not None:
+            module.to(device=table_out.device, dtype=table_out.dtype)
+    for lookup in lookups:
+        journal.set(lookup, "embedding_dim", int(lookup.weight.size(1)))
+    if in_map is not None:  # one owner, to which the other places turn: a checkpoint holds it once
+        journal.set(ends.owner, "in_map", in_map)
+    journal.set(head, "in_features", table_out.shape[1])
+    if out_map is not None:
+        journal.set(head, "out_map", out_map)
+
+    # options
+    new_bias = spec.bias and head.bias is None
+    if new_bias:
+        journal.set(head, "bias", nn.Parameter(table_out.new_zeros(len(table_out))))
+    if spec.pad is not None:
+        tables = [head.weight, *(lookup.weight for lookup in lookups)]
+        for table in {id(table): table for table in tables}.values():
+            if spec.pad >= len(table):
+                raise SpecError(f"pad={spec.pad}: the table has {len(table)} rows", f"choose a row below {len(table)}")
+            if not table.is_meta:
+                journal.later(_put_row, table, spec.pad, table.detach()[spec.pad].clone())
+                _put_row(table, spec.pad, table.new_zeros(()))
+    return Structure(
+        spec.scales(d_in)[0], spec.scales(d_out)[1], spec.softcap, (in_map, out_map) != (None, None), new_bias
+    )
+
+
+def _drawn(like: Tensor, width: int, std: float | None, zero_row: int | None) -> nn.Parameter:
+    """Table N(0, std²) of a new width; without a std, as spread as the table it replaces."""
+    table = nn.Parameter(like.new_empty(len(like), width), requires_grad=like.requires_grad)
+    if not table.is_meta:
+        draw(table, float(like.detach().float().std()) if std is None else std, zero_row)
+    return table
+
+
+@torch.no_grad()
+def _put_row(table: Tensor, row: int, values: Tensor) -> None:
+    table[row] = values
 
 
 class Link:
@@ -60,6 +161,11 @@ class Link:
     def lookups(self) -> list[nn.Embedding]:
         """Every module that looks tokens up."""
         return [module for _, module in self.ends.lookups]
+
+    @property
+    def in_map(self) -> Any:
+        """The map behind every lookup, or None."""
+        return getattr(self.ends.owner, "in_map", None)
 
     def start(self, *, defers: bool) -> None:
         """Begin a forward."""
@@ -100,17 +206,11 @@ def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: 
     link.plain = structure.plain and native
     undo = link.undo
     journal.later(undo.undo)
-    lookups: list[Any] = link.lookups
-    head: Any = ends.head
-    for lookup in lookups:
-        undo.hide(lookup, "input_scale", structure.input_scale)
-        undo.hide(lookup, NAME, link)
-        undo.set(lookup, "__class__", swapped(type(lookup), Lookup))
-    undo.hide(head, "output_scale", structure.output_scale)
-    undo.hide(head, "softcap", structure.softcap)
-    undo.hide(head, NAME, link)
-    undo.set(head, "__class__", swapped(type(head), Head))
-    undo.hide(model, NAME, link)
+    undo.set(model, NAME, link)
+    modules: list[Any] = [*link.lookups, ends.head]
+    for module in modules:
+        undo.set(module, NAME, link)
+        undo.set(module, "__class__", swapped(module.__class__, Head if module is ends.head else Lookup))
     for handle in (
         model.register_forward_pre_hook(begin, with_kwargs=True),
         # a forward that raises must not leave its chain behind
@@ -243,8 +343,6 @@ def computed(value: Any, because: str = "real") -> Any:
 class Lookup(nn.Embedding):
     """in_map(table[ids]) · input_scale, with the table handed on to the head."""
 
-    input_scale: float
-
     def forward(self, ids: Tensor) -> Tensor:
         """Rows [..., D] of `ids` [...]."""
         link: Link = vars(self)[NAME]
@@ -253,33 +351,31 @@ class Lookup(nn.Embedding):
             rows = link.look_up(weight, ids, self.padding_idx)
         else:
             rows = super().forward(ids)
-        in_map = getattr(self, "in_map", None)
+        in_map = getattr(self, "in_map", link.in_map)
         if in_map is not None:
             rows = in_map(rows)
-        return rows if self.input_scale == 1.0 else rows * self.input_scale
+        scale = link.structure.input_scale
+        return rows if scale == 1.0 else rows * scale
 
 
 class Head(nn.Linear):
     """softcap(out_map(hidden) · tableᵀ · output_scale + bias), deferred where the forward asks for it."""
 
-    output_scale: float
-    softcap: float | None
-
     def forward(self, hidden: Tensor) -> Any:
         """Logits [..., V] of hidden states [..., D]."""
         link: Link = vars(self)[NAME]
+        scale, cap = link.structure.output_scale, link.structure.softcap
         out_map = getattr(self, "out_map", None)
         if out_map is not None:
             hidden = out_map(hidden)
         table, bias = link.table(self.weight), self.bias
-        scaled = self.output_scale != 1.0
-        first = None if scaled else bias
+        first = bias if scale == 1.0 else None
         logits: Any = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
-        if scaled:
-            logits = logits * self.output_scale
+        if scale != 1.0:
+            logits = logits * scale
             logits = logits if bias is None else logits + bias
-        if self.softcap is not None:
-            logits = torch.tanh(logits / self.softcap) * self.softcap
+        if cap is not None:
+            logits = torch.tanh(logits / cap) * cap
         if isinstance(logits, Deferred):
             everywhere = torch_module._global_backward_hooks or torch_module._global_backward_pre_hooks
             if self._backward_hooks or self._backward_pre_hooks or everywhere:  # they want the logits' gradient

@@ -1,4 +1,4 @@
-"""Where a model touches its vocabulary, what it may tie, or the reason why a boundary has no meaning there.
+"""Where a model touches its vocabulary, what it ties there, or the reason why a boundary has no meaning.
 
     ends = locate(model)        ends.lookups  [("model.embed_tokens", Embedding)]      one per place that looks ids up
                                 ends.head     ("lm_head", Linear)
@@ -6,19 +6,29 @@
 
 The places are asked of the model itself (`get_input_embeddings`, `get_output_embeddings`, its encoder and decoder);
 no family is known by name.
+
+transformers ties by `config.tie_word_embeddings` (may anything be tied?) and `_tied_weights_keys` (what to what). The
+flag often rules more than the head: T5 and BART share their input tables by it, BERT its head's bias. Where such
+neighbours are shared, untying keeps the flag and takes the head's key away; elsewhere the flag says the whole truth.
 """
 
 from __future__ import annotations
 
+import copy
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from tiewise.core.errors import InstallError
 
 FLAG = "tie_word_embeddings"
+SEED = 20240229  # of every batch that a model is asked with
 _REFUSED = {  # options of a lookup that a head has no counterpart of
     "max_norm": ("has max_norm: it rewrites rows during the forward", "build it without max_norm"),
     "sparse": ("has sparse gradients, and the head's are dense", "build it with sparse=False"),
@@ -171,3 +181,123 @@ def partners(model: Any, module: str) -> set[str]:
             if group & set(pair):
                 group |= set(pair)
     return group
+
+
+# changes that are taken back
+
+
+class _Absent:
+    """The old value of an attribute that was not there; a class, which copies of a journal keep."""
+
+
+class Journal:
+    """Attribute changes in the order they were made, with the old values; `undo` takes them back in reverse."""
+
+    def __init__(self) -> None:
+        self._steps: list[tuple[Any, ...]] = []
+
+    def set(self, target: Any, name: str, value: Any) -> None:
+        """Set `target.name`, remembering what its own value was (class attributes show again after `undo`)."""
+        stores = [{"__class__": type(target)}, vars(target)]
+        if isinstance(target, nn.Module):
+            stores += [target._parameters, target._modules, target._buffers]
+        old = next((store[name] for store in stores if name in store), _Absent)
+        self.later(*((delattr, target, name) if old is _Absent else (setattr, target, name, old)))
+        setattr(target, name, value)
+
+    def later(self, step: Callable[..., None], *arguments: Any) -> None:
+        """Remember a step of another kind: `step(*arguments)` is called by `undo`."""
+        self._steps.append((step, *arguments))
+
+    def undo(self) -> None:
+        """Take everything back and forget it."""
+        while self._steps:
+            step, *arguments = self._steps.pop()
+            step(*arguments)
+
+
+def untraced(model: Any, batch: dict[str, Any], *, training: bool = False) -> Any:
+    """Output of one forward with fixed randomness, and no trace left in the model."""
+    # BigBird settles for another kind of attention, with other modules, in a forward of a short batch
+    was = [(module, dict(vars(module)), dict(module._modules)) for module in model.modules()]
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
+    model.train(training)
+    try:
+        with _fixed_randomness(), torch.set_grad_enabled(training):
+            return model(**batch)
+    finally:
+        for module, attributes, children in was:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._modules.clear()
+            module._modules.update(children)
+        with torch.no_grad():
+            for buffer, old in buffers:
+                buffer.copy_(old)
+
+
+@contextmanager
+def _fixed_randomness() -> Iterator[None]:
+    """Seed torch, numpy and random, and put their states back: some families sample in their forward."""
+    states = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()):
+        torch.manual_seed(SEED)
+        random.seed(SEED)
+        np.random.seed(SEED)
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+
+
+# what config and tied keys say
+
+
+def own_config(model: Any, journal: Journal) -> Any:
+    """Give the model and its parts a copy of their config, so that no other model built from it changes."""
+    memo: dict[int, Any] = {}
+    copied = copy.deepcopy(model.config, memo)
+    for module in model.modules():
+        config = vars(module).get("config")
+        if hasattr(config, "to_dict") and id(config) in memo:
+            journal.set(module, "config", memo[id(config)])
+    return copied
+
+
+def declare_tying(model: Any, ends: ModelEnds, journal: Journal, *, loading: bool = False) -> bool:
+    """Set flag and keys to what the tables are; False where the family's own class would not load them so.
+
+    `loading`: the model is being built from a config that already says the flag, and may not have tied yet.
+    """
+    key = f"{ends.head_name}.weight"
+    allowed, own = allowed_keys(model), allowed_keys(model, parts=False)
+    neighbours = {target: source for target, source in allowed.items() if target != key}
+    table = model.get_parameter_or_buffer
+    native = True
+    if ends.tied:
+        flag = True
+        if not loading:  # tie what else the flag ties, as the next `tie_weights` will
+            for target, source in neighbours.items():
+                # the value in use, the target's, wins
+                if "." in source and table(target) is not table(source):
+                    owner, _, name = source.rpartition(".")
+                    journal.set(model.get_submodule(owner), name, table(target))
+        if key not in allowed:
+            native = False
+            name = next(name for name, module in ends.lookups if module is ends.source)
+            journal.set(model, "_tied_weights_keys", {**own, key: f"{name}.weight"})
+    else:
+        shared = any(table(target) is table(source) for target, source in neighbours.items())
+        flag = getattr(model.config, FLAG, False) if loading else shared
+        if flag and key in allowed:
+            kept = {target: source for target, source in own.items() if target != key}
+            journal.set(model, "_tied_weights_keys", kept)
+    if getattr(model.config, FLAG, False) != flag:
+        journal.set(own_config(model, journal), FLAG, flag)
+    keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+    if (key in keys) != ends.tied:
+        fix = "install into the part that holds the head"
+        raise InstallError(f"{type(model).__name__}: a part of it decides by itself whether {key} is tied", fix)
+    journal.set(model, "all_tied_weights_keys", keys)
+    return native

@@ -1,4 +1,4 @@
-"""Models that no other tool loads: one config type `tiewise`, and a model class per family, made on demand.
+"""Classes made on demand, and models that no other tool loads: one config type `tiewise`, and a model class per family.
 
     config.json of Llama with factored:64     "model_type": "tiewise", "base_model_type": "llama",
                                               "tiewise_boundary": "factored:64"
@@ -13,6 +13,7 @@ a model may be saved with (`tiewise.sharing`) is an `Entry` of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import transformers
@@ -21,8 +22,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedConfig
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from tiewise.boundary.locate import depth_keys
-from tiewise.boundary.structure import Journal, Swapped, declare_tying, link_of, make, on_meta, own_config
+from tiewise.boundary.locate import Journal, declare_tying, depth_keys, own_config
 from tiewise.core.errors import InstallError
 from tiewise.core.spec import MODEL_TYPE
 
@@ -33,6 +33,52 @@ _TASKS = "CausalLM MaskedLM Seq2SeqLM PreTraining ImageTextToText SequenceClassi
 _TASKS += " QuestionAnswering MultipleChoice"
 # auto classes that load models of tokens
 AUTO: tuple[Any, ...] = (AutoModel, *(getattr(transformers, f"AutoModelFor{task}") for task in _TASKS.split()))
+
+
+# classes that are made at run time, and what a model keeps of its boundary
+
+NAME = "_tiewise"
+
+
+def link_of(module: Any) -> Any:
+    """Return the `Link` of an installed model or module, or None."""
+    return vars(module).get(NAME)
+
+
+def on_meta(model: Any) -> bool:
+    """Whether the model has shapes but no values yet."""
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+class Swapped:
+    """A class made from a plain one at run time; copies and pickles by naming what it was made by."""
+
+    plain_class: type
+    made_by: tuple[Any, ...]  # (function, *arguments) that makes the class, also in another process
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _blank, self.made_by, vars(self)
+
+
+def _blank(function: Any, *arguments: Any) -> Any:
+    made = function(*arguments)
+    return made.__new__(made)
+
+
+def _make(plain: Any, bases: tuple[type, ...], made_by: tuple[Any, ...], **body: Any) -> Any:
+    """Make the class `Tiewise…` of `plain`."""
+    body |= {"plain_class": plain, "made_by": made_by, "__module__": __name__, "__doc__": plain.__doc__}
+    return type(f"{PREFIX}{plain.__name__}", bases, body)
+
+
+@cache
+def swapped(plain: Any, mixin: Any) -> Any:
+    """Return the class of `plain`'s objects once `mixin` stands beneath it."""
+    bases = (mixin,) if issubclass(mixin, plain) else (plain, mixin)
+    return _make(plain, (Swapped, *bases), (swapped, plain, mixin))
+
+
+# the type that no other tool loads
 
 
 class Entry(NamedTuple):
@@ -132,15 +178,17 @@ class FamilyConfig(Swapped):
     """Mixin above a family's config class."""
 
 
+@cache
 def family_config(plain: Any) -> Any:
     """Return the config class of a family with a boundary."""
-    return make(plain, (FamilyConfig, plain), (family_config, plain), model_type=MODEL_TYPE)
+    return _make(plain, (FamilyConfig, plain), (family_config, plain), model_type=MODEL_TYPE)
 
 
+@cache
 def family_model(plain: Any) -> Any:
     """Return the class of `plain` models with a boundary; its files have the names that the family's have."""
     config = family_config(plain.config_class)
-    made = make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
+    made = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
     renamings = get_checkpoint_conversion_mapping(plain.__name__)
     if renamings is None:
         renamings = get_checkpoint_conversion_mapping(plain.config_class.model_type)
@@ -166,8 +214,8 @@ def declare_family(model: Any, config: Any, journal: Journal) -> None:
     if is_family(config):
         return
     journal.set(config, BASE, type(config).model_type)
-    journal.set(config, "__class__", register_family(type(config)))
-    journal.set(model, "__class__", family_model(type(model)))
+    journal.set(config, "__class__", register_family(config.__class__))
+    journal.set(model, "__class__", family_model(model.__class__))
 
 
 def forget(model: Any, entry: str) -> None:

@@ -22,25 +22,22 @@ It decides by class names and signatures. Names are wrong for a quarter of the c
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
+from tiewise.boundary.boundary import dense_output
 from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
-from tiewise.boundary.maps import dense_input, dense_output
-from tiewise.boundary.structure import Journal
+from tiewise.boundary.locate import SEED, Journal, untraced
 from tiewise.core.errors import InstallError, TiewiseError
 
 Batch = dict[str, Any]
-_SEED = 20240229
 _ROWS, _LENGTH = 2, 8
 # relative to the largest value: rounding of the dtype, over a few hundred additions
 _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -71,19 +68,21 @@ def in_own_classes(link: Link) -> Iterator[None]:
             journal.undo()
 
 
+@torch.no_grad()
 def unswap(link: Link, journal: Journal) -> None:
-    """Put dense tables and the family's own classes in place."""
-    dense: dict[int, Tensor] = {}
-    tables: list[tuple[Any, Tensor]] = []
-    for lookup in link.lookups:
-        in_map, scale, table = getattr(lookup, "in_map", None), link.structure.input_scale, lookup.weight
-        if in_map is not None or scale != 1.0:  # else the Parameter itself, so that tied stays tied
-            table = dense.setdefault(id(table), nn.Parameter(dense_input(table, in_map).detach() * scale))
-        tables.append((lookup, table))
-    out_map, scale, head_table = getattr(link.head, "out_map", None), link.structure.output_scale, link.head.weight
-    if out_map is not None or scale != 1.0:
-        head_table = nn.Parameter(dense_output(head_table, out_map, link.hidden_width).detach() * scale)
-    for module, table in (*tables, (link.head, head_table)):
+    """Put dense tables and the family's own classes in place; a table that needs no folding stays itself, tied."""
+    in_map, out_map, structure = link.in_map, getattr(link.head, "out_map", None), link.structure
+    modules: list[Any] = [*link.lookups, link.head]
+    *tables, table_out = (module.weight for module in modules)
+    if in_map is not None or structure.input_scale != 1.0:
+        folded = {
+            table: nn.Parameter((table if in_map is None else in_map(table)) * structure.input_scale)
+            for table in set(tables)
+        }
+        tables = [folded[table] for table in tables]
+    if out_map is not None or structure.output_scale != 1.0:
+        table_out = nn.Parameter(dense_output(table_out, out_map, link.hidden_width) * structure.output_scale)
+    for module, table in zip(modules, (*tables, table_out), strict=True):
         journal.set(module, "weight", table)
         journal.set(module, "__class__", type(module).plain_class)
 
@@ -96,7 +95,7 @@ def random_batch(model: Any, link: Link) -> Batch:
     if "labels" not in inspect.signature(model.forward).parameters:
         fix = "install works on models that compute their loss from labels"
         raise InstallError(f"{type(model).__name__}.forward takes no labels", fix)
-    source = torch.Generator().manual_seed(_SEED)
+    source = torch.Generator().manual_seed(SEED)
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
     special = {v for k, v in config.to_dict().items() if k.endswith("token_id") and isinstance(v, int)}
 
@@ -111,42 +110,11 @@ def random_batch(model: Any, link: Link) -> Batch:
 
 
 def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, Any]:
-    """Loss and logits (as the model hands them out) of one forward, with fixed randomness and no trace left."""
-    # BigBird settles for another kind of attention, with other modules, in a forward of a short batch
-    was = [(module, dict(vars(module)), dict(module._modules)) for module in model.modules()]
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if training else []
-    model.train(training)
-    try:
-        with _fixed_randomness(), torch.set_grad_enabled(training):
-            output = model(**batch)
-    finally:
-        for module, attributes, children in was:
-            vars(module).clear()
-            vars(module).update(attributes)
-            module._modules.clear()
-            module._modules.update(children)
-        with torch.no_grad():
-            for buffer, old in buffers:
-                buffer.copy_(old)
+    """Loss and logits (as the model hands them out) of one forward that leaves no trace."""
+    output = untraced(model, batch, training=training)
     if not isinstance(output, dict):
         return output[0], output[1]
     return output["loss"], next((value for key, value in output.items() if "logits" in key), None)
-
-
-@contextmanager
-def _fixed_randomness() -> Iterator[None]:
-    """Seed torch, numpy and random, and put their states back: some families sample in their forward."""
-    states = random.getstate(), np.random.get_state()
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(_SEED)
-        random.seed(_SEED)
-        np.random.seed(_SEED)
-        try:
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
 
 
 # what differs

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, Rule, matching, rules
+from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, matching, rules
+from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
+from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import IDENTICAL, TableLikeness
 from tiewise.core import Late, __version__
@@ -44,7 +44,7 @@ class Audit:
 
     path: Path  # what was given
     kind: str  # "folder", "file" (one `.safetensors`), "adapter" or "gguf"
-    claims: Claims = field(default_factory=lambda: Claims(()))  # of the config; without levels where there is none
+    claims: Claims = field(default_factory=Claims)  # of the config; without levels where there is none
     roles: Roles | None = None  # the parts of the boundary that are stored; None for an adapter or a GGUF file
     parts: tuple[Part, ...] = ()  # their tensors, the two ends first
     ends: TableLikeness | None = None  # how alike the two tables are; None where not both stored, comparable and read
@@ -141,51 +141,59 @@ def check(
     catalogue = rules()
     chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
     folder = None if path.suffix == ".gguf" else open_folder(path)
-    given = {"base": (base, "an adapter's folder", folder is not None and folder.is_adapter)}
-    given["beside"] = (beside, "a GGUF file", folder is None)
-    for name, (value, what, fits) in given.items():
+    given = (
+        ("base", base, "an adapter's folder", folder is not None and folder.is_adapter),
+        ("beside", beside, "a GGUF file", folder is None),
+    )
+    for name, value, what, fits in given:
         if value is not None and not fits:
             raise CheckpointError(f"{name} is given, and this is not {what}", f"leave {name} out")
-    facts: Facts | AdapterFacts | GgufFacts
     source = base if base is not None else beside
     made_of = Facts(open_folder(source), scan) if source is not None else None
+    facts: Facts | AdapterFacts | GgufFacts
     if folder is None:
-        gguf = open_gguf(path)
-        facts, held = GgufFacts(gguf, made_of, scan), gguf.tensors
+        facts = gguf = replace(open_gguf(path), source=made_of, scan=scan)
+        held, kind = gguf.tensors, GGUF
         ends = {"input": gguf.table, "output": gguf.head}
         parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
-        audit = Audit(path, GGUF, parts=parts, spare=gguf.head.nbytes if gguf.head is not None and facts.equal else 0)
+        audit = Audit(path, GGUF, parts=parts, spare=gguf.head.nbytes if gguf.head is not None and gguf.equal else 0)
     elif folder.is_adapter:
-        adapter = open_adapter(folder)
-        facts, held = AdapterFacts(adapter, made_of, scan), adapter.tensors
-        audit = Audit(path, ADAPTER)
+        facts = adapter = open_adapter(folder, made_of, scan)
+        held, kind, audit = adapter.tensors, ADAPTER, Audit(path, ADAPTER)
     else:
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors or .gguf file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
-        facts, held = Facts(folder, scan), folder.tensors
-        audit = _whole(path, facts)
+        facts = whole = Facts(folder, scan)
+        held, kind, audit = folder.tensors, FOLDER, _whole(path, whole)
 
-    def obstacle(rule: Rule) -> str | None:
-        """Why a rule does not run; None where it does."""
-        if rule.id in ignored:
-            return "ignored"
-        if rule.id not in chosen:
-            return "not selected"
-        if rule.kind not in (kind, ANY):
-            return {FOLDER: "for whole checkpoints", ADAPTER: "for adapters", GGUF: "for GGUF files"}[rule.kind]
-        if rule.scans and not scan:
-            return "compares the two tables, and only headers were read"
-        return "reads every row, and was not asked to" if rule.deep and not deep else None
-
-    kind = FOLDER if audit.kind == FILE else audit.kind
-    obstacles = {name: obstacle(rule) for name, rule in catalogue.items()}
-    ran = tuple(name for name, why in obstacles.items() if why is None)
-    found = [finding for name in ran for finding in _counted(catalogue[name].check(facts))]
+    elsewhere = {FOLDER: "for whole checkpoints", ADAPTER: "for adapters", GGUF: "for GGUF files"}
+    skipped: dict[str, str] = {}
+    found: list[Finding] = []
+    for name, rule in catalogue.items():
+        if name in ignored:
+            skipped[name] = "ignored"
+        elif name not in chosen:
+            skipped[name] = "not selected"
+        elif rule.kind not in (kind, ANY):
+            skipped[name] = elsewhere[rule.kind]
+        elif rule.scans and not scan:
+            skipped[name] = "compares the two tables, and only headers were read"
+        elif rule.deep and not deep:
+            skipped[name] = "reads every row, and was not asked to"
+        else:
+            found += _counted(rule.check(facts))
     found.sort(key=lambda finding: (-SEVERITIES.index(finding.severity), finding.rule))
-    skipped = {name: why for name, why in obstacles.items() if why is not None}
-    audit = replace(audit, tensors=len(held), nbytes=sum(tensor.nbytes for tensor in held.values()))
-    return replace(audit, findings=tuple(found), ran=ran, skipped=skipped, scan=scan, deep=deep)
+    return replace(
+        audit,
+        tensors=len(held),
+        nbytes=sum(tensor.nbytes for tensor in held.values()),
+        findings=tuple(found),
+        ran=tuple(name for name in catalogue if name not in skipped),
+        skipped=skipped,
+        scan=scan,
+        deep=deep,
+    )
 
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:

@@ -1,28 +1,205 @@
-"""What a config says of its vocabulary's ends: the flag at every level, sizes, and numbers that act at the boundary.
+"""What a config claims of its vocabulary's ends, and what is known of the names and families that it speaks of.
 
-A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`).
-Each level may carry the flag, and only the level that the class owning the head reads decides.
+A config is a tree: the root, and below it the configs of parts (`text_config`, `decoder`). Each level may carry the
+flag, and only the level that the class owning the head reads decides. `data/families.json` is made by
+`tools/make_families.py` from the classes of transformers themselves, and says for which version;
+`data/usual_names.json` is written by hand, for families that it does not have.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-from tiewise.checkpoint.families import class_ends, family
 from tiewise.checkpoint.untrusted import short
+from tiewise.core.files import packaged_json
+
+POSITION = re.compile(
+    r"(^|\.)(wpe|positions?_embed\w*|embed_positions?|pos_embed\w*|positional_embed\w*|pos_emb)(\.|$)"
+)
+PACKED = ("qweight", "weight_packed", "qweight_packed", "B", "weight_q")  # the bytes of a quantised table
+BESIDE = re.compile(
+    r"(qzeros|g_idx|scales|biases|zeros|SCB|weight_(scale|shape|zero_point|g_idx|scale_inv|format|scale_2|global_scale)"
+    r"|input_scale|absmax|weight\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.\w+))"
+)
+
+
+class Usual(NamedTuple):
+    """The hand-written names; what each list holds is said in the file."""
+
+    pairs: tuple[tuple[str, str], ...]
+    outputs: tuple[str, ...]
+    whole_outputs: tuple[str, ...]
+    maps: tuple[str, ...]
+    biases: tuple[str, ...]
+    wrappers: tuple[str, ...]
+    foreign: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def usual() -> Usual:
+    """Read the hand-written names, longest paths first."""
+    data = packaged_json("checkpoint/data/usual_names.json")
+    pairs = sorted(((pair["input"], pair["output"]) for pair in data["pairs"]), key=lambda p: -p[0].count("."))
+    return Usual(tuple(pairs), *(tuple(data[name]) for name in Usual._fields[1:]))
+
+
+def unwrapped(name: str) -> str:
+    """Return a tensor's name without what torch.compile, DDP, FSDP and PEFT put around modules.
+
+    >>> unwrapped("base_model.model.model.embed_tokens.base_layer.weight")
+    'model.embed_tokens.weight'
+    """
+    parts = name.removeprefix("base_model.model.").split(".")
+    return ".".join(part for part in parts if part not in usual().wrappers).replace(".modules_to_save.default.", ".")
+
+
+def module_of(name: str) -> tuple[str, str]:
+    """(module, parameter) of a tensor's name."""
+    module, _, parameter = name.rpartition(".")
+    return module, parameter
+
+
+def ends_with(module: str, path: str) -> bool:
+    """Whether a module's name ends with a path of whole parts: model.lm_head with lm_head, my_lm_head not."""
+    return f".{module}".endswith(f".{path}")
+
+
+def in_layer(name: str) -> bool:
+    """Whether a module lies inside a numbered layer: tables there belong to no end of the model."""
+    return re.search(r"\.\d+\.", f".{name}.") is not None
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a module belongs to another modality, a codec, or a draft head."""
+    return any(part in usual().foreign or part.startswith(("vision_", "audio_", "mtp_")) for part in name.split("."))
+
+
+@dataclass(frozen=True)
+class ClassEnds:
+    """What one model class does at its two ends; names of modules, whose tensor is `<name>.weight`."""
+
+    inputs: tuple[str, ...] = ()  # input tables, the one that ids are looked up in first
+    output: str | None = None  # the head; None for a class without one
+    biases: tuple[str, ...] = ()  # tensors of the head's bias
+    positions: tuple[str, ...] = ()  # position tables
+    maps: tuple[str, ...] = ()  # linear modules between table and hidden width
+    tied: Mapping[str, str] = field(default_factory=dict)  # tensors that the class may tie, {target: source}
+    # {module or bias: its name in a saved file} where that differs
+    disk: Mapping[str, str] = field(default_factory=dict)
+    prefix: str = ""  # of the body in the class ("model"); a body saved alone lacks it. "" where there is none.
+    # {module or bias: every other name in a file that transformers loads into it}; None where the prefix, put before a
+    # name or taken away, is all that it forgives
+    loads: Mapping[str, Sequence[str]] | None = None
+    decides: tuple[str, ...] = ("",)  # levels of the config whose flags decide
+    joined: str = ""  # "any" where one of several deciding levels that says true is enough; else ""
+    always: bool = False  # tied whatever the flag says
+    never: bool = False  # never tied whatever the flag says
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """Names of modules that are loaded into the ends, but for what stands before them."""
+        own = [name for name in (*self.inputs, self.output) if name is not None]
+        return (*own, *(name for names in (self.loads or {}).values() for name in names))
+
+    def renamed(self, rename: Callable[[str], str]) -> ClassEnds:
+        """The same ends under other names."""
+
+        def tensor(name: str) -> str:
+            module, parameter = module_of(name)
+            return f"{rename(module)}.weight" if parameter == "weight" else rename(name)
+
+        several: dict[str, Any] = {
+            key: tuple(map(rename, getattr(self, key))) for key in ("inputs", "biases", "positions", "maps")
+        }
+        output = None if self.output is None else rename(self.output)
+        tied = {tensor(target): tensor(source) for target, source in self.tied.items()}
+        return replace(self, **several, output=output, tied=tied)
+
+    def loaded_as(self, name: str) -> str | None:
+        """The module at an end, or the bias, that transformers loads what a file calls `name` into; None for none.
+
+        As `rename_source_key` of its `core_model_loading` does it, in which the prefix is a pattern.
+        """
+        known = {*self.inputs, *self.biases, self.output}
+        if self.loads is not None:
+            spelt = {other: own for own, names in self.loads.items() for other in (own, *names)}
+            return spelt.get(name, None if self.prefix else spelt.get(name[1:]))  # an empty pattern takes one letter
+        bare = re.sub(f"^{self.prefix}.", "", name, count=1)
+        if name.startswith(self.prefix) and bare in known:
+            return bare
+        return next((own for own in (f"{self.prefix}.{name}", name) if own in known), None)
+
+
+@dataclass(frozen=True)
+class Family:
+    """What a `model_type` says by default."""
+
+    tie: bool | None = None  # the flag where it is absent
+    loose: str = ""  # flags that are no boolean and that the config class takes nevertheless: "" none, "null", "any"
+    levels: Mapping[str, str] = field(default_factory=dict)  # family of each nested level that does not say it
+    sizes: Mapping[str, str] = field(default_factory=dict)  # its own keys for `vocab_size` and `hidden_size`
+    scalars: Mapping[str, float] = field(default_factory=dict)  # numbers at the boundary where they are absent
+    classes: Mapping[str, ClassEnds] = field(default_factory=dict)  # its model classes with tables of tokens, by name
+
+
+@lru_cache(maxsize=1)
+def family_data() -> dict[str, Any]:
+    """The architecture data as it is kept; "transformers" is the version that it was made from."""
+    return packaged_json("checkpoint/data/families.json")
+
+
+@lru_cache(maxsize=64)
+def family(model_type: str | None) -> Family | None:
+    """Return what is known of a `model_type`; None where it is not in the data."""
+    record = family_data()["families"].get(model_type)
+    if record is None:
+        return None
+    return Family(**record | {"classes": {name: _ends(entry) for name, entry in record.get("classes", {}).items()}})
+
+
+def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | None:
+    """Return what is known of a class; of the family's own main class where no class is named.
+
+    A class is looked for in its family first, then in any other (several families share `EncoderDecoderModel`).
+    """
+    own = family(model_type)
+    classes = own.classes if own is not None else {}
+    if architecture is None:
+        main = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
+        ranked = (name for end in (*main, "") for name in sorted(classes) if name.endswith(end))
+        return next((classes[name] for name in ranked), None)
+    if architecture in classes:
+        return classes[architecture]
+    anywhere = (record.get("classes", {}) for record in family_data()["families"].values())
+    return next((_ends(those[architecture]) for those in anywhere if architecture in those), None)
+
+
+def without_tokens(model_type: str | None, architecture: str | None) -> bool:
+    """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
+    if model_type in family_data()["tokenless"]:
+        return True
+    known = family(model_type)
+    if known is None or known.classes or architecture is None:
+        return False
+    return architecture not in family_data()["not_built"] and class_ends(model_type, architecture) is None
+
+
+def _ends(entry: Mapping[str, Any]) -> ClassEnds:
+    made: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    return ClassEnds(biases=made.pop("bias", ()), **made)
+
 
 FLAG = "tie_word_embeddings"
 OWN_TYPE, BASE_TYPE = "tiewise", "base_model_type"  # what checkpoints of this package with factored tables say
 OWN_PREFIX = "Tiewise"  # of their class names
-MOST_DEPTH = 4
-MOST_LEVELS = 64
+MOST_DEPTH, MOST_LEVELS = 4, 64
 _FOREIGN = ("vision", "visual", "audio", "image", "speech", "video", "codec", "vq_", "backbone_config", "quantization")
 _PARTS = ("decoder", "encoder", "generator", "question_encoder", "llm_config", "language_config")
-_WIDTHS = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
-_T5_LIKE = ("mt5", "switch_transformers")  # beside those whose classes tie whatever the flag says
 
 
 @dataclass(frozen=True)
@@ -50,7 +227,7 @@ class Claim:
 class Claims:
     """All levels, the root first."""
 
-    levels: tuple[Claim, ...]  # every level that is a model's config
+    levels: tuple[Claim, ...] = ()  # every level that is a model's config
     # the family ties its input tables whatever the flag says, and reads the flag for something else too
     t5_like: bool = False
     known: bool = False  # the family is in the architecture data
@@ -78,33 +255,32 @@ class Claims:
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
     """Read every level of a config. Any JSON value is taken; what makes no sense counts as absent."""
     if not isinstance(config, Mapping):
-        return Claims(())
+        return Claims()
     kind = family_type(config)
-    ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
+    known, ends = family(kind), class_ends(kind, architecture(config)) or class_ends(kind, None)
     levels = dict(model_levels(config))
     # by the data, else the outermost one that has the flag, else the root
     outermost = next((path for path, level in levels.items() if FLAG in level), "")
     deciding = (outermost,) if ends is None else ends.decides
-    levels |= {path: {} for path in deciding if path not in levels}  # absent: the class takes its own default
-    known = family(kind)
-    nested = known.levels if known is not None else {}
     claims = []
-    for path, level in levels.items():
-        own = family(family_type(level) or nested.get(path))
-        sizes, flag = {} if own is None else own.sizes, level.get(FLAG)
+    for path in dict.fromkeys((*levels, *deciding)):
+        level = levels.get(path, {})  # absent: the class takes its own default
+        own = family(family_type(level) or (known.levels.get(path) if known is not None else None))
+        keys, flag = {} if own is None else own.sizes, level.get(FLAG)
+        widths = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
         claim = Claim(
             path,
             model_type=family_type(level),
             written=flag if isinstance(flag, bool) else None,
             default=None if own is None else False if own.loose and FLAG in level and flag is None else own.tie,
             decides=path in deciding,
-            vocab_size=_first_count(level, (sizes.get("vocab_size", ""), "vocab_size")),
-            hidden_size=_first_count(level, (sizes.get("hidden_size", ""), *_WIDTHS)),
+            vocab_size=_first_count(level, keys.get("vocab_size", ""), "vocab_size"),
+            hidden_size=_first_count(level, keys.get("hidden_size", ""), *widths),
             malformed=short(flag) if FLAG in level and not isinstance(flag, bool) else None,
         )
         claims.append(claim)
     fixed = None if ends is None or not (ends.always or ends.never) else ends.always
-    t5_like = kind in _T5_LIKE or (fixed is True and ends is not None and "shared" in ends.inputs)
+    t5_like = kind in ("mt5", "switch_transformers") or bool(fixed and ends is not None and "shared" in ends.inputs)
     return Claims(tuple(claims), t5_like=t5_like, known=known is not None, fixed=fixed)
 
 
@@ -135,21 +311,20 @@ def model_levels(config: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]
     return found
 
 
-def _first_count(level: Mapping[str, Any], keys: tuple[str, ...]) -> int | None:
-    return next((n for key in keys if (n := count(level.get(key))) is not None), None)
-
-
 def family_type(level: Mapping[str, Any]) -> str | None:
     """The `model_type` of a level, of its base family where this package wrote the checkpoint; None where absent."""
     kind = level.get("model_type")
-    if kind == OWN_TYPE:
-        kind = level.get(BASE_TYPE)
+    kind = level.get(BASE_TYPE) if kind == OWN_TYPE else kind
     return kind if isinstance(kind, str) else None
 
 
 def count(value: Any) -> int | None:
     """A positive whole number, else None."""
     return value if type(value) is int and 0 < value < 2**63 else None
+
+
+def _first_count(level: Mapping[str, Any], *keys: str) -> int | None:
+    return next((n for key in keys if (n := count(level.get(key))) is not None), None)
 
 
 SCALARS = {  # key: the value at which it does nothing
@@ -183,22 +358,19 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
     found = {}
     for path, level in levels:
         known = family(family_type(level))
-        defaults = known.scalars if known is not None else {}
         width = next((number(level.get(key)) for key in ("hidden_size", "d_model") if key in level), None)
-        for key in (*SCALARS, *WIDTHS):
-            value = number(level.get(key, defaults.get(key)))
-            idle = width if key in WIDTHS else SCALARS[key]
-            if value is not None and value != idle and not (key in WIDTHS and width is None):
+        idle = SCALARS | (dict.fromkeys(WIDTHS, width) if width is not None else {})
+        for key, nothing in idle.items():
+            value = number(level.get(key, known.scalars.get(key) if known is not None else None))
+            if value is not None and value != nothing:
                 found[f"{path}.{key}" if path else key] = value
     return found
 
 
 def number(value: Any) -> float | None:
     """A finite number, true as 1 and false as 0; None for anything else."""
-    if not isinstance(value, bool | int | float):
-        return None
     try:
-        made = float(value)
+        made = float(value) if isinstance(value, bool | int | float) else math.nan
     except OverflowError:
         return None
     return made if math.isfinite(made) else None

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, model_levels, read_claims
-from tiewise.checkpoint.families import in_layer, is_foreign
+from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, in_layer, is_foreign, model_levels, read_claims
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored

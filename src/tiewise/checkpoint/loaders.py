@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tiewise.checkpoint.claims import architecture
+from tiewise.checkpoint.claims import architecture, family, family_data, unwrapped
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
-from tiewise.checkpoint.families import data_version, family, unwrapped
 from tiewise.checkpoint.hf_folder import SINGLE
 from tiewise.checkpoint.stored import BITS, TORCH_TYPES
 from tiewise.checkpoint.table_scans import SAME_VALUES
@@ -63,7 +62,9 @@ TRANSFORMERS_4 = Loader(
     "transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, RANDOM_TABLE, RANDOM_TABLE), _DRAWN
 )
 _SOURCE = "modeling_utils.py and core_model_loading.py of this version"
-TRANSFORMERS_5 = Loader("transformers", data_version(), _SOURCE, (TIED, TIED, KEPT, TIED, RANDOM_TABLE), _DRAWN, True)
+TRANSFORMERS_5 = Loader(
+    "transformers", family_data()["transformers"], _SOURCE, (TIED, TIED, KEPT, TIED, RANDOM_TABLE), _DRAWN, True
+)
 VLLM_BEFORE = Loader(
     "vLLM", "before August 2026", "vllm#51063", (TIED, TIED, DROPPED, *_LOUD), (RANDOM_HEAD, UNTIED, UNTIED, *_LOUD)
 )

@@ -11,17 +11,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tiewise.checkpoint.claims import architecture, count, family_type, model_levels, read_scalars
-from tiewise.checkpoint.families import (
+from tiewise.checkpoint.claims import (
     BESIDE,
     PACKED,
     POSITION,
     ClassEnds,
+    architecture,
     class_ends,
+    count,
     ends_with,
+    family_type,
     in_layer,
     is_foreign,
+    model_levels,
     module_of,
+    read_scalars,
     unwrapped,
     usual,
     without_tokens,
@@ -220,7 +224,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
 def _by_data(modules: StoredModules, ends: ClassEnds | None) -> ClassEnds:
     """The names of a class's ends in this file: of all that they may have, those under which most is stored."""
     if ends is None:
-        return ClassEnds("")
+        return ClassEnds()
     loaded: dict[str | None, str] = {}  # by an end's own name: what transformers loads it from, the first of several
     for module in sorted(modules.called(ends.spellings)):
         loaded.setdefault(ends.loaded_as(module_of(modules.tables[module].name)[0]), module)
@@ -251,12 +255,12 @@ def _by_names(modules: StoredModules) -> ClassEnds:
     ]
     stored_output = modules.usual_output()
     if not matches:
-        return ClassEnds("", output=stored_output)
+        return ClassEnds(output=stored_output)
     module, output = min(matches)[3:]
     if output not in modules.tables and stored_output is not None and stored_output != module:
         output = stored_output
     stacks = (name for name in modules.tables if _is_stack(name) and name != module)
-    return ClassEnds("", inputs=(module, *(stacks if _is_stack(module) else ())), output=output)
+    return ClassEnds(inputs=(module, *(stacks if _is_stack(module) else ())), output=output)
 
 
 def _is_stack(module: str) -> bool:
@@ -277,7 +281,7 @@ def _by_shapes(modules: StoredModules, config: Mapping[str, Any]) -> ClassEnds:
     ]
     heads = [module for module in found if re.search(r"head|out|decoder|proj|logit", module)]
     tables = [module for module in found if module not in heads]
-    return ClassEnds("", inputs=tuple(tables[:1]), output=next(iter(heads), None))
+    return ClassEnds(inputs=tuple(tables[:1]), output=next(iter(heads), None))
 
 
 def _partner(modules: StoredModules, ends: ClassEnds) -> str | None:

@@ -8,8 +8,8 @@
         '''
         yield "where", "evidence", "repair"        # and, fourth, whether `tiewise repair` does it
 
-A new rule is one function in a file of the folder `rules`: its docstring is what `--explain` prints, and nothing else
-has to name it.
+A new rule is one function in a file `rules_….py`: its docstring is what `--explain` prints, and nothing else has to
+name it.
 """
 
 from __future__ import annotations
@@ -99,10 +99,11 @@ def rule(
 
 
 def rules() -> dict[str, Rule]:
-    """Every rule of the folder `rules`, by id and in their order."""
-    folder = "tiewise.checkpoint.rules"
-    for file in pkgutil.iter_modules(import_module(folder).__path__):
-        import_module(f"{folder}.{file.name}")
+    """Every rule of the files `rules_*.py` beside this one, by id and in their order."""
+    folder = "tiewise.checkpoint"
+    for file in pkgutil.iter_modules(import_module(folder).__path__, f"{folder}."):
+        if file.name.startswith(f"{folder}.rules_"):
+            import_module(file.name)
     return dict(sorted(_REGISTERED.items()))
 
 

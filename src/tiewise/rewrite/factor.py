@@ -21,24 +21,27 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE
+from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, module_of
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.families import module_of
 from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
-from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
+from tiewise.checkpoint.untrusted import inside, open_regular, read_json, read_whole, require_memory, short
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import advance, doing
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.rewrite.change import (
@@ -57,6 +60,7 @@ from tiewise.rewrite.change import (
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.ties import flags
 
+tokenizers = Late("tokenizers")  # no part of a base install
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
 COLUMNS = 256  # of the Gram matrix updated at once
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
@@ -64,7 +68,14 @@ MOST_BYTES = 64 * 2**20  # of a file of counts
 
 
 @verb
-def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) -> Change:
+def factor(
+    facts: Facts,
+    *,
+    rank: int,
+    counts: Any = None,
+    text: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Change:
     """Write a checkpoint whose tables are products of a narrow table and a map.
 
     With `force` two different tables are taken as untied although the config claims one.
@@ -73,7 +84,10 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
         rank: k, the width of the narrow tables.
         counts: how often each token occurs: numbers [V] or a file of them (.json, .npy, .safetensors, or text with
             one number per line); the error is then reported by frequency too.
+        text: or a text, counted with the checkpoint's own tokenizer.json.
     """
+    if counts is not None and text is not None:
+        raise CheckpointError("counts and text both say how often each token occurs", "give one of them")
     ends = plain_ends(facts, "factor", force=force)
     most = min(largest_rank(table.rows, table.shape[1], 2 if ends.output is None else 1) for table in ends.tables)
     if not 1 <= rank <= most:
@@ -91,9 +105,9 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
     shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
     config: dict[str, Any] = {**flags(facts, True)} if shared and not facts.claims.t5_like else {}
     groups = []
-    if counts is not None:
-        seen = read_counts(counts, ends.input.rows)
-        groups = [(found, bin_of(seen) == i) for i, found in enumerate(frequency_bins(seen)) if found.tokens]
+    if counts is not None or text is not None:
+        seen = read_counts(counts if text is None else count_tokens(facts.path, Path(text)), ends.input.rows)
+        groups = [(label, its) for i, label in enumerate(BINS) if (its := bin_of(seen) == i).any()]
     widest = max(table.shape[1] for table in ends.tables)
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
@@ -112,9 +126,9 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
         made.append((factored, fit))
         least = f"(the least that is possible: {factored.optimum:.4g})"
         notes.append(f"{name}: relative error {fit.relative():.4g} at rank {rank} of {width} {least}")
-        for found, chosen in groups:
-            error = f"relative error {fit.relative(chosen):.4g}"
-            notes.append(f"{name}: {found.tokens:,} tokens seen {found.label} times: {error}")
+        for label, its in groups:
+            error = f"relative error {fit.relative(its):.4g}"
+            notes.append(f"{name}: {int(its.sum()):,} tokens seen {label} times: {error}")
     if ends.spare:
         notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
 
@@ -274,6 +288,32 @@ def _stored_counts(name: str) -> Any:
     made = np.zeros(max(ids, default=-1) + 1)
     made[ids] = list(record.values())
     return made
+
+
+def count_tokens(folder: Path, text: Path) -> list[int]:
+    """Count how often each token of the tokenizer in `folder` occurs in a text, which is streamed."""
+    if find_spec("tokenizers") is None:
+        raise CheckpointError("--text needs the tokenizers library", "pip install 'tiewise[torch]', or give --counts")
+    file = inside(folder, "tokenizer.json")
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for every damaged file
+        raise CheckpointError(f"{file}: no tokenizer ({error})", "take it from its source again") from None
+    found: Counter[int] = Counter()
+    try:
+        with text.open(encoding="utf-8") as lines:
+            while batch := list(islice(lines, 2048)):
+                for encoded in tokenizer.encode_batch(batch, add_special_tokens=False):
+                    found.update(encoded.ids)
+    except OSError as error:
+        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
+    if not found:
+        raise CheckpointError(f"{text}: no token in it", "give a text")
+    return [found[token] for token in range(max(found) + 1)]
 
 
 # plain tables again

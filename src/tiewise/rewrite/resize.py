@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tiewise.checkpoint.claims import in_layer, module_of
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.families import in_layer, module_of
 from tiewise.checkpoint.hf_folder import Tokenizer, open_folder, read_tokenizer
 from tiewise.checkpoint.numeric_ends import readable
 from tiewise.checkpoint.stored import FLOATING, NUMPY, Reader, Stored

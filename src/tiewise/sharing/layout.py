@@ -27,12 +27,13 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.structure import on_meta
+from tiewise.boundary.locate import SEED, untraced
+from tiewise.boundary.saved import on_meta
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 
 _MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
-_SEED, _ROWS, _LENGTH = 20240229, 2, 5
+_ROWS, _LENGTH = 2, 5
 _FIX = "sharing works on models that run on token ids"
 
 
@@ -96,7 +97,7 @@ def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
     table = getattr(model.get_input_embeddings(), "weight", None)
     if table is None:
         raise InstallError(f"{kind} has no table of tokens", _FIX)
-    generator = torch.Generator().manual_seed(_SEED)
+    generator = torch.Generator().manual_seed(SEED)
     ids = torch.randint(len(table) // 2, len(table), (_ROWS, _LENGTH), generator=generator).to(table.device)
     batch = {"input_ids": ids}
     if getattr(model.config, "is_encoder_decoder", False):
@@ -107,12 +108,8 @@ def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
                 if any(True for _ in module.parameters(recurse=False)):
                     hook = noted(path, calls[id(layer)])
                     held.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
-        for module in model.modules():
-            held.callback(setattr, module, "training", module.training)
-        model.eval()
         try:
-            with torch.no_grad():
-                model(**batch)
+            untraced(model, batch)
         except Exception as error:  # a family that wants more than ids raises anything
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise InstallError(f"{kind} does not run on token ids alone ({reason})", _FIX) from None

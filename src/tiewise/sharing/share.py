@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget
-from tiewise.boundary.structure import Journal, own_config, swapped
+from tiewise.boundary.locate import Journal, own_config
+from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget, swapped
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.sharing.layout import ENTRY, Layout, Same, find_stacks, make_layout
@@ -245,7 +245,7 @@ def _relax(module: Any, rank: int, difference: Tensor | None, journal: Journal) 
         nn.init.normal_(delta_in, std=weight.shape[1] ** -0.5)
     for name, value in (("delta_in", delta_in), ("delta_out", delta_out)):
         journal.set(module, name, nn.Parameter(value, requires_grad=module.weight.requires_grad))
-    journal.set(module, "__class__", swapped(type(module), RelaxedConv1D if turned else RelaxedLinear))
+    journal.set(module, "__class__", swapped(module.__class__, RelaxedConv1D if turned else RelaxedLinear))
 
 
 def is_relaxed(module: nn.Module) -> bool:

@@ -34,7 +34,7 @@ from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
@@ -75,10 +75,9 @@ def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray, **more
     parts = [(losses.double().cpu().numpy(), targets.cpu().numpy()) for losses, targets in pieces]
     losses = np.concatenate([part for part, _ in parts] or [np.zeros(0)])
     where = np.concatenate([bin_of(counts[part]) for _, part in parts] or [np.zeros(0, np.int64)])
-    bins = frequency_bins(counts)
-    sums, sizes = np.bincount(where, losses, len(bins)), np.bincount(where, minlength=len(bins))
-    found = [BinNll(b.label, int(n), float(s / n) if n else None) for b, s, n in zip(bins, sums, sizes, strict=True)]
-    return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), found, **more)
+    sums, sizes = np.bincount(where, losses, len(BINS)), np.bincount(where, minlength=len(BINS))
+    bins = [BinNll(label, int(n), float(s / n) if n else None) for label, s, n in zip(BINS, sums, sizes, strict=True)]
+    return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), bins, **more)
 
 
 @contextmanager

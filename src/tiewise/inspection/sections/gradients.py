@@ -23,7 +23,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plain, visible
-from tiewise.core.frequency import bin_of, frequency_bins, token_counts
+from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.request import Bench, Subject
@@ -306,15 +306,16 @@ def _by_frequency(found: PathGradients) -> tuple[list[Quantity], Listing]:
     """Gradient and step of tokens of like frequency."""
     header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, "in Adam's step", "of ‖A‖²", "of ‖B‖²")
     quantities, rows, where, gradient = [], [], bin_of(found.counts), found.gradient
-    for index, kind in enumerate(frequency_bins(found.counts)):
+    for index, label in enumerate(BINS):
         its = where == index
+        tokens, seen = int(its.sum()), int(found.counts[its].sum())
         own, step = gradient.split(its), found.update.split(its)
         moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
-        shares = [Quantity("", x, n=kind.tokens, unit="%", main=False) for x in (own.share_b, step.share_b, *moved)]
+        shares = [Quantity("", x, n=tokens, unit="%", main=False) for x in (own.share_b, step.share_b, *moved)]
         norms = (plain(own.a), plain(own.b))
-        rows.append((kind.label, count(kind.tokens), count(kind.occurrences), *norms, *map(str, shares)))
-        if kind.tokens:
-            times = f"{kind.label} times"
+        rows.append((label, count(tokens), count(seen), *norms, *map(str, shares)))
+        if tokens:
+            times = f"{label} times"
             for share, name in zip(shares[:2], (times, f"{times}, Adam's step"), strict=True):
                 quantities.append(replace(share, name=name, chance=0.5, figure=BY_COUNT))
             for share, path, of in zip(shares[2:], ("lookup", "head"), "AB", strict=True):

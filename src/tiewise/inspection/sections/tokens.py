@@ -25,14 +25,13 @@ from tiewise.analysis.token_texts import by_frequency, by_script, read_texts, sh
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, count, plain
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text
-BINS = tuple(found.label for found in frequency_bins(np.zeros(0, np.int64)))
 CORRELATION = "norm by frequency"
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
 

@@ -20,8 +20,7 @@ from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import FreshBody, first_step, small_decoder
-from tiewise.data.corpus import PreparedText, prepare
-from tiewise.data.training_rows import Blocks
+from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
 from tiewise.training import ranks
 from tiewise.training.run import CURVE_BLOCKS, Kind, MeasuredSplit, build_causal, check_rows, evaluating, measured

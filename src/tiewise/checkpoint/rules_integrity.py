@@ -7,11 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tiewise.checkpoint.adapter import AdapterFacts
-from tiewise.checkpoint.claims import count
+from tiewise.checkpoint.claims import count, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
-from tiewise.checkpoint.families import module_of, usual
-from tiewise.checkpoint.gguf import GgufFacts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.rule import (
     ANY,
@@ -28,6 +25,8 @@ from tiewise.checkpoint.rule import (
     rule,
     shown,
 )
+from tiewise.checkpoint.rules_adapter import AdapterFacts
+from tiewise.checkpoint.rules_gguf import GgufFacts
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 
@@ -47,7 +46,7 @@ def unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Told:
     Sources: https://github.com/huggingface/safetensors#format
     """
     if isinstance(facts, AdapterFacts):
-        yield from ((fault.file, fault.what, fault.fix or _AGAIN) for fault in facts.adapter.faults)
+        yield from ((fault.file, fault.what, fault.fix or _AGAIN) for fault in facts.faults)
     if not isinstance(facts, Facts):
         return
     folder = facts.folder

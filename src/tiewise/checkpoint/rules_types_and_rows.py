@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tiewise.checkpoint.claims import BESIDE, PACKED, module_of, unwrapped
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.families import BESIDE, PACKED, module_of, unwrapped
 from tiewise.checkpoint.rule import (
     CONFIG_FIX,
     ERROR,
