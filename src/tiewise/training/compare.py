@@ -108,18 +108,10 @@ class Display:
 def start(
     settings: Settings, out: Path, command: str, display: Display, *, overwrite: bool = False, gone: Gone | None = None
 ) -> None:
-    """Make `out` a run that `finish` or `finish_one` finishes.
+    """Make `out` a run that `finish` or `finish_one` finishes; `overwrite` replaces the one that it holds.
 
-    Args:
-        settings: what is asked for.
-        out: the run's folder.
-        command: as typed, for the report.
-        display: where progress goes.
-        overwrite: replace the run that `out` holds.
-        gone: seconds since the command began, of which minutes are counted; None counts from here.
-
-    Raises:
-        TiewiseError: a setting, text, model or folder that cannot be used; `out` is as it was.
+    `command` is as typed, for the report; `gone` says the seconds since it began, which minutes include, None counts
+    from here. Raises TiewiseError for a setting, text, model or folder that cannot be used: `out` is as it was.
     """
     began = time.monotonic()
     gone = gone or (lambda: time.monotonic() - began)
@@ -154,9 +146,7 @@ def start(
 def finish(out: Path, display: Display) -> Comparison:
     """Run or finish the comparison in `out`, and write `results.json`.
 
-    Raises:
-        RunError: `out` holds no run, or a single one.
-        Interrupted: after Ctrl-C, with a checkpoint written.
+    Raises RunError where `out` holds none, Interrupted after Ctrl-C, with a checkpoint written.
     """
     settings, text = opened(out, single=False)
     found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
@@ -198,13 +188,8 @@ def finish(out: Path, display: Display) -> Comparison:
                 ArmDirectPath(arm, [names[t] for t in probe], paths[arm]) for arm in settings.arms if paths[arm]
             ],
             bigrams=[
-                {
-                    "left": names[b.left],
-                    "right": names[b.right],
-                    "forward": b.p_forward,
-                    "backward": b.p_backward,
-                    "count": b.forward,
-                }
+                {"left": names[b.left], "right": names[b.right]}
+                | {"forward": b.p_forward, "backward": b.p_backward, "count": b.forward}
                 for b in bigrams
             ],
         )
@@ -214,12 +199,7 @@ def finish(out: Path, display: Display) -> Comparison:
 
 
 def finish_one(out: Path, display: Display) -> SingleRun:
-    """Train or finish the single run in `out`.
-
-    Raises:
-        RunError: `out` holds no run, or a comparison.
-        Interrupted: after Ctrl-C, with a checkpoint written.
-    """
+    """Train or finish the single run in `out`. Raises as `finish`."""
     settings, text = opened(out, single=True)
     assert settings.seed is not None
     job = seeded(make_jobs(settings, text, out)[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")

@@ -176,13 +176,7 @@ _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error
 
 
 def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
-    """Return what to say where `error` means that the disk of `out` did not take what was written to it, else None.
-
-    Args:
-        error: from any library: OSError, the error classes of Rust libraries, `torch.save`'s RuntimeError.
-        out: the folder that was written to.
-        fix: the way out.
-    """
+    """Return what to say where `error`, of any library, means that the disk of `out` took no more, else None."""
     code = _code(error)
     if code is None:
         return None

@@ -159,11 +159,7 @@ class Kind(ABC):
         """Make what takes the steps, `tiewise.training.trainer.callbacks` among its callbacks."""
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
-        """Train from a checkpoint at a step, if there is one, to the end; after Ctrl-C, to the next checkpoint.
-
-        Returns:
-            how many steps were timed, and their seconds.
-        """
+        """Train from a checkpoint at a step, if there is one; return how many steps were timed, and their seconds."""
         with ranks.agreed():
             # the boundary as it was when the checkpoint was written
             if job.spec.untie_at is not None and step > job.spec.untie_at:
@@ -289,11 +285,7 @@ def finished(folder: Path) -> Outcome | None:
 
 
 def train(job: Job) -> Outcome:
-    """Train one job to its end, or take up its finished or interrupted self.
-
-    Raises:
-        Interrupted: after Ctrl-C, with a checkpoint written.
-    """
+    """Train one job to its end, or take up its finished or interrupted self. Raises Interrupted after Ctrl-C."""
     kind, folder = kind_of(job.settings), job.folder
 
     def found() -> tuple[Outcome | None, Path | None, int]:

@@ -44,8 +44,7 @@ Ended = Callable[..., None]  # told of a run that has ended, perhaps long ago: i
 def tune(jobs: list[Job], out: Path, ended: Ended) -> tuple[list[Job], list[dict[str, Any]]]:
     """Choose for each job's arm a starting scale and a learning rate, taking up what `tuning.json` already holds.
 
-    Returns:
-        the jobs with what was chosen, and every trial (arm, init, learning_rate, nll, chosen) for the report.
+    Returns the jobs with what was chosen, and every trial (arm, init, learning_rate, nll, chosen) for the report.
     """
     path = out / "tuning.json"
     trials: list[dict[str, Any]] = ranks.first_does(lambda: read_json(path) or [])
