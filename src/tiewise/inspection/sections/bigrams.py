@@ -10,7 +10,7 @@ import numpy as np
 from tiewise.analysis.bigram_counts import Chain, Ids, frequent, irreversibility, one_way_pairs, pair_counts
 from tiewise.analysis.bigram_paths import MOST_TOKENS, Split, frequent_loss, heat_maps, path_loss, split
 from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_tokens import find_pairs
+from tiewise.analysis.path_matrix import find_pairs
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError

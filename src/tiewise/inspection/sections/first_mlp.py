@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from tiewise.analysis.bigram_counts import Chain, pair_counts
 from tiewise.analysis.bigram_paths import SHOWN, heat_maps, path_loss
 from tiewise.analysis.model_tables import Array, Behind
-from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_matrix import DirectPath, sampled_asymmetry
-from tiewise.analysis.path_tokens import find_pairs, sampled, word_orders
+from tiewise.analysis.open_path import DirectPath, open_path
+from tiewise.analysis.path_matrix import find_pairs, sampled, sampled_asymmetry, word_orders
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
