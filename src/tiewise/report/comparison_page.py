@@ -37,7 +37,7 @@ from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoi
 
 NOTE = (
     "Mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity is exp of the mean held-out nll. Training memory: fp32 weights, gradients and moments, no activations."
+    "Perplexity is exp of the mean validation nll. Training memory: fp32 weights, gradients and moments, no activations."
 )
 BIGRAMS = (
     "Last columns: direct-path logit of “right after left” minus “left after right”; zero for one table without a map."
@@ -241,7 +241,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
     every = [q for one in found(comparison).values() for q in one.quantities if not math.isnan(q.value)]
     drawn = [
         replace(q, name=f"{q.of} · {name}")
-        for name in ("held-out", "training")
+        for name in ("validation", "training")
         for q in every
         if q.name.startswith(f"{name} −")
     ]
@@ -251,7 +251,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
         caption += f" {names}: {tying} in training (the tying gap), {generalisation} held out (the generalisation gap)."
-    metrics = {"heldout_nll": "held-out nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
+    metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
     rows = [
         [f"{d.arm} · {name}", str(difference(d)), plain(d.detectable), str(d.n)]
         for metric, name in metrics.items()
@@ -290,7 +290,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
             row.append(plain(statistics.fmean(measured) if measured else None))
         against = (comparison.difference(arm, f"frequency:{label}") for arm in arms[1:])
         rows.append([*row, *(str(difference(d)) if d else NONE for d in against)])
-    header = ["occurrences", "held-out tokens", *(f"{arm}: nll" for arm in arms)]
+    header = ["occurrences", "validation tokens", *(f"{arm}: nll" for arm in arms)]
     header += [f"{arm}: difference [95 %]" for arm in arms[1:]]
     return [replace(lines(curves, styles(arms), digits=4), table=Listing("", header, rows))]
 
