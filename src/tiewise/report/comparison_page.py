@@ -37,7 +37,7 @@ from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoi
 
 NOTE = (
     "Mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity is exp of the mean validation nll. Training memory: fp32 weights, gradients and moments, no activations."
+    "Perplexity is exp of the mean validation nll. Training memory: weights, gradients and moments in fp32."
 )
 BIGRAMS = (
     "Last columns: direct-path logit of “right after left” minus “left after right”; zero for one table without a map."
