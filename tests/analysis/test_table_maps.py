@@ -51,7 +51,8 @@ def test_cka_chance_is_the_mean_over_every_permutation():
     draw = np.random.default_rng(3)
     a, b = draw.normal(size=(6, 3)) + 1, draw.normal(size=(6, 2))
     a, b = a - a.mean(0), b - b.mean(0)
-    products = Products.of(a, b, np.zeros((6, 0)))
+    products = Products.nothing(3, 2)
+    products.add(a, b, np.zeros((6, 0)))
     orders = (list(order) for order in itertools.permutations(range(6)))
     every = [cka(replace(products, cross=a.T @ b[order]))[0] for order in orders]
     assert every[0] == np.square(a.T @ b).sum() / np.linalg.norm(a.T @ a) / np.linalg.norm(b.T @ b)
@@ -62,7 +63,8 @@ def test_subspace_chance_matches_random_tables():
     draw = np.random.default_rng(4)
     found = []
     for _ in range(10):
-        products = Products.of(*draw.normal(size=(2, 400, 50)), np.zeros((400, 0)))
+        products = Products.nothing(50, 50)
+        products.add(*draw.normal(size=(2, 400, 50)), np.zeros((400, 0)))
         found.append(spectra(products, products.without(), (20,))[1])
     for side in (0, 1):
         assert np.mean([f[side].value for f in found]) == pytest.approx(found[0][side].chance, rel=0.05)

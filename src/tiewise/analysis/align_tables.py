@@ -167,7 +167,7 @@ def align(
     paired = Paired(table_a, table_b, pairs, dtype, beside)
     fitter = Fitter(paired, settings)
     products, norms, _ = paired.sums(fitter.held)
-    products += fitter.products
+    products.join(fitter.products)
     scores = _map_scores(fitter, settings)
     which, k = settings.sample(len(pairs))
     if settings.neighbours:
