@@ -201,7 +201,7 @@ class Facts:
         try:
             record = self.folder.json(name)
         except CheckpointError as error:
-            return Fault.of(name, error)
+            return Fault(name, error.what, error.fix)
         return record if isinstance(record, Mapping) else Fault(name, f"{name}: no JSON object", "write it again")
 
     @cached_property
