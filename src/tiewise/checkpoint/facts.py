@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, in_layer, is_foreign, model_levels, read_claims
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_tokenizer
@@ -27,6 +27,14 @@ _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, padding
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
 _EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length")
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
+
+
+class Pair(NamedTuple):
+    """The two stored tables, compared."""
+
+    table: Stored
+    head: Stored
+    alike: TableLikeness
 
 
 @dataclass(frozen=True)
@@ -108,11 +116,17 @@ class Facts:
         ends = [end for end in (self.roles.input, self.roles.output) if end is not None]
         return "quantization_config" in self.config or any(end.dtype not in FLOATING for end in ends)
 
-    @cached_property
+    @property
     def ends(self) -> TableLikeness | None:
         """How alike the two tables are; None unless both are stored, comparable, and may be read."""
+        return None if self.pair is None else self.pair.alike
+
+    @cached_property
+    def pair(self) -> Pair | None:
+        """The two tables and how alike they are; None as `ends`."""
         table, head = self.roles.input, self.roles.output
-        return None if table is None or head is None else self.compare(table, head)
+        alike = None if table is None or head is None else self.compare(table, head)
+        return None if table is None or head is None or alike is None else Pair(table, head, alike)
 
     @cached_property
     def unplaced(self) -> list[Stored]:

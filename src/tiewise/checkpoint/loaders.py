@@ -194,7 +194,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     for pair in anew:
         if not pair[0].endswith("bias"):
             return _outcome(loader, RANDOM_TABLE, _ANEW.format(*pair))
-    if not recent and _state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
+    if not recent and _state(facts) == ALONE and roles.named_like_head:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
@@ -246,7 +246,7 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
         return _outcome(loader, ERROR, "The names in the file are those of a wrapped model: nothing in it is found.")
     if roles.unread:
         return _outcome(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
-    if _state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
+    if _state(facts) == ALONE and roles.named_like_head:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if not facts.claims.known and (roles.input is None or roles.output is None) and facts.unplaced:
         return _outcome(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")

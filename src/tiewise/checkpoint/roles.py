@@ -120,6 +120,11 @@ class Roles:
     opaque: tuple[Stored, ...] = ()
 
     @property
+    def named_like_head(self) -> bool:
+        """Whether the class saves the shared table under the head's name."""
+        return self.output is not None and self.ties.get(self.input_name or "") == self.output.name
+
+    @property
     def read_input(self) -> Stored | None:
         """The stored input table that transformers loads; None where it loads none."""
         return next((table for table in self.inputs if table.name not in self.unread), None)

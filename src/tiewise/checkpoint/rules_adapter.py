@@ -17,7 +17,7 @@ from typing import Any
 from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, module_of, usual
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, noting
-from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Said, Told, describe, flag_at, names, rule
+from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, short
@@ -204,7 +204,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
             flag = "on" if facts.ties else "off"
             what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
             severity = WARNING if facts.equal is None else ERROR
-        nested = [flag_at(claim.level) for claim in base.claims.levels if claim.level and claim.written]
+        nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
         merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
         if nested:
             merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"

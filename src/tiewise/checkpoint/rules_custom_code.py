@@ -202,9 +202,8 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
 
 
 def _last(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) else None
+    """The last part of a dotted name."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
 
 
 def _ancestors(classes: Mapping[str, CodeClass], found: CodeClass) -> list[str]:
