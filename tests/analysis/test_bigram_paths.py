@@ -24,7 +24,7 @@ from tiewise.analysis.bigram_paths import (
     text_map,
 )
 from tiewise.analysis.model_tables import HeldTable
-from tiewise.analysis.path_matrix import DirectPath
+from tiewise.analysis.open_path import DirectPath
 from tiewise.core.errors import DataError
 
 

@@ -11,8 +11,17 @@ from scipy.special import log_softmax
 from tiewise.analysis import model_tables as tables
 from tiewise.analysis import path_matrix as module
 from tiewise.analysis.model_tables import HeldTable
-from tiewise.analysis.path_matrix import DirectPath, Norm, asymmetry, definiteness, grams, sampled_asymmetry
-from tiewise.analysis.path_tokens import asymmetric_pairs, both_ways, own_token, sampled, transitions
+from tiewise.analysis.open_path import DirectPath, Norm
+from tiewise.analysis.path_matrix import (
+    asymmetric_pairs,
+    asymmetry,
+    eigenvalues,
+    grams,
+    own_token,
+    sampled,
+    sampled_asymmetry,
+    transitions,
+)
 from tiewise.core.errors import DataError
 from tiewise.core.long_work import doing, heard
 
@@ -64,23 +73,18 @@ def paths(draw, rows=(2, 14), width=(1, 5)):
 
 def check_energy(found, matrix, whole=0.0):
     """Hold against M; of a centred M, rounding is relative to the energy before its means were taken away."""
-    scale = max(1.0, whole, (matrix**2).sum())
-    symmetric, antisymmetric = (matrix + matrix.T) / 2, (matrix - matrix.T) / 2
-    assert abs(found.energy - (matrix**2).sum()) < 1e-10 * scale
-    assert abs(found.symmetric - (symmetric**2).sum()) < 1e-10 * scale
-    assert abs(found.antisymmetric - (antisymmetric**2).sum()) < 1e-10 * scale
-    if (matrix**2).sum() > 1e-4 * scale:
-        assert found.ratio == pytest.approx(4 * (antisymmetric**2).sum() / (matrix**2).sum(), abs=1e-10)
+    energy, ratio = found
+    scale, expected = max(1.0, whole, (matrix**2).sum()), (matrix**2).sum()
+    assert abs(energy - expected) < 1e-10 * scale
+    apart = ((matrix - matrix.T) ** 2).sum()
+    assert abs(energy * ratio - apart) < 4e-10 * scale
+    if expected > 1e-4 * scale:
+        assert ratio == pytest.approx(apart / expected, abs=1e-10)
 
 
 def check_eigenvalues(found, matrix):
     values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
-    size = np.abs(values).max()
-    assert min(found.smallest, 0.0) == pytest.approx(min(values.min(), 0.0), abs=1e-10 * size)
-    assert max(found.largest, 0.0) == pytest.approx(max(values.max(), 0.0), abs=1e-10 * size)
-    share = (values[values < 0] ** 2).sum() / (values**2).sum()
-    assert found.negative_energy == pytest.approx(share, abs=1e-10)
-    assert (found.positive, found.negative) == ((values > 1e-9 * size).sum(), (values < -1e-9 * size).sum())
+    np.testing.assert_allclose(found, values[abs(values) > 1e-9 * abs(values).max()], atol=1e-10 * abs(values).max())
 
 
 @settings(max_examples=150, deadline=None)
@@ -89,13 +93,12 @@ def test_factored_equals_dense(path):
     matrix = dense(path)
     found = grams(path)
     check_energy(asymmetry(found), matrix)
-    v = len(matrix)
+    v, size = len(matrix), max(1, np.abs(matrix).max())
     middle = np.eye(v) - 1 / v
     check_energy(asymmetry(found.centred), middle @ matrix @ middle, (matrix**2).sum())
-    own = own_token(path, found)
-    assert own.diagonal == pytest.approx(matrix.diagonal().mean(), abs=1e-10 * max(1, np.abs(matrix).max()))
-    off = matrix[~np.eye(v, dtype=bool)]
-    assert own.elsewhere == pytest.approx(off.mean(), abs=1e-10 * max(1, np.abs(matrix).max()))
+    _, diagonal, _ = own_token(path, found)
+    expected = matrix.diagonal().mean(), matrix[~np.eye(v, dtype=bool)].mean()
+    assert (diagonal.value, diagonal.chance) == pytest.approx(expected, abs=1e-10 * size)
 
 
 @settings(max_examples=100, deadline=None)
@@ -103,11 +106,11 @@ def test_factored_equals_dense(path):
 def test_eigenvalues_equal_dense(path):
     matrix = dense(path)
     if np.abs(matrix).max() > 1e-6:
-        check_eigenvalues(definiteness(grams(path)), matrix)
+        check_eigenvalues(eigenvalues(grams(path)), matrix)
         middle = np.eye(len(matrix)) - 1 / len(matrix)
         centred = middle @ matrix @ middle
         if np.abs(centred).max() > 1e-3 * np.abs(matrix).max():
-            check_eigenvalues(definiteness(grams(path).centred), centred)
+            check_eigenvalues(eigenvalues(grams(path).centred), centred)
 
 
 def test_same_sums_in_many_small_chunks(monkeypatch):
@@ -123,7 +126,7 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
     assert len(told) == 17
     for name in ("left", "right", "cross", "left_sum", "right_sum", "diagonal"):
         np.testing.assert_allclose(getattr(parts, name), getattr(whole, name), rtol=1e-12, atol=1e-12)
-    assert own_token(path, whole).first == own.first
+    assert own_token(path, whole) == own
     for before, after in zip(rows, transitions(path, [(1, 2), (49, 52), (1, 52)]), strict=True):
         assert after.rank == before.rank
         assert after.log_probability == pytest.approx(before.log_probability, abs=1e-12)
@@ -134,33 +137,23 @@ def test_same_sums_in_many_small_chunks(monkeypatch):
 def test_a_tied_linear_path_is_symmetric_exactly(gain, dtype):
     table = HeldTable(np.random.default_rng(0).normal(size=(900, 3)).astype(dtype))
     path = DirectPath(table, table, Norm("rms", 1e-6, None if gain is None else np.array(gain)), 3.0)
-    found = asymmetry(grams(path.linear))
-    assert (found.antisymmetric, found.ratio) == (0.0, 0.0)
-    assert asymmetry(grams(path.linear).centred).antisymmetric == 0.0
-    assert asymmetry(grams(path)).ratio > 1e-3  # rows of unequal length: the norm alone makes it asymmetric
-    definite = definiteness(grams(path.linear))
-    assert (definite.negative > 0) == (gain is not None)  # one gain is below zero
-    assert definite.positive + definite.negative == 3
+    assert asymmetry(grams(path.linear))[1] == asymmetry(grams(path.linear).centred)[1] == 0.0
+    assert asymmetry(grams(path))[1] > 1e-3  # rows of unequal length: the norm alone makes it asymmetric
+    values = eigenvalues(grams(path.linear))
+    assert ((values < 0).any(), len(values)) == (gain is not None, 3)  # one gain is below zero
 
 
-def test_two_equal_tables_have_no_negative_eigenvalue():
+def test_planted_paths():
+    """Equal tables have no negative eigenvalue; a turned one is antisymmetric; of independent ones the ratio is 2."""
     values = np.random.default_rng(1).normal(size=(60, 20))
-    found = definiteness(grams(DirectPath(HeldTable(values), HeldTable(values.copy()))))
-    assert (found.positive, found.negative, found.negative_energy) == (20, 0, 0.0)
-
-
-def test_an_antisymmetric_path():
-    turn = np.array([[0.0, 1.0], [-1.0, 0.0]])
+    found = eigenvalues(grams(DirectPath(HeldTable(values), HeldTable(values.copy()))))
+    assert (len(found), (found > 0).all()) == (20, True)
     table = np.random.default_rng(2).normal(size=(9, 2))
-    found = grams(DirectPath(HeldTable(table), HeldTable(table @ turn)))
-    assert asymmetry(found).ratio == pytest.approx(4)
-    assert definiteness(found).negative == 0 == definiteness(found).positive
-
-
-def test_independent_tables_have_ratio_two():
-    generator = np.random.default_rng(5)
-    e, u = generator.normal(size=(2, 4000, 16))
-    assert asymmetry(grams(DirectPath(HeldTable(e), HeldTable(u)))).ratio == pytest.approx(2, abs=0.05)
+    turned = grams(DirectPath(HeldTable(table), HeldTable(table @ [[0.0, 1.0], [-1.0, 0.0]])))
+    assert asymmetry(turned)[1] == pytest.approx(4)
+    assert len(eigenvalues(turned)) == 0
+    e, u = np.random.default_rng(5).normal(size=(2, 4000, 16))
+    assert asymmetry(grams(DirectPath(HeldTable(e), HeldTable(u))))[1] == pytest.approx(2, abs=0.05)
 
 
 def test_new_york_city_by_hand():
@@ -168,7 +161,7 @@ def test_new_york_city_by_hand():
     path = DirectPath(table, table)
     expected = np.array([[1.25, 1.25, 0.9], [1.25, 1.45, 1.32], [0.9, 1.32, 1.53]])
     np.testing.assert_allclose(dense(path), expected, atol=1e-15)
-    (there, back), (far, near) = both_ways(path, [(NEW, YORK), (NEW, CITY)])
+    there, back, far, near = transitions(path, [(NEW, YORK), (YORK, NEW), (NEW, CITY), (CITY, NEW)])
     assert (there.before, there.after, back.before, back.after) == (NEW, YORK, YORK, NEW)
     assert there.logit == back.logit == pytest.approx(1.25)
     assert far.logit == near.logit == pytest.approx(0.9)
@@ -177,11 +170,11 @@ def test_new_york_city_by_hand():
     assert back.probability == pytest.approx(math.exp(1.25) / sum(map(math.exp, (1.25, 1.45, 1.32))))
     assert there.probability > back.probability
     assert (there.rank, back.rank) == (0, 2)
-    own = own_token(path, grams(path))
-    assert (own.first, own.sampled, own.chance) == (1.0, 3, 1 / 3)  # New and York share New's first place
-    assert own.diagonal == pytest.approx((1.25 + 1.45 + 1.53) / 3)
-    assert own.elsewhere == pytest.approx((1.25 + 0.9 + 1.32) / 3)
-    assert asymmetric_pairs(path)[0][2:] == pytest.approx((1.25, 1.25))
+    own, diagonal, _ = own_token(path, grams(path))
+    assert (own.value, own.n, own.chance) == (1.0, 3, 1 / 3)  # New and York share New's first place
+    means = (1.25 + 1.45 + 1.53) / 3, (1.25 + 0.9 + 1.32) / 3
+    assert (diagonal.value, diagonal.chance) == pytest.approx(means)
+    assert asymmetric_pairs(path, range(3))[0][2:] == pytest.approx((1.25, 1.25))
 
 
 @settings(max_examples=100, deadline=None)
@@ -195,9 +188,9 @@ def test_probabilities_equal_a_dense_softmax(path):
         assert found.logit == pytest.approx(dense_logits(path)[i, j], abs=1e-10)
         above = dense_logits(path)[i] - dense_logits(path)[i, j]  # a soft-cap can bring logits close to each other
         assert (above > 1e-10).sum() <= found.rank <= (above > 1e-13).sum()
-    own = own_token(path, grams(path))
+    own = own_token(path, grams(path))[0].value
     behind = dense_logits(path).max(1)[: path.rows] - dense_logits(path).diagonal()
-    assert (behind <= 1e-13).mean() - 1e-12 <= own.first <= (behind <= 1e-10).mean() + 1e-12
+    assert (behind <= 1e-13).mean() - 1e-12 <= own <= (behind <= 1e-10).mean() + 1e-12
 
 
 def test_large_logits_do_not_overflow():
@@ -208,15 +201,14 @@ def test_large_logits_do_not_overflow():
 
 @pytest.mark.parametrize("top", [1, 5, 10_000])
 def test_pairs_equal_a_dense_search(top, monkeypatch):
-    monkeypatch.setattr("tiewise.analysis.path_tokens.BLOCK", 7)
+    monkeypatch.setattr(module, "BLOCK", 7)
     generator = np.random.default_rng(top)
     path = DirectPath(HeldTable(generator.normal(size=(40, 4))), HeldTable(generator.normal(size=(40, 4))))
-    for ids in (None, sampled(40, 25, seed=1)):
+    for ids in (np.arange(40), sampled(40, 25, seed=1)):
         found = asymmetric_pairs(path, ids, top)
-        chosen = np.arange(40) if ids is None else ids
         matrix = dense(path)
         difference = matrix - matrix.T
-        wanted = sorted((difference[i, j] for i in chosen for j in chosen if difference[i, j] > 0), reverse=True)
+        wanted = sorted((difference[i, j] for i in ids for j in ids if difference[i, j] > 0), reverse=True)
         assert [there - back for _, _, there, back in found] == pytest.approx(wanted[:top])
         for i, j, there, back in found:
             assert (there, back) == pytest.approx((matrix[i, j], matrix[j, i]))
@@ -232,23 +224,25 @@ def test_tables_of_different_length_use_common_rows_and_the_whole_softmax():
     assert found.log_probability == pytest.approx(log_softmax(e[5] @ u.T)[1])
 
 
-def test_what_cannot_be_measured_is_refused():
-    table = HeldTable(np.ones((3, 2)))
-    with pytest.raises(DataError, match="2 wide, the output table 3"):
-        DirectPath(table, HeldTable(np.ones((3, 3))))
-    with pytest.raises(DataError, match="a bias of shape"):
-        DirectPath(table, table, bias=np.ones(2))
-    with pytest.raises(DataError, match="a norm of shape"):
-        DirectPath(table, table, Norm(gain=np.ones(3)))
-    with pytest.raises(DataError, match="token 3 is outside"):
-        transitions(DirectPath(table, table), [(0, 3)])
-    with pytest.raises(DataError, match="token -1 is outside"):
-        both_ways(DirectPath(table, table), [(-1, 0)])
-    broken = HeldTable([[np.nan, 1.0], [0.0, 1.0]])
-    with pytest.raises(DataError, match="no numbers"):
-        grams(DirectPath(broken, broken))
-    with pytest.raises(DataError, match="needs another"):
-        own_token(DirectPath(HeldTable([[1.0]]), HeldTable([[1.0]])), grams(DirectPath(table, table)))
+ONES = HeldTable(np.ones((3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda: DirectPath(ONES, HeldTable(np.ones((3, 3)))), "2 wide, the output table 3"),
+        (lambda: DirectPath(ONES, ONES, bias=np.ones(2)), "a bias of shape"),
+        (lambda: DirectPath(ONES, ONES, Norm(gain=np.ones(3))), "a norm of shape"),
+        (lambda: transitions(DirectPath(ONES, ONES), [(0, 3)]), "token 3 is outside"),
+        (lambda: transitions(DirectPath(ONES, ONES), [(-1, 0)]), "token -1 is outside"),
+        (lambda: grams(DirectPath(HeldTable([[np.nan, 1.0]]), ONES)), "no numbers"),
+        (lambda: own_token(DirectPath(HeldTable([[1.0]]), HeldTable([[1.0]])), None), "needs another"),
+        (lambda: sampled_asymmetry([np.ones((3, 2))], np.ones((3, 2))), "3 tokens; sample 8 tokens or more"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(ask, said):
+    with pytest.raises(DataError, match=said):
+        ask()
 
 
 def ratios(s):
@@ -264,7 +258,7 @@ def test_blocks_equal_dense(block, monkeypatch):
     first, second, right = generator.normal(size=(3, 40, 6)) + 0.5
     told = []
     with heard(lambda what, done, total: told.append(done)), doing("rows", 80):
-        a, b, change = sampled_asymmetry([first, second], right, resamples=60)
+        a, b, change = sampled_asymmetry([first, second], right)
     for found, left in ((a, first), (b, second)):
         raw, centred = ratios(left @ right.T)
         assert [view.value for view in found] == pytest.approx([raw, centred], abs=1e-10)
@@ -310,8 +304,3 @@ def test_the_interval_covers():
         (found, _), _ = sampled_asymmetry([table[rows]], other[rows], seed)
         inside += found.low <= whole <= found.high
     assert inside >= 32  # 38 expected; fewer than 32 come once in 1,000 times or less
-
-
-def test_too_few_tokens_are_refused():
-    with pytest.raises(DataError, match="3 tokens, 200 resamples"):
-        sampled_asymmetry([np.ones((3, 2))], np.ones((3, 2)))

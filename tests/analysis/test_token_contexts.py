@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
+from tiny_tables import random_chain, walk
 
 from tiewise.analysis.bigram_counts import Chain
-from tiewise.analysis.token_contexts import _toss, contexts, furthest, grouped
+from tiewise.analysis.token_contexts import around_tokens, contexts, tossed
 from tiewise.analysis.token_texts import Groups
 from tiewise.core.errors import DataError
 
@@ -49,11 +50,11 @@ def test_tossed_pairs_equal_all_tosses(m):
     for tosses in product((0, 1), repeat=m):
         parts = [part for part in (sum(tosses), m - sum(tosses)) if part]
         values.append(sum(part * np.log(2 * part / m) for part in parts))
-    assert _toss(m) == pytest.approx((np.mean(values), np.var(values)), abs=1e-12)
+    assert tossed(m) == pytest.approx((np.mean(values), np.var(values)), abs=1e-12)
 
 
 def test_many_tosses_meet_the_limit():
-    mean, variance = _toss(1000)
+    mean, variance = tossed(1000)
     assert mean == pytest.approx(0.5 + 1 / 4000, abs=1e-6)
     assert variance == pytest.approx(0.5 + 1 / 2000, abs=1e-5)
 
@@ -80,62 +81,56 @@ def test_coin_equals_simulated_tosses():
 
 def reversible_text(states, length, seed):
     """A walk on a weighted graph: π_i P_ij = π_j P_ji."""
-    generator = np.random.default_rng(seed)
-    weights = generator.gamma(0.5, size=(states, states))
+    weights = np.random.default_rng(seed).gamma(0.5, size=(states, states))
     weights += weights.T
-    rising = np.cumsum(weights / weights.sum(1, keepdims=True), axis=1)
-    text, draws = np.zeros(length, np.int64), generator.random(length)
-    for at in range(1, length):
-        text[at] = min(np.searchsorted(rising[text[at - 1]], draws[at]), states - 1)
-    return text
+    return walk(weights / weights.sum(1, keepdims=True), length, seed)
+
+
+def by_group(found, groups):
+    """(quantities and listing rows by name, levels by which estimate and group)."""
+    said = around_tokens(found, {"script": groups}, None)
+    rows = {row[0]: row for row in said.listings[0].rows}
+    return said, rows, {curve.which: curve.y for curve in said.curves}
 
 
 def test_a_reversible_text_shows_no_difference():
-    found = contexts(reversible_text(40, 20_000, 3), 40)
-    whole = Groups(("all",), np.zeros(40, np.int64))
-    (group,) = grouped(found, whole)
-    assert group.excess.low < 0 < group.excess.high
-    assert group.plug_in.value > 0.01  # what counts alone would have claimed
-    assert found.guessed.low < 0
-    assert found.guessed.value < 0.001
-    assert group.beyond < 0.2
+    said, rows, levels = by_group(
+        contexts(reversible_text(40, 20_000, 3), 40), Groups(("all",), np.zeros(40, np.int64))
+    )
+    excess, guessed = said["excess over tossed directions, script all"], said["left and right contexts differ by"]
+    assert excess.low < 0 < excess.high
+    assert levels["counts"][0] > 0.01  # what counts alone would have claimed
+    assert guessed.low < 0
+    assert guessed.value < 0.001
+    assert float(rows["all"][-1].rstrip("%")) < 20
 
 
 def test_a_directed_text_shows_all_of_it():
-    text = np.tile(np.arange(30), 100)
-    found = contexts(text, 40)
+    found = contexts(np.tile(np.arange(30), 100), 40)
     assert found.plug_in[:30] == pytest.approx(np.full(30, np.log(2)))
     assert np.isnan(found.plug_in[30:]).all()
-    assert found.guessed.low > 0.6
-    bins = Groups(("first", "second", "empty"), np.repeat([0, 1, 2], [10, 20, 10]))
-    groups = grouped(found, bins)
-    assert [group.label for group in groups] == ["first", "second"]
-    assert all(group.beyond == 1.0 and group.excess.low > 0.6 for group in groups)
-    assert [group.occurrences for group in groups] == [1000, 2000]
+    said, rows, _ = by_group(found, Groups(("first", "second", "empty"), np.repeat([0, 1, 2], [10, 20, 10])))
+    assert said["left and right contexts differ by"].low > 0.6
+    assert {name: (row[2], row[-1]) for name, row in rows.items()} == {
+        "first": ("1,000", "100.0%"),
+        "second": ("2,000", "100.0%"),
+    }
+    assert all(said[f"excess over tossed directions, script {name}"].low > 0.6 for name in rows)
 
 
 def test_the_truth_lies_between_counts_and_guesses():
     """A known chain: its own divergence, from its transition matrix, between the two estimates from a text."""
-    generator = np.random.default_rng(5)
-    moves = generator.dirichlet(np.full(30, 0.3), size=30)
-    rising = np.cumsum(moves, axis=1)
-    text, draws = np.zeros(15_000, np.int64), generator.random(15_000)
-    for at in range(1, len(text)):
-        text[at] = min(np.searchsorted(rising[text[at - 1]], draws[at]), 29)
-    values, vectors = np.linalg.eig(moves.T)
-    steady = np.abs(vectors[:, np.argmax(values.real)].real)
-    joint = (steady / steady.sum())[:, None] * moves
-    truth = np.nansum(joint * np.log(2 * joint / (joint + joint.T)))
-    found = contexts(text, 30)
-    assert found.guessed.value < truth < found.weighted(found.plug_in)
+    q, moves = random_chain(30, 5)
+    truth = np.sum(q * np.log(2 * q / (q + q.T)))
+    found = contexts(walk(moves, 15_000, 5), 30)
+    assert found.by_part.mean() < truth < found.weighted(found.plug_in)
 
 
-def test_furthest_names_frequent_one_sided_tokens():
-    noise = reversible_text(20, 4000, 6)
-    text = np.concatenate([noise, np.tile([20, 21, 22], 200)])
-    found = contexts(text, 23)
-    assert set(furthest(found, least=100, top=3).tolist()) == {20, 21, 22}
-    assert furthest(found, least=10**6, top=3).tolist() == []
+def test_frequent_one_sided_tokens_are_named():
+    text = np.concatenate([reversible_text(20, 4000, 6), np.tile([20, 21, 22], 200)])
+    rows = around_tokens(contexts(text, 23), {}, None).listings[-1].rows
+    assert {row[0] for row in rows[:3]} == {"#20", "#21", "#22"}
+    assert around_tokens(contexts(text[:300], 23), {}, None).listings[-1].rows == ()
 
 
 def test_too_short_a_text_and_foreign_tokens():

@@ -9,7 +9,6 @@ from tiny_tables import gaussian, untied
 
 from tiewise.analysis.model_tables import HeldTable, StoredTable
 from tiewise.analysis.token_rows import (
-    by_group,
     directions,
     gaussian_shares,
     gaussian_spectrum,
@@ -20,7 +19,6 @@ from tiewise.analysis.token_rows import (
     plane,
     saying_little,
 )
-from tiewise.analysis.token_texts import Groups
 from tiewise.core.errors import DataError
 
 
@@ -130,14 +128,6 @@ def test_norms_follow_counts_as_scipy_says():
     assert by_rank.deviation == pytest.approx(np.std(permuted), rel=0.12)
 
 
-def test_norms_by_group():
-    norms, of = np.arange(10.0), np.array([0] * 6 + [2] * 3 + [3])
-    first, second, alone = by_group(norms, Groups(("a", "none", "b", "alone"), of))
-    assert [(group.label, group.tokens) for group in (first, second, alone)] == [("a", 6), ("b", 3), ("alone", 1)]
-    assert (first.median, first.quartiles, first.mean.value) == (2.5, (1.25, 3.75), 2.5)
-    assert alone.mean is None
-
-
 @pytest.mark.parametrize("counts", [np.zeros(9, int), np.full(9, 3), np.array([1, 2, 3, 0, 0, 0, 0, 0, 0])])
 def test_no_correlation_without_different_counts(counts):
     assert norms_by_count(np.arange(9.0), counts) is None
@@ -191,19 +181,20 @@ def test_rows_left_where_unused_ones_are():
     unused, left = np.arange(180, 200), np.array([17, 40, 99])
     values[unused] = 5 + 0.1 * generator.standard_normal((20, 16))
     values[left] = 5 + 0.05 * generator.standard_normal((3, 16))
-    found = near_unused(HeldTable(values), unused)
-    assert set(found.rows.tolist()) == set(left.tolist())
-    assert found.share == 3 / 180
+    reach, rows, cosines = near_unused(HeldTable(values), unused)
+    assert set(rows.tolist()) == set(left.tolist())
     own = [np.linalg.norm(values[row] - values[unused[unused != row]].mean(0)) for row in unused]
-    assert found.reach == pytest.approx(np.quantile(own, 0.95))
+    assert reach == pytest.approx(np.quantile(own, 0.95))
     centre, mean = values[unused].mean(0), values.mean(0)
-    nearest = values[found.rows[0]]
-    assert found.distance[0] == pytest.approx(np.linalg.norm(nearest - centre))
+    nearest = values[rows[0]]
+    assert np.linalg.norm(values[rows] - centre, axis=1).tolist() == sorted(
+        np.linalg.norm(values[left] - centre, axis=1)
+    )
     row, direction = nearest - mean, centre - mean
-    assert found.cosine[0] == pytest.approx(row @ direction / np.linalg.norm(row) / np.linalg.norm(direction))
+    assert cosines[0] == pytest.approx(row @ direction / np.linalg.norm(row) / np.linalg.norm(direction))
 
 
 def test_by_chance_trained_rows_are_not_near():
     values = np.random.default_rng(4).standard_normal((400, 32))
     values[:30] *= 0.1
-    assert len(near_unused(HeldTable(values), np.arange(30)).rows) == 0
+    assert len(near_unused(HeldTable(values), np.arange(30))[1]) == 0

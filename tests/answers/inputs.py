@@ -76,20 +76,29 @@ def _checkpoints(folder):
     (folder / "counts.json").write_text(json.dumps([100 - 4 * i for i in range(24)]))
 
 
+def word_tokenizer():
+    """Of 120 words and an end of the text."""
+    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<eos>", *WORDS])}, unk_token="<eos>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+
+
+SIZES = {"vocab_size": 121, "bos_token_id": None, "eos_token_id": 0}
+WIDTH = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
+
+
+def word_llama(tied):
+    """A tiny Llama of that vocabulary."""
+    return LlamaForCausalLM(LlamaConfig(**SIZES, **WIDTH, tie_word_embeddings=tied))
+
+
 def _models(folder):
     """Models that run: saved by transformers, with a tokenizer of words."""
     torch.manual_seed(0)
-    words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<eos>", *WORDS])}, unk_token="<eos>"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
-    sizes = {"vocab_size": 121, "bos_token_id": None, "eos_token_id": 0}
-    width = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    made = {
-        f"model-{name}": LlamaForCausalLM(LlamaConfig(**sizes, **width, tie_word_embeddings=name == "tied"))
-        for name in ("tied", "untied")
-    }
-    made["model-gpt2"] = GPT2LMHeadModel(GPT2Config(**sizes, n_embd=16, n_layer=2, n_head=2))
-    made["model-bert"] = BertForMaskedLM(BertConfig(vocab_size=121, **width))
+    tokenizer = word_tokenizer()
+    made = {f"model-{name}": word_llama(name == "tied") for name in ("tied", "untied")}
+    made["model-gpt2"] = GPT2LMHeadModel(GPT2Config(**SIZES, n_embd=16, n_layer=2, n_head=2))
+    made["model-bert"] = BertForMaskedLM(BertConfig(vocab_size=121, **WIDTH))
     seq2seq = {"vocab_size": 121, "d_model": 16, "decoder_start_token_id": 0}
     made["model-t5"] = T5ForConditionalGeneration(
         T5Config(**seq2seq, d_kv=8, d_ff=24, num_layers=1, num_heads=2, tie_word_embeddings=True)
@@ -97,7 +106,7 @@ def _models(folder):
     parts = {f"{end}_{name}": n for end in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 24))}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "forced_eos_token_id": None}
     made["model-bart"] = BartForConditionalGeneration(BartConfig(**seq2seq, **parts, **heads))
-    made["model-factored"] = LlamaForCausalLM(LlamaConfig(**sizes, **width, tie_word_embeddings=True))
+    made["model-factored"] = word_llama(tied=True)
     install(made["model-factored"], "factored:4")
     for name, model in made.items():
         with torch.no_grad():

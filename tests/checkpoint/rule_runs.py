@@ -1,7 +1,7 @@
 """Tables of cases of rules: what is written, which findings it has, and that `repair` does what they promise."""
 
 import pytest
-from tiny_checkpoints import llama
+from tiny_checkpoints import written
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
@@ -16,11 +16,6 @@ ALWAYS = {"B042", "B080", "B090"}
 def table_of(cases):
     """The rows of a table for `parametrize`, each named after its first column and its number."""
     return pytest.mark.parametrize("case", [pytest.param(c, id=f"{c[0]} {n}".lower()) for n, c in enumerate(cases)])
-
-
-def written(path, how):
-    """A folder: a Llama with what is said of it, or what the function makes."""
-    return how(path) if callable(how) else llama(path, **how)
 
 
 def fires(folder, case, **settings):

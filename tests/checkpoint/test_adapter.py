@@ -31,6 +31,14 @@ def on_table(rows=V, width=D):
     return {f"{E}.lora_embedding_A": a, f"{E}.lora_embedding_B": b, f"{E}.base_layer.weight": table(rows, width)}
 
 
+def unnamed():
+    return {f"{H}.lora_A.default.weight": np.ones((R, D)), f"{H}.lora_B.default.weight": np.ones((V, R))}
+
+
+def rows(end, count=2, width=D):
+    return {f"{end}.token_adapter.trainable_tokens_delta": np.ones((count, width))}
+
+
 def adapter(path, tensors, **config):
     path.mkdir(exist_ok=True)
     record = {"peft_type": "LORA", "base_model_name_or_path": "org/base", "r": R, "target_modules": ["down_proj"]}
@@ -50,32 +58,10 @@ def findings(facts):
     return [found for name in ("B060", "B061") for found in rules()[name].check(facts)]
 
 
-def brief(facts):
-    return [(found.rule, found.severity) for found in findings(facts)]
-
-
-@pytest.fixture
-def tied(tmp_path):
-    return llama(tmp_path / "base")
-
-
-@pytest.fixture
-def untied(tmp_path):
-    return llama(tmp_path / "untied", False)
-
-
 def test_reads_config_and_both_ends(tmp_path):
-    found = open_adapter(
-        open_folder(
-            adapter(
-                tmp_path / "a",
-                on_head(),
-                modules_to_save=["embed_tokens", 3],
-                trainable_token_indices={"embed_tokens": [1, "x", 2], "y": 4},
-                ensure_weight_tying=True,
-            )
-        )
-    )
+    chosen = {"modules_to_save": ["embed_tokens", 3], "ensure_weight_tying": True}
+    chosen["trainable_token_indices"] = {"embed_tokens": [1, "x", 2], "y": 4}
+    found = open_adapter(open_folder(adapter(tmp_path / "a", on_head(), **chosen)))
     assert (found.base_name, found.targets) == ("org/base", ("down_proj",))
     assert (found.saved, found.token_rows, found.ties) == (("embed_tokens",), {"embed_tokens": (1, 2)}, True)
     head = found.update(["lm_head"])
@@ -91,34 +77,16 @@ def test_reads_config_and_both_ends(tmp_path):
         ({f"{H}.weight": table()}, "output", COPY, (V, D)),
         ({f"{H}.modules_to_save.weight": table()}, "output", COPY, (V, D)),
         ({f"{H}.modules_to_save.default.weight": table()}, "output", COPY, (V, D)),
-        (
-            {f"{H}.lora_A.default.weight": np.ones((R, D)), f"{H}.lora_B.default.weight": np.ones((V, R))},
-            "output",
-            LORA,
-            (V, D),
-        ),
-        ({f"{E}.token_adapter.trainable_tokens_delta": np.ones((3, D))}, "input", TOKENS, (-1, D)),
+        (unnamed(), "output", LORA, (V, D)),
+        (rows(E, 3), "input", TOKENS, (-1, D)),
     ],
 )
-def test_what_is_done_to_an_end(tmp_path, tied, tensors, end, kind, shape):
-    for base in (None, tied):
+def test_what_is_done_to_an_end(tmp_path, tensors, end, kind, shape):
+    for base in (None, llama(tmp_path / "base")):
         facts = facts_of(adapter(tmp_path / "a", tensors), base)
         found = getattr(facts, end)
         assert (found.kind, found.shape) == (kind, shape)
         assert getattr(facts, "output" if end == "input" else "input") is None
-
-
-def test_pickled_adapters_are_named_and_the_config_answers(tmp_path, tied):
-    path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
-    (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
-    facts = facts_of(path, tied)
-    assert facts.faults[0].file == "adapter_model.bin"
-    assert brief(facts) == [("B060", "error")]
-
-
-def test_a_pattern_is_never_run(tmp_path, tied):
-    path = adapter(tmp_path / "a", None, target_modules="(a|a)*(a|a)*(a|a)*" * 20 + "!")
-    assert facts_of(path, tied).output is None
 
 
 @pytest.mark.parametrize(
@@ -134,97 +102,71 @@ def test_odd_configs(tmp_path, record):
             facts_of(path)
 
 
-def test_healthy_adapters_are_silent(tmp_path, tied, untied):
-    both = {f"{E}.weight": table(), f"{H}.weight": table()}
-    for tensors, base in (({}, tied), ({}, None), (on_head(), untied), (on_table() | on_head(), untied), (both, tied)):
-        assert brief(facts_of(adapter(tmp_path / "a", tensors), base)) == []
-    alone = adapter(tmp_path / "b", {f"{E}.weight": table(seed=4)}, ensure_weight_tying=True)
-    assert brief(facts_of(alone, tied)) == []
-    rows = adapter(
-        tmp_path / "c",
-        {f"{E}.token_adapter.trainable_tokens_delta": np.ones((2, D))},
-        trainable_token_indices=[1, V - 1],
-    )
-    assert brief(facts_of(rows, tied)) == []
+TIED, UNTIED, NO_BASE = {}, {"tied": False}, None
+TEXT = {"model_type": "gemma3_text", "vocab_size": V, "hidden_size": D, "tie_word_embeddings": True}
+NESTED = {"config": {"model_type": "gemma3", "text_config": TEXT}}
+SAME = {f"{E}.weight": table(), f"{H}.weight": table()}
+APART = {f"{E}.weight": table(), f"{H}.weight": table(seed=3)}
+TIES = {"ensure_weight_tying": True}
+END = "model.embed_tokens"
+MERGED = "low-rank update of lm_head on a base whose two ends are one table: a merge adds it to the other end"
+LONGER = f"--vocab {V + 8} --to NEW_DIR"
+OTHER_ROWS = {"trainable_token_indices": {"embed_tokens": [1, 2], "lm_head": [1, 3]}}
+# the adapter's tensors, what else its config says, its base, what is found, words of that and of its way out
+CASES = [
+    ({}, {}, TIED, ""),
+    ({}, {}, NO_BASE, ""),
+    (on_head(), {}, UNTIED, ""),
+    (on_table() | on_head(), {}, UNTIED, ""),
+    (SAME, {}, TIED, ""),
+    ({f"{E}.weight": table(seed=4)}, TIES, TIED, ""),
+    (rows(E), {"trainable_token_indices": [1, V - 1]}, TIED, ""),
+    (on_head(), {}, {"head": table(seed=9)}, ""),
+    (rows(E) | rows(H), OTHER_ROWS, UNTIED, ""),
+    (on_head(), {}, TIED, "B060 error a", MERGED),
+    (on_head(), {}, {"head": table()}, "B060 error a"),  # a head that equals the table is a tied base too
+    (on_table(), {}, TIED, "B060 error a", "low-rank update of model.embed_tokens on"),
+    (on_table() | on_head(), {}, TIED, "B060 error a", "a merge adds both updates to that table"),
+    (on_table() | on_head(), TIES, TIED, "B060 error a", "a merge adds the update twice"),
+    ({f"{H}.weight": table(seed=3)}, {}, TIED, "B060 error a", "full copy of lm_head alone"),
+    ({f"{E}.weight": table(seed=3)}, {}, TIED, "B060 error a", "full copy of model.embed_tokens alone"),
+    (APART, {}, TIED, "B060 error a", "which differ (ensure_weight_tying is off)"),
+    (APART, TIES, TIED, "B060 error a", "which differ (ensure_weight_tying is on)"),
+    (APART, {}, NESTED, "B060 error a", "a merge leaves text_config.tie_word_embeddings true"),
+    (rows(E) | rows(H), OTHER_ROWS, TIED, "B060 error a", "differ between embed_tokens, lm_head"),
+    (on_head(), {}, NO_BASE, "B060 info a", "no base was given", "\ntiewise check PATH --base BASE\n"),
+    (on_head(V + 8), {}, UNTIED, "B061 error lm_head", f"table [{V + 8}, {D}], and", LONGER),
+    (on_table(V + 8), {}, UNTIED, "B061 error model.embed_tokens", f"table [{V + 8}, {D}], and", LONGER),
+    ({f"{E}.weight": table(V - 4)}, {}, UNTIED, f"B061 error {END}", f"table [{V - 4}, {D}], and", "(org/base)"),
+    ({f"{E}.weight": table(V + 4, 16)}, {}, UNTIED, f"B061 error {END}", f"table [{V + 4}, 16], and", "(org/base)"),
+    (rows(E, 2, D + 1), {}, UNTIED, "B061 error model.embed_tokens", f"table [?, {D + 1}], and", "(org/base)"),
+    ({}, {"trainable_token_indices": [1, V]}, TIED, "B061 error adapter_config.json", f"name row {V}"),
+]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "ties", "says"),
-    [
-        (
-            on_head(),
-            False,
-            "low-rank update of lm_head on a base whose two ends are one table: a merge adds it to the other end",
-        ),
-        (on_table(), False, "low-rank update of model.embed_tokens on"),
-        (on_table() | on_head(), False, "a merge adds both updates to that table"),
-        (on_table() | on_head(), True, "a merge adds the update twice"),
-        ({f"{H}.weight": table(seed=3)}, False, "full copy of lm_head alone"),
-        ({f"{E}.weight": table(seed=3)}, False, "full copy of model.embed_tokens alone"),
-        ({f"{E}.weight": table(), f"{H}.weight": table(seed=3)}, False, "which differ (ensure_weight_tying is off)"),
-        ({f"{E}.weight": table(), f"{H}.weight": table(seed=3)}, True, "which differ (ensure_weight_tying is on)"),
-    ],
-)
-def test_b060_on_a_tied_base(tmp_path, tied, tensors, ties, says):
-    (found,) = findings(facts_of(adapter(tmp_path / "a", tensors, ensure_weight_tying=ties), tied))
-    assert (found.rule, found.severity, found.where) == ("B060", "error", "a")
-    assert says in found.evidence
+@pytest.mark.parametrize("case", CASES)
+def test_what_an_adapter_does_to_its_base(tmp_path, case):
+    tensors, config, base, said, *words = case
+    path = adapter(tmp_path / "a", tensors, **config)
+    found = findings(facts_of(path, None if base is None else llama(tmp_path / "base", **base)))
+    assert [f"{one.rule} {one.severity} {one.where}" for one in found] == [said] * bool(said)
+    assert all(text.replace("PATH", str(path)) in f"{found[0].evidence}\n{found[0].repair}\n" for text in words)
 
 
-def test_b060_a_head_that_equals_the_table_is_a_tied_base_too(tmp_path):
-    twice = llama(tmp_path / "twice", head=table())
-    assert brief(facts_of(adapter(tmp_path / "a", on_head()), twice)) == [("B060", "error")]
-    apart = llama(tmp_path / "apart", head=table(seed=9))
-    assert brief(facts_of(adapter(tmp_path / "a", on_head()), apart)) == []
-
-
-def test_b060_nested_flags_stay_true(tmp_path):
-    text_config = {"model_type": "gemma3_text", "vocab_size": V, "hidden_size": D, "tie_word_embeddings": True}
-    base = llama(tmp_path / "base", config={"model_type": "gemma3", "text_config": text_config})
-    tensors = {f"{E}.weight": table(), f"{H}.weight": table(seed=3)}
-    (found,) = findings(facts_of(adapter(tmp_path / "a", tensors), base))
-    assert "a merge leaves text_config.tie_word_embeddings true" in found.evidence
-
-
-def test_b060_without_a_base_or_without_reading(tmp_path, tied):
-    path = adapter(tmp_path / "a", on_head())
-    (found,) = findings(facts_of(path))
-    assert (found.rule, found.severity) == ("B060", "info")
-    assert "no base was given" in found.evidence
-    assert found.repair == f"tiewise check {path} --base BASE"
-    path = adapter(tmp_path / "a", {f"{E}.weight": table(), f"{H}.weight": table(seed=3)})
-    (found,) = findings(facts_of(path, tied, scan=False))
+def test_b060_without_reading(tmp_path):
+    (found,) = findings(facts_of(adapter(tmp_path / "a", APART), llama(tmp_path / "base"), scan=False))
     assert (found.rule, found.severity) == ("B060", "warning")
     assert "were not compared" in found.evidence
 
 
-def test_b060_token_rows_of_the_two_ends(tmp_path, tied, untied):
-    tensors = {f"{end}.token_adapter.trainable_tokens_delta": np.ones((2, D)) for end in (E, H)}
-    path = adapter(tmp_path / "a", tensors, trainable_token_indices={"embed_tokens": [1, 2], "lm_head": [1, 3]})
-    (found,) = findings(facts_of(path, tied))
-    assert "differ between embed_tokens, lm_head" in found.evidence
-    assert brief(facts_of(path, untied)) == []
+def test_pickled_adapters_are_named_and_the_config_answers(tmp_path):
+    path = adapter(tmp_path / "a", None, target_modules=["q_proj", "lm_head"])
+    (path / "adapter_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
+    facts = facts_of(path, llama(tmp_path / "base"))
+    assert facts.faults[0].file == "adapter_model.bin"
+    assert [(found.rule, found.severity) for found in findings(facts)] == [("B060", "error")]
 
 
-@pytest.mark.parametrize(
-    ("tensors", "shape", "repair"),
-    [
-        (on_head(V + 8), f"[{V + 8}, {D}]", f"--vocab {V + 8} --to NEW_DIR"),
-        (on_table(V + 8), f"[{V + 8}, {D}]", f"--vocab {V + 8} --to NEW_DIR"),
-        ({f"{E}.weight": table(V - 4)}, f"[{V - 4}, {D}]", "(org/base)"),
-        ({f"{E}.weight": table(V + 4, 2 * D)}, f"[{V + 4}, {2 * D}]", "(org/base)"),
-        ({f"{E}.token_adapter.trainable_tokens_delta": np.ones((2, D + 1))}, f"[?, {D + 1}]", "(org/base)"),
-    ],
-)
-def test_b061_shapes(tmp_path, untied, tensors, shape, repair):
-    (found,) = findings(facts_of(adapter(tmp_path / "a", tensors), untied))
-    assert (found.rule, found.severity) == ("B061", "error")
-    assert f"of a table {shape}, and the base stores" in found.evidence
-    assert repair in found.repair
-
-
-def test_b061_a_row_that_the_base_has_not(tmp_path, tied):
-    path = adapter(tmp_path / "a", {}, trainable_token_indices=[1, V])
-    (found,) = findings(facts_of(path, tied))
-    assert (found.rule, found.where) == ("B061", "adapter_config.json")
-    assert f"name row {V}" in found.evidence
+def test_a_pattern_is_never_run(tmp_path):
+    path = adapter(tmp_path / "a", None, target_modules="(a|a)*(a|a)*(a|a)*" * 20 + "!")
+    assert facts_of(path, llama(tmp_path / "base")).output is None

@@ -13,7 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_tensors, table, write_checkpoint
+from tiny_checkpoints import (
+    D,
+    V,
+    bpe_tokenizer,
+    llama,
+    llama_config,
+    llama_tensors,
+    table,
+    write_checkpoint,
+    write_index,
+    write_sparse,
+)
 from typer.testing import CliRunner
 
 from tiewise.checkpoint import rule as rule_module
@@ -210,23 +221,13 @@ def test_a_seventy_billion_folder_needs_only_its_headers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(llama_config(True, 128256, 8192, dtype="bfloat16")))
     weight_map, total = {}, 0
     for shard in range(30):
-        record, at = {}, 0
-        tensors = {f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": [28672, 8192] for n in range(9)}
+        tensors = {f"model.layers.{shard}.mlp.experts.{n}.up_proj.weight": ("BF16", (28672, 8192)) for n in range(9)}
         if shard == 0:
-            tensors["model.embed_tokens.weight"] = [128256, 8192]
-        for name, shape in tensors.items():
-            size = shape[0] * shape[1] * 2
-            record[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + size]}
-            at += size
+            tensors["model.embed_tokens.weight"] = ("BF16", (128256, 8192))
         file = f"model-{shard + 1:05d}-of-00030.safetensors"
-        text = json.dumps(record).encode()
-        with open(tmp_path / file, "wb") as out:
-            out.write(len(text).to_bytes(8, "little") + text)
-            out.truncate(8 + len(text) + at)
-        weight_map |= dict.fromkeys(record, file)
-        total += at
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        total += write_sparse(tmp_path / file, tensors)
+        weight_map |= dict.fromkeys(tensors, file)
+    write_index(tmp_path, weight_map, total)
     audit = check(tmp_path)
     assert audit.nbytes == total > 1.2e11
     assert audit.findings == ()

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from gguf_writer import FORMS, gguf, info, model, numbers, opening, scalar, string, strings, text
+from hostile_child import HUGE, mutate_bytes
 from tiny_checkpoints import llama, table
 
 from tiewise.checkpoint.facts import Facts
@@ -17,17 +18,10 @@ from tiewise.checkpoint.rules_gguf import BY_NUMBER, open_gguf, read_gguf
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError
 
-HUGE = 2**60
-
 
 def written(path, data, name="m.gguf"):
     (path / name).write_bytes(data)
     return path / name
-
-
-def findings(facts):
-    found = [one for name in ("B070", "B071") for one in rules()[name].check(facts)]
-    return [(one.rule, one.severity, one.where, one.evidence) for one in found]
 
 
 def test_reads_every_kind_of_value_and_finds_the_tensors(tmp_path):
@@ -128,37 +122,18 @@ def test_hostile_files_are_refused(tmp_path, data, says):
     assert "\n" not in str(caught.value)
 
 
-def mutated(data, rng):
-    data = bytearray(data)
-    for _ in range(rng.randint(1, 4)):
-        at = rng.randrange(len(data))
-        how = rng.randrange(5)
-        if how == 0:
-            data[at] = rng.randrange(256)
-        elif how == 1:
-            data[at : at + 8] = struct.pack("<Q", rng.choice([0, 1, 2**31, HUGE, 2**64 - 1, rng.randrange(2**20)]))
-        elif how == 2:
-            del data[at : at + rng.randint(1, 64)]
-        elif how == 3:
-            data[at:at] = data[max(0, at - 40) : at]
-        else:
-            del data[at:]
-        data = data or bytearray(b"G")
-    return bytes(data)
-
-
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_mutated_files_raise_nothing_else(tmp_path, count):
     rng = random.Random(0)
     keys = [("general.alignment", scalar("u32", 32)), ("a", numbers("f32", [1, 2, 3])), ("b", scalar("f64", 0.1))]
     seed = model(head=b"\1" * 1024, keys=keys)
     seed = seed[: len(seed) - 1900]  # most mutations should hit the header
-    path = tmp_path / "m.gguf"
-    refused = 0
+    small = model(rows=2, head=b"\1" * 256, keys=keys)
+    path, refused = tmp_path / "m.gguf", 0
     tracemalloc.start()
     try:
         for _ in range(count):
-            path.write_bytes(mutated(seed if rng.random() < 0.3 else model(rows=2, head=b"\1" * 256, keys=keys), rng))
+            path.write_bytes(mutate_bytes(rng, seed if rng.random() < 0.3 else small))
             try:
                 read_gguf(path)
             except CheckpointError:
@@ -193,64 +168,56 @@ def test_parts_of_a_split_file_are_read_together(tmp_path):
 V, D = 8, 32
 
 
-def facts_of(tmp_path, data, source=None, scan=True):
-    source = None if source is None else Facts(open_folder(source), scan)
-    return replace(open_gguf(written(tmp_path, data)), source=source, scan=scan)
+def findings(folder, data, source=None, scan=True):
+    """What both rules find in a file, beside the folder of a Llama that it was made from."""
+    beside = None if source is None else llama(folder / "source", **({"rows": V, "width": D} | source))
+    source = None if beside is None else Facts(open_folder(beside), scan)
+    facts = replace(open_gguf(written(folder, data)), source=source, scan=scan)
+    return [one for name in ("B070", "B071") for one in rules()[name].check(facts)]
 
 
-def test_healthy_files_are_silent(tmp_path):
-    tied = llama(tmp_path / "tied", rows=V, width=D)
-    two = llama(tmp_path / "two", False, rows=V, width=D)
-    twice = llama(tmp_path / "twice", False, rows=V, width=D, head=table(V, D))  # a head that equals the table
-    other = table(V, D, 2).tobytes()
-    assert findings(facts_of(tmp_path, model(V, D))) == []
-    assert findings(facts_of(tmp_path, model(V, D, head=other))) == []
-    assert findings(facts_of(tmp_path, model(V, D, table=table(V, D).tobytes()), tied)) == []
-    assert findings(facts_of(tmp_path, model(V, D, head=other), two)) == []
-    assert findings(facts_of(tmp_path, model(V, D), twice)) == []
-    vocabulary = gguf([("tokenizer.ggml.tokens", strings(["a"] * 9))])
-    assert findings(facts_of(tmp_path, vocabulary)) == []
-    lora = gguf([("general.type", string("adapter"))], [("blk.0.attn_q.weight.lora_a", (32, 4), 0, bytes(512))])
-    assert findings(facts_of(tmp_path, lora)) == []
+TIED, UNTIED = {}, {"tied": False}
+LORA = gguf([("general.type", string("adapter"))], [("blk.0.attn_q.weight.lora_a", (32, 4), 0, bytes(512))])
+NINE = ("tokenizer.ggml.tokens", strings(["a"] * 9))
+NORM = [("output_norm.weight", (32,), 0, bytes(128))]
+RAW, OTHER = table(V, D).tobytes(), table(V, D, 2).tobytes()
+CHANGED = RAW[:-1] + bytes([RAW[-1] ^ 1])
+COARSE = {"kind": 12, "table": bytes(V * 144)}
+IN, OUT = "token_embd.weight", "output.weight"
+# the file, the folder that it was made from, what is found, words of the first
+CASES = [
+    (model(V, D), None, []),
+    (model(V, D, head=OTHER), None, []),
+    (model(V, D, table=RAW), TIED, []),
+    (model(V, D, head=OTHER), UNTIED, []),
+    (model(V, D), UNTIED | {"head": table(V, D)}, []),  # a head that equals the table
+    (gguf([NINE]), None, []),
+    (LORA, None, []),
+    (model(V, D), UNTIED, [f"B070 error {OUT}"], "lm_head.weight F32 [8, 32]: 8 of 8 rows differ"),
+    (model(V, D, tokens=9), None, [f"B070 error {IN}"], "has 8 rows, and tokenizer.ggml.tokens has 9 entries"),
+    (model(V, D, tokens=9, head=b"\1" * V * D * 4), None, [f"B070 error {IN}", f"B070 error {OUT}"]),
+    (model(V, D), {"rows": V + 4}, [f"B070 warning {IN}"],
+     "F32 [8, 32], and its source model.embed_tokens.weight F32 [12, 32]"),
+    (model(V, D), {"rows": V - 4}, [f"B070 error {IN}"]),
+    (gguf([NINE], NORM), None, ["B070 fatal m.gguf"]),
+    (model(V, D, table=RAW, head=RAW), None, [f"B071 info {OUT}"], "1.02 kB of"),
+    (model(V, D, table=RAW, head=CHANGED), None, []),
+    (model(V, 256, **COARSE), None, [f"B071 warning {IN}"], "Q4_K, 4.50 bits"),
+    (model(V, 256, kind=14, table=bytes(V * 210)), None, []),
+    (model(V, 256, **COARSE, head=bytes(V * 210), head_kind=14), None, []),
+]  # fmt: skip
 
 
-def test_b070_a_head_that_the_conversion_lost(tmp_path):
-    two = llama(tmp_path / "two", False, rows=V, width=D)
-    (found,) = findings(facts_of(tmp_path, model(V, D), two))
-    assert found[:3] == ("B070", "error", "output.weight")
-    assert "lm_head.weight F32 [8, 32]: 8 of 8 rows differ" in found[3]
-    (unread,) = findings(facts_of(tmp_path, model(V, D), two, scan=False))
-    assert unread[:3] == ("B070", "warning", "output.weight")
-    assert "not compared" in unread[3]
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_file_keeps_of_the_boundary(tmp_path, case):
+    data, source, said, *words = case
+    found = findings(tmp_path, data, source)
+    assert [f"{one.rule} {one.severity} {one.where}" for one in found] == said
+    assert all(text in found[0].evidence for text in words)
 
 
-def test_b070_rows_and_tokens(tmp_path):
-    (found,) = findings(facts_of(tmp_path, model(V, D, tokens=9)))
-    assert found[:3] == ("B070", "error", "token_embd.weight")
-    assert "has 8 rows, and tokenizer.ggml.tokens has 9 entries" in found[3]
-    rules = [found[:3] for found in findings(facts_of(tmp_path, model(V, D, tokens=9, head=b"\1" * V * D * 4)))]
-    assert rules == [("B070", "error", "token_embd.weight"), ("B070", "error", "output.weight")]
-    longer = llama(tmp_path / "longer", rows=V + 4, width=D)
-    (found,) = findings(facts_of(tmp_path, model(V, D), longer))
-    assert found[1] == "warning"
-    assert "F32 [8, 32], and its source model.embed_tokens.weight F32 [12, 32]" in found[3]
-    shorter = llama(tmp_path / "shorter", rows=V - 4, width=D)
-    assert [found[1] for found in findings(facts_of(tmp_path, model(V, D), shorter))] == ["error"]
-    missing = gguf([("tokenizer.ggml.tokens", strings(["a"] * 9))], [("output_norm.weight", (32,), 0, bytes(128))])
-    assert [found[:2] for found in findings(facts_of(tmp_path, missing))] == [("B070", "fatal")]
-
-
-def test_b071_a_table_stored_twice_or_too_coarse(tmp_path):
-    raw = table(V, D).tobytes()
-    (found,) = findings(facts_of(tmp_path, model(V, D, table=raw, head=raw)))
-    assert found[:3] == ("B071", "info", "output.weight")
-    assert "1.02 kB of" in found[3]
-    assert findings(facts_of(tmp_path, model(V, D, table=raw, head=raw), scan=False)) == []
-    changed = raw[:-1] + bytes([raw[-1] ^ 1])
-    assert findings(facts_of(tmp_path, model(V, D, table=raw, head=changed))) == []
-    (found,) = findings(facts_of(tmp_path, model(V, 256, kind=12, table=bytes(V * 144))))
-    assert found[:3] == ("B071", "warning", "token_embd.weight")
-    assert "Q4_K, 4.50 bits" in found[3]
-    assert findings(facts_of(tmp_path, model(V, 256, kind=14, table=bytes(V * 210)))) == []
-    with_head = model(V, 256, kind=12, table=bytes(V * 144), head=bytes(V * 210), head_kind=14)
-    assert findings(facts_of(tmp_path, with_head)) == []
+def test_without_reading(tmp_path):
+    (found,) = findings(tmp_path, model(V, D), UNTIED, scan=False)
+    assert (found.rule, found.severity, found.where) == ("B070", "warning", OUT)
+    assert "not compared" in found.evidence
+    assert findings(tmp_path, model(V, D, table=RAW, head=RAW), scan=False) == []

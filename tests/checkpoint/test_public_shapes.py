@@ -1,28 +1,18 @@
 """Healthy models, shaped as famous ones are published or saved by transformers, pass without a finding above info."""
 
 import json
-import math
 
 import pytest
 from saved_models import tiny
+from tiny_checkpoints import write_sparse
 
 from tiewise.checkpoint.audit import check
-
-BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I32": 4}
 
 
 def publish(path, config, tensors, *, dtype="BF16", tokenizer=None, beside=()):
     """Write a folder whose tensors are holes: {name: shape}, or {name: (dtype, shape)}."""
-    record, at = {}, 0
-    for name, given in tensors.items():
-        kind, shape = given if isinstance(given, tuple) else (dtype, given)
-        size = math.prod(shape) * BYTES[kind]
-        record[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + size]}
-        at += size
-    text = json.dumps(record).encode()
-    with open(path / "model.safetensors", "wb") as out:
-        out.write(len(text).to_bytes(8, "little") + text)
-        out.truncate(8 + len(text) + at)
+    shaped = {name: given if isinstance(given, tuple) else (dtype, given) for name, given in tensors.items()}
+    write_sparse(path / "model.safetensors", shaped)
     (path / "config.json").write_text(json.dumps(config))
     if tokenizer is not None:
         (path / "tokenizer.json").write_text(json.dumps(tokenizer))

@@ -1,12 +1,14 @@
 """Little checkpoints written by hand: a config, tensors by the safetensors library, and nothing that we wrote."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
 
 V, D = 24, 8
+BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I32": 4, "I8": 1, "U8": 1}
 
 
 def table(rows=V, width=D, seed=0, dtype=np.float32):
@@ -44,10 +46,35 @@ def write_checkpoint(path, config=None, tensors=None, *, shards=1, tokenizer=Non
         part = {name: tensors[name] for name in names[number::shards]}
         save_file(part, path / file, metadata)
         weight_map |= dict.fromkeys(part, file)
-    total = sum(array.nbytes for array in tensors.values())
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    return write_index(path, dict(sorted(weight_map.items())), sum(array.nbytes for array in tensors.values()))
+
+
+def write_index(path, weight_map, total):
+    """Write the index of a folder's shards; its path."""
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (path / "model.safetensors.index.json").write_text(json.dumps(index))
     return path
+
+
+def write_sparse(path, tensors, data=()):
+    """Write a safetensors file by hand: {name: (dtype, shape)}, one behind the other; how many bytes they take.
+
+    What does not begin with the bytes that `data`, {name: bytes}, has for it is a hole, and takes no disk.
+    """
+    entries, at = {}, 0
+    for name, (kind, shape) in tensors.items():
+        size = BYTES[kind] * math.prod(shape)
+        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + at)
+        for name, raw in dict(data).items():
+            out.seek(8 + len(text) + entries[name]["data_offsets"][0])
+            out.write(raw)
+    return at
 
 
 def llama_config(tied=True, rows=V, width=D, **settings):
@@ -96,3 +123,8 @@ def bpe_tokenizer(count=V, added=()):
         "added_tokens": [{"id": i, "content": text, "special": special} for i, text, special in added],
         "model": {"type": "BPE", "vocab": {f"t{i}": i for i in range(count)}, "merges": []},
     }
+
+
+def written(path, how):
+    """A folder by a row of a table: a Llama with what is said of it, or what the function makes; its path."""
+    return how(path) if callable(how) else llama(path, **how)

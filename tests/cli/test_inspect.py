@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import shutil
 import tempfile
 
@@ -10,41 +9,33 @@ import numpy as np
 import pytest
 from cli_tiny import refused
 from safetensors.numpy import load_file, save_file
+from tests.answers import inputs
 from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM
 
 from tiewise.inspection.request import SECTIONS
 from tiewise.inspection.section import sections
 from tiewise.sharing.share import share_layers
 
-WORDS = ["new", "york", "san", "diego", "a", "b", "c", "d", "e", "f", *(f"w{i}" for i in range(110))]
 RUNNING = ["bigrams", "gradients", "lens", "refinement"]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A tied and an untied model of one word-level vocabulary, saved by transformers, and a text."""
+    """A tied and an untied model of one vocabulary of words, and a text."""
     folder = tmp_path_factory.mktemp("models")
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<eos>", *WORDS])}, unk_token="<eos>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    for name, tied in (("tied", True), ("untied", False)):
-        config = LlamaConfig(
-            vocab_size=121,
-            hidden_size=16,
-            intermediate_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            tie_word_embeddings=tied,
-            bos_token_id=None,
-            eos_token_id=0,
-        )
-        LlamaForCausalLM(config).save_pretrained(folder / name)
-        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder / name)
+    for name in ("tied", "untied"):
+        inputs.word_llama(name == "tied").save_pretrained(folder / name)
+        inputs.word_tokenizer().save_pretrained(folder / name)
     draw = np.random.default_rng(0)
-    (folder / "text.txt").write_text("\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(400)))
+    (folder / "text.txt").write_text("\n".join(" ".join(draw.choice(inputs.WORDS, 12)) for _ in range(400)))
     return folder
+
+
+def strict(text):
+    """JSON of which every number is one."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
 @pytest.fixture
@@ -57,15 +48,10 @@ def here(tiewise, made, tmp_path):
 def test_one_model_without_a_text(here):
     said = here("untied", "--json", "--samples", "100")
     assert (said.code, said.err) == (0, "")
-    record = json.loads(said.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    record = strict(said.out)
     sections = record["sections"]
-    assert {name for name in sections if sections[name]["found"]} == {
-        "evidence",
-        "direct_path",
-        "first_mlp",
-        "alignment",
-        "tokens",
-    }
+    found = {"evidence", "direct_path", "first_mlp", "alignment", "tokens"}
+    assert {name for name in sections if sections[name]["found"]} == found
     for name in RUNNING:
         assert sections[name]["left_out"] == {"untied": "needs a text; give --text"}
     assert sections["direct_path"]["found"]["untied"]["answer"].startswith("by two different ends")
@@ -148,10 +134,7 @@ def test_the_sections_that_can_be_asked_for_are_those_of_the_folder():
         (["tied", "--only", "path"], "there is no section 'path'; sections are alignment"),
         (["tied", "--only", "evidence"], "there is no section 'evidence'; sections are alignment"),
         (["tied", "--only", "lens"], "needs a text; give --text"),
-        (
-            ["tied", "-t", "text.txt", "--length", "16", "--only", "applications"],
-            "every layer has parameters of its own",
-        ),
+        (["tied", "-t", "text.txt", "--length=16", "--only=applications"], "every layer has parameters of its own"),
         (["tied", "--tokens", "new"], "is no pair; write two tokens"),
         (["tied", "--tokens", "new, nowhere"], "nowhere is not one token of this vocabulary"),
         (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),
@@ -164,13 +147,13 @@ def test_the_sections_that_can_be_asked_for_are_those_of_the_folder():
         (["headless"], "headless: a model without an output head"),
     ],
 )
-def test_what_cannot_be_inspected_is_one_line(here, tmp_path, arguments, line):
+def test_what_cannot_be_inspected_is_one_line(here, tree, tmp_path, arguments, line):
     (tmp_path / "short.txt").write_text("new york san diego a")
     (tmp_path / "empty").mkdir()
     write_model(tmp_path / "headless", architectures=["LlamaModel"])
-    before = sorted(os.listdir(tmp_path))
+    before = tree()
     refused(here(*arguments), line)
-    assert sorted(os.listdir(tmp_path)) == before
+    assert tree() == before
 
 
 def test_tables_of_different_width_say_which_maps_apply(here, tmp_path, made):
@@ -188,7 +171,7 @@ def test_one_batch_gives_no_interval_and_strict_json(here):
     options = ["-t", "text.txt", "--windows", "8", "--length", "16", "--only", "gradients", "--json"]
     said = here("tied", *options)
     assert (said.code, said.err) == (0, "")
-    record = json.loads(said.out, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    record = strict(said.out)
     share, *_ = record["sections"]["gradients"]["found"]["tied"]["quantities"]
     assert (share["n"], share["low"]) == (1, None)
     assert 0 < share["value"] < 1
@@ -241,19 +224,15 @@ def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp
     refused(here("tied", "--out", "a/b"), line)
 
 
-def test_an_earlier_result_is_replaced_only_where_asked(here, tmp_path):
+def test_an_earlier_result_is_replaced_only_where_asked(here, tree, tmp_path):
     options = ["--only", "direct_path", "--samples", "50", "--out", "seen"]
     assert here("untied", *options).code == 0
-    before = {path.name: path.read_bytes() for path in (tmp_path / "seen").iterdir()}
+    before = tree()
     refused(here("tied", *options), "seen holds an inspection already; add --overwrite to replace it")
-    assert {path.name: path.read_bytes() for path in (tmp_path / "seen").iterdir()} == before
+    assert tree() == before
     assert here("tied", *options, "--overwrite").code == 0
     assert set(json.loads((tmp_path / "seen/inspection.json").read_text())["subjects"]) == {"tied"}
     (tmp_path / "seen/inspection.json").unlink()  # as a comparison's folder: a report that is no inspection
     refused(here("tied", *options, "--overwrite"), "seen/report.html is no inspection of tiewise")
-
-
-def test_a_place_that_became_a_folder_is_one_line(here, tmp_path):
-    (tmp_path / "seen/inspection.json").mkdir(parents=True)
-    said = here("tied", "--only", "direct_path", "--out", "seen", "--samples", "50")
-    refused(said, "cannot write seen/inspection.json")
+    (tmp_path / "other/inspection.json").mkdir(parents=True)
+    refused(here("tied", *options[:-1], "other"), "cannot write other/inspection.json")

@@ -24,25 +24,17 @@ class OwnsItsOwn(linen.Module):
         return linen.Dense(V, use_bias=False)(linen.Embed(V, D)(ids))
 
 
-class NotTransposed(linen.Module):
-    """Mistake 2, where V ≠ D: the product has no meaning."""
+class Declared(linen.Module):
+    """Mistake 2: the table not transposed; where V ≠ D the product has no meaning. Mistake 4: two `self.param`."""
 
     size: int = D
+    second: bool = False
 
     @linen.compact
     def __call__(self, ids):
-        table = self.param("embedding", linen.initializers.normal(0.02), (V, self.size))
-        return table[ids] @ table
-
-
-class TwoCalls(linen.Module):
-    """Mistake 4: two `self.param`."""
-
-    @linen.compact
-    def __call__(self, ids):
-        one = self.param("embedding", linen.initializers.normal(0.02), (V, D))
-        two = self.param("unembedding", linen.initializers.normal(0.02), (V, D))
-        return one[ids] @ two.T
+        draw = linen.initializers.normal(0.02)
+        table = self.param("embedding", draw, (V, self.size))
+        return table[ids] @ (self.param("unembedding", draw, (V, D)).T if self.second else table)
 
 
 def started(module, ids=IDS):
@@ -71,21 +63,19 @@ def test_equal_numbers_in_two_leaves_are_not_tied():
 
 
 def test_the_same_array_at_two_places_of_a_tree_is_two_matrices():
-    table = jnp.ones((V, D))
-    params = {"in": table, "out": table}
+    params = dict.fromkeys(("in", "out"), jnp.ones((V, D)))
     assert len(find_tied(params, V).leaves) == 2
-    stepped = optax.apply_updates(params, {"in": table, "out": 2 * table})
-    assert not find_tied(stepped, V).equal
+    assert not find_tied(optax.apply_updates(params, {"in": params["in"], "out": 2 * params["out"]}), V).equal
 
 
 def test_not_transposed():
     with pytest.raises(TypeError, match="dot_general"):
-        started(NotTransposed())
+        started(Declared())
     params = {"params": {"embedding": jnp.ones((V, D))}}
-    assert check_ends(NotTransposed().apply, params, IDS)[0].endswith("is the head table.T?")
-    square = started(NotTransposed(V))  # D = V: nothing complains, and no tree could show it
+    assert check_ends(Declared().apply, params, IDS)[0].endswith("is the head table.T?")
+    square = started(Declared(V))  # D = V: nothing complains, and no tree could show it
     assert find_tied(square).one
-    assert "moves other tokens' logits" in check_ends(NotTransposed(V).apply, square, IDS)[0]
+    assert "moves other tokens' logits" in check_ends(Declared(V).apply, square, IDS)[0]
 
 
 def test_float_ids():
@@ -101,9 +91,9 @@ def test_float_ids():
 
 
 def test_two_calls_of_param():
-    params = started(TwoCalls())
+    params = started(Declared(second=True))
     assert [leaf.path for leaf in find_tied(params).leaves] == ["params/embedding", "params/unembedding"]
-    assert "declare one and use it at both ends" in check_ends(TwoCalls().apply, params, IDS)[0]
+    assert "declare one and use it at both ends" in check_ends(Declared(second=True).apply, params, IDS)[0]
 
 
 def test_a_sound_model_has_no_finding():

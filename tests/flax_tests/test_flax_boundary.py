@@ -50,6 +50,14 @@ def random_torch(spec, vocab):
     return boundary
 
 
+def both(spec, vocab, folder, kind=torch.float32):
+    """(PyTorch's boundary of random parameters, ours with the same from its file)."""
+    theirs, ours = random_torch(spec, vocab).to(kind), NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
+    save_model(theirs, folder / "theirs.safetensors")
+    ours.load(load(folder / "theirs.safetensors", ours.pure))
+    return theirs, ours
+
+
 def torch_results(boundary, body, targets):
     """Rows, logits, penalised loss, its gradients by name, path norms."""
     boundary.record = PathRecord()
@@ -64,12 +72,18 @@ def torch_results(boundary, body, targets):
         return rows.numpy(), boundary.logits(torch.tanh(rows @ m)).numpy(), loss.item(), grads, norms
 
 
-def compare(spec, vocab, tmp_path):
-    theirs = random_torch(spec, vocab)
-    path = tmp_path / "boundary.safetensors"
-    save_model(theirs, path)
-    ours = NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
-    ours.load(load(path, ours.pure))
+QUICK_CASES = [(QUICK[0] + TOGETHER, V), (QUICK[1] + TOGETHER, V)]
+QUICK_CASES += [("tied+bias", DIFFERING[2]), ("untied+bias", DIFFERING[1])]
+CASES = [(kind + TOGETHER, V) for kind in KINDS]
+CASES += [(f"{kind}+{option}" if option else kind, V) for kind, option in itertools.product(KINDS, ["", *OPTIONS])]
+CASES += [(kind + "+bias", fitting(kind, vocab)) for kind, vocab in itertools.product(KINDS, DIFFERING)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_CASES else [pytest.mark.slow]) for c in CASES], ids=str
+)
+def test_every_spec_equals_pytorch_with_options_each_and_together_and_differing_vocabularies(spec, vocab, tmp_path):
+    theirs, ours = both(spec, vocab, tmp_path)
     g = np.random.default_rng(0)
     body = g.normal(size=(theirs.embed(torch.tensor(IDS)).shape[-1], D))
     targets = g.integers(0, ours.pure.vocab.outputs, IDS.shape)
@@ -106,24 +120,6 @@ def compare(spec, vocab, tmp_path):
             assert mine.cosine == pytest.approx(norms.cosine, abs=1e-4)
 
 
-QUICK_CASES = [
-    (QUICK[0] + TOGETHER, V),
-    (QUICK[1] + TOGETHER, V),
-    ("tied+bias", DIFFERING[2]),
-    ("untied+bias", DIFFERING[1]),
-]
-CASES = [(kind + TOGETHER, V) for kind in KINDS]
-CASES += [(f"{kind}+{option}" if option else kind, V) for kind, option in itertools.product(KINDS, ["", *OPTIONS])]
-CASES += [(kind + "+bias", fitting(kind, vocab)) for kind, vocab in itertools.product(KINDS, DIFFERING)]
-
-
-@pytest.mark.parametrize(
-    ("spec", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_CASES else [pytest.mark.slow]) for c in CASES], ids=str
-)
-def test_every_spec_equals_pytorch_with_options_each_and_together_and_differing_vocabularies(spec, vocab, tmp_path):
-    compare(spec, vocab, tmp_path)
-
-
 LINEAR = "+bias+input_scale=sqrt_d+output_scale=1/d+alpha=0.3+pad=2"
 DENSE = list(itertools.product([kind for kind in KINDS if "out_bias" not in kind], [V, *DIFFERING]))
 QUICK_DENSE = [("tied", V), ("factored:3", DIFFERING[2])]
@@ -133,11 +129,9 @@ QUICK_DENSE = [("tied", V), ("factored:3", DIFFERING[2])]
     ("kind", "vocab"), [pytest.param(*c, marks=[] if c in QUICK_DENSE else [pytest.mark.slow]) for c in DENSE], ids=str
 )
 def test_plain_tables_of_both_ends_equal_pytorch_and_do_what_the_boundary_does(kind, vocab, tmp_path):
-    spec, vocab, path = kind + LINEAR, fitting(kind, vocab), tmp_path / "boundary.safetensors"
-    theirs, ours = random_torch(spec, vocab), NNXBoundary(spec, vocab, D, rngs=nnx.Rngs(0))
-    save_model(theirs, path)
-    params = load(path, ours.pure)
-    ours.load(params)
+    spec, vocab = kind + LINEAR, fitting(kind, vocab)
+    theirs, ours = both(spec, vocab, tmp_path)
+    params = ours.parameters()
     linen_side = LinenBoundary(spec, vocab, D)
 
     @jax.jit
@@ -169,11 +163,8 @@ FILES = [(spec, torch.float32) for spec in (*KINDS, "untied+bias")]
 
 @pytest.mark.parametrize(("spec", "dtype"), [*FILES, ("tied", torch.bfloat16), ("tied", torch.float16)], ids=str)
 def test_files_equal_pytorch_byte_for_byte_and_come_back(spec, dtype, tmp_path):
-    theirs = random_torch(spec, V).to(dtype)
     first, second = tmp_path / "theirs.safetensors", tmp_path / "ours.safetensors"
-    save_model(theirs, first)
-    ours = NNXBoundary(spec, V, D, rngs=nnx.Rngs(0))
-    ours.load(load(first, ours.pure))
+    theirs, ours = both(spec, V, tmp_path, dtype)
     save(second, ours.pure, ours.parameters())
     assert first.read_bytes() == second.read_bytes()
     assert {p.name for p in tmp_path.iterdir()} == {"theirs.safetensors", "ours.safetensors"}
@@ -274,74 +265,68 @@ def test_pretrained_rows_and_frozen_ones():
         model.load_rows(rows[:, :2])
 
 
+@pytest.mark.parametrize("kind", ["nnx", "linen"])
 @pytest.mark.parametrize(
-    "make",
+    ("spec", "message"),
     [
-        lambda s: NNXBoundary(s, V, D, rngs=nnx.Rngs(0)),
-        lambda s: LinenBoundary(s, V, D).init(jax.random.key(0), IDS, method="embed"),
-    ],
-    ids=["nnx", "linen"],
-)
-def test_specs_that_no_boundary_can_have(make):
-    for spec, message in (
         ("tide", "unknown boundary 'tide'"),
         ("factored:9", "exceeds the model width"),
         ("tied+pad=9", "pad=9 is outside"),
         ("tied+untie_at=3", "changes during training"),
-    ):
-        with pytest.raises(SpecError, match=message):
-            make(spec)
+    ],
+)
+def test_specs_that_no_boundary_can_have(kind, spec, message):
+    linen_side = lambda: LinenBoundary(spec, V, D).init(jax.random.key(0), IDS, method="embed")  # noqa: E731
+    make = {"nnx": lambda: NNXBoundary(spec, V, D, rngs=nnx.Rngs(0)), "linen": linen_side}
+    with pytest.raises(SpecError, match=message):
+        make[kind]()
 
 
 def test_input_that_does_not_fit():
     model = NNXBoundary("tied", Vocabularies(5, 7), D, rngs=nnx.Rngs(0))
-    with pytest.raises(SpecError, match="token ids of type float32; cast them"):
-        model.embed(np.zeros(3, np.float32))
-    for bad in (5, -1):
-        ids = np.array([0, bad])
-        with pytest.raises(IndexError, match=f"token {bad} is outside the input vocabulary of 5"):
-            model.embed(ids)
-        rows = jax.jit(model.embed)(ids)
-        assert np.isnan(rows).all(axis=1).tolist() == [False, True]
-    with pytest.raises(SpecError, match=r"hidden states \(2, 3\) meet a boundary of width 4"):
-        model.logits(jnp.ones((2, 3)))
-    with pytest.raises(SpecError, match="meet a boundary of width 4"):
-        model.loss(jnp.ones((2, 3)), np.zeros(2, int))
-    with pytest.raises(IndexError, match="target 7 is outside the vocabulary of 7"):
-        model.loss(jnp.ones((2, D)), np.array([1, 7]))
-
-
-def test_files_that_do_not_fit(tmp_path):
-    path = tmp_path / "x.safetensors"
-    ends = NNXBoundary("tied", V, D, rngs=nnx.Rngs(0)).pure
-    with pytest.raises(CheckpointError, match="no such file"):
-        load(path, ends)
-    path.write_bytes(b"nothing of the kind")
-    with pytest.raises(CheckpointError, match="not a safetensors file"):
-        load(path, ends)
     cases = [
-        ("untied", "two different tables"),
-        ("tied+bias", "has the unknown bias"),
-        ("factored:2", "has the unknown in_map.weight, out_map.weight"),
+        (lambda: model.embed(np.zeros(3, np.float32)), SpecError, "token ids of type float32; cast them"),
+        (lambda: model.embed(np.array([0, 5])), IndexError, "token 5 is outside the input vocabulary of 5"),
+        (lambda: model.embed(np.array([0, -1])), IndexError, "token -1 is outside the input vocabulary of 5"),
+        (lambda: model.logits(jnp.ones((2, 3))), SpecError, r"hidden states \(2, 3\) meet a boundary of width 4"),
+        (lambda: model.loss(jnp.ones((2, 3)), np.zeros(2, int)), SpecError, "meet a boundary of width 4"),
+        (lambda: model.loss(jnp.ones((2, D)), np.array([1, 7])), IndexError, "target 7 is outside the vocabulary of 7"),
     ]
-    for spec, message in cases:
-        save_model(random_torch(spec, V), path)
-        with pytest.raises(CheckpointError, match=message):
-            load(path, ends)
-    save_model(random_torch("tied", V + 1), path)
-    with pytest.raises(CheckpointError, match=r"table_in has shape \(10, 4\), not \(9, 4\)"):
-        load(path, ends)
-    with pytest.raises(CheckpointError, match="lacks bias"):
-        load(path, NNXBoundary("tied+bias", V + 1, D, rngs=nnx.Rngs(0)).pure)
-    save_model(random_torch("tied", V).double(), path)
-    with pytest.raises(CheckpointError, match="float64, which JAX would round"):
-        load(path, ends)
+    for call, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            call()
+    for bad in (5, -1):  # traced, there is nobody to raise an error
+        assert np.isnan(jax.jit(model.embed)(np.array([0, bad]))).all(axis=1).tolist() == [False, True]
 
 
-def test_an_untied_file_with_equal_tables_is_a_tied_one(tmp_path):
-    theirs = random_torch("untied", V)
+FILES_REFUSED = [
+    ("tied", None, "no such file"),
+    ("tied", b"nothing of the kind", "not a safetensors file"),
+    ("tied", ("untied", V), "two different tables"),
+    ("tied", ("tied+bias", V), "has the unknown bias"),
+    ("tied", ("factored:2", V), "has the unknown in_map.weight, out_map.weight"),
+    ("tied", ("tied", V + 1), r"table_in has shape \(10, 4\), not \(9, 4\)"),
+    ("tied+bias", ("tied", V), "lacks bias"),
+]
+
+
+@pytest.mark.parametrize(("spec", "file", "message"), FILES_REFUSED)
+def test_files_that_do_not_fit(tmp_path, spec, file, message):
+    path = tmp_path / "x.safetensors"
+    if isinstance(file, tuple):
+        save_model(random_torch(*file), path)
+    elif file is not None:
+        path.write_bytes(file)
+    with pytest.raises(CheckpointError, match=message):
+        load(path, PureBoundary.of(spec, V, D))
+
+
+def test_what_jax_would_round_is_refused_and_an_untied_file_with_equal_tables_is_a_tied_one(tmp_path):
+    theirs, path, ends = random_torch("untied", V), tmp_path / "x.safetensors", PureBoundary.of("tied", V, D)
     with torch.no_grad():
         theirs.table_out.copy_(theirs.table_in)
-    save_model(theirs, tmp_path / "x.safetensors")
-    ends = NNXBoundary("tied", V, D, rngs=nnx.Rngs(0)).pure
-    assert load(tmp_path / "x.safetensors", ends).keys() == {"table_in"}
+    save_model(theirs, path)
+    assert load(path, ends).keys() == {"table_in"}
+    save_model(theirs.double(), path)
+    with pytest.raises(CheckpointError, match="float64, which JAX would round"):
+        load(path, ends)

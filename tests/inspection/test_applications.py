@@ -17,8 +17,9 @@ from tiewise.boundary.locate import locate
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, UnsupportedError
 from tiewise.data.tokenizer import windows
-from tiewise.inspection.sections.applications import Sweep, applications_of, found_of, questions
+from tiewise.inspection.sections.applications import applications_of, found_of, questions
 from tiewise.internals.loaded import Opened
+from tiewise.internals.repeats import Repeat
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.sharing.share import share_layers
 
@@ -280,13 +281,12 @@ def test_where_no_block_is_repeated_the_reason_is_one_line(make, reason, folder)
     assert "\n" not in str(caught.value)
 
 
-def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, unigram=3.5, windows=4, **changed):
+def measured(means=(4.0, 3.0, 2.0, 2.5), trained=3, spread=0.1, windows=4, layers=1):
     """A sweep whose windows differ by `spread` times the number of applications."""
     apart = np.linspace(-1, 1, windows) if windows > 1 else np.zeros(1)
     nll = np.array([mean + spread * n * apart for n, mean in enumerate(means, 1)])
-    facts = {"causal": False, "predicted": 1200, "layers": 1, "parameters": 1000, "separate": 3000}
-    facts |= {"unigram": np.full(windows, unigram), "change": np.array([[0.5**n] * windows for n in range(len(means))])}
-    return found_of(Sweep(**facts | changed, trained=trained, nll=nll))
+    change = np.array([[0.5**n] * windows for n in range(len(means))])
+    return found_of(Repeat(0, layers, trained), nll, change, np.full(windows, 3.5), 1000, 3000)
 
 
 @pytest.mark.parametrize(
@@ -305,12 +305,11 @@ def test_another_number_is_better_only_where_its_interval_says_so(found, answer)
 
 
 def test_the_loss_is_told_beside_the_frequencies_alone_and_with_what_sharing_saves():
-    found = measured(trained=2, causal=True)
+    found = measured(trained=2)
     assert (found["nll as trained"].value, found["nll as trained"].chance) == (3.0, 3.5)
     assert (found["best number"].value, found["there − as trained"].value) == (3, pytest.approx(-1))
     assert found["parameters"].why.startswith("16 kB of weights")
     assert "48 kB if none were shared" in found["parameters"].why
-    assert found.notes == ("nll of 1,200 next tokens in 4 windows",)
 
 
 def test_what_gave_no_number_is_not_drawn():

@@ -153,30 +153,21 @@ def test_too_little_effort_is_refused(name, value):
         Effort(**{name: value}).checked()
 
 
-def test_a_folder_without_tensors_is_no_subject(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="no safetensors that can be read"):
-        subjects_of([tmp_path])
-
-
-def test_a_run_without_finished_models(tmp_path):
-    (tmp_path / "run.yaml").write_text("{}")
-    (tmp_path / "results.json").write_text("{}")
-    with pytest.raises(RunError, match=r"results\.json has schema None"):
-        subjects_of([tmp_path])
-    with pytest.raises(RunError, match="is a comparison of several models; inspect it alone"):
-        subjects_of([tmp_path, tmp_path])
-
-
-def test_an_unfinished_comparison_and_an_adapter_say_what_they_are(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/run.yaml").write_text("")
-    with pytest.raises(RunError, match="a comparison that is not finished; finish it with `tiewise compare --resume`"):
-        subjects_of([tmp_path / "run"])
-    (tmp_path / "adapter").mkdir()
-    (tmp_path / "adapter/adapter_config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match="an adapter, which has no tables of its own; merge it"):
-        subjects_of([tmp_path / "adapter"])
+@pytest.mark.parametrize(
+    ("files", "times", "error", "said"),
+    [
+        ("config.json", 1, CheckpointError, "no safetensors that can be read"),
+        ("run.yaml results.json", 1, RunError, r"results\.json has schema None"),
+        ("run.yaml results.json", 2, RunError, "is a comparison of several models; inspect it alone"),
+        ("run.yaml", 1, RunError, "a comparison that is not finished; finish it with `tiewise compare --resume`"),
+        ("adapter_config.json", 1, CheckpointError, "an adapter, which has no tables of its own; merge it"),
+    ],
+)
+def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, error, said):
+    for name in files.split():
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(error, match=said):
+        subjects_of([tmp_path] * times)
 
 
 SOURCE = """

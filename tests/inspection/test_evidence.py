@@ -11,9 +11,9 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
-from tiewise.inspection.carry_out import NO_INTERVAL, NO_VERDICT, measure, tie_or_not
+from tiewise.inspection.carry_out import NO_INTERVAL, NO_VERDICT, tie_or_not
 from tiewise.inspection.request import subjects_of
-from tiewise.inspection.section import SectionFound
+from tiewise.inspection.section import SectionFound, measure
 
 
 @pytest.fixture

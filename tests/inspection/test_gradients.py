@@ -12,7 +12,7 @@ from tests.internals.test_two_paths import KINDS, by_hand, opened, text
 
 from tiewise.core.errors import DataError
 from tiewise.core.found import NEITHER, ONE, Quantity, count, plain
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import heard
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,
@@ -88,12 +88,12 @@ def test_shares_by_row_and_bin_by_numpy(tmp_path):
     best = int(np.argmax(rows_a**2 + rows_b**2))
     wanted = (plain(rows_a[best]), plain(rows_b[best]), str(Quantity("", share[best], unit="%")))
     assert longest.rows[0][:6] == (f"w{best}", str(best), str(seen[best]), *wanted)
-    for kind, row, index in zip(frequency_bins(longer), bins.rows, range(6), strict=True):
+    for label, row, index in zip(BINS, bins.rows, range(6), strict=True):
         inside = bin_of(longer) == index
-        assert row[1:4] == (str(inside.sum()), count(kind.occurrences), plain(np.linalg.norm(a[inside])))
+        assert row[1:4] == (str(inside.sum()), count(longer[inside].sum()), plain(np.linalg.norm(a[inside])))
         if inside.any():
             of_b = (b[inside] ** 2).sum() / (b**2).sum()
-            assert found[f"head path: {kind.label} times"].value == pytest.approx(of_b, rel=1e-10)
+            assert found[f"head path: {label} times"].value == pytest.approx(of_b, rel=1e-10)
     assert sum(q.value for q in found.quantities if q.name.startswith("lookup path: ")) == pytest.approx(1)
 
 

@@ -9,19 +9,12 @@ import torch
 import transformers as tr
 from scipy.stats import t
 from tests.boundary.tiny_models import _BERT, _LLAMA, FAMILIES, build
-from tests.internals.test_repeats import Affine, opened, rotation_like, windows, with_layers
+from tests.internals.test_repeats import Affine, Alone, opened, rotation_like, windows, with_layers
 from torch import nn
 
 from tiewise.core.errors import DataError
-from tiewise.inspection.sections.refinement import Trajectory, found_of, refinement_of
+from tiewise.inspection.sections.refinement import Trajectory, found_of, iterate, refinement_of
 from tiewise.internals.repeats import Repeat
-
-
-class Alone(nn.Module):
-    """h → h, without parameters."""
-
-    def forward(self, hidden_states, **_):
-        return hidden_states
 
 
 def albert(seed=0, **settings):
@@ -38,6 +31,16 @@ def curve(found, name, which=""):
 def each(found, name, which=""):
     """Values application by application."""
     return curve(found, name, which).y
+
+
+def test_a_difference_grows_at_the_spectral_radius_and_a_ratio_is_that_of_changes():
+    values = np.array([1.3, 0.2, -0.1, 0.05])
+    matrix = torch.tensor(rotation_like(values, 2))
+    start = torch.tensor(np.random.default_rng(5).normal(size=(3, 2, 4)))
+    _, walked = iterate(lambda state: state @ matrix, start, 30, seed=0)
+    assert walked["growth"][-1].numpy() == pytest.approx(1.3, rel=1e-6)
+    assert walked["ratio"][-1].numpy() == pytest.approx(1.3, rel=1e-6)
+    assert walked["residual"][-1].numpy() == pytest.approx(0.3, rel=1e-6)
 
 
 def test_a_planted_contraction_is_found_with_its_rate_and_distance():

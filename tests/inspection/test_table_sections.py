@@ -14,8 +14,7 @@ from tiewise.analysis.model_tables import HeldTable
 from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.analysis.token_contexts import contexts
-from tiewise.analysis.token_rows import by_group, directions, mean_cosine, moments, norms_by_count, plane
-from tiewise.analysis.token_texts import by_frequency
+from tiewise.analysis.token_rows import directions, mean_cosine, moments, norms_by_count, plane
 from tiewise.core.errors import CheckpointError, DataError
 from tiewise.core.estimates import Estimate, correlation_interval
 from tiewise.core.long_work import heard
@@ -133,7 +132,7 @@ def test_a_lean_is_never_told_without_what_is_left_of_it_when_frequency_is_taken
     both = found_over_seeds(over_seeds(without=0.3), "tied")
     assert both.answer == "it leans to its output table, with frequency taken out too"
     missing = found_over_seeds(over_seeds(counted=None), "tied")
-    assert missing.answer.endswith("not known, as the training text is not there")
+    assert missing.answer.endswith("without the training text, how much is frequency is not known")
     assert found_over_seeds(over_seeds(seeds=SAME_SEED), "tied").answer == (
         "it leans to its output table after the best rotation"
     )
@@ -221,10 +220,13 @@ def test_tokens_carry_the_measured_numbers(shorter):
     assert shorter["directions filled, input"].value == pytest.approx(filled.value)
     assert shorter["rows of no token"].value == 5
     assert (shorter["tokens of the text"].value, shorter["different tokens in it"].value) == (3000, len(set(text())))
-    assert shorter["left and right contexts differ by"].value == around.guessed.value
+    assert shorter["left and right contexts differ by"].value == around.by_part.mean()
     curves = {(curve.name, curve.which): curve for curve in shorter.curves}
-    lengths, groups = curves["Length of rows by token frequency", "input"], by_group(sums.norms, by_frequency(COUNTS))
-    assert lengths.y == pytest.approx([group.median for group in groups])
+    lengths = curves["Length of rows by token frequency", "input"]
+    decades = [sums.norms[COUNTS == 0], *(sums.norms[(10**d <= COUNTS) & (10 ** (d + 1) > COUNTS)] for d in range(5))]
+    quartiles = np.array([np.quantile(norms, [0.25, 0.5, 0.75]) for norms in decades if len(norms)])
+    assert pytest.approx(quartiles) == np.array([lengths.low, lengths.y, lengths.high]).T
+    assert shorter["mean norm, input, tokens of count 10–99"].value == pytest.approx(decades[2].mean())
     assert lengths.ticks == ("0", "1–9", "10–99", "100–999", "1000–9999", "≥10000")
     assert curves["How many directions a table fills", "input"].y[-1] == pytest.approx(1)
     assert ("How many directions a table fills", f"Gaussian, {V} × {WIDTH}") in curves

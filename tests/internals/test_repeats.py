@@ -8,7 +8,7 @@ from torch import nn
 
 from tiewise.boundary.locate import locate
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat, iterate, keys, repeats, shared_fractions
+from tiewise.internals.repeats import Repeat, keys, repeats, shared_fractions
 from tiewise.internals.stack import find_stack
 
 
@@ -53,16 +53,6 @@ def rotation_like(norms, seed=0):
     """Symmetric matrix [D, D] with these eigenvalues."""
     basis, _ = np.linalg.qr(np.random.default_rng(seed).normal(size=(len(norms),) * 2))
     return basis @ np.diag(norms) @ basis.T
-
-
-def test_a_difference_grows_at_the_spectral_radius_and_a_ratio_is_that_of_changes():
-    values = np.array([1.3, 0.2, -0.1, 0.05])
-    matrix = torch.tensor(rotation_like(values, 2))
-    start = torch.tensor(np.random.default_rng(5).normal(size=(3, 2, 4)))
-    walked = iterate(lambda state: state @ matrix, start, 30, seed=0)
-    assert walked.growth[-1].numpy() == pytest.approx(1.3, rel=1e-6)
-    assert walked.ratio[-1].numpy() == pytest.approx(1.3, rel=1e-6)
-    assert walked.residual[-1].numpy() == pytest.approx(0.3, rel=1e-6)
 
 
 def test_layers_are_the_same_by_parameter_whatever_modules_hold_them():

@@ -28,12 +28,12 @@ def batch(seed=0, rows=3, length=11, vocab=61):
     return ids, mask, segments, labels, torch.tensor([0, 1, 1])[:rows]
 
 
-def _norm(x, w, b, eps):
-    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps) * w + b
-
-
-def _gelu(x):
-    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+@torch.no_grad()
+def shaken(model):
+    """The model, its biases and norms moved too, which start at 0 and 1."""
+    for p in model.parameters():
+        p.add_(0.1 * torch.randn_like(p))
+    return model
 
 
 def dense_forward(weights, ids, mask, segments, *, layers, heads, eps=1e-12):
@@ -44,7 +44,11 @@ def dense_forward(weights, ids, mask, segments, *, layers, heads, eps=1e-12):
         return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
     def norm(x, name):
-        return _norm(x, w[f"{name}.weight"], w[f"{name}.bias"], eps)
+        normed = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + eps)
+        return normed * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def gelu(x):
+        return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
 
     at = "albert.embeddings"
     x = w[f"{at}.token.weight"][ids] + w[f"{at}.segment.weight"][segments]
@@ -59,6 +63,6 @@ def dense_forward(weights, ids, mask, segments, *, layers, heads, eps=1e-12):
         read = (shares / shares.sum(-1, keepdims=True)) @ v
         read = read.transpose(0, 2, 1, 3).reshape(x.shape)
         x = norm(x + linear(read, f"{name}.attention.dense"), f"{name}.attention.norm")
-        x = norm(x + linear(_gelu(linear(x, f"{name}.ffn.up")), f"{name}.ffn.down"), f"{name}.ffn.norm")
-    head = norm(_gelu(linear(x, "predictions.dense")), "predictions.norm")
+        x = norm(x + linear(gelu(linear(x, f"{name}.ffn.up")), f"{name}.ffn.down"), f"{name}.ffn.norm")
+    head = norm(gelu(linear(x, "predictions.dense")), "predictions.norm")
     return linear(head, "predictions.decoder"), linear(np.tanh(linear(x[:, 0], "albert.pooler")), "pair")

@@ -6,6 +6,7 @@ from torch import nn
 from tiewise.models import RNNLM, RNNConfig
 from tiewise.models.rnn import CELLS
 
+KINDS = [(cell, bias) for cell in CELLS for bias in ("one", "two") if (cell, bias) != ("gru", "one")]
 MODULES = {"lstm": nn.LSTM, "gru": nn.GRU, "tanh": nn.RNN, "relu": nn.RNN}
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from albert_tools import TINY, batch, dense_forward
+from albert_tools import TINY, batch, dense_forward, shaken
 from safetensors import safe_open
 from transformers import AutoModelForPreTraining, AutoModelForSequenceClassification
 
@@ -32,18 +32,14 @@ def on_meta(kind, config):
         return kind(config)
 
 
-@pytest.mark.parametrize(
-    ("name", "encoder", "whole"),
-    [
-        ("base", 11_683_584, 11_882_428),
-        ("large", 17_683_968, 17_916_604),
-        ("xlarge", 58_724_864, 59_092_668),
-        ("xxlarge", 222_595_584, 223_233_724),
-    ],
-)
-def test_published_sizes(name, encoder, whole):
-    assert size(on_meta(OpenAlbertModel, preset(name))) == encoder
-    assert size(on_meta(OpenAlbertForPreTraining, preset(name, **CHAPTER))) == whole
+SIZES = {"base": (11_683_584, 11_882_428), "large": (17_683_968, 17_916_604)}
+SIZES |= {"xlarge": (58_724_864, 59_092_668), "xxlarge": (222_595_584, 223_233_724)}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_published_sizes(name):
+    models = on_meta(OpenAlbertModel, preset(name)), on_meta(OpenAlbertForPreTraining, preset(name, **CHAPTER))
+    assert tuple(map(size, models)) == SIZES[name]
 
 
 def test_parts_of_the_base_size():
@@ -52,14 +48,9 @@ def test_parts_of_the_base_size():
     assert size(model.albert) - size(model.albert.pooler) == 11_161_088
     assert size(model.albert.pooler) == 590_592
     assert size(on_meta(OpenAlbertForPreTraining, preset("base", vocab_size=30_522))) == 11_881_148
-
-
-@pytest.mark.parametrize(
-    ("sharing", "count"),
-    [("none", 85_054_464), ("attention", 59_051_520), ("ffn", 33_090_816), ("all", 7_087_872)],
-)
-def test_twelve_layers_by_strategy(sharing, count):
-    assert size(on_meta(OpenAlbertModel, preset("base", sharing=sharing)).layers) == count
+    counts = {"none": 85_054_464, "attention": 59_051_520, "ffn": 33_090_816, "all": 7_087_872}
+    for sharing, count in counts.items():
+        assert size(on_meta(OpenAlbertModel, preset("base", sharing=sharing)).layers) == count
 
 
 @pytest.mark.parametrize("sharing", ["none", "attention", "all:cycle=2"])
@@ -67,9 +58,7 @@ def test_the_function_is_that_of_the_equations(sharing):
     torch.manual_seed(1)
     config = OpenAlbertConfig(**TINY, norm="after", hidden_act="gelu", initializer_range=0.4, sharing=sharing)
     model = OpenAlbertForPreTraining(config).double().eval()
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(0.1 * torch.randn_like(p))  # biases and norms too, which start at 0 and 1
+    shaken(model)
     ids, mask, segments, labels, pairs = batch()
     out = model(ids, mask, segments, labels=labels, pair_labels=pairs)
     logits, pair_logits = dense_forward(model.state_dict(), ids.numpy(), mask, segments.numpy(), layers=6, heads=4)
@@ -100,8 +89,7 @@ def test_shared_parameters_get_the_gradients_of_all_applications(sharing):
         together = shared.albert.layers[0].get_parameter(part).grad
         expected = sum(alone) if sharing in ("all", part.partition(".")[0]) else alone[0]
         torch.testing.assert_close(together, expected, rtol=1e-9, atol=1e-12)
-    names = [name for name, _ in shared.named_parameters()]
-    assert len(names) < len([name for name, _ in own.named_parameters()])
+    assert len(list(shared.parameters())) < len(list(own.parameters()))
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
@@ -161,10 +149,9 @@ def test_fine_tuning_starts_from_the_pretrained_encoder(tmp_path):
     losses = []
     for _ in range(20):
         optimizer.zero_grad()
-        loss = tuned(ids, labels=labels, attention_mask=mask, token_type_ids=segments).loss
-        loss.backward()
+        losses.append(tuned(ids, labels=labels, attention_mask=mask, token_type_ids=segments).loss)
+        losses[-1].backward()
         optimizer.step()
-        losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
     with pytest.raises(InstallError, match="labels share no table with tokens"):
         tiewise.install(tuned)
@@ -181,26 +168,25 @@ def test_hidden_states_are_those_of_every_application():
     assert len(out.hidden_states) == 7
 
 
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
-        ({"num_attention_heads": 5}, "5 heads do not divide width 24"),
-        ({"sharing": "some"}, "unknown sharing 'some'"),
-        ({"sharing": "all:groups=7"}, "7 groups of 6 layers"),
-        ({"norm": "between"}, "norm = 'between'"),
-        ({"projection": False}, "without a projection"),
-        ({"vocab_size": 0}, "vocab_size = 0"),
-        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob"),
-    ],
-)
-def test_refused(fields, said):
+REFUSED = {
+    "5 heads do not divide width 24": {"num_attention_heads": 5},
+    "unknown sharing 'some'": {"sharing": "some"},
+    "7 groups of 6 layers": {"sharing": "all:groups=7"},
+    "norm = 'between'": {"norm": "between"},
+    "without a projection": {"projection": False},
+    "vocab_size = 0": {"vocab_size": 0},
+    "hidden_dropout_prob": {"hidden_dropout_prob": 1.0},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_refused(said):
     with pytest.raises(SpecError, match=said):
-        OpenAlbertConfig(**{**TINY, **fields})
+        OpenAlbertConfig(**{**TINY, **REFUSED[said]})
 
 
 def test_longer_than_positions_and_unknown_sizes():
-    model = OpenAlbertModel(OpenAlbertConfig(**TINY))
     with pytest.raises(SpecError, match="21 tokens, and 20 positions"):
-        model(torch.zeros(1, 21, dtype=torch.long))
+        OpenAlbertModel(OpenAlbertConfig(**TINY))(torch.zeros(1, 21, dtype=torch.long))
     with pytest.raises(SpecError, match="no ALBERT of size"):
         preset("huge")

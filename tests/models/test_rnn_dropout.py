@@ -9,19 +9,18 @@ from tiewise.models.rnn import drop, drop_words
 P = 0.3
 
 
-def share_of(x):
-    """Share of zeros, and how far it may be from the truth: five standard deviations."""
-    return (x == 0).double().mean().item(), 5 * (P * (1 - P) / x.numel()) ** 0.5
+def assert_masked(x, of=1.0):
+    """A share of P is zero, within five standard deviations, and the rest `of` / (1 − P)."""
+    assert (x == 0).double().mean().item() == pytest.approx(P, abs=5 * (P * (1 - P) / x.numel()) ** 0.5)
+    torch.testing.assert_close(x[x != 0], torch.full_like(x[x != 0], of / (1 - P)))
 
 
 def test_a_fresh_mask_is_of_every_token_and_a_locked_one_of_every_sequence():
     torch.manual_seed(0)
     ones = torch.ones(50, 20, 30)
     fresh, locked = drop(ones, P, locked=False), drop(ones, P, locked=True)
-    for found, drawn in ((fresh, fresh), (locked, locked[:, 0])):
-        share, slack = share_of(drawn)
-        assert share == pytest.approx(P, abs=slack)
-        torch.testing.assert_close(found[found != 0], torch.full_like(found[found != 0], 1 / (1 - P)))
+    assert_masked(fresh)
+    assert_masked(locked[:, 0])
     assert torch.equal(locked, locked[:, :1].expand_as(locked))
     assert not torch.equal(fresh[:, 0], fresh[:, 1])
     assert not torch.equal(locked[0], locked[1])
@@ -35,9 +34,7 @@ def test_words_are_dropped_whole_and_wherever_they_stand():
     by_word = torch.zeros(2000, 3).index_copy_(0, ids[0], found[0])
     assert torch.equal(found, by_word[ids])
     assert torch.equal(by_word, by_word[:, :1].expand_as(by_word))
-    share, slack = share_of(by_word[:, 0])
-    assert share == pytest.approx(P, abs=slack)
-    assert by_word.unique().tolist() == pytest.approx([0.0, 1 / (1 - P)])
+    assert_masked(by_word[:, 0])
 
 
 def constant(width=400, **settings):
@@ -50,7 +47,7 @@ def constant(width=400, **settings):
                 parameter.zero_()
         model.rnn.layers[0].bias_ih.fill_(1)
         for layer in list(model.rnn.layers)[1:]:
-            layer.weight_ih.copy_(torch.eye(width))
+            layer.weight_ih.copy_(torch.eye(*layer.weight_ih.shape))
     return model
 
 
@@ -64,42 +61,23 @@ def seen(model, module):
     return kept[0]
 
 
-PLACES = {
-    "input_dropout": lambda model: seen(model, model.rnn),
-    "layer_dropout": lambda model: seen(model, model.head),
-    "output_dropout": lambda model: seen(model, model.head),
-}
+# where a mask is, and what reads behind it; between layers of two widths, which are two calls, too
+PLACES = {"input_dropout": "rnn", "layer_dropout": "head", "output_dropout": "head"}
+CASES = [(name, {}) for name in PLACES] + [("layer_dropout", {"last_hidden_size": 200})]
 
 
 @pytest.mark.parametrize("variational", [True, False])
-@pytest.mark.parametrize("name", PLACES)
-def test_each_place_has_its_own_mask(name, variational):
-    model = constant(**{name: P}, variational=variational)
+@pytest.mark.parametrize(("name", "sizes"), CASES, ids=str)
+def test_each_place_has_its_own_mask(name, sizes, variational):
+    model = constant(**{name: P}, **sizes, variational=variational)
+    behind = model.get_submodule(PLACES[name])
     torch.manual_seed(1)
-    found = PLACES[name](model)
-    share, slack = share_of(found[:, 0] if variational else found)
-    assert share == pytest.approx(P, abs=slack)
-    assert found.unique().tolist() == pytest.approx([0.0, 1 / (1 - P)])
+    found = seen(model, behind)
+    assert_masked(found[:, 0] if variational else found)
     assert torch.equal(found[:, 0], found[:, 1]) == variational
-    others = {"input_dropout": "output_dropout", "layer_dropout": "input_dropout", "output_dropout": "input_dropout"}
-    assert torch.equal(PLACES[others[name]](model), torch.ones_like(found))
-    model.eval()
-    assert torch.equal(PLACES[name](model), torch.ones_like(found))
-
-
-@pytest.mark.parametrize("variational", [True, False])
-def test_dropout_between_layers_of_other_widths(variational):
-    model = tiny(cell="relu", hidden_size=300, last_hidden_size=200, layer_dropout=P, variational=variational).train()
-    with torch.no_grad():
-        for parameter in model.rnn.parameters():
-            parameter.zero_()
-        model.rnn.layers[0].bias_ih.fill_(1)
-        model.rnn.layers[1].weight_ih.copy_(torch.eye(200, 300))
-    torch.manual_seed(1)
-    found = seen(model, model.head)
-    share, slack = share_of(found[:, 0] if variational else found)
-    assert share == pytest.approx(P, abs=slack)
-    assert torch.equal(found[:, 0], found[:, 1]) == variational
+    clean = model.head if name == "input_dropout" else model.rnn
+    assert seen(model, clean).unique().tolist() == [1.0]
+    assert torch.equal(seen(model.eval(), behind), torch.ones_like(found))
 
 
 def test_whole_words_are_dropped_from_what_the_layers_read():
@@ -125,8 +103,7 @@ def test_a_mask_on_h_is_one_per_sequence(input_matrix):
     torch.manual_seed(1)
     h = seen(model.train(), model.head)
     mask = h[:, 1] - 1  # h₁ = 1, h₂ = 1 + m, h₃ = 1 + m·h₂ …
-    share, slack = share_of(mask)
-    assert share == pytest.approx(P, abs=slack)
+    assert_masked(mask)
     for t in range(1, h.shape[1]):
         torch.testing.assert_close(h[:, t], 1 + mask * h[:, t - 1])
     assert not torch.equal(mask[0], mask[1])
@@ -149,9 +126,7 @@ def test_dropped_weights_are_the_same_for_every_sequence_and_word():
     for _ in range(2):
         model(torch.zeros(width, 3, dtype=torch.long), state=((units,),))
     dropped = kept[0][:, 0].T  # W ∘ M
-    share, slack = share_of(dropped)
-    assert share == pytest.approx(P, abs=slack)
-    torch.testing.assert_close(dropped[dropped != 0], torch.full_like(dropped[dropped != 0], 1 / width / (1 - P)))
+    assert_masked(dropped, of=1 / width)
     torch.testing.assert_close(kept[0][:, 1].T, dropped @ dropped)
     torch.testing.assert_close(kept[0][:, 2].T, dropped @ dropped @ dropped)
     assert not torch.equal(kept[0], kept[1])

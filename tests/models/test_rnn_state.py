@@ -1,20 +1,17 @@
 """What a recurrent model holds, to the parameter, and its hidden state: a text in pieces is the text in one."""
 
+import math
+
 import pytest
 import torch
-from rnn_tools import tiny, words
+from rnn_tools import KINDS, tiny, words
 
 from tiewise.boundary.install import install
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.models import RNNLM, RNNConfig, detached
+from tiewise.models.rnn import CELLS
 
-ALL = [
-    {"cell": "tanh"},
-    {"cell": "relu"},
-    {"cell": "gru"},
-    {"cell": "lstm"},
-    {"embedding_size": 4, "last_hidden_size": 3, "num_hidden_layers": 3},
-]
+ALL = [*({"cell": cell} for cell in CELLS), {"embedding_size": 4, "last_hidden_size": 3, "num_hidden_layers": 3}]
 
 
 @pytest.mark.parametrize("settings", ALL, ids=str)
@@ -71,11 +68,6 @@ def test_generation_reads_every_token_once(settings):
     assert lengths == [4, 1, 1, 1, 1, 1]
 
 
-def test_beam_search_is_refused():
-    with pytest.raises(UnsupportedError, match="use num_beams=1"):
-        tiny().eval().generate(words(2, 4), max_new_tokens=3, num_beams=2)
-
-
 def test_tuples_and_the_last_logits():
     model, ids = tiny().eval(), words()
     whole = model(ids)
@@ -86,24 +78,20 @@ def test_tuples_and_the_last_logits():
     torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole.logits[:, -2:])
 
 
-def test_padding_on_the_right_changes_nothing_and_on_the_left_is_refused():
+def test_padding_on_the_right_changes_nothing_and_what_cannot_be_read_is_refused():
     model, ids = tiny().eval(), words()
     mask = torch.ones_like(ids)
     mask[1, 4:] = 0
-    padded = ids.clone()
-    padded[1, 4:] = 0
-    labels = ids.masked_fill(mask == 0, -100)
+    labels, padded = ids.masked_fill(mask == 0, -100), ids.masked_fill(mask == 0, 0)
     assert model(padded, attention_mask=mask, labels=labels).loss == model(ids, labels=labels).loss
     with pytest.raises(SpecError, match="pad on the right"):
         model(ids, attention_mask=mask.flip(1))
-
-
-def test_a_state_of_other_sequences_is_refused():
-    model, other = tiny(), tiny(cell="gru")
-    state = model(words()).state
-    for ids, given in ((words(2), state), (words(), other(words()).state), (words(), state[:1])):
+    with pytest.raises(UnsupportedError, match="use num_beams=1"):
+        model.generate(words(2, 4), max_new_tokens=3, num_beams=2)
+    state = model(ids).state
+    for other, given in ((words(2), state), (ids, tiny(cell="gru")(ids).state), (ids, state[:1])):
         with pytest.raises(SpecError, match="the state has the shapes"):
-            model(ids, state=given)
+            model(other, state=given)
 
 
 REFUSED = {
@@ -115,21 +103,16 @@ REFUSED = {
     "sizes are whole numbers": {"hidden_size": 0},
     "give the share that is dropped": {"layer_dropout": 1.0},
     "give a number, 0 or more": {"tar": -1.0},
+    "leave E and H equal and install projected:300": {"embedding_size": 300, "tie_word_embeddings": True},
+    "set one_table": {"output_vocab_size": 7, "tie_word_embeddings": True},
 }
 
 
 @pytest.mark.parametrize(("message", "settings"), REFUSED.items(), ids=list(REFUSED))
 def test_what_cannot_be_built_is_refused_in_one_line(message, settings):
     with pytest.raises(SpecError, match=message) as raised:
-        RNNConfig(**settings)
+        RNNLM(RNNConfig(vocab_size=9, **settings))
     assert "\n" not in str(raised.value)
-
-
-def test_one_table_that_cannot_serve_both_ends_is_refused_with_the_way_out():
-    with pytest.raises(SpecError, match="leave E and H equal and install projected:300"):
-        RNNLM(RNNConfig(vocab_size=9, embedding_size=300, tie_word_embeddings=True))
-    with pytest.raises(SpecError, match="set one_table"):
-        RNNLM(RNNConfig(vocab_size=9, output_vocab_size=7, tie_word_embeddings=True))
 
 
 # Press & Wolf 2017, V = 10,000, two layers, one bias per gate and one at the output; the counts behind their 4.65M,
@@ -161,35 +144,25 @@ def test_published_counts(width, spec, bias):
     assert count(model) == PUBLISHED[width, spec] + (SECOND_BIASES[width] if bias == "two" else 0)
 
 
-GATES = {"tanh": 1, "relu": 1, "gru": 3, "lstm": 4}
-
-
-@pytest.mark.parametrize(
-    ("cell", "bias"), [(cell, bias) for cell in GATES for bias in ("one", "two") if (cell, bias) != ("gru", "one")]
-)
+@pytest.mark.parametrize(("cell", "bias"), KINDS)
 def test_counts_by_formula(cell, bias):
     v, e, h, last = 31, 7, 11, 5
     sizes = {"vocab_size": v, "embedding_size": e, "hidden_size": h, "last_hidden_size": last}
     model = RNNLM(RNNConfig(num_hidden_layers=3, cell=cell, lstm_bias=bias, **sizes))
-    vectors = 1 if bias == "one" else 2
-    layers = sum(GATES[cell] * to * (start + to + vectors) for start, to in ((e, h), (h, h), (h, last)))
+    vectors, gates = 1 if bias == "one" else 2, {"gru": 3, "lstm": 4}.get(cell, 1)
+    layers = sum(gates * to * (start + to + vectors) for start, to in ((e, h), (h, h), (h, last)))
     assert count(model) == v * e + layers + v * last + v
 
 
-def test_the_founding_post_s_cell_has_no_input_matrix():
-    model = RNNLM(RNNConfig(vocab_size=31, hidden_size=11, num_hidden_layers=1, cell="tanh", input_matrix=False))
-    install(model, "tied")
-    assert count(model) == 31 * 11 + 11 * 11 + 11 + 31  # U, W, b1, b2
-
-
-def test_other_vectors_change_the_two_maps_alone():
+def test_without_an_input_matrix_a_table_s_width_changes_the_two_maps_alone():
     made = {}
-    for width in (300, 50):
-        model = RNNLM(RNNConfig(vocab_size=40, hidden_size=64, cell="tanh", input_matrix=False, num_hidden_layers=1))
-        install(model, f"projected:{width}")
-        made[width] = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    differing = {name for name in made[300] if made[300][name] != made[50][name]}
-    assert made[300].keys() == made[50].keys()
-    assert differing == {"embed.weight", "embed.in_map.weight", "head.out_map.weight"}
-    assert made[300]["embed.in_map.weight"] == (64, 300)  # P_in (H, E)
-    assert made[300]["head.out_map.weight"] == (300, 64)  # P_out (E, H)
+    for spec in ("tied", "projected:50", "projected:300"):
+        model = RNNLM(RNNConfig(vocab_size=31, hidden_size=11, num_hidden_layers=1, cell="tanh", input_matrix=False))
+        install(model, spec)
+        made[spec] = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    tied, narrow, wide = made.values()
+    assert sum(map(math.prod, tied.values())) == 31 * 11 + 11 * 11 + 11 + 31  # U, W, b1, b2: the founding post's cell
+    assert narrow.keys() == wide.keys() == tied.keys() | {"embed.in_map.weight", "head.out_map.weight"}
+    differing = {name: shape for name, shape in wide.items() if shape != narrow[name]}
+    maps = {"embed.in_map.weight": (11, 300), "head.out_map.weight": (300, 11)}  # P_in (H, E), P_out (E, H)
+    assert differing == {"embed.weight": (31, 300), **maps}

@@ -332,12 +332,3 @@ def test_written_whole_or_not_at_all(sample, tmp_path, monkeypatch):
         write_report(sample, path)
     assert path.read_text(encoding="utf-8") == whole
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_a_place_that_cannot_be_written_is_one_clear_line(sample, tmp_path):
-    for place in (tmp_path / "missing" / "report.html", tmp_path):
-        with pytest.raises(RunError) as caught:
-            write_report(sample, place)
-        assert str(place) in str(caught.value)
-        assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,6 @@ from rich.console import Console
 from tests.inspection.test_first_mlp import opened
 from tests.inspection.test_gradients import paths
 from tests.inspection.test_gradients_over_training import arm
-from tests.inspection.test_lens import layer
-from tests.inspection.test_lens import made as lenses
 from tests.inspection.test_path_sections import checkpoint, text
 from tests.inspection.test_refinement import trajectory
 from tests.inspection.test_table_sections import over_seeds
@@ -19,10 +17,10 @@ from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.internals.one_layer_models import one_layer
 
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
-from tiewise.inspection.carry_out import ALL, EVIDENCE, TieOrNot, tie_or_not
+from tiewise.inspection.carry_out import EVIDENCE, tie_or_not
 from tiewise.inspection.request import Request, subjects_of
-from tiewise.inspection.section import Inspection, SectionFound, sections
-from tiewise.inspection.sections import gradients, gradients_over_training, lens, refinement
+from tiewise.inspection.section import ALL, Inspection, SectionFound, TieOrNot, sections
+from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of
 from tiewise.inspection.sections.direct_path import direct_path_of
@@ -190,12 +188,11 @@ def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspe
 def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path):
     models = planted((1, 2, 3))
     subjects = subjects_of([write_run(tmp_path / "run", models | {"factored:4": models["untied"]})])
-    late, early = ((layer(depth, 7.0, 0.5) for depth in depths) for depths in ((0,), (0, 1)))
     folders = {}
     for label, tied in (("tied", True), ("untied", False)):
         (tmp_path / label).mkdir()
         folders[label], _ = checkpoint(tmp_path / label, tied)
-    never, soon = (lens.found_of(lenses(*layers)) for layers in (late, early))
+    never, soon = map(Found, ("not the first choice at half of the positions", "the first choice, after layer 1 of 2"))
     pulling = {"untied": paths(one_table=False, null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
         "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),

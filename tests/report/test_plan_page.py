@@ -116,7 +116,9 @@ def test_what_a_user_wrote_is_text():
     assert EVIL in page.text
 
 
-def test_a_place_that_cannot_be_written(made, tmp_path):
-    with pytest.raises(RunError, match="choose another place with --plot"):
-        write_plan(made, tmp_path / "no" / "plan.html", COMMAND)
+@pytest.mark.parametrize("place", ["missing/plan.html", ""])
+def test_a_place_that_cannot_be_written_is_one_line(made, tmp_path, place):
+    with pytest.raises(RunError, match=r"^cannot write [^\n]+; choose another place with --plot$") as caught:
+        write_plan(made, tmp_path / place, COMMAND)
+    assert str(tmp_path / place) in str(caught.value)
     assert list(tmp_path.iterdir()) == []

@@ -8,8 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
+from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from tests.boundary.tiny_models import FAMILIES, V, build
+
+from tiewise.checkpoint.stored import read_header
 
 SHARING = ("t5", "t5_v11", "bart", "marian", "bert", "roberta")
 
@@ -52,6 +55,17 @@ def logits(model, ids=None):
 def tensors(path):
     """Every tensor of a folder, read by the safetensors library."""
     return {name: value for file in sorted(path.glob("*.safetensors")) for name, value in load_file(file).items()}
+
+
+def config_of(path):
+    """The config of a folder."""
+    return json.loads((path / "config.json").read_text())
+
+
+def stored(folder, **arrays):
+    """Tensors of a file that holds these arrays, as our reader finds them."""
+    save_file(arrays, folder / "t.safetensors")
+    return read_header(folder / "t.safetensors").tensors
 
 
 CHILD = Path(__file__).parent / "verb_child.py"

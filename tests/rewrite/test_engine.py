@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rewrite_models import child, listing, untimed
 from safetensors.numpy import load_file
-from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, llama_tensors, table, write_checkpoint, write_sparse
 
 from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
@@ -104,11 +104,8 @@ def test_odd_order_stays_aligned(tmp_path):
     """A file that another tool wrote: a narrow tensor of odd length first. What follows it must not slip."""
     (tmp_path / "a").mkdir()
     narrow, wide = np.arange(4, dtype=np.int8), table(2, 2)
-    entries = {"n": ("I8", [4], 0, 4), "w": ("F32", [2, 2], 4, 20)}
-    record = {n: {"dtype": d, "shape": s, "data_offsets": [i, j]} for n, (d, s, i, j) in entries.items()}
-    text = json.dumps(record).encode()
-    data = len(text).to_bytes(8, "little") + text + narrow.tobytes() + wide.tobytes()
-    (tmp_path / "a" / "model.safetensors").write_bytes(data)
+    data = {"n": narrow.tobytes(), "w": wide.tobytes()}
+    write_sparse(tmp_path / "a" / "model.safetensors", {"n": ("I8", [4]), "w": ("F32", [2, 2])}, data)
     new = NewTensor("n", "I8", (3,), "model.safetensors", lambda: iter([b"\1\2\3"]))
     changed(tmp_path / "a", tmp_path / "b", put=(new,))
     header = read_header(tmp_path / "b" / "model.safetensors")

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from rewrite_models import child, go, listing, start, untimed
-from tests.checkpoint.tiny_checkpoints import llama, llama_config
+from tests.checkpoint.tiny_checkpoints import llama, llama_config, write_index, write_sparse
 
 from tiewise.checkpoint.audit import check
 from tiewise.rewrite.factor import memory_needed
@@ -65,25 +65,11 @@ def mostly_empty(path, shards, config):
     values = np.random.default_rng(0).normal(size=2**19).astype(ml_dtypes.bfloat16).tobytes()
     weight_map, total = {}, 0
     for file, shapes in shards.items():
-        entries, at = {}, 0
-        for name, shape in shapes.items():
-            size = 2 * int(np.prod(shape))
-            entries[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + size]}
-            weight_map[name] = file
-            at += size
-        text = json.dumps(entries).encode()
-        text += b" " * (-len(text) % 8)
-        with open(path / file, "wb") as opened:
-            opened.write(len(text).to_bytes(8, "little") + text)
-            for entry in entries.values():
-                begin, end = entry["data_offsets"]
-                opened.seek(8 + len(text) + begin)
-                opened.write(values[: end - begin])
-            opened.truncate(8 + len(text) + at)
-        total += at
+        begun = {name: values[: 2 * int(np.prod(shape))] for name, shape in shapes.items()}
+        total += write_sparse(path / file, {name: ("BF16", shape) for name, shape in shapes.items()}, begun)
+        weight_map |= dict.fromkeys(shapes, file)
     if len(shards) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index))
+        write_index(path, weight_map, total)
     (path / "config.json").write_text(json.dumps(config))
     return path
 

@@ -6,24 +6,17 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, tensors
-from safetensors.numpy import save_file
+from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, stored, tensors
 from scipy import stats
 from tests.checkpoint import saved_models
 from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
 
 import tiewise.hf
-from tiewise.checkpoint.stored import read_header
 from tiewise.core.errors import CheckpointError
 from tiewise.rewrite import factor, resize
 from tiewise.rewrite.resize import new_rows
 
 # the rows that are drawn
-
-
-def stored(folder, **arrays):
-    save_file(arrays, folder / "t.safetensors")
-    return read_header(folder / "t.safetensors").tensors
 
 
 def drawn(part, used, count, seed=0, **options):
@@ -262,39 +255,6 @@ def test_how_many(tied, tmp_path):
         assert torch.equal(cut[name], whole[name][:20] if whole[name].shape[0] == 24 else whole[name])
 
 
-REFUSED = [
-    ({"vocab": 24}, "has 24 rows already"),
-    ({"multiple_of": 8}, "has 24 rows already"),
-    ({"vocab": 20}, "20 tokens are fewer than its 24 rows"),
-    ({"vocab": 19, "shrink": True}, "name token 19"),
-    ({"tokenizer": "shorter", "shrink": True}, "name token 19"),
-    ({"tokenizer": "shorter"}, "has 24 rows already"),
-    ({"tokenizer": "nothing"}, "no tokenizer was found"),
-    ({"tokenizer": "missing"}, "no such file or folder"),
-    ({"tokenizer": "broken"}, "not readable as JSON"),
-    ({"vocab": 30, "tokenizer": "shorter"}, "both say"),
-    ({}, "nothing says how many"),
-    ({"shrink": True}, "nothing says how many"),
-    ({"vocab": 0}, "vocab is 0"),
-    ({"multiple_of": -8}, "multiple_of is -8"),
-    ({"vocab": 30, "seed": -1}, "seed is -1"),
-]
-
-
-@pytest.mark.parametrize(("options", "words_"), REFUSED)
-def test_refuses(options, words_, tmp_path):
-    source = llama(tmp_path / "a", rows=24, tokenizer=bpe_tokenizer(20))
-    words(tmp_path / "shorter", 10)
-    (tmp_path / "nothing").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "tokenizer.json").write_text("{")
-    if "tokenizer" in options:
-        options = options | {"tokenizer": tmp_path / options["tokenizer"]}
-    with pytest.raises(CheckpointError, match=words_):
-        resize(source, tmp_path / "b", **options)
-    assert not (tmp_path / "b").exists()
-
-
 def test_keeps_the_ids_that_configs_name(tmp_path):
     made = {"image_token_id": 22, "eos_token_id": [2, 23]}
     source = llama(tmp_path / "a", config=made, files={"generation_config.json": {"pad_token_id": 21}})
@@ -305,19 +265,6 @@ def test_keeps_the_ids_that_configs_name(tmp_path):
     with pytest.raises(CheckpointError, match="name token 21"):
         resize(source, tmp_path / "b", vocab=21, shrink=True)
     resize(source, tmp_path / "b", vocab=22, shrink=True)
-
-
-def test_ends_of_two_lengths_are_refused(tmp_path):
-    llama(tmp_path / "a", False, head=table(26, 8))
-    with pytest.raises(CheckpointError, match="26 rows, not 24"):
-        resize(tmp_path / "a", tmp_path / "b", vocab=32)
-
-
-def test_nothing_to_draw_from(tmp_path):
-    llama(tmp_path / "a", tensors={"model.embed_tokens.weight": np.zeros((24, 8), np.float32)})
-    with pytest.raises(CheckpointError, match="no row of"):
-        resize(tmp_path / "a", tmp_path / "b", vocab=32)
-    resize(tmp_path / "a", tmp_path / "b", vocab=20, shrink=True)
 
 
 def test_an_encoder_without_a_head(tmp_path):

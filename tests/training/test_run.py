@@ -11,7 +11,7 @@ from tests.training.conftest import differing
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiewise.boundary.boundary import sound_std
-from tiewise.data.training_rows import Blocks
+from tiewise.data.corpus import Blocks
 from tiewise.training import trainer
 from tiewise.training.evaluate import measure
 from tiewise.training.kinds import decoder

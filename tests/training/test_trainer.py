@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from transformers import TrainerCallback, TrainingArguments
 
-from tiewise.data.training_rows import Blocks
+from tiewise.data.corpus import Blocks
 from tiewise.training.kinds.decoder import KIND
 from tiewise.training.trainer import TiewiseTrainer
 

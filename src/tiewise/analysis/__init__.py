@@ -1,7 +1,7 @@
 """What tables and texts show without running a model: numpy alone, no torch.
 
 - `model_tables`: the tables of a checkpoint, found at both ends and read in pieces.
-- `open_path`, `path_matrix`, `path_tokens`: the direct path from the input table to the output table.
+- `open_path`, `path_matrix`: the direct path from the input table to the output table.
 - `bigram_counts`, `bigram_paths`: what a text's bigrams ask of such a path.
 - `paired_rows`, `table_maps`, `align_tables`: are two tables alike, after which map, and by chance.
 - `token_rows`, `token_contexts`, `token_texts`: a table's rows, what stands around tokens, what they read as.

@@ -30,6 +30,7 @@ from tiewise.analysis.table_maps import (
     RAW,
     AlignSettings,
     Fitter,
+    fitted_chance,
 )
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, correlation_interval, mean_interval, paired_bootstrap
@@ -80,7 +81,6 @@ class Alignment:
 
     pairs: int  # tokens in both tables; `matched` says how they were matched
     matched: str
-    widths: tuple[int, int]  # (d1, d2)
     fitted_rows: int  # pairs that maps were fitted on
     zero_rows: int  # pairs whose row is zero in either table; their cosine counts as 0
     precision: str  # fp32 or fp64, in which rows were multiplied; sums are in fp64
@@ -91,7 +91,6 @@ class Alignment:
     left_out: tuple[str, ...]  # maps that do not apply, and why
     spectra: tuple[Spectrum, Spectrum]  # of both tables, over all pairs
     subspaces: tuple[Subspace, ...]  # leading ones that both have, over all pairs
-    seed: int  # of the split, samples and permutations
 
     def score(self, measure: str, rows: str = HELD_OUT, view: str = CENTRED) -> Score:
         """Return one score; `rows` and `view` are a map's. KeyError where there is none."""
@@ -109,26 +108,24 @@ class Alignment:
         """
         title = f"The two tables of {of}" if of else "Input against output"
         unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
-        in_view = {score: score.rows in ("", unseen) and score.view == CENTRED for score in self.scores}
-        for score in sorted(self.scores, key=lambda score: not (score.rows and in_view[score])):
-            main = in_view[score] and score.measure != NORMS
-            name, unit, why = score.measure, "CKA", ""
-            asked = decides and score.rows == HELD_OUT and (name, score.view) == (IDENTITY, CENTRED)
-            if score.rows:
-                held_out = score.rows == HELD_OUT
+        for score in sorted(self.scores, key=lambda score: (score.rows, score.view) != (unseen, CENTRED)):
+            name, unit, why, main, asks = score.measure, "CKA", "", score.measure != NORMS, False
+            if score.rows:  # a map
+                main, seen = (score.rows, score.view) == (unseen, CENTRED), score.rows == FITTED
+                asks = decides and main and name == IDENTITY and not seen
                 name, unit = spelled(name) + (", not centred" if score.view == RAW else ""), "cosine"
-                name += "" if main else f", on rows {'held out' if held_out else 'it was fitted on'}"
-                by_chance = f"{plain(score.chance, 3)} ± {plain(1.96 * score.deviation, 3)}"
-                why = f"tokens that the map {'has not seen' if held_out else 'was fitted on'}; by chance {by_chance}"
-            if asked:
-                why = "above chance the two stored tables point the same way row by row, whether trained or started so"
+                name += "" if main else f", on rows {'it was fitted on' if seen else 'held out'}"
+                why = f"tokens that the map {'was fitted on' if seen else 'has not seen'}; by chance "
+                why += f"{plain(score.chance, 3)} ± {plain(1.96 * score.deviation, 3)}"
             elif name == NEIGHBOURS:
                 name, unit, why = f"nearest {self.k} in common", "%", "tokens that are nearest in both tables"
             elif name in (NORMS, NORMS_BY_RANK):
                 unit, why = "correlation", f"0 ± {plain(1.96 * score.deviation, 3)} by chance"
+            if asks:
+                why = "above chance the two stored tables point the same way row by row, whether trained or started so"
             yield Quantity.of_estimate(
                 name, score.estimate, chance=score.chance, null=score.null, unit=unit, of=of, main=main and not of,
-                figure=title if main else "", why=why, question="Are input and output table alike?" if asked else "",
+                figure=title if main else "", why=why, question="Are input and output table alike?" if asks else "",
                 below=TWO if score.rows else NEITHER, above=ONE if score.rows else NEITHER,
             )  # fmt: skip
         small: dict[str, Any] = {"of": of, "main": False}
@@ -167,11 +164,12 @@ def align(
     if counts is not None and np.shape(counts) != (len(pairs),):
         shape = list(np.shape(counts))
         raise DataError(f"counts of shape {shape} for {len(pairs):,} pairs", "give one count for each pair")
-    paired = Paired(table_a, table_b, pairs, dtype, None if counts is None else directions(counts))
+    beside = np.zeros((len(pairs), 0)) if counts is None else directions(counts)
+    paired = Paired(table_a, table_b, pairs, dtype, beside)
     fitter = Fitter(paired, settings)
     products, norms, _ = paired.sums(fitter.held)
+    products += fitter.products
     scores = _map_scores(fitter, settings)
-    products.join(fitter.products)
     which, k = settings.sample(len(pairs))
     if settings.neighbours:
         ids_a, ids_b = nearest(table_a, pairs.a[which], k, dtype), nearest(table_b, pairs.b[which], k, dtype)
@@ -200,7 +198,6 @@ def align(
     return Alignment(
         pairs=len(pairs),
         matched=pairs.how,
-        widths=paired.widths,
         fitted_rows=len(fitter.rows),
         zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
         precision="fp64" if dtype == np.float64 else "fp32",
@@ -211,7 +208,6 @@ def align(
         left_out=fitter.left_out,
         spectra=both_spectra,
         subspaces=subspaces,
-        seed=settings.seed,
     )
 
 
@@ -234,7 +230,7 @@ def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
     made = []
     for rows, values in seen.items():
         for at, fitted in enumerate(maps):
-            chance = fitter.chance(fitted.name) if rows == FITTED else 0.0
+            chance = fitted_chance(fitted.name, len(fit), *paired.widths) if rows == FITTED else 0.0
             deviation = 1 / math.sqrt(len(values[at]) * paired.widths[1])
             null = tuple(found[at] for found in nulls[rows])
             made.append(Score(fitted.name, mean_interval(values[at]), chance, deviation, null, rows, fitted.view))
@@ -374,7 +370,8 @@ def closer(
     tied, others, cosines = as_table(table), (as_table(input_other), as_table(output_other)), []
     for other in others:
         dtype = settings.dtype(len(pairs), (other.width, tied.width))
-        fitter = Fitter(Paired(other, tied, Pairs(pairs.b, pairs.a, pairs.how), dtype), settings)
+        turned = Pairs(pairs.b, pairs.a, pairs.how)
+        fitter = Fitter(Paired(other, tied, turned, dtype, np.zeros((len(pairs), 0))), settings)
         maps, seen = fitter.fit(fitter.products.cross), fitter.held if len(fitter.held) else fitter.rows
         names = ((fitted.name, fitted.view) for fitted in maps)
         cosines.append(dict(zip(names, fitter.cosines(maps, seen, seen), strict=True)))

@@ -29,15 +29,14 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.bigram_counts import Chain, frequent
 from tiewise.analysis.model_tables import Array, Ids
-from tiewise.analysis.path_matrix import DirectPath, no_numbers
-from tiewise.analysis.path_tokens import logits, transitions
+from tiewise.analysis.open_path import DirectPath
+from tiewise.analysis.path_matrix import logit_blocks, no_numbers, transitions
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core import Late
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Grid, Quantity
-from tiewise.core.long_work import advance
 
 special = Late("scipy.special")
 MOST_TOKENS = 2048  # a dense fit takes V² memory, and time by V²·d for each step
@@ -199,13 +198,11 @@ def frequent_loss(path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, see
     before, count = np.concatenate([kept, others]), len(kept)
     left = path.left(path.input.take(before))
     logs = np.full((len(before), count + 1), -np.inf)  # log p(state | token), over the whole output table
-    for start, stop in path.output.spans(beside=len(before)):
-        block = logits(path, left, start, stop)
+    for start, stop, block in logit_blocks(path, left):
         inside = np.flatnonzero((kept >= start) & (kept < stop))
         logs[:, inside] = block[:, kept[inside] - start]
         block[:, kept[inside] - start] = -np.inf
         logs[:, count] = np.logaddexp(logs[:, count], special.logsumexp(block, axis=1))
-        advance(stop)
     logs -= special.logsumexp(logs, axis=1, keepdims=True)
     if len(others):
         pooled = np.log(np.clip(weights @ np.exp(logs[count:]), np.finfo(float).tiny, None))

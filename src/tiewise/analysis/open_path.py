@@ -1,11 +1,8 @@
-"""What stands before the head of each family whose direct path is known exactly.
+"""The direct path of a checkpoint: its two tables, and what its class does between them.
 
-Every entry is held against transformers' own class without layers (`tests/analysis/test_open_path.py`): its logits are
-the direct path. For a family that is not here nothing is assumed: its tables are multiplied as they are stored.
-
-The direct path of a checkpoint's folder: its two tables, and what its class does between them.
-
-Tables are opened, not read; only vectors (a norm's weight, a bias) are.
+Tables are opened, not read; only vectors (a norm's weight, a bias) are. What stands before the head is known exactly
+for `FAMILIES`: every entry is held against transformers' own class without layers, whose logits are the direct path.
+For a family that is not there nothing is assumed: its tables are multiplied as they are stored.
 """
 
 from __future__ import annotations
@@ -15,15 +12,97 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tiewise.analysis.model_tables import Array, StoredTable, dense_table, stored_ends
-from tiewise.analysis.path_matrix import LAYER, NONE, RMS, DirectPath, Norm
+import numpy as np
+
+from tiewise.analysis.model_tables import Array, Ids, StoredTable, TokenTable, dense_table, stored_ends
 from tiewise.checkpoint.claims import BASE_TYPE, module_of, number
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.checkpoint.numeric_ends import read_boundary
 from tiewise.checkpoint.stored import Reader, Stored
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError
+from tiewise.core.errors import CheckpointError, DataError
+
+NONE, RMS, LAYER = "none", "rms", "layer"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What stands between the body and the head."""
+
+    kind: str = NONE  # "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps)
+    eps: float = 0.0  # as above
+    gain: Array | None = None  # multiplied by element [E]; None for ones. Without a kind it is applied all the same
+    shift: Array | None = None  # added by element [E], after the gain; None for zeros
+
+
+@dataclass(frozen=True)
+class DirectPath:
+    """Both tables and everything that acts between them."""
+
+    input: TokenTable  # input table [V, E]
+    output: TokenTable  # output table [V', E]; the same object where the model is tied
+    norm: Norm = Norm()  # the model's final norm, applied to the scaled input row
+    input_scale: float = 1.0  # times every input row
+    output_scale: float = 1.0  # times every logit
+    bias: Array | None = None  # added to the logits, after the scale [V']
+    softcap: float | None = None  # c · tanh(logit / c); None without
+    notes: tuple[str, ...] = ()  # what was applied, what the model does besides and is left out
+
+    def __post_init__(self) -> None:
+        if self.input.width != self.output.width:
+            what = f"the input table is {self.input.width} wide, the output table {self.output.width}"
+            raise DataError(what, "only tables of one width have a direct path")
+        for vector in (self.norm.gain, self.norm.shift):
+            if vector is not None and vector.shape != (self.input.width,):
+                raise DataError(f"a norm of shape {vector.shape}", f"the tables are {self.input.width} wide")
+        if self.bias is not None and self.bias.shape != (self.output.rows,):
+            raise DataError(f"a bias of shape {self.bias.shape}", f"the output table has {self.output.rows:,} rows")
+
+    @property
+    def tied(self) -> bool:
+        """Whether both ends are one table."""
+        return self.input is self.output
+
+    @property
+    def rows(self) -> int:
+        """Tokens that both tables have: the first ones, where one table is longer."""
+        return min(self.input.rows, self.output.rows)
+
+    @property
+    def linear(self) -> DirectPath:
+        """The path without the division by each row's size: gain and scales alone, as W_E diag(g) W_Uᵀ."""
+        return replace(self, norm=replace(self.norm, kind=NONE))
+
+    @property
+    def weights(self) -> Array:
+        """What multiplies element by element between `base` rows and output rows [E]."""
+        scale = self.output_scale * (self.input_scale if self.norm.kind == NONE else 1.0)
+        return np.full(self.input.width, scale) * (1.0 if self.norm.gain is None else self.norm.gain)
+
+    def base(self, rows: Array) -> Array:
+        """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
+        if self.norm.kind == NONE:
+            return rows
+        rows = rows * self.input_scale
+        if self.norm.kind == LAYER:
+            rows = rows - rows.mean(1, keepdims=True)
+        return rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + self.norm.eps)
+
+    def left(self, rows: Array) -> Array:
+        """Return the A of input rows [n, E]; the norm's shift, the same for every token, is left out."""
+        return self.base(rows) * self.weights
+
+    def logits(self, dots: Array, output_rows: Array, which: slice | Ids) -> Array:
+        """Return the head's logits of dot products of A with some output rows, `which` of the output table.
+
+        They have what the norm's shift adds, whatever the input token is, the bias and the soft-cap.
+        """
+        if self.norm.shift is not None:
+            dots = dots + output_rows @ self.norm.shift * self.output_scale
+        if self.bias is not None:
+            dots = dots + self.bias[which]
+        return dots if self.softcap is None else self.softcap * np.tanh(dots / self.softcap)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ FEWEST = 16  # paired rows below which nothing is said
 CHUNK_BYTES = 40 * 2**20  # of rows held in fp32
 LINE, CURVE = 1, 3  # powers of f that are taken out
 _NEW = 1e-9  # share of a power's norm below which it is a combination of lower ones
-BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
+BLOCK = 512  # rows whose similarities with all sampled ones are held at once, with their sorting about 120 MB
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Paired:
     b: TokenTable
     pairs: Pairs
     dtype: type[np.floating]
-    beside: Matrix | None = None  # directions over the pairs [pairs, k], to be summed with both tables
+    beside: Matrix  # directions over the pairs [pairs, k], to be summed with both tables; k is 0 for none
 
     def __post_init__(self) -> None:
         for table, wanted in ((self.a, self.pairs.a), (self.b, self.pairs.b)):
@@ -114,28 +114,29 @@ class Paired:
     def slices(self, count: int) -> list[slice]:
         """Pieces of `count` pairs, about CHUNK_BYTES of fp32 in each table."""
         step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
-        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+        return [slice(start, min(start + step, count)) for start in range(0, max(1, count), step)]
 
     def sums(self, which: Order) -> tuple[Products, tuple[Matrix, Matrix], float]:
         """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
 
         The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
         """
-        products = Products.nothing(*self.widths, 0 if self.beside is None else self.beside.shape[1])
-        norms, error = (np.zeros(len(which)), np.zeros(len(which))), 0.0
+        products, norms, error = None, (np.zeros(len(which)), np.zeros(len(which))), 0.0
         for piece in self.slices(len(which)):
             a, b = self.take(which[piece], which[piece])
             for table, sizes, values in zip((self.a, self.b), norms, (a, b), strict=True):
                 sizes[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
                 if not np.isfinite(sizes[piece]).all():
                     raise CheckpointError(f"{table.name}: rows with NaN or infinite values", "mask them out")
-            products.add(a, b, None if self.beside is None else self.beside[which[piece]])
+            more = Products.of(a, b, self.beside[which[piece]])
+            products = more if products is None else products + more
             if self.dtype != np.float64 and not error:
                 wide_a, wide_b = a[:1024].astype(np.float64), b[:1024].astype(np.float64)
                 scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
                 off = float(np.linalg.norm(a[:1024].T @ b[:1024] - wide_a.T @ wide_b))
                 error = off / scale if scale else 0.0
             progress("products", piece.stop, len(which))
+        assert products is not None
         return products, norms, error
 
     def cross(self, first: Order, second: Order) -> Matrix:
@@ -148,7 +149,7 @@ class Paired:
         return cross
 
 
-@dataclass
+@dataclass(frozen=True)
 class Products:
     """Sums over n pairs of rows (a_i [d1], b_i [d2]), in fp64."""
 
@@ -162,29 +163,14 @@ class Products:
     along_b: Matrix  # Σ b_i q_iᵀ, [d2, k]
 
     @classmethod
-    def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
-        """Sums over no rows, with k directions beside."""
-        sums, grams = (np.zeros(d1), np.zeros(d2)), (np.zeros((d1, d1)), np.zeros((d2, d2)))
-        return cls(0, *sums, *grams, np.zeros((d1, d2)), np.zeros((d1, k)), np.zeros((d2, k)))
+    def of(cls, a: NDArray, b: NDArray, q: NDArray) -> Products:
+        """Multiply rows a [n, d1], b [n, d2] and directions beside them q [n, k] in the type of a and b."""
+        sums = (rows.sum(axis=0, dtype=np.float64) for rows in (a, b))
+        pairs = ((a, a), (b, b), (a, b), (a, q), (b, q))
+        return cls(len(a), *sums, *((x.T @ y.astype(x.dtype)).astype(np.float64) for x, y in pairs))
 
-    def add(self, a: NDArray, b: NDArray, q: NDArray | None = None) -> None:
-        """Add rows a [n, d1], b [n, d2] and, where directions are summed beside, q [n, k], in the type of a and b."""
-        self.rows += len(a)
-        self.sum_a += a.sum(axis=0, dtype=np.float64)
-        self.sum_b += b.sum(axis=0, dtype=np.float64)
-        self.gram_a += a.T @ a
-        self.gram_b += b.T @ b
-        self.cross += a.T @ b
-        if q is not None:
-            self.along_a += a.T @ q.astype(a.dtype)
-            self.along_b += b.T @ q.astype(b.dtype)
-
-    def join(self, other: Products) -> None:
-        """Add the sums over other rows to these."""
-        self.rows += other.rows
-        for name in ("sum_a", "sum_b", "gram_a", "gram_b", "cross", "along_a", "along_b"):
-            mine = getattr(self, name)
-            mine += getattr(other, name)
+    def __add__(self, other: Products) -> Products:
+        return Products(*(mine + more for mine, more in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def mean_a(self) -> Matrix:
@@ -215,10 +201,10 @@ class Products:
         )
 
 
-def directions(counts: ArrayLike, powers: int = CURVE) -> Matrix:
-    """Return q [n, k] of the counts of n tokens: the first j columns span f, …, f^j beside 1, for any j ≤ k.
+def directions(counts: ArrayLike) -> Matrix:
+    """Return q [n, k ≤ CURVE] of the counts of n tokens: the first j columns span f, …, f^j beside 1, for any j ≤ k.
 
-    k is less than `powers` where there are too few different counts: then a lower power says all of it.
+    k is less where there are too few different counts: then a lower power says all of it.
     """
     given = np.asarray(counts, np.float64)
     if given.ndim != 1 or not np.isfinite(given).all() or (given < 0).any():
@@ -227,7 +213,7 @@ def directions(counts: ArrayLike, powers: int = CURVE) -> Matrix:
     spread = float(np.ptp(f))
     x = (2 * f - f.max() - f.min()) / spread if spread else np.zeros_like(f)
     basis = np.full((len(x), 1), max(1, len(x)) ** -0.5)
-    for _ in range(powers if spread else 0):
+    for _ in range(CURVE if spread else 0):
         power = x * basis[:, -1]  # spans the same with the lower ones as x to the next power, and is better conditioned
         scale = float(np.linalg.norm(power))
         for _ in range(2):  # once loses orthogonality where little is left
@@ -242,47 +228,19 @@ def directions(counts: ArrayLike, powers: int = CURVE) -> Matrix:
 def nearest(table: TokenTable, which: Order, k: int, dtype: type[np.floating]) -> Order:
     """Places [n, k], within `which` [n > k], of each row's k nearest others by cosine of rows less their mean.
 
-    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all. Each pair of blocks is met once.
+    In no order, and among equal cosines any. Rows of zeros have cosine 0 with all.
     """
     rows = table.take(which, dtype)
     rows -= rows.mean(axis=0, dtype=np.float64).astype(dtype)
-    n, norms = len(rows), np.linalg.norm(rows, axis=1, keepdims=True)
-    unit = rows / np.where(norms > 0, norms, 1)
-    best, ids = np.full((n, k), -np.inf, unit.dtype), np.zeros((n, k), np.int64)
-    starts = range(0, n, BLOCK)
-    done, total = 0, len(starts) * (len(starts) + 1) // 2
-    for i in starts:
-        for j in range(i, n, BLOCK):
-            tile = unit[i : i + BLOCK] @ unit[j : j + BLOCK].T
-            if i == j:
-                np.fill_diagonal(tile, -np.inf)
-            else:
-                _keep_best(best, ids, j, tile.T, i)
-            _keep_best(best, ids, i, tile, j)
-            done += 1
-            progress("neighbours", done, total)
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit, ids = rows / np.where(norms > 0, norms, 1), np.empty((len(rows), k), np.int64)
+    for start in range(0, len(unit), BLOCK):
+        similar = unit[start : start + BLOCK] @ unit.T
+        own = np.arange(len(similar))
+        similar[own, start + own] = -np.inf
+        ids[start : start + BLOCK] = np.argpartition(similar, -k, axis=1)[:, -k:]
+        progress("neighbours", start + len(similar), len(unit))
     return ids
-
-
-def _keep_best(best: NDArray, ids: Order, start: int, tile: NDArray, first: int) -> None:
-    """Keep the k best of each row's best so far, rows `start` on, and one tile, whose columns are rows `first` on."""
-    k, rows = best.shape[1], slice(start, start + len(tile))
-    if best[start, 0] == -np.inf:  # nothing is kept yet
-        tile = np.ascontiguousarray(tile)
-        columns = np.argpartition(tile, -min(k, tile.shape[1]), axis=1)[:, -k:]
-        values = np.take_along_axis(tile, columns, axis=1)
-    else:  # what exceeds the least that is kept: few, once some tiles have been met; padded with -inf
-        at, column = np.nonzero(np.ascontiguousarray(tile > best[rows].min(axis=1)[:, None]))
-        counts = np.bincount(at, minlength=len(tile))
-        place = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-        values = np.full((len(tile), int(counts.max(initial=0))), -np.inf, tile.dtype)
-        columns = np.zeros(values.shape, np.int64)
-        values[at, place], columns[at, place] = tile[at, column], column
-    values = np.concatenate([best[rows], values], axis=1)
-    columns = np.concatenate([ids[rows], columns + first], axis=1)
-    kept = np.argpartition(values, -k, axis=1)[:, -k:]
-    best[rows] = np.take_along_axis(values, kept, axis=1)
-    ids[rows] = np.take_along_axis(columns, kept, axis=1)
 
 
 def shared(ids_a: Order, ids_b: Order) -> Matrix:

@@ -10,102 +10,39 @@ XᵀX = RᵀR: a problem of 2E × 2E.
 
 Probabilities do not see all of M. The normaliser takes away what is constant along a row, and a bias what is constant
 along a column, so `centred` figures are of M without its row means and column means: A and B without their mean rows.
+
+Logits and probabilities of single tokens are the model's: norm with gain and shift, scales, bias and soft-cap are
+applied as it applies them, and the softmax runs over every output row, read once for all tokens that are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from tiewise.analysis.model_tables import Array, TokenTable
+from tiewise.analysis.model_tables import Array, Ids
+from tiewise.analysis.open_path import NONE, DirectPath
+from tiewise.analysis.token_texts import find_tokens
+from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate
+from tiewise.core.estimates import Estimate, wilson
+from tiewise.core.found import Quantity, visible
 from tiewise.core.long_work import advance
 
 COUNTED = 1e-10  # of ‖M‖; smaller eigenvalues are taken for zeros
-NONE, RMS, LAYER = "none", "rms", "layer"
+BLOCK = 1024  # tokens that are held against as many others
+RESAMPLES = 200  # of sampled tokens
+MOST_PAIRS = 4096  # held against one block of output rows
+ROUNDING = 1e-12  # one product in two blocks of different shape is rounded differently
 
 
 def no_numbers() -> DataError:
     """Say that a path's values are NaN or infinite."""
     return DataError("a table or a norm holds values that are no numbers", "`tiewise check --deep` names the rows")
-
-
-@dataclass(frozen=True)
-class Norm:
-    """What stands between the body and the head."""
-
-    kind: str = NONE  # "none"; "rms", x / √(mean x² + eps); "layer", (x − mean x) / √(var x + eps)
-    eps: float = 0.0  # as above
-    gain: Array | None = None  # multiplied by element [E]; None for ones. Without a kind it is applied all the same
-    shift: Array | None = None  # added by element [E], after the gain; None for zeros
-
-    def normalised(self, rows: Array) -> Array:
-        """Return rows [n, E] divided by their size, without gain and shift."""
-        if self.kind == NONE:
-            return rows
-        if self.kind == LAYER:
-            rows = rows - rows.mean(1, keepdims=True)
-        return rows / np.sqrt(np.square(rows).mean(1, keepdims=True) + self.eps)
-
-
-@dataclass(frozen=True)
-class DirectPath:
-    """Both tables and everything that acts between them."""
-
-    input: TokenTable  # input table [V, E]
-    output: TokenTable  # output table [V', E]; the same object where the model is tied
-    norm: Norm = Norm()  # the model's final norm, applied to the scaled input row
-    input_scale: float = 1.0  # times every input row
-    output_scale: float = 1.0  # times every logit
-    bias: Array | None = None  # added to the logits, after the scale [V']
-    softcap: float | None = None  # c · tanh(logit / c); None without
-    notes: tuple[str, ...] = ()  # what was applied, what the model does besides and is left out
-
-    def __post_init__(self) -> None:
-        if self.input.width != self.output.width:
-            what = f"the input table is {self.input.width} wide, the output table {self.output.width}"
-            raise DataError(what, "only tables of one width have a direct path")
-        for vector in (self.norm.gain, self.norm.shift):
-            if vector is not None and vector.shape != (self.input.width,):
-                raise DataError(f"a norm of shape {vector.shape}", f"the tables are {self.input.width} wide")
-        if self.bias is not None and self.bias.shape != (self.output.rows,):
-            raise DataError(f"a bias of shape {self.bias.shape}", f"the output table has {self.output.rows:,} rows")
-
-    @property
-    def tied(self) -> bool:
-        """Whether both ends are one table."""
-        return self.input is self.output
-
-    @property
-    def rows(self) -> int:
-        """Tokens that both tables have: the first ones, where one table is longer."""
-        return min(self.input.rows, self.output.rows)
-
-    @property
-    def linear(self) -> DirectPath:
-        """The path without the division by each row's size: gain and scales alone, as W_E diag(g) W_Uᵀ."""
-        return replace(self, norm=replace(self.norm, kind=NONE))
-
-    @property
-    def weights(self) -> Array:
-        """What multiplies element by element between `base` rows and output rows [E]."""
-        scale = self.output_scale * (self.input_scale if self.norm.kind == NONE else 1.0)
-        return np.full(self.input.width, scale) * (1.0 if self.norm.gain is None else self.norm.gain)
-
-    def base(self, rows: Array) -> Array:
-        """Return input rows [n, E] as they are before `weights`: raw in a linear path, else scaled and normalised."""
-        return rows if self.norm.kind == NONE else self.norm.normalised(rows * self.input_scale)
-
-    def left(self, rows: Array) -> Array:
-        """Return the A of input rows [n, E]; the norm's shift, the same for every token, is left out."""
-        return self.base(rows) * self.weights
-
-    def constant(self, output_rows: Array) -> Array | float:
-        """Return what the norm's shift adds to the logits of these output rows, whatever the input token is."""
-        return 0.0 if self.norm.shift is None else output_rows @ self.norm.shift * self.output_scale
 
 
 @dataclass(frozen=True)
@@ -141,27 +78,6 @@ class Grams:
         return replace(self, left=left, right=right, cross=cross, left_sum=zero, right_sum=zero, diagonal=diagonal)
 
 
-@dataclass(frozen=True)
-class Asymmetry:
-    """How M's energy ‖M‖² divides, exactly."""
-
-    energy: float  # ‖M‖²
-    symmetric: float  # ‖(M + Mᵀ)/2‖²
-    antisymmetric: float  # ‖(M − Mᵀ)/2‖²
-    ratio: float  # ‖M − Mᵀ‖² / ‖M‖², from 0 (symmetric) over 2 (no relation between M and Mᵀ) to 4 (antisymmetric)
-
-
-@dataclass(frozen=True)
-class Definiteness:
-    """Nonzero eigenvalues of M's symmetric part."""
-
-    smallest: float  # the lowest of those above 1e-10·‖M‖ in size; below zero where the path is indefinite
-    largest: float  # the highest
-    positive: int  # how many are above zero
-    negative: int  # how many are below
-    negative_energy: float  # their share of the sum of squares; 0 for any S = W Wᵀ
-
-
 def grams(path: DirectPath) -> Grams:
     """Sum the three products in fp64, a few rows at a time; a tied linear path needs one of them."""
     shared = path.tied and path.norm.kind == NONE
@@ -179,26 +95,32 @@ def grams(path: DirectPath) -> Grams:
         right_sum += out.sum(0)
         diagonal += float(np.einsum("ne,ne,e->", base, out, weights))
         advance(stop)
-    if not path.rows or not (np.isfinite(left).all() and np.isfinite(cross).all() and np.isfinite(right).all()):
-        raise no_numbers() if path.rows else DataError("a table without rows", "give a model that has some")
+    if not path.rows:
+        raise DataError("a table without rows", "give a model that has some")
+    if not all(np.isfinite(product).all() for product in (left, right, cross)):
+        raise no_numbers()
     left = (left + left.T) / 2
     if shared:
         right = cross = left
     return Grams(left, right, cross, weights, left_sum, right_sum, diagonal, path.rows)
 
 
-def asymmetry(g: Grams) -> Asymmetry:
-    """Divide the energy. Of a tied linear path the antisymmetric part is 0 exactly, with or without a gain."""
+def asymmetry(g: Grams) -> tuple[float, float]:
+    """(‖M‖², ‖M − Mᵀ‖² / ‖M‖²): 0 symmetric, 2 for no relation between M and Mᵀ, 4 antisymmetric.
+
+    Of a tied linear path it is 0 exactly, with or without a gain.
+    """
     weights = np.outer(g.weights, g.weights)
     straight, turned = g.left * g.right, g.cross * g.cross.T
-    energy = float((weights * straight).sum())
-    antisymmetric = max(0.0, float((weights * (straight - turned)).sum()) / 2)
-    ratio = 4 * antisymmetric / energy if energy > 0 else 0.0
-    return Asymmetry(energy, max(0.0, energy - antisymmetric), antisymmetric, ratio)
+    energy, apart = float((weights * straight).sum()), float((weights * (straight - turned)).sum())
+    return energy, 2 * max(0.0, apart) / energy if energy > 0 else 0.0
 
 
-def definiteness(g: Grams) -> Definiteness:
-    """Find the nonzero eigenvalues of the symmetric part: of E × E for a tied linear path, else of 2E × 2E."""
+def eigenvalues(g: Grams) -> Array:
+    """The nonzero eigenvalues of M's symmetric part, rising; none is below 0 for any S = W Wᵀ.
+
+    They are those of an E × E matrix for a tied linear path, else of one of 2E × 2E.
+    """
     if g.shared:
         root = _root(g.left)
         values = np.linalg.eigvalsh(root * g.weights @ root.T)
@@ -209,13 +131,8 @@ def definiteness(g: Grams) -> Definiteness:
         half = len(g.weights)
         product = root[:, :half] @ root[:, half:].T
         values = np.linalg.eigvalsh((product + product.T) / 2)
-    size = np.sqrt(asymmetry(g).energy)
-    values = values[np.abs(values) > COUNTED * size]
-    if not len(values):
-        return Definiteness(0.0, 0.0, 0, 0, 0.0)
-    below = values[values < 0]
-    share = float(np.square(below).sum() / np.square(values).sum())
-    return Definiteness(float(values[0]), float(values[-1]), len(values) - len(below), len(below), share)
+    found: Array = values[np.abs(values) > COUNTED * np.sqrt(asymmetry(g)[0])]
+    return found
 
 
 def _root(product: Array) -> Array:
@@ -225,13 +142,7 @@ def _root(product: Array) -> Array:
     return np.sqrt(values[kept])[:, None] * vectors[:, kept].T
 
 
-BLOCK = 1024
-RESAMPLES = 200
-
-
-def sampled_asymmetry(
-    lefts: Sequence[Array], right: Array, seed: int = 0, resamples: int = RESAMPLES
-) -> list[tuple[Estimate, Estimate]]:
+def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> list[tuple[Estimate, Estimate]]:
     """Measure each path on sampled tokens, and how much the last differs from the first, draw by draw.
 
     The interval is of the bootstrap over tokens (Efron 1979), with the same draws for every path. A token drawn twice
@@ -242,7 +153,6 @@ def sampled_asymmetry(
         lefts: each path's A of the sampled tokens [n, E].
         right: output rows of the same tokens [n, E].
         seed: of the resamples.
-        resamples: at least 40.
 
     Returns:
         for each path, and last for the difference, ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4
@@ -250,9 +160,9 @@ def sampled_asymmetry(
         up; the means are those of the sample in every resample.
     """
     n = len(right)
-    if n < 8 or resamples < 40:
-        raise DataError(f"{n} tokens, {resamples} resamples", "sample 8 tokens or more, 40 times or more")
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), resamples)
+    if n < 8:
+        raise DataError(f"{n} tokens", "sample 8 tokens or more")
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
     weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
     if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
         raise no_numbers()
@@ -290,3 +200,135 @@ def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array
                 turned[kind] += np.einsum("nb,nb->b", weights[first], products @ weights[second])
         advance(before + first.stop)
     return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What the direct path says of `after` behind `before`."""
+
+    before: int  # id of the token that is read
+    after: int  # id of the token that may follow
+    logit: float  # as the model's head gives it, with bias and soft-cap
+    probability: float  # softmax over the whole vocabulary
+    log_probability: float  # its logarithm, in nats
+    rank: int  # tokens with a larger logit; 0 for the likeliest
+
+
+def logit_blocks(path: DirectPath, left: Array, beside: int = 0) -> Iterator[tuple[int, int, Array]]:
+    """(start, stop, logits [n, stop − start]) of rows of A [n, E], a few MB at a time, over the whole output table."""
+    for start, stop in path.output.spans(beside=max(len(left), beside)):
+        output = path.output.read(start, stop)
+        yield start, stop, path.logits(left @ output.T, output, slice(start, stop))
+        advance(stop)
+
+
+def logits_of(path: DirectPath, left: Array, ids: Ids) -> Array:
+    """Logit of one output token each [n] for rows of A [n, E]."""
+    output = path.output.take(ids)
+    return path.logits(np.einsum("ne,ne->n", left, output), output, ids)
+
+
+def transitions(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[Transition, ...]:
+    """Return what the path says of every pair (before, after), in the given order."""
+    wanted = np.array(list(pairs), np.int64).reshape(-1, 2)
+    found: list[Transition] = []
+    for first in range(0, len(wanted), MOST_PAIRS):
+        some = wanted[first : first + MOST_PAIRS]
+        before, place = np.unique(some[:, 0], return_inverse=True)
+        left = path.left(path.input.take(before))
+        own = logits_of(path, left[place], some[:, 1])
+        highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
+        slack = ROUNDING * np.maximum(1.0, np.abs(own))
+        above = np.zeros(len(some), np.int64)
+        for _, _, block in logit_blocks(path, left, beside=len(some)):
+            above += (block[place] > (own + slack)[:, None]).sum(1)
+            larger = np.maximum(highest, block.max(1))
+            total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
+            highest = larger
+        logs = own - (highest + np.log(total))[place]
+        rows = zip(some.tolist(), own.tolist(), logs.tolist(), above.tolist(), strict=True)
+        found += [Transition(i, j, logit, math.exp(log), log, rank) for (i, j), logit, log, rank in rows]
+    return tuple(found)
+
+
+def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> list[Quantity]:
+    """How far the path predicts the token that it has just read, from its `grams` and whole rows of sampled tokens.
+
+    Exact means of M's diagonal and of the rest are without bias, soft-cap and the norm's shift.
+    """
+    if path.rows < 2:
+        raise DataError(f"a path of {path.rows} token", "its own token needs another to be compared with")
+    whole = float(g.left_sum * g.weights @ g.right_sum)
+    diagonal, elsewhere = g.diagonal / g.rows, (whole - g.diagonal) / (g.rows * (g.rows - 1))
+    spread = math.sqrt(max(0.0, asymmetry(g)[0] / g.rows**2 - (whole / g.rows**2) ** 2))
+    excess = (diagonal - elsewhere) / spread if spread > 0 else 0.0
+    ids = sampled(path.rows, sample, seed)
+    left = path.left(path.input.take(ids))
+    own = logits_of(path, left, ids)
+    slack = ROUNDING * np.maximum(1.0, np.abs(own))
+    first = np.ones(len(ids), bool)
+    for start, stop, block in logit_blocks(path, left):
+        here = np.nonzero((ids >= start) & (ids < stop))[0]
+        block[here, ids[here] - start] = -np.inf
+        first &= block.max(1) <= own + slack
+    share, chance = float(first.mean()), 1 / path.output.rows
+    why = "tokens that have no likelier successor than themselves"
+    return [
+        Quantity("own token first", share, *wilson(share, len(ids)), len(ids), chance, unit="%", why=why),
+        Quantity("mean of the diagonal", diagonal, chance=elsewhere, unit="logits", main=False),
+        Quantity("diagonal less the rest", excess, unit="standard deviations of M", main=False),
+    ]
+
+
+def asymmetric_pairs(path: DirectPath, ids: ArrayLike, top: int = 20) -> list[tuple[int, int, float, float]]:
+    """Pairs (i, j, M[i, j], M[j, i]) with the largest M[i, j] − M[j, i] among `ids`.
+
+    The most asymmetric is first. All are searched, block by block; n tokens cost n²·E.
+    """
+    chosen = np.unique(np.asarray(ids, np.int64))
+    best: list[tuple[int, int, float, float]] = []
+    for one in range(0, len(chosen), BLOCK):
+        first = chosen[one : one + BLOCK]
+        a, b = path.left(path.input.take(first)), path.output.take(first)
+        for other in range(one, len(chosen), BLOCK):
+            second = chosen[other : other + BLOCK]
+            forward = a @ path.output.take(second).T
+            backward = b @ path.left(path.input.take(second)).T
+            difference = np.where(first[:, None] < second[None, :], np.abs(forward - backward), -1.0).ravel()
+            few = 0 < top < len(difference)
+            places = np.argpartition(difference, -top)[-top:] if few else np.arange(len(difference))
+            for place in places[difference[places] >= 0].tolist():
+                row, column = divmod(place, len(second))
+                i, j = int(first[row]), int(second[column])
+                there, back = float(forward[row, column]), float(backward[row, column])
+                best.append((i, j, there, back) if there >= back else (j, i, back, there))
+            best = sorted(best, key=lambda pair: (pair[3] - pair[2], pair[:2]))[:top]
+    return best
+
+
+def sampled(rows: int, count: int, seed: int) -> Ids:
+    """Ids of `count` different tokens, ascending; all where there are no more."""
+    if count >= rows:
+        return np.arange(rows, dtype=np.int64)
+    return np.sort(np.random.default_rng(seed).choice(rows, count, replace=False)).astype(np.int64)
+
+
+def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> list[tuple[int, int]]:
+    """Return the ids of each pair of words, by the folder's tokenizer.json; each must be one of `rows` tokens."""
+    if not words:
+        return []
+    asked = [word for pair in words for word in pair]
+    found = find_tokens(folder, asked)
+    for word, token in zip(asked, found, strict=True):
+        if token >= rows:
+            what = f"{folder.path}: {word!r} is token {token}, its tables have {rows:,} rows"
+            raise DataError(what, "put the tokenizer that belongs to the model beside it")
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def word_orders(
+    path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]
+) -> dict[str, Transition]:
+    """What a path says of every pair of words, whose ids are `ids`, both ways: {"New → York": …, "York → New": …}."""
+    names = [f"{visible(one)} → {visible(other)}" for a, b in words for one, other in ((a, b), (b, a))]
+    return dict(zip(names, transitions(path, [way for a, b in ids for way in ((a, b), (b, a))]), strict=True))

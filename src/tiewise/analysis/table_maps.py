@@ -66,13 +66,15 @@ def pseudo_inverse(gram: Matrix, error: float = 0.0) -> Matrix:
     return (kept / values[keep]) @ kept.T
 
 
-def least_squares(inverse: Matrix, cross: Matrix, rank: int | None = None) -> Matrix:
-    """Return the least-squares map, of a given rank if any, from (AᵀA)⁺ [d1, d1] and AᵀB [d1, d2]."""
+def best_map(name: str, cross: Matrix, inverse: Matrix | None) -> Matrix:
+    """Return the map [d1, d2] of this name from AᵀB, and from (AᵀA)⁺ [d1, d1] where it is of least squares."""
+    if inverse is None or name == ORTHOGONAL:
+        return orthogonal(cross)
     full = inverse @ cross
-    if rank is None:
+    if name == LINEAR:
         return full
     fitted = cross.T @ full
-    leading = np.linalg.eigh((fitted + fitted.T) / 2)[1][:, -rank:]
+    leading = np.linalg.eigh((fitted + fitted.T) / 2)[1][:, -rank_of(name) :]
     return (full @ leading) @ leading.T
 
 
@@ -84,30 +86,25 @@ def law(d1: int, d2: int) -> tuple[Matrix, Matrix]:
     return x, 2 * np.sin(theta) ** 2 / (math.pi * x) * (math.pi / _STEPS)
 
 
-def nuclear(d1: int, d2: int) -> float:
-    """Expected nuclear norm of a Gaussian d1 × d2 matrix; (8/3π)·d^1.5 for a large square one."""
+def fitted_chance(name: str, n: int, d1: int, d2: int) -> float:
+    """Mean cosine of n rows after the best map of this name, fitted on them, by chance."""
+    small, large = sorted((d1, d2))
+    if name == IDENTITY:
+        return 0.0
+    if name == LINEAR:
+        return min(1.0, math.sqrt(d1 / n))
     x, weight = law(d1, d2)
-    return min(d1, d2) * math.sqrt(max(d1, d2)) * float((np.sqrt(x) * weight).sum())
-
-
-def orthogonal_chance(n: int, d1: int, d2: int) -> float:
-    """Mean cosine of n rows after the best orthogonal map, fitted on them, by chance."""
-    return min(1.0, nuclear(d1, d2) / math.sqrt(n * d2 * min(d1, d2)))
-
-
-def linear_chance(n: int, d1: int) -> float:
-    """Mean cosine of n rows after the best linear map from d1 columns, fitted on them, by chance."""
-    return min(1.0, math.sqrt(d1 / n))
-
-
-def reduced_chance(n: int, d1: int, d2: int, rank: int) -> float:
-    """Mean cosine of n rows after the best map of the given rank, fitted on them, by chance."""
-    x, weight = law(d1, d2)
-    small = min(d1, d2)
+    if name == ORTHOGONAL:
+        nuclear = small * math.sqrt(large) * float((np.sqrt(x) * weight).sum())
+        return min(1.0, nuclear / math.sqrt(n * d2 * small))
     before = np.concatenate([[0.0], np.cumsum(weight)[:-1]])
-    taken = np.clip(rank / small - before, 0, weight)
-    energy = small * max(d1, d2) * float((x * taken).sum())
-    return min(1.0, math.sqrt(energy / (n * d2)))
+    taken = np.clip(rank_of(name) / small - before, 0, weight)
+    return min(1.0, math.sqrt(small * large * float((x * taken).sum()) / (n * d2)))
+
+
+def rank_of(name: str) -> int:
+    """The rank of the map "rank 8"."""
+    return int(name.removeprefix("rank "))
 
 
 @dataclass(frozen=True)
@@ -196,22 +193,9 @@ class Fitter:
         for view in self.views:
             product = cross - self.products.rows * np.outer(*self.means) if view == CENTRED else cross
             for name in fitted:
-                if name == ORTHOGONAL:
-                    matrix = orthogonal(product)
-                else:
-                    matrix = least_squares(self._inverse[view], product, None if name == LINEAR else int(name[5:]))
-                made.append(Fitted(name, view, matrix, *shifts[view]))
+                made.append(Fitted(name, view, best_map(name, product, self._inverse.get(view)), *shifts[view]))
                 progress("fitting maps", len(made), total)
         return made
-
-    def chance(self, name: str) -> float:
-        """Mean cosine by chance on the rows that a map was fitted on."""
-        if name == IDENTITY:
-            return 0.0
-        n, (d1, d2) = len(self.rows), self.paired.widths
-        if name == ORTHOGONAL:
-            return orthogonal_chance(n, d1, d2)
-        return linear_chance(n, d1) if name == LINEAR else reduced_chance(n, d1, d2, int(name[5:]))
 
     def cosines(self, maps: list[Fitted], first: Order, second: Order) -> list[Matrix]:
         """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
@@ -232,7 +216,7 @@ def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tu
             raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
         if name == IDENTITY:
             why = "" if d1 == d2 else f"widths {d1} and {d2} differ"
-        elif name.startswith("rank ") and not 0 < int(name[5:]) <= min(d1, d2):
+        elif name.startswith("rank ") and not 0 < rank_of(name) <= min(d1, d2):
             why = f"ranks go from 1 to {min(d1, d2)}"
         else:
             needed = max(d1, d2) if name == ORTHOGONAL else d1

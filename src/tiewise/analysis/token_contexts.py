@@ -44,43 +44,10 @@ class Contexts:
     held_out: Array
     by_part: Array  # mean of the same over the occurrences of each part [parts]
 
-    @property
-    def excess(self) -> Array:
-        """plug_in − coin [V]."""
-        return self.plug_in - self.coin
-
-    @property
-    def score(self) -> Array:
-        """The excess in standard deviations of the coin [V]; NaN below 10 occurrences or where the coin has none."""
-        enough = (self.counts >= ENOUGH) & (self.coin_deviation > 0)
-        spread = np.where(enough, self.coin_deviation, np.nan)
-        return self.excess / spread
-
-    @property
-    def guessed(self) -> Estimate:
-        """`held_out` per occurrence, with the 95 % interval over the parts (Student's t)."""
-        return mean_interval(self.by_part)
-
     def weighted(self, values: Array) -> float:
         """Mean over occurrences."""
         seen = self.counts > 0
         return float((values[seen] * self.counts[seen]).sum() / self.counts.sum())
-
-
-@dataclass(frozen=True)
-class ContextGroup:
-    """One group of tokens; means are over tokens, each counted once; 95 % intervals allow for shared pairs."""
-
-    label: str  # of the group
-    tokens: int  # in the group and in the text
-    occurrences: int  # of these together
-    plug_in: Estimate  # mean divergence from counts, in nats
-    coin: float  # mean of what tossed directions would give
-    excess: Estimate  # plug_in − coin; its interval contains 0 where no difference between left and right is shown
-    held_out: Estimate  # mean of the lower estimate
-    # share of tokens (of 10 occurrences or more) above the coin's mean by 1.96 deviations; 0.025 by chance where many
-    # neighbours make the coin nearly normal. None without such tokens
-    beyond: float | None
 
 
 def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
@@ -93,9 +60,10 @@ def contexts(ids: ArrayLike, vocabulary: int, parts: int = PARTS) -> Contexts:
         scale = np.where(counts > 0, 0.5 / counts, np.nan)
     plug_in = _spread(chain, np.where(other, chain.counts * np.log(2 * chain.counts / (chain.counts + back)), 0.0))
     once = other & ((chain.before < chain.after) | (back == 0))
-    tossed = np.zeros((2, len(chain.keys)))
-    tossed[:, once] = _tossed((chain.counts + back)[once])
-    coin, noise = (_spread(chain, values) for values in tossed)
+    sizes, place = np.unique((chain.counts + back)[once], return_inverse=True)
+    by_size, values = np.array([tossed(int(m)) for m in sizes]).reshape(-1, 2), np.zeros((2, len(chain.keys)))
+    values[:, once] = by_size[place].T
+    coin, noise = (_spread(chain, of_pairs) for of_pairs in values)
     held_out, by_part = np.zeros(vocabulary), []
     for part in sliced:
         nats = guessed(chain, part)
@@ -113,50 +81,19 @@ def _spread(chain: Chain, values: Array) -> Array:
     return made
 
 
-def _tossed(both: Ids) -> Array:
-    """Mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses [2, n]; by m.
+def tossed(m: int) -> tuple[float, float]:
+    """Mean and variance of x log(2x/m) + (m−x) log(2(m−x)/m), x binomial with m tosses of a fair coin.
 
     Twice this is the likelihood-ratio statistic of a fair coin, χ² with one degree of freedom for large m.
     """
-    sizes, place = np.unique(both, return_inverse=True)
-    found = [_toss(int(m)) if m <= EXACT_UP_TO else (0.5 + 1 / (4 * int(m)), 0.5 + 1 / (2 * int(m))) for m in sizes]
-    table: Array = np.array(found).reshape(-1, 2)[place].T
-    return table
-
-
-def _toss(m: int) -> tuple[float, float]:
+    if m > EXACT_UP_TO:
+        return 0.5 + 1 / (4 * m), 0.5 + 1 / (2 * m)
     x = np.arange(m + 1)
     logs = np.concatenate([[0.0], np.cumsum(np.log((m - x[:-1]) / (x[:-1] + 1.0)))]) - m * math.log(2)
-    share = np.exp(logs)
-    inner = 2 * np.maximum(x, 1) / m
-    one = x * np.log(inner)
+    share, one = np.exp(logs), x * np.log(2 * np.maximum(x, 1) / m)
     value = one + one[::-1]
     mean = float(share @ value)
     return mean, max(0.0, float(share @ np.square(value - mean)))
-
-
-def grouped(found: Contexts, groups: Groups) -> tuple[ContextGroup, ...]:
-    """Average over the tokens of each group that the text has; groups with fewer than two such tokens are left out."""
-    made = []
-    for place, label in enumerate(groups.labels):
-        inside = (groups.of == place) & (found.counts > 0)
-        if inside.sum() < 2:
-            continue
-        scores = found.score[inside]
-        scores = scores[np.isfinite(scores)]
-        made.append(
-            ContextGroup(
-                label,
-                tokens=int(inside.sum()),
-                occurrences=int(found.counts[inside].sum()),
-                plug_in=_over_tokens(found.plug_in[inside]),
-                coin=float(found.coin[inside].mean()),
-                excess=_over_tokens(found.excess[inside]),
-                held_out=_over_tokens(found.held_out[inside]),
-                beyond=float((scores > Z).mean()) if len(scores) else None,
-            )
-        )
-    return tuple(made)
 
 
 def _over_tokens(values: Array) -> Estimate:
@@ -169,15 +106,10 @@ def _over_tokens(values: Array) -> Estimate:
     return Estimate(found.value, found.value - half, found.value + half, found.rows)
 
 
-def furthest(found: Contexts, least: int, top: int) -> Ids:
-    """Tokens of `least` occurrences or more with the largest excess, largest first."""
-    excess = np.where(found.counts >= least, found.excess, -np.inf)
-    order = np.argsort(-excess, kind="stable")[:top]
-    return order[np.isfinite(excess[order])]
-
-
 def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
     """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
+
+    Means over a group count each token that the text has once; a group of fewer than two such tokens is left out.
 
     Args:
         found: the contexts.
@@ -186,41 +118,49 @@ def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | Non
     """
     quantities = [
         Quantity.of_estimate(
-            "left and right contexts differ by", found.guessed, chance=0.0, unit="nats per token", main=False,
-            why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
+            "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit="nats per token",
+            main=False, why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
         ),
         Quantity(
             "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit="nats per token",
             main=False, why="too high on average; chance: directions tossed by a coin",
         ),
     ]  # fmt: skip
-    curves, listings = [], []
+    curves, listings, excess = [], [], found.plug_in - found.coin
+    enough = (found.counts >= ENOUGH) & (found.coin_deviation > 0)
     for kind, of in groups.items():
-        made = grouped(found, of)
         rows: list[tuple[str, ...]] = []
-        for group in made:
-            name = f"excess over tossed directions, {'count' if kind == 'frequency' else kind} {group.label}"
-            quantities.append(Quantity.of_estimate(name, group.excess, chance=0.0, unit="nats", main=False))
-            levels = (plain(level, 3) for level in (group.plug_in.value, group.coin, group.held_out.value))
-            beyond = NONE if group.beyond is None else f"{group.beyond:.1%}"
-            rows.append((group.label, count(group.tokens), count(group.occurrences), *levels, beyond))
+        reads: dict[str, list[Estimate]] = {"guessed": [], "counts": [], "tossed": []}
+        for place, label in enumerate(of.labels):
+            inside = (of.of == place) & (found.counts > 0)
+            if inside.sum() < 2:
+                continue
+            name = f"excess over tossed directions, {'count' if kind == 'frequency' else kind} {label}"
+            apart = _over_tokens(excess[inside])  # 0 lies inside where no difference between left and right is shown
+            quantities.append(Quantity.of_estimate(name, apart, chance=0.0, unit="nats", main=False))
+            tokens, coin = int(inside.sum()), float(found.coin[inside].mean())
+            levels = _over_tokens(found.held_out[inside]), _over_tokens(found.plug_in[inside])
+            for of_level, level in zip(
+                reads.values(), (*levels, Estimate(coin, math.nan, math.nan, tokens)), strict=True
+            ):
+                of_level.append(level)
+            # 0.025 by chance where many neighbours make the coin nearly normal
+            tested = excess[inside & enough] > Z * found.coin_deviation[inside & enough]
+            shown_levels = (plain(level, 3) for level in (levels[1].value, coin, levels[0].value))
+            occurrences, beyond = count(found.counts[inside].sum()), f"{tested.mean():.1%}" if len(tested) else NONE
+            rows.append((label, count(tokens), occurrences, *shown_levels, beyond))
         header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
         listings.append(Listing(f"What precedes and what follows, by {kind}", header, tuple(rows)))
-        reads = {
-            "guessed": [group.held_out for group in made],
-            "counts": [group.plug_in for group in made],
-            "tossed": [Estimate(group.coin, math.nan, math.nan, group.tokens) for group in made],
-        }
-        for which, estimates in reads.items():
-            if estimates:
-                curves.append(Curve.through(
-                    f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
-                    along="times the text has the token" if kind == "frequency" else "script of the token",
-                    ticks=tuple(group.label for group in made), level=math.log(2), level_name="no common neighbour",
-                    why="How far what precedes a token differs from what follows it, 0 the same: counts give too much, "
-                    "guesses from other parts of the text too little; tossed is what alike sides give.",
-                ))  # fmt: skip
-    ids = furthest(found, NOTABLE_FROM, NOTABLE).tolist()
+        for which, estimates in reads.items() if rows else ():
+            curves.append(Curve.through(
+                f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
+                along="times the text has the token" if kind == "frequency" else "script of the token",
+                ticks=tuple(row[0] for row in rows), level=math.log(2), level_name="no common neighbour",
+                why="How far what precedes a token differs from what follows it, 0 the same: counts give too much, "
+                "guesses from other parts of the text too little; tossed is what alike sides give.",
+            ))  # fmt: skip
+    excess = np.where(found.counts >= NOTABLE_FROM, excess, -np.inf)
+    ids = [row for row in np.argsort(-excess, kind="stable")[:NOTABLE].tolist() if np.isfinite(excess[row])]
     notable = tuple(
         (visible(text), count(found.counts[row]), plain(found.plug_in[row], 3), plain(found.coin[row], 3))
         for row, text in zip(ids, shown(texts, ids), strict=True)

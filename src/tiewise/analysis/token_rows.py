@@ -22,12 +22,11 @@ from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import Score, norm_correlations
 from tiewise.analysis.model_tables import CHUNK_VALUES, Array, Ids, StoredTable, TokenTable
-from tiewise.analysis.path_tokens import sampled
+from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.table_maps import law
-from tiewise.analysis.token_texts import Groups
 from tiewise.checkpoint.table_scans import scan_rows
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate, Z, mean_interval
+from tiewise.core.estimates import Estimate, Z
 from tiewise.core.found import Quantity, count, plain
 from tiewise.core.long_work import advance, doing
 
@@ -39,29 +38,6 @@ DRAWS = 40  # of a Gaussian table's isotropy
 FEWEST = 4  # rows of which Fisher's interval can be taken
 FEWEST_UNUSED = 5  # unused rows whose own spread can be told
 SHOWN = 20  # rows, and groups of rows, that are named
-
-
-@dataclass(frozen=True)
-class NormGroup:
-    """Row norms of one group of tokens."""
-
-    label: str  # of the group
-    mean: Estimate | None  # with its 95 % interval over tokens; None where the group has fewer than two
-    median: float  # half of the tokens have shorter rows
-    quartiles: tuple[float, float]  # a quarter have shorter ones than the first, a quarter longer than the second
-    tokens: int  # rows in the group
-
-
-def by_group(norms: Array, groups: Groups) -> tuple[NormGroup, ...]:
-    """Describe the norms [V] of each group that has tokens."""
-    found = []
-    for place, label in enumerate(groups.labels):
-        values = norms[groups.of == place]
-        if len(values):
-            low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
-            mean = mean_interval(values) if len(values) > 1 else None
-            found.append(NormGroup(label, mean, median, (low, high), len(values)))
-    return tuple(found)
 
 
 def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
@@ -91,15 +67,10 @@ class Moments:
         """V."""
         return len(self.norms)
 
-    @property
-    def covariance(self) -> Array:
-        """Σ (w_i − mean)(w_i − mean)ᵀ [E, E]."""
-        return self.gram - np.outer(self.sum, self.sum) / self.rows
-
     @cached_property
     def principal(self) -> tuple[Array, Array]:
-        """(eigenvalues of `covariance`, falling [E]; their directions as columns [E, E])."""
-        values, vectors = np.linalg.eigh(self.covariance)
+        """(Eigenvalues of Σ (w_i − mean)(w_i − mean)ᵀ, falling [E]; their directions as columns [E, E])."""
+        values, vectors = np.linalg.eigh(self.gram - np.outer(self.sum, self.sum) / self.rows)
         return np.maximum(values[::-1], 0.0), vectors[:, ::-1]
 
     @property
@@ -262,19 +233,13 @@ def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = Non
     return points
 
 
-@dataclass(frozen=True)
-class NearUnused:
-    """Rows of tokens in use that are as near the mean unused row as unused rows are."""
+def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
+    """Compare every row with the mean of the unused ones; two passes.
 
-    reach: float  # 95 % of the unused rows lie within this Euclidean distance of the mean of the other ones
-    rows: Ids  # rows in use within it, nearest first
-    distance: Array  # of each to the mean of the unused ones
-    cosine: Array  # of each with it, rows less the table's mean
-    share: float  # of all rows in use
-
-
-def near_unused(table: TokenTable, unused: Ids) -> NearUnused:
-    """Compare every row with the mean of the unused ones; two passes."""
+    Returns:
+        the Euclidean distance within which 95 % of the unused rows lie from the mean of the other ones; rows in use
+        within it of their mean, nearest first; the cosine of each with that, rows less the table's mean.
+    """
     marked = np.zeros(table.rows, bool)
     marked[unused] = True
     total, centre = np.zeros(table.width), np.zeros(table.width)
@@ -283,9 +248,9 @@ def near_unused(table: TokenTable, unused: Ids) -> NearUnused:
         total += rows.sum(0)
         centre += rows[marked[start:stop]].sum(0)
     centre, mean = centre / len(unused), total / table.rows
-    distance, cosine = np.empty(table.rows), np.empty(table.rows)
+    distance, cosine, direction = np.empty(table.rows), np.empty(table.rows), centre - mean
     for start, stop in table.spans():
-        rows, direction = table.read(start, stop), centre - mean
+        rows = table.read(start, stop)
         distance[start:stop] = np.linalg.norm(rows - centre, axis=1)
         scale = np.linalg.norm(rows - mean, axis=1) * np.linalg.norm(direction)
         cosine[start:stop] = (rows - mean) @ direction / np.where(scale > 0, scale, 1.0)
@@ -293,8 +258,7 @@ def near_unused(table: TokenTable, unused: Ids) -> NearUnused:
     reach = float(np.quantile(own, 0.95))
     near = np.nonzero(~marked & (distance <= reach))[0]
     near = near[np.argsort(distance[near], kind="stable")]
-    in_use = table.rows - len(unused)
-    return NearUnused(reach, near, distance[near], cosine[near], len(near) / in_use if in_use else 0.0)
+    return reach, near, cosine[near]
 
 
 def saying_little(
@@ -322,14 +286,14 @@ def saying_little(
         unseen = int((counts == 0).sum())
         found.append(Quantity(f"rows whose token the text lacks, {name}", unseen, main=False))
     if unused is not None and len(unused) >= FEWEST_UNUSED:
-        near = near_unused(table, unused)
-        of = f"within {plain(near.reach, 3)} of the mean of {count(len(unused))} unused ones, as 95 % of these"
-        why = f"{of}: maybe untrained"
+        reach, near, cosines = near_unused(table, unused)
+        why = f"within {plain(reach, 3)} of the mean of {count(len(unused))} unused ones: maybe untrained"
+        share = len(near) / max(1, table.rows - len(unused))
         found += [
-            Quantity(f"rows in use near unused ones, {name}", len(near.rows), main=False, why=why),
-            Quantity(f"their share of rows in use, {name}", near.share, unit="%", main=False),
+            Quantity(f"rows in use near unused ones, {name}", len(near), main=False, why=why),
+            Quantity(f"their share of rows in use, {name}", share, unit="%", main=False),
         ]
-        nearest = zip(near.rows[:SHOWN], near.cosine[:SHOWN], strict=True)
+        nearest = zip(near[:SHOWN], cosines[:SHOWN], strict=True)
         rows = ", ".join(f"#{row} (cosine {plain(cosine, 3)})" for row, cosine in nearest)
         named += [(name, "near unused ones", rows)] if rows else []
     return found, named

@@ -24,22 +24,13 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.checkpoint.untrusted import inside, short
 from tiewise.core.errors import DataError
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.data.documents import byte_letters
 
 try:
     from tokenizers import Tokenizer
 except ImportError:
     Tokenizer = None  # type: ignore[assignment,misc]
-
-
-@dataclass(frozen=True)
-class Token:
-    """One token of a vocabulary."""
-
-    text: str  # as it was asked for
-    id: int  # its row in the table
-    piece: str  # as the vocabulary writes it ("ĠYork")
 
 
 def open_tokenizer(folder: Folder) -> Tokenizer:
@@ -49,8 +40,8 @@ def open_tokenizer(folder: Folder) -> Tokenizer:
     return _open(folder)
 
 
-def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
-    """Find the single token of each text: as a word after a space, else as it stands, else as the vocabulary's piece.
+def find_tokens(folder: Folder, texts: Iterable[str]) -> list[int]:
+    """Find the one token of each text: as a word after a space, else as it stands, else as the vocabulary's piece.
 
     Raises:
         DataError: the folder has no readable tokenizer.json, or a text is not one token.
@@ -64,7 +55,7 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
             # some vocabularies drop what they do not know: the one token must stand for all of the text
             whole = len(found.ids) == 1 and found.offsets[0][1] - found.offsets[0][0] >= len(text)
             if whole and found.ids[0] != unknown:
-                made.append(Token(text, found.ids[0], found.tokens[0]))
+                made.append(found.ids[0])
                 break
         else:
             number = tokenizer.token_to_id(text)
@@ -72,8 +63,8 @@ def find_tokens(folder: Folder, texts: Iterable[str]) -> tuple[Token, ...]:
                 shown = " + ".join(short(piece) for piece in pieces[:6]) or "nothing"
                 what = f"{short(text)} is not one token of this vocabulary: {shown}"
                 raise DataError(what, "choose a word that is one token")
-            made.append(Token(text, number, text))
-    return tuple(made)
+            made.append(number)
+    return made
 
 
 def read_as(folder: Folder, ids: Iterable[int]) -> tuple[str, ...]:
@@ -174,7 +165,7 @@ def read_texts(folder: Folder, rows: int) -> Texts:
 
 def by_frequency(counts: NDArray[np.int64]) -> Groups:
     """Group tokens by the decades of their counts [V]."""
-    return Groups(tuple(found.label for found in frequency_bins(counts)), bin_of(counts))
+    return Groups(BINS, bin_of(counts))
 
 
 def by_script(texts: Texts, unused: Iterable[int] = ()) -> Groups:

@@ -73,7 +73,7 @@ class FreshBody:
 
 @dataclass(frozen=True)
 class OwnRow:
-    """What decides how much of its own row a token meets at the head: the arguments of `own_cosines`."""
+    """What decides how much of its own row a token meets at the head; see `own_cosines`."""
 
     body: FreshBody
     width: int
@@ -96,7 +96,7 @@ class FirstStep:
         row, tau, cap = self.own, self.logit_std, self.softcap
         if row is None:
             return predicted_nll(self.vocab, tau, softcap=cap), None
-        cosines = own_cosines(row.body, row.width, row.std, row.row_std, row.positions)
+        cosines = own_cosines(row)
         own = cosines * tau * math.sqrt(row.width)  # logit of the token's own row, by position
         if cap is not None:
             own = cap * np.tanh(own / cap)
@@ -131,7 +131,9 @@ def first_step(
         scale: at the head, of a body whose scales are not known.
         positions: T; early positions average fewer others.
     """
-    tau = (body.output_scale if body else scale) * logit_std(spec, d, std)
+    # τ: the output table is drawn N(0, std²), and hidden states have norm √d
+    logit_std = std * math.sqrt(spec.table_widths(d)[1]) * spec.scales(d)[1]
+    tau = (body.output_scale if body else scale) * logit_std
     cap = spec.softcap or (body.softcap if body else None)
     if body is None or spec.tables == 2 or any(spec.maps(d)):
         return FirstStep(vocab, tau, cap)  # behind random maps or in another table no row meets itself
@@ -186,42 +188,32 @@ def predicted_nll(vocab: int, logit_std: float, self_logit: float | None = None,
         return float(np.sum(np.exp(-np.exp(u)) - np.exp(log_survival)) * (u[1] - u[0]))
 
 
-def logit_std(spec: BoundarySpec, d: int, std: float) -> float:
-    """τ of `spec` in a model of width `d` whose output table is drawn N(0, std²) and hidden states have norm √d."""
-    _, out_width = spec.table_widths(d)
-    _, output_scale = spec.scales(d)
-    return std * math.sqrt(out_width) * output_scale
-
-
 @cache
-def own_cosines(body: FreshBody, width: int, std: float, row_std: float, positions: int) -> Array:
+def own_cosines(row: OwnRow) -> Array:
     """Cosine between the state before the head and the token's own row, by position [T]."""
-    k = np.eye(positions) * (row_std**2 + body.positions_std**2)
-    gain = std**2 * width  # variance of a projected entry of a normalised state
-    out = std**2 / (2 * body.layers if body.depth_scaled else 1)
+    body, positions = row.body, row.positions
+    k = np.eye(positions) * (row.row_std**2 + body.positions_std**2)
+    gain = row.std**2 * row.width  # variance of a projected entry of a normalised state
+    out = row.std**2 / (2 * body.layers if body.depth_scaled else 1)
     activation = _covariance_map(ACTIVATIONS[body.activation], gain)
     scale = body.attention_scale if body.attention_scale is not None else body.head_dim**-0.5
     # of a score between independent states; normalised queries and keys have unit entries
     score_variance = body.head_dim * scale**2 * (1.0 if body.normed_queries else gain**2)
 
-    def attention(rho: Array) -> Array:
-        return gain * out * body.heads * body.head_dim * _averaged(rho, score_variance)
+    def attention(k: Array) -> Array:
+        return added(gain * out * body.heads * body.head_dim * _averaged(_normalised(k), score_variance))
 
-    def ffn(rho: Array) -> Array:
-        inner = activation(rho) * (gain * rho if body.gated else 1.0)
-        return out * body.ffn * inner
+    def ffn(k: Array) -> Array:
+        rho = _normalised(k)
+        return added(out * body.ffn * activation(rho) * (gain * rho if body.gated else 1.0))
 
     def added(branch: Array) -> Array:
         return body.residual_scale**2 * (_normalised(branch) if body.arrangement == "sandwich" else branch)
 
     for _ in range(body.layers):
-        if body.arrangement == "parallel":
-            rho = _normalised(k)
-            k = k + added(attention(rho)) + added(ffn(rho))
-        else:
-            k = k + added(attention(_normalised(k)))
-            k = k + added(ffn(_normalised(k)))
-    return row_std / np.sqrt(np.diagonal(k))
+        after = k + attention(k)
+        k = after + ffn(k if body.arrangement == "parallel" else after)
+    return row.row_std / np.sqrt(np.diagonal(k))
 
 
 def _normalised(k: Array) -> Array:
@@ -231,14 +223,13 @@ def _normalised(k: Array) -> Array:
 
 def _averaged(rho: Array, score_variance: float) -> Array:
     """Covariance of causal attention's averages of values with covariance `rho`."""
-    t = len(rho)
-    uniform = np.tril(np.ones((t, t))) / np.arange(1, t + 1)[:, None]
+    seen = np.arange(1, len(rho) + 1)  # positions that each of them reads
+    uniform = np.tril(np.ones_like(rho)) / seen[:, None]
     found = uniform @ rho @ uniform.T
     mean = np.diagonal(found)  # (1 + (t−1)·ρ̄) / t with ρ̄ the mean correlation among the t positions seen
-    seen = np.arange(1, t + 1)
     between = np.where(seen > 1, (mean * seen - 1) / np.maximum(seen - 1, 1), 0.0).clip(0, 1)
     spread = min(math.sqrt(score_variance * (1 - float(between.mean()))), 100.0)  # beyond it one position takes all
-    weight = _concentration(t, round(spread, 2 if spread < 1 else 1))  # few distinct ones over many layers
+    weight = _concentration(len(rho), round(spread, 2 if spread < 1 else 1))  # few distinct ones over many layers
     np.fill_diagonal(found, mean + (weight - 1 / seen) * (1 - between))
     return found
 
@@ -277,12 +268,8 @@ def _silu(x: Array) -> Array:
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    "gelu": _gelu,  # its tanh form is within a thousandth
-    "gelu_new": _gelu,
-    "gelu_fast": _gelu,
-    "gelu_pytorch_tanh": _gelu,
-    "silu": _silu,
-    "swish": _silu,
+    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), _gelu),  # erf's is within a thousandth
+    **dict.fromkeys(("silu", "swish"), _silu),
     "relu": lambda x: np.maximum(x, 0),
 }
 ORDER = 10  # Hermite terms; what is beyond them is left on the diagonal
@@ -292,17 +279,7 @@ def _covariance_map(activation: Callable[[Array], Array], variance: float) -> Ca
     """Return ρ -> E[a(u) a(v)] for u, v ~ N(0, variance) of correlation ρ: Σ c_n² ρⁿ with Hermite coefficients c_n."""
     z, weight = _normal()
     values = activation(math.sqrt(variance) * z)
-    squares = []
-    before, basis = np.zeros_like(z), np.ones_like(z)  # of He(n-1) and He(n)
-    for n in range(ORDER):
-        squares.append(float(weight @ (values * basis)) ** 2 / math.factorial(n))
-        before, basis = basis, z * basis - n * before
-    rest = max(0.0, float(weight @ values**2) - sum(squares))
-
-    def mapped(rho: Array) -> Array:
-        found = np.zeros_like(rho)
-        for square in reversed(squares):  # Horner
-            found = found * rho + square
-        return found + rest * np.eye(len(rho))
-
-    return mapped
+    coefficients = (weight * values) @ np.polynomial.hermite_e.hermevander(z, ORDER - 1)
+    squares = coefficients**2 / [math.factorial(n) for n in range(ORDER)]
+    rest = max(0.0, float(weight @ values**2 - squares.sum()))
+    return lambda rho: np.polynomial.polynomial.polyval(rho, squares) + rest * np.eye(len(rho))

@@ -11,7 +11,8 @@ import numpy as np
 
 from tiewise.core.errors import DataError
 
-_EDGES = (1, 10, 100, 1000, 10_000)  # where a bin of training counts begins; the first bin holds 0
+BINS = ("0", "1–9", "10–99", "100–999", "1000–9999", "≥10000")  # decades of training counts
+_EDGES = (1, 10, 100, 1000, 10_000)  # where each but the first begins
 CHUNK = 1 << 22  # tokens counted at once
 
 
@@ -26,25 +27,8 @@ def token_counts(tokens: np.ndarray, vocab: int, chunk: int = CHUNK) -> np.ndarr
     return counts
 
 
-@dataclass(frozen=True)
-class FrequencyBin:
-    """The tokens of one decade of training counts."""
-
-    label: str
-    tokens: int  # entries of the vocabulary
-    occurrences: int  # how often they occur together
-
-
-def frequency_bins(counts: np.ndarray) -> list[FrequencyBin]:
-    """Return the decades of training counts [V]: 0, 1–9, … 1000–9999, ≥10000; empty ones too."""
-    where = bin_of(counts)
-    labels = ["0", *(f"{low}–{10 * low - 1}" for low in _EDGES[:-1]), f"≥{_EDGES[-1]}"]
-    inside = [counts[where == index] for index in range(len(labels))]
-    return [FrequencyBin(label, len(some), int(some.sum())) for label, some in zip(labels, inside, strict=True)]
-
-
 def bin_of(counts: np.ndarray) -> np.ndarray:
-    """Return the index in `frequency_bins` of every token, int64[V]."""
+    """Return the index in `BINS` of every token, int64[V], from its count."""
     return np.searchsorted(_EDGES, counts, side="right").astype(np.int64)
 
 

@@ -180,6 +180,18 @@ class BoundarySpec:
             raise SpecError(f"{self}: hidden width {d} cannot meet a table of width {self.width}", fix)
         return in_map, out_map
 
+    def map_shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Name → shape of every parameter between tables and body in a model of width `d`; raises as `maps`."""
+        if self.kind == "residual":
+            rank = self.rank or 0
+            return {"out_map.p": (d, rank), "out_map.q": (rank, d)}
+        if self.kind == "spd":
+            return {"out_map.factor": (d, d)}
+        (has_in, has_out), (in_width, out_width) = self.maps(d), self.table_widths(d)
+        found: dict[str, tuple[int, ...]] = {"in_map.weight": (d, in_width)} if has_in else {}
+        found |= {"out_map.weight": (out_width, d)} if has_out else {}
+        return found | ({"out_map.bias": (out_width,)} if self.out_bias else {})
+
     def scales(self, d: int) -> tuple[float, float]:
         """(input scale, output scale) as numbers in a model of width `d`."""
 

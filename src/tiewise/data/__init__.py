@@ -2,5 +2,5 @@
 
 - `corpus`: `prepare`, by `sources` (files, folders, rows of tables), `documents` and `tokenizer`, and what it made.
 - `word_corpus`: word-level corpora of three files, as the papers on recurrent models use them.
-- `training_rows`: blocks of tokens, and the rows of an ALBERT over `sentence_pairs`.
+- `training_rows`: the rows of an ALBERT over `sentence_pairs`.
 """

@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils.data import Dataset
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
@@ -67,6 +69,29 @@ class PreparedText:
     def _tokenizer(self) -> PreTrainedTokenizerFast:
         where = str(self.folder / TOKENIZER)
         return AutoTokenizer.from_pretrained(where, trust_remote_code=False, local_files_only=True)
+
+
+class Blocks(Dataset):
+    """`{"input_ids": int64[length], "labels": int64[length]}` of every block; labels are not shifted.
+
+    Blocks are contiguous; the rest at the end of the tokens is left out.
+    """
+
+    def __init__(self, tokens: np.ndarray, length: int):
+        if not 1 <= length <= len(tokens):
+            raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
+        self.tokens = tokens
+        self.length = length
+
+    def __len__(self) -> int:
+        return len(self.tokens) // self.length
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"block {index} of {len(self)}")
+        block = self.tokens[index * self.length : (index + 1) * self.length]
+        ids = torch.from_numpy(block.astype(np.int64))
+        return {"input_ids": ids, "labels": ids.clone()}
 
 
 def load_prepared(folder: Path) -> PreparedText:

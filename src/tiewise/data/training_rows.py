@@ -1,7 +1,4 @@
-"""Rows that models are trained on: blocks of a stream, or pairs of segments with masked tokens.
-
-`Blocks` cuts a stream of tokens into contiguous pieces of equal length; the rest at its end is left out. `PairRows`
-draws pairs anew in every epoch:
+"""Rows that an ALBERT is trained on: pairs of segments with masked tokens, drawn anew in every epoch.
 
     text = mark(prepare(...))                      # the tokenizer gets [CLS], [SEP], [MASK] and [PAD] where it has none
     rows = PairRows(split_sentences(text, "train"), Packing(), Masking(), seed=1, count=100_000)
@@ -20,10 +17,8 @@ A run ends early where a segment does, and is shortened where all of it would be
 from __future__ import annotations
 
 import json
-import mmap
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import torch
@@ -47,43 +42,6 @@ from tiewise.data.sentence_pairs import (
 
 Ints = NDArray[np.int64]
 IGNORED = -100
-
-
-class Blocks(Dataset):
-    """`{"input_ids": int64[length], "labels": int64[length]}` for every block; labels are the inputs, not shifted.
-
-    Tokens [N] that are memory-mapped are opened again by each worker, not copied.
-    """
-
-    def __init__(self, tokens: np.ndarray, length: int):
-        if not 1 <= length <= len(tokens):
-            raise DataError(f"{len(tokens)} tokens hold no block of {length}", "give more text, or another length")
-        self.tokens = tokens
-        self.length = length
-
-    def __len__(self) -> int:
-        return len(self.tokens) // self.length
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        if not 0 <= index < len(self):
-            raise IndexError(f"block {index} of {len(self)}")
-        block = self.tokens[index * self.length : (index + 1) * self.length]
-        ids = torch.from_numpy(block.astype(np.int64))
-        return {"input_ids": ids, "labels": ids.clone()}
-
-    def __getstate__(self) -> dict[str, Any]:
-        tokens = self.tokens
-        if isinstance(tokens, np.memmap) and isinstance(tokens.base, mmap.mmap):  # a file, not a part of one
-            return {"length": self.length, "file": (tokens.filename, tokens.dtype, tokens.shape, tokens.offset)}
-        return {"length": self.length, "tokens": np.asarray(tokens)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.length = state["length"]
-        if "file" in state:
-            name, dtype, shape, offset = state["file"]
-            self.tokens = np.memmap(name, dtype, mode="r", shape=shape, offset=offset)
-        else:
-            self.tokens = state["tokens"]
 
 
 def mark(text: PreparedText) -> PreparedText:

@@ -74,21 +74,10 @@ class PureBoundary:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Name → shape of every parameter; SpecError where the widths do not allow them."""
-        spec, d = self.spec, self.width
-        in_width, out_width = spec.table_widths(d)
-        has_in, has_out = spec.maps(d)
+        in_width, out_width = self.spec.table_widths(self.width)
         found: dict[str, tuple[int, ...]] = {"table_in": (self.vocab.rows(self.tied), in_width)}
         found |= {} if self.tied else {"table_out": (self.vocab.outputs, out_width)}
-        if spec.kind == "residual":
-            assert spec.rank is not None
-            found |= {"out_map.p": (d, spec.rank), "out_map.q": (spec.rank, d)}
-        elif spec.kind == "spd":
-            found |= {"out_map.factor": (d, d)}
-        else:
-            found |= {"in_map.weight": (d, in_width)} if has_in else {}
-            found |= {"out_map.weight": (out_width, d)} if has_out else {}
-            found |= {"out_map.bias": (out_width,)} if spec.out_bias else {}
-        return found | ({"bias": (self.vocab.outputs,)} if spec.bias else {})
+        return found | self.spec.map_shapes(self.width) | ({"bias": (self.vocab.outputs,)} if self.spec.bias else {})
 
     @property
     def std(self) -> float:

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 from flax import linen, nnx
 from jax import Array, lax
 
-from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.errors import SpecError
 from tiewise.core.spec import BoundarySpec
 from tiewise.flax.flax_boundary import NNXBoundary
-from tiewise.flax.parameter_files import flat
+from tiewise.flax.parameter_files import exactly, flat
 
 ROPE_BASE = 10_000.0
 NORM_EPSILON = 1e-6
@@ -63,18 +63,12 @@ class LanguageModel(nnx.Module):
         Raises:
             CheckpointError: one is missing, unknown or of another shape.
         """
-        given, mine = dict(params), self.named()
+        given = dict(params)
         if self.boundary.pure.tied:
             given.pop(f"{self.head}.weight", None)
-        for what, names in (("lacks", mine.keys() - given.keys()), ("has the unknown", given.keys() - mine.keys())):
-            if names:
-                raise CheckpointError(f"the checkpoint {what} {', '.join(sorted(names)[:4])}", "build the same model")
-        for name, value in mine.items():
-            if tuple(given[name].shape) != value.shape:
-                what = f"{name} has shape {tuple(given[name].shape)}, not {value.shape}"
-                raise CheckpointError(what, "build the model with the sizes of the checkpoint")
-        tree = jax.tree.structure(nnx.state(self, nnx.Param))
-        nnx.update(self, jax.tree.unflatten(tree, [jnp.asarray(given[name]) for name in mine]))
+        shapes = {name: value.shape for name, value in self.named().items()}
+        leaves = map(jnp.asarray, exactly(given, shapes, "the checkpoint", "build the same model").values())
+        nnx.update(self, jax.tree.unflatten(jax.tree.structure(nnx.state(self, nnx.Param)), leaves))
 
     def _torch_name(self, name: str) -> str:
         part, _, rest = name.partition(".")

@@ -4,7 +4,7 @@
     for point in fitting.steps():               # one step each; a point of the curve where one is due
         ...                                     # stop, and keep `fitting.arrays()` and `fitting.record()` to go on
 
-`fit` takes all steps at once. `token_losses` gives the loss of every predicted token of a split, from which means,
+`token_losses` gives the loss of every predicted token of a split, from which means,
 perplexity, bits per byte and frequency bins follow. The recipe is that of the PyTorch comparison: AdamW (β 0.9, 0.98),
 clipped at norm 1, cosine with a tenth of the steps as warm-up, decay on matrices alone; blocks of T tokens in an order
 drawn from the seed, each of which predicts T − 1.
@@ -27,9 +27,9 @@ from flax import nnx
 
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import CheckpointError, DataError
-from tiewise.core.long_work import progress
 from tiewise.flax.flax_models import LanguageModel
 from tiewise.flax.flax_paths import path_norms, probe
+from tiewise.flax.parameter_files import flat
 
 POINTS = 20  # of a curve
 
@@ -117,7 +117,8 @@ class Fitting:
     def arrays(self) -> dict[str, Any]:
         """Return name → array of parameters, the optimizer's state and the steps since the last point."""
         window = np.reshape(np.array(self._window, np.float32), (-1, 4))
-        return {**_named(self.model, "model"), **_named(self.optimizer, "optimizer"), "window": window}
+        held = {f"{head}.{name}": x for head, part in self._parts() for name, x in flat(nnx.state(part)).items()}
+        return {**held, "window": window}
 
     def record(self) -> dict[str, Any]:
         """Return the numbers beside the arrays, for JSON."""
@@ -135,10 +136,13 @@ class Fitting:
             raise CheckpointError(f"{where} is of another model or optimizer", fix)
         self._window = list(np.asarray(arrays["window"]))
         self.step, self.seconds, self.timed = record["step"], record["seconds"], record["timed"]
-        for module, head in ((self.model, "model"), (self.optimizer, "optimizer")):
-            state = nnx.state(module)
-            leaves = [arrays[name] for name in _named(module, head)]
-            nnx.update(module, jax.tree.unflatten(jax.tree.structure(state), leaves))
+        for head, part in self._parts():
+            state = nnx.state(part)
+            leaves = [arrays[f"{head}.{name}"] for name in flat(state)]
+            nnx.update(part, jax.tree.unflatten(jax.tree.structure(state), leaves))
+
+    def _parts(self) -> tuple[tuple[str, Any], ...]:
+        return ("model", self.model), ("optimizer", self.optimizer)
 
     def _point(self) -> TrainingPoint:
         window, self._window = self._window, []
@@ -164,31 +168,6 @@ def _step(model: LanguageModel, optimizer: nnx.Optimizer, ids: Any) -> Any:
         squares = ((grads["boundary"][name][...] ** 2).sum() for name in ("table_in", "table_out"))
         seen = jnp.stack([*squares, jnp.nan])
     return jnp.hstack([nll, seen])
-
-
-def _named(module: nnx.Module, head: str) -> dict[str, Any]:
-    """Name → array of all that a module holds, in the order of its tree."""
-    found = jax.tree_util.tree_leaves_with_path(nnx.state(module))
-    return {f"{head}.{jax.tree_util.keystr(path, simple=True, separator='.')}": leaf for path, leaf in found}
-
-
-@dataclass(frozen=True)
-class FlaxTrained:
-    """What a run leaves beside its model: the curve; seconds and tokens of all steps but the compiling first."""
-
-    curve: tuple[TrainingPoint, ...]
-    seconds: float
-    tokens: int
-
-
-def fit(model: LanguageModel, tokens: np.ndarray, recipe: OptaxRecipe) -> FlaxTrained:
-    """Train `model` in place on blocks of `tokens`. Raises as `Fitting.steps`."""
-    fitting, curve = Fitting(model, tokens, recipe), []
-    for point in fitting.steps():
-        if point is not None:
-            curve.append(point)
-            progress("training", fitting.step, recipe.steps)
-    return FlaxTrained(tuple(curve), fitting.seconds, fitting.timed * recipe.batch * recipe.length)
 
 
 def token_losses(

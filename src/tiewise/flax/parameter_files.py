@@ -77,21 +77,30 @@ def read(path: str | Path) -> dict[str, Array]:
 
 def fitting(params: Mapping[str, Any], pure: PureBoundary, where: str) -> dict[str, Any]:
     """Return exactly the parameters that a boundary has; raises as `load`."""
-    found, wanted = dict(params), pure.shapes()
+    found = dict(params)
     if pure.tied and "table_out" in found and "table_in" in found:
         second = np.asarray(found.pop("table_out"))
         if second.tobytes() != np.asarray(found["table_in"]).tobytes():
             fix = "load it as untied, or tie it first"
             raise CheckpointError(f"{where} has two different tables for {pure.spec}", fix)
-    for what, names in (("lacks", wanted.keys() - found.keys()), ("has the unknown", found.keys() - wanted.keys())):
+    return exactly(found, pure.shapes(), where, f"{pure.spec} has {', '.join(pure.shapes())}")
+
+
+def exactly(params: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], where: str, fix: str) -> dict[str, Any]:
+    """Return `params` in the order of `shapes`; `fix` is for names that differ.
+
+    Raises:
+        CheckpointError: one is missing, unknown or of another shape.
+    """
+    for what, names in (("lacks", shapes.keys() - params.keys()), ("has the unknown", params.keys() - shapes.keys())):
         if names:
-            fix = f"{pure.spec} has {', '.join(wanted)}"
-            raise CheckpointError(f"{where} {what} {', '.join(sorted(names))}", fix)
-    for name, shape in wanted.items():
-        if tuple(found[name].shape) != shape:
-            fix = "build the boundary with the sizes of the file"
-            raise CheckpointError(f"{where}: {name} has shape {tuple(found[name].shape)}, not {shape}", fix)
-    return {name: found[name] for name in wanted}
+            more = ", …" if len(names) > 4 else ""
+            raise CheckpointError(f"{where} {what} {', '.join(sorted(names)[:4])}{more}", fix)
+    for name, shape in shapes.items():
+        if tuple(params[name].shape) != shape:
+            what = f"{where}: {name} has shape {tuple(params[name].shape)}, not {shape}"
+            raise CheckpointError(what, "build it with the sizes of the file")
+    return {name: params[name] for name in shapes}
 
 
 def flat(tree: Any, separator: str = ".") -> dict[str, Any]:

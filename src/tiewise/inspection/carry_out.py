@@ -18,16 +18,15 @@ import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any
 
 from tiewise.core.errors import RunError, TiewiseError, printable
 from tiewise.core.estimates import Estimate, holm, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
 from tiewise.core.long_work import heard
 from tiewise.inspection.request import FULL, LACKS, Bench, Effort, Request, Subject, comparison_of, subjects_of
-from tiewise.inspection.section import ALL, Inspection, NotHere, Section, SectionFound, sections
+from tiewise.inspection.section import ALL, Inspection, NotHere, Section, SectionFound, TieOrNot, sections
 from tiewise.training.results import ALPHA, gaps
 
 PARTS = 1000  # that progress counts for each call of a section of weight 1
@@ -129,35 +128,6 @@ def _part(label: str, begun: int, end: int, whole: int) -> Iterator[None]:
 
     with heard(listen) as outer:
         yield
-
-
-@dataclass(frozen=True)
-class TieOrNot:
-    """All evidence of one inspection."""
-
-    rows: tuple[tuple[str, Quantity], ...]  # (section, what it measured of which models), `p` adjusted over all rows
-    verdict: str  # what a comparison of losses says, or that there is none
-
-    def record(self) -> dict[str, Any]:
-        """Everything as JSON takes it."""
-        rows = [
-            {
-                "question": q.question,
-                "measure": measure(q),
-                "about": q.of,
-                **{"value": q.value, "low": q.low, "high": q.high, "level": q.chance or 0.0, "p": q.p},
-                "speaks": q.speaks,
-                "why": q.why,
-                "section": section,
-            }
-            for section, q in self.rows
-        ]
-        return {"rows": rows, "verdict": self.verdict}
-
-
-def measure(q: Quantity) -> str:
-    """What was measured, with its unit."""
-    return q.name if not q.unit or q.unit in q.name else f"{q.name}, {q.unit}"
 
 
 def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> TieOrNot:

@@ -18,7 +18,7 @@ from typing import Any
 from tiewise.core import Late
 from tiewise.core.errors import TiewiseError
 from tiewise.core.files import strict
-from tiewise.core.found import Found
+from tiewise.core.found import Found, Quantity
 from tiewise.inspection.request import LACKS, Bench, Request, Subject
 from tiewise.inspection.request import SECTIONS as NAMES
 
@@ -91,6 +91,35 @@ class SectionFound:
             "found": {label: strict(found.record()) for label, found in self.found.items()},
             "left_out": dict(self.left_out),
         }
+
+
+@dataclass(frozen=True)
+class TieOrNot:
+    """All evidence of one inspection."""
+
+    rows: tuple[tuple[str, Quantity], ...]  # (section, what it measured of which models), `p` adjusted over all rows
+    verdict: str  # what a comparison of losses says, or that there is none
+
+    def record(self) -> dict[str, Any]:
+        """Everything as JSON takes it."""
+        rows = [
+            {
+                "question": q.question,
+                "measure": measure(q),
+                "about": q.of,
+                **{"value": q.value, "low": q.low, "high": q.high, "level": q.chance or 0.0, "p": q.p},
+                "speaks": q.speaks,
+                "why": q.why,
+                "section": section,
+            }
+            for section, q in self.rows
+        ]
+        return {"rows": rows, "verdict": self.verdict}
+
+
+def measure(q: Quantity) -> str:
+    """What was measured, with its unit."""
+    return q.name if not q.unit or q.unit in q.name else f"{q.name}, {q.unit}"
 
 
 @dataclass(frozen=True, repr=False)

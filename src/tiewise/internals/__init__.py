@@ -1,7 +1,5 @@
 """What a checkpoint does when it runs, forward and backward; `loaded` opens it.
 
 - `two_paths`: what comes to a table by the lookup and by the head.
-- `stack`: the layers of any model, one application after the other; `tuned_lens` reads the vocabulary between them,
-  `repeats` applies them again.
-- `first_mlp`: the direct path with the first MLP inside.
+- `stack`: the layers of any model, one application after the other; `repeats` applies them again.
 """

@@ -1,37 +1,22 @@
-"""Which applications of a model's layers are one and the same layer, and repeat; and where repeating leads.
+"""Which applications of a model's layers are one and the same layer, and repeat.
 
     calls = stack.calls(ids)                 # one `LayerCall` per application
-    calls[3].again(calls[3].wrote)           # layer 3 applied once more, to its own output
     repeats(keys(calls))                     # runs of applications that use the same parameters again
     one_block(calls)                         # the run that is all of them, where a model repeats one block and no more
-    iterate(block, states[-1], 64, seed)     # the block applied further: does it come to rest?
 
 Layers are the same where they use the same Parameter objects in the same places, whatever modules hold them.
-
-A repeated block is a map f on states [B, T, D], masks and positions as the model gave them. Along h, f(h), f(f(h)), …
-every quantity is a mean over the tokens of a window:
-
-    residual     ‖f(h) − h‖ / ‖h‖
-    two steps    ‖f(f(h)) − h‖ / ‖h‖: small while the residual is not, where the states alternate
-    ratio        ‖f(f(h)) − f(h)‖ / ‖f(h) − h‖ over the whole window: how much f stretched the last change
-    growth       how much one application stretches a small random difference that is followed along and rescaled to
-                 1e-3 of the state after each (Benettin et al. 1980); below 1 near-by states come together
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from tiewise.core.errors import UnsupportedError
 from tiewise.internals.stack import LayerCall
 
 Key = tuple[Any, ...]
-SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
 _WHOLE = "give a model that repeats whole layers"
 
 
@@ -62,10 +47,16 @@ def repeats(found: list[Key]) -> list[Repeat]:
     """Find runs in which a block of applications follows itself, from the left, the shortest block first."""
     runs, start = [], 0
     while start < len(found):
-        run = next((r for p in range(1, (len(found) - start) // 2 + 1) if (r := _run(found, start, p)).times > 1), None)
-        if run is not None:
-            runs.append(run)
-        start = start + 1 if run is None else run.end
+        run = None
+        for period in range(1, (len(found) - start) // 2 + 1):
+            block, times = found[start : start + period], 1
+            while block == found[start + times * period : start + (times + 1) * period]:
+                times += 1
+            if times > 1:
+                run = Repeat(start, period, times)
+                runs.append(run)
+                break
+        start = run.end if run else start + 1
     return runs
 
 
@@ -97,60 +88,3 @@ def shared_fractions(calls: Iterable[LayerCall]) -> list[float]:
         fractions.append(known / max(sum(sizes.values()), 1))
         seen |= sizes.keys()
     return fractions
-
-
-def _run(found: list[Key], start: int, period: int) -> Repeat:
-    times = 1
-    while found[start : start + period] == found[start + times * period : start + (times + 1) * period]:
-        times += 1
-    return Repeat(start, period, times)
-
-
-@dataclass(frozen=True)
-class Further:
-    """What n further applications gave, one value per application and window."""
-
-    residual: Tensor  # [n, B]
-    two_steps: Tensor  # [n − 1, B]
-    ratio: Tensor  # [n − 1, B]; NaN where the change was rounding error
-    growth: Tensor  # [n, B]
-    last: Tensor  # state after the last [B, T, D]
-
-
-def iterate(block: Callable[[Tensor], Tensor], start: Tensor, count: int, seed: int) -> Further:
-    """Apply `block` `count` times (2 or more) from `start` [B, T, D], beside a slightly different start."""
-    generator = torch.Generator().manual_seed(seed)
-    noise = torch.randn(start.shape, generator=generator, dtype=start.dtype).to(start.device)
-    state, apart = start, _scaled(noise, start)
-    before: Tensor | None = None
-    residual, two_steps, sizes, growth = [], [], [], []
-    for _ in range(count):
-        following = block(state)
-        difference = block(state + apart) - following
-        growth.append(_norms(difference) / _norms(apart))
-        residual.append(relative(following, state))
-        sizes.append(_norms(following - state))
-        if before is not None:
-            two_steps.append(relative(following, before))
-        before, state = state, following
-        apart = _scaled(torch.where(_norms(difference)[:, None, None] > 0, difference, apart), state)
-    change, scale = torch.stack(sizes), _norms(state)
-    floor = 10 * torch.finfo(start.dtype).eps * scale
-    ratio = torch.where(change[1:] > floor, change[1:] / change[:-1], torch.nan)
-    return Further(torch.stack(residual), torch.stack(two_steps), ratio, torch.stack(growth), state)
-
-
-def relative(new: Tensor, old: Tensor) -> Tensor:
-    """Mean over tokens of ‖new − old‖ / ‖old‖: [B] of two states [B, T, D]; 0 where neither is anything."""
-    size = torch.linalg.vector_norm(old, dim=-1)
-    change = torch.linalg.vector_norm(new - old, dim=-1)
-    return torch.where(change == 0, change, change / size).mean(-1)
-
-
-def _norms(state: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(state, dim=(-2, -1))
-
-
-def _scaled(difference: Tensor, state: Tensor) -> Tensor:
-    """Return a difference as long as SMALL times the state, window by window."""
-    return difference * (SMALL * _norms(state) / _norms(difference))[:, None, None]

@@ -34,20 +34,11 @@ _FIX = "this measure needs one stack of layers between a table of tokens and a t
 
 
 @dataclass(frozen=True)
-class StackedLayer:
-    """One application of a layer."""
-
-    name: str  # of the module in its model
-    module: nn.Module  # the layer; the same object in every application where layers are shared
-    returns: int  # length of the tuple that it returns, 0 for a bare tensor
-
-
-@dataclass(frozen=True)
 class AppliedStack:
     """Layers as they are applied, and the model's own way from the last one's output to logits."""
 
     opened: Opened  # the model that runs
-    applications: tuple[StackedLayer, ...]  # L in order; a layer that is applied repeatedly stands once for each
+    applications: tuple[LayerCall, ...]  # L in order, of a random batch; a repeated layer stands once for each
     causal: bool  # whether the logits of a position do not depend on what stands after it
     width: int  # D, of the residual stream
     token: int  # an id without a special meaning: stands in the input where only shapes matter
@@ -122,8 +113,7 @@ def find_stack(opened: Opened) -> AppliedStack:
     with torch.no_grad():
         moved = (_logits(model, other) - logits)[:, :-1].abs().max()
     causal = bool(moved <= TOLERANCE * logits.abs().max())
-    applications = tuple(StackedLayer(call.name, call.module, call.returns) for call in layers)
-    stack = AppliedStack(opened, applications, causal, width=layers[-1].wrote.shape[-1], token=int(ids[0, 0]))
+    stack = AppliedStack(opened, tuple(layers), causal, width=layers[-1].wrote.shape[-1], token=int(ids[0, 0]))
     # what the last layer wrote gives the same logits again
     try:
         with torch.no_grad():
@@ -152,7 +142,7 @@ def _reason(error: Exception) -> str:
 
 
 @contextmanager
-def _returning(layer: StackedLayer, states: Tensor) -> Iterator[None]:
+def _returning(layer: LayerCall, states: Tensor) -> Iterator[None]:
     """Let a layer return `states` without computing anything."""
     made = (states, *([None] * (layer.returns - 1))) if layer.returns else states
     own = vars(layer.module).get("forward")
@@ -191,6 +181,13 @@ class LayerCall:
 def states_of(calls: list[LayerCall]) -> list[Tensor]:
     """Residual stream around a stack's applications: L + 1 tensors [B, T, D]."""
     return [calls[0].read, *(call.wrote for call in calls)]
+
+
+def relative(new: Tensor, old: Tensor) -> Tensor:
+    """Mean over tokens of ‖new − old‖ / ‖old‖: [B] of two states [B, T, D]; 0 where neither is anything."""
+    size = torch.linalg.vector_norm(old, dim=-1)
+    change = torch.linalg.vector_norm(new - old, dim=-1)
+    return torch.where(change == 0, change, change / size).mean(-1)
 
 
 @contextmanager

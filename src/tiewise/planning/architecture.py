@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 from tiewise.core.errors import PlanError, SpecError
@@ -261,7 +262,14 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
     """
     vocab, width = architecture.ends.vocab, architecture.ends.width
     in_width, out_width = boundary.table_widths(width)
-    ends = {"input_table": lookup(vocab, in_width), "maps": architecture.ends.maps + _maps(boundary, width)}
+    if boundary.kind == "residual" and (boundary.rank or 0) > width:
+        what = f"{boundary}: rank {boundary.rank} exceeds the table width {width}"
+        raise SpecError(what, f"choose a rank ≤ {width}")
+    shapes = boundary.map_shapes(width).values()
+    stored, matrices = sum(map(prod, shapes)), sum(prod(shape) for shape in shapes if len(shape) > 1)
+    # of a definite map one triangular factor is stored, square: two products at the head, two solves at the input
+    between = Count(stored, 3 * matrices if boundary.kind == "spd" else matrices, stored)
+    ends = {"input_table": lookup(vocab, in_width), "maps": architecture.ends.maps + between}
     every_use = total(ends)
     if architecture.ends.head:
         head = linear(out_width, vocab)
@@ -280,23 +288,6 @@ def budget(architecture: Architecture, boundary: BoundarySpec, sharing: SharingS
         every_use.multiplied + applied.multiplied,
         None if decoder is None else every_use.read + decoder.applied().read + around.read,
     )
-
-
-def _maps(spec: BoundarySpec, width: int) -> Count:
-    """Count what a boundary puts between tables of the model's own `width` and the body."""
-    if spec.kind == "residual":
-        rank = spec.rank or 0
-        if rank > width:
-            raise SpecError(f"{spec}: rank {rank} exceeds the table width {width}", f"choose a rank ≤ {width}")
-        return linear(width, rank) + linear(rank, width)
-    if spec.kind == "spd":
-        square = width * width  # one triangular factor, stored square
-        return Count(square, 3 * square, square)  # two products at the head, two solves at the input
-    behind_lookup, before_head = spec.maps(width)
-    in_width, out_width = spec.table_widths(width)
-    found = linear(in_width, width) if behind_lookup else Count()
-    found += linear(width, out_width) if before_head else Count()
-    return found + elementwise(out_width if spec.out_bias else 0)
 
 
 def thresholds(vocab: int, d: int, body: int, head: bool = True) -> list[dict[str, Any]]:

@@ -93,8 +93,10 @@ def decoder(
     heads: Heads | None = None,  # where other keys say them
     maps: Count | None = None,  # where attention is another than query, key, value and output
     query_norms: int | str = 0,  # parameters of queries' and keys' norms, or sinks; or what one norm is over
+    normed_queries: Switch = True,  # whether they are there
     kind: str = "rms",  # of norm
-    norms: str = "two",  # of a layer: two, four (of each sublayer's output too) or one that both sublayers read
+    # of a layer: two, four (of each sublayer's output too) or one that both sublayers read; one where parallel
+    norms: str = "two",
     parallel: Switch = False,  # whether both sublayers read the same state
     final_norm: bool = True,
     embedding_norm: bool = False,
@@ -110,8 +112,9 @@ def decoder(
     ffn = c.size(ffn_width, 4 * d)
     heads = heads or heads_of(c, grouped)
     if isinstance(query_norms, str):
-        over = {"one head": 2, "all heads": heads.count + heads.kv}
-        query_norms = over[query_norms] * heads.width
+        query_norms = {"one head": 2, "all heads": heads.count + heads.kv}[query_norms] * heads.width
+    query_norms *= c.flag(normed_queries)
+    norms = ("one" if c.flag(parallel) else "two") if norms == "one where parallel" else norms
     maps = maps or heads.maps(d, c.flag(bias), c.flag(bias if out_bias is None else out_bias), query_norms)
     of_attention, of_ffn, of_both = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}[norms]
     attention = {"attention": maps, "norms": norm(d, kind, of_attention)}
@@ -164,6 +167,16 @@ READERS: dict[str, Reader] = {
     **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
     **dict.fromkeys(("olmo2", "olmo3"), partial(biased, query_norms="all heads", fresh=None)),
     "olmo": partial(biased, kind="none"),
+    "stablelm": partial(
+        decoder,
+        bias="use_qkv_bias",
+        out_bias=False,
+        query_norms="all heads",
+        normed_queries="qk_layernorm",
+        kind="layer",
+        norms="one where parallel",
+        parallel="use_parallel_residual",
+    ),
     "qwen2": partial(decoder, bias=True, out_bias=False),
     "qwen3": qwen3,
     "glm": partial(biased, out_bias=False),
@@ -235,8 +248,8 @@ def _gemma(c: Config) -> Architecture:
 @reads("phi")
 def _phi(c: Config) -> Architecture:
     query_norms = 4 * heads_of(c).width if c.flag("qk_layernorm") else 0
-    one = partial(decoder, kind="layer", norms="one", parallel=True, head_bias=True)
-    return one(c, bias=True, ffn_bias=True, gated=False, query_norms=query_norms)
+    one = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
+    return one(c, query_norms=query_norms)
 
 
 @reads("falcon")
@@ -259,21 +272,8 @@ def _falcon(c: Config) -> Architecture:
 
 @reads("cohere", "cohere2")
 def _cohere(c: Config) -> Architecture:
-    fresh, query_norms = {"output_scale": c.number("logit_scale")}, "all heads" if c.flag("use_qk_norm") else 0
-    return biased(c, kind="layer without bias", norms="one", parallel=True, query_norms=query_norms, fresh=fresh)
-
-
-@reads("stablelm")
-def _stablelm(c: Config) -> Architecture:
-    return decoder(
-        c,
-        bias="use_qkv_bias",
-        out_bias=False,
-        query_norms="all heads" if c.flag("qk_layernorm") else 0,
-        kind="layer",
-        norms="one" if c.flag("use_parallel_residual") else "two",
-        parallel="use_parallel_residual",
-    )
+    one = partial(biased, kind="layer without bias", norms="one", parallel=True, query_norms="all heads")
+    return one(c, normed_queries="use_qk_norm", fresh={"output_scale": c.number("logit_scale")})
 
 
 @reads("qwen2_moe", "qwen3_moe")
@@ -391,18 +391,14 @@ def _bert(c: Config) -> Architecture:
 
 @reads("modernbert")
 def _modernbert(c: Config) -> Architecture:
-    d, count, ffn = c.size("hidden_size"), c.size("num_attention_heads"), c.size("intermediate_size")
     kind, has_head = "layer" if c.flag("norm_bias") else "layer without bias", c.head == "lm"
-    bias, heads = c.flag("attention_bias"), Heads(count, even(d, count), count)
-    maps, one = heads.maps(d, bias, bias), norm(d, kind)
-    forward = {"ffn": feed_forward(d, ffn, bias=c.flag("mlp_bias")), "norms": one}
-    first = LayerCounts({"attention": maps}, forward)  # its input is the embedding's own norm
-    rest = LayerCounts({"attention": maps, "norms": one}, forward)
-    layers = (first, *[rest] * (c.size("num_hidden_layers") - 1))
-    stack = AppliedLayers("encoder", layers, {"embedding_norm": one, "norms": one}, heads, 8 * d + 3 * ffn)
-    around = {"head_transform": linear(d, d, c.flag("classifier_bias")) + one} if has_head else {}
+    found = llama(c, grouped=False, kind=kind, embedding_norm=True, fresh=None)
+    d, (stack,) = found.width, found.stacks
+    first, *rest = stack.layers
+    first = replace(first, attention={"attention": first.attention["attention"]})  # reads the embedding's own norm
+    transform = {"head_transform": linear(d, d, c.flag("classifier_bias")) + norm(d, kind)} if has_head else {}
     ends = c.token_tables(d, has_head, head_biases=int(has_head and c.flag("decoder_bias")))
-    return Architecture(c.family, d, ends, (stack,), around)
+    return replace(found, ends=ends, stacks=(replace(stack, name="encoder", layers=(first, *rest)),), around=transform)
 
 
 # Encoder-decoders, in which one table serves encoder, decoder and head where it is tied

@@ -21,8 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, Quantity, plain
-from tiewise.inspection.carry_out import TieOrNot, measure
-from tiewise.inspection.section import SECTIONS, Inspection, SectionFound
+from tiewise.inspection.section import SECTIONS, Inspection, SectionFound, TieOrNot, measure
 
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."

@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +37,11 @@ from tiewise.checkpoint.claims import BASE_TYPE, OWN_PREFIX, OWN_TYPE, module_of
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.numeric_ends import Dense, StoredBoundary, plain_ends, read_boundary, tied_names
 from tiewise.checkpoint.stored import CHUNK_BYTES, NUMPY, Reader, Stored, read_header
-from tiewise.checkpoint.untrusted import open_regular, read_json, read_whole, require_memory, short
+from tiewise.checkpoint.untrusted import inside, open_regular, read_json, read_whole, require_memory, short
+from tiewise.core import Late
 from tiewise.core.errors import CheckpointError
 from tiewise.core.files import size
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import advance, doing
 from tiewise.core.spec import BoundarySpec, largest_rank
 from tiewise.rewrite.change import (
@@ -56,6 +60,7 @@ from tiewise.rewrite.change import (
 from tiewise.rewrite.engine import verb
 from tiewise.rewrite.ties import flags
 
+tokenizers = Late("tokenizers")  # no part of a base install
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
 COLUMNS = 256  # of the Gram matrix updated at once
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
@@ -63,7 +68,14 @@ MOST_BYTES = 64 * 2**20  # of a file of counts
 
 
 @verb
-def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) -> Change:
+def factor(
+    facts: Facts,
+    *,
+    rank: int,
+    counts: Any = None,
+    text: str | os.PathLike[str] | None = None,
+    force: bool = False,
+) -> Change:
     """Write a checkpoint whose tables are products of a narrow table and a map.
 
     With `force` two different tables are taken as untied although the config claims one.
@@ -72,7 +84,10 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
         rank: k, the width of the narrow tables.
         counts: how often each token occurs: numbers [V] or a file of them (.json, .npy, .safetensors, or text with
             one number per line); the error is then reported by frequency too.
+        text: or a text, counted with the checkpoint's own tokenizer.json.
     """
+    if counts is not None and text is not None:
+        raise CheckpointError("counts and text both say how often each token occurs", "give one of them")
     ends = plain_ends(facts, "factor", force=force)
     most = min(largest_rank(table.rows, table.shape[1], 2 if ends.output is None else 1) for table in ends.tables)
     if not 1 <= rank <= most:
@@ -90,35 +105,37 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
     shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
     config: dict[str, Any] = {**flags(facts, True)} if shared and not facts.claims.t5_like else {}
     groups = []
-    if counts is not None:
-        seen = read_counts(counts, ends.input.rows)
-        groups = [(found, bin_of(seen) == i) for i, found in enumerate(frequency_bins(seen)) if found.tokens]
+    if counts is not None or text is not None:
+        seen = read_counts(counts if text is None else count_tokens(facts.path, Path(text)), ends.input.rows)
+        groups = [(label, its) for i, label in enumerate(BINS) if (its := bin_of(seen) == i).any()]
     widest = max(table.shape[1] for table in ends.tables)
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
-    made: list[tuple[Factored, Fit]] = []
+    made: list[Factored] = []
     notes: list[str] = []
+    moves: list[tuple[float, float]] = []  # of each table: largest change of a logit, and of a row
     for table in ends.tables:
         name, width = short(table.name), table.shape[1]
         needs = size(memory_needed(width, rank))
         with doing(f"decomposing {name} (needs {needs} of memory)", table.nbytes):
             factored = low_rank(table, rank)
         with doing(f"measuring {name}", table.nbytes):
-            fit = factored.measured()
-        if not np.isfinite(fit.errors).all():
+            errors, norms, logits = factored.measured()
+        if not np.isfinite(errors).all():
             what = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
             raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
-        made.append((factored, fit))
+        made.append(factored)
+        moves.append((logits, float(errors.max(initial=0.0) ** 0.5)))
         least = f"(the least that is possible: {factored.optimum:.4g})"
-        notes.append(f"{name}: relative error {fit.relative():.4g} at rank {rank} of {width} {least}")
-        for found, chosen in groups:
-            error = f"relative error {fit.relative(chosen):.4g}"
-            notes.append(f"{name}: {found.tokens:,} tokens seen {found.label} times: {error}")
+        notes.append(f"{name}: relative error {relative(errors, norms):.4g} at rank {rank} of {width} {least}")
+        for label, its in groups:
+            error = f"relative error {relative(errors[its], norms[its]):.4g}"
+            notes.append(f"{name}: {int(its.sum()):,} tokens seen {label} times: {error}")
     if ends.spare:
         notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
 
-    put = [NewTensor(f.table.name, f.table.dtype, (f.table.rows, rank), f.table.path.name, f.pieces) for f, _ in made]
-    (lookup, moved), (head, changed) = made[0], made[-1]
+    put = [NewTensor(f.table.name, f.table.dtype, (f.table.rows, rank), f.table.path.name, f.pieces) for f in made]
+    lookup, head = made[0], made[-1]
     maps = {f"{module_of(ends.input.name)[0]}.in_map": (lookup.table, lookup.map)}
     maps[f"{ends.head}.out_map"] = (head.table, head.map.T)
     for name, (table, values) in maps.items():
@@ -129,7 +146,7 @@ def factor(facts: Facts, *, rank: int, counts: Any = None, force: bool = False) 
     config["architectures"] = [OWN_PREFIX + name for name in classes]
     how = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
     return Change(
-        Moved(changed.logits, float(moved.errors.max(initial=0.0) ** 0.5), how),
+        Moved(moves[-1][0], moves[0][1], how),
         drop=frozenset(table.name for table in ends.spare),
         put=tuple(put),
         config=config,
@@ -142,18 +159,10 @@ def memory_needed(width: int, rank: int) -> int:
     return 8 * (WORK_MATRICES * width * width + 2 * width * rank) + 3 * GRAM_BYTES
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How far a product of stored factors lies from its table."""
-
-    errors: NDArray[np.float64]  # squared length of each row's error [V]
-    norms: NDArray[np.float64]  # squared length of each row [V]
-    logits: float  # largest change of a logit at the hidden vectors of `change`
-
-    def relative(self, chosen: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Frobenius norm of the error over that of the table, of the chosen rows."""
-        norm = float(self.norms[chosen].sum())
-        return float(self.errors[chosen].sum() / norm) ** 0.5 if norm else 0.0
+def relative(errors: NDArray[np.float64], norms: NDArray[np.float64]) -> float:
+    """Frobenius norm of an error over that of its table, from the squared lengths of rows."""
+    norm = float(norms.sum())
+    return float(errors.sum() / norm) ** 0.5 if norm else 0.0
 
 
 @dataclass(frozen=True)
@@ -173,8 +182,7 @@ class Factored:
     def optimum(self) -> float:
         """Relative Frobenius error of the best approximation of this rank, before any rounding to a stored type."""
         squares = np.square(self.singular)
-        total = float(squares.sum())
-        return (float(squares[self.basis.shape[1] :].sum()) / total) ** 0.5 if total else 0.0
+        return relative(squares[self.basis.shape[1] :], squares)
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray]]:
         """Yield (rows of W [., D], rows of the narrow table [., k]), a few MB at a time; progress in bytes read."""
@@ -189,8 +197,12 @@ class Factored:
         """Yield the bytes of the narrow table."""
         return (narrow.tobytes() for _, narrow in self.chunks())
 
-    def measured(self) -> Fit:
-        """Hold the factors against their table."""
+    def measured(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Hold the factors against their table.
+
+        Returns:
+            (squared length of each row's error [V], of each row [V], largest change of a logit at the hidden vectors).
+        """
         back = self.map.astype(np.float64).T
         probes = hidden_vectors(self.table.shape[1]).T
         errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
@@ -200,7 +212,7 @@ class Factored:
                 errors.append(np.square(error).sum(axis=1))
                 norms.append(np.square(rows).sum(axis=1))
                 logits = max(logits, float(np.abs(error @ probes).max(initial=0.0)))
-        return Fit(np.concatenate(errors), np.concatenate(norms), logits)
+        return np.concatenate(errors), np.concatenate(norms), logits
 
 
 def low_rank(table: Stored, rank: int) -> Factored:
@@ -273,6 +285,32 @@ def _stored_counts(name: str) -> Any:
     made = np.zeros(max(ids, default=-1) + 1)
     made[ids] = list(record.values())
     return made
+
+
+def count_tokens(folder: Path, text: Path) -> list[int]:
+    """Count how often each token of the tokenizer in `folder` occurs in a text, which is streamed."""
+    if find_spec("tokenizers") is None:
+        raise CheckpointError("--text needs the tokenizers library", "pip install 'tiewise[torch]', or give --counts")
+    file = inside(folder, "tokenizer.json")
+    if not file.is_file():
+        raise CheckpointError(f"{folder}: no tokenizer.json in it", "put the model's tokenizer there, or give --counts")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises plain Exception for every damaged file
+        raise CheckpointError(f"{file}: no tokenizer ({error})", "take it from its source again") from None
+    found: Counter[int] = Counter()
+    try:
+        with text.open(encoding="utf-8") as lines:
+            while batch := list(islice(lines, 2048)):
+                for encoded in tokenizer.encode_batch(batch, add_special_tokens=False):
+                    found.update(encoded.ids)
+    except OSError as error:
+        raise CheckpointError(f"{text}: cannot be read ({error.strerror})", "check the path") from None
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{text}: not UTF-8 text", "convert it first") from None
+    if not found:
+        raise CheckpointError(f"{text}: no token in it", "give a text")
+    return [found[token] for token in range(max(found) + 1)]
 
 
 # plain tables again

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.install import Installed
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.training.results import BinNll, Share
 
 CURVE_BLOCKS = 32  # validation blocks behind each point of a curve; the final figures take the whole split
@@ -40,21 +40,20 @@ class Tally:
 
     def __init__(self, counts: np.ndarray) -> None:
         self._bin_of = torch.from_numpy(bin_of(counts))
-        self._labels = [b.label for b in frequency_bins(counts)]
-        self._sums = torch.zeros(len(self._labels), dtype=torch.float64)
-        self._sizes = torch.zeros(len(self._labels), dtype=torch.long)
+        self._sums = torch.zeros(len(BINS), dtype=torch.float64)
+        self._sizes = torch.zeros(len(BINS), dtype=torch.long)
 
     def add(self, losses: Tensor, targets: Tensor) -> None:
         """Take in the losses of these tokens, both [n]."""
         bins = self._bin_of[targets.cpu()]
         self._sums.index_add_(0, bins, losses.double().cpu())
-        self._sizes += bins.bincount(minlength=len(self._labels))
+        self._sizes += bins.bincount(minlength=len(BINS))
 
     def measured(self, **more: Any) -> MeasuredSplit:
         """Return what was found; `more` are further fields."""
         found = [
             BinNll(label, int(n), float(s / n) if n else None)
-            for label, s, n in zip(self._labels, self._sums, self._sizes, strict=True)
+            for label, s, n in zip(BINS, self._sums, self._sizes, strict=True)
         ]
         total = int(self._sizes.sum())
         return MeasuredSplit(float(self._sums.sum() / total) if total else math.nan, total, found, **more)

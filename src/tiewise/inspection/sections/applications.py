@@ -14,7 +14,7 @@ A model is asked as its family is pretrained; the draws are those of a seed, ali
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -37,12 +37,13 @@ from tiewise.data.training_rows import IGNORED, Masking, PairRows
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat, one_block, relative
-from tiewise.internals.stack import AppliedStack, LayerCall, find_stack
+from tiewise.internals.repeats import Repeat, one_block
+from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, relative
 
 MOST = 24
 TRAINING = 16  # bytes of fp32 training by parameter: weight, gradient, AdamW's two moments
 NATS = "nats per token"
+Values = NDArray[np.float64]
 
 
 @section(asks="Would applying the shared block more or less often predict better?", place=120, text=True)
@@ -50,21 +51,6 @@ def applications(subject: Subject, bench: Bench) -> Found:
     """Apply the one block that a model repeats 1 to 24 times, and measure its nll each time."""
     effort, opened = bench.request.effort, bench.opened(subject)
     return applications_of(opened, bench.ids(subject), effort.length, effort.windows, bench.request.seed)
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """What is measured, before anything is said of it."""
-
-    causal: bool  # whether next tokens are predicted, and not hidden ones
-    predicted: int  # tokens that are
-    layers: int  # in the block
-    trained: int  # how often the model applies it
-    parameters: int  # of the whole model, each counted once
-    separate: int  # of the same model if every application had parameters of its own
-    unigram: NDArray[np.float64]  # nll by the tokens' frequencies in the whole text, one added to each count [windows]
-    nll: NDArray[np.float64]  # nats per predicted token after 1, 2, … applications [n, windows]
-    change: NDArray[np.float64]  # ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states around each application [n, windows]
 
 
 def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64, seed: int = 0) -> Found:
@@ -91,23 +77,69 @@ def applications_of(opened: Opened, ids: Ids, length: int = 128, count: int = 64
         parts.append(torch.stack(list(_measured(stack, block, batch))))
         unigram.append(_by_window(surprise[batch.targets], batch.where))
         progress("applications", sum(map(len, unigram)), sum(len(batch.where) for batch in asked))
-    nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)
-    members = [one.module for one in stack.applications[: block.period]]
-    of_block = {id(p): p.numel() for module in members for p in module.parameters()}
+    nll, change = torch.cat(parts, -1).numpy().transpose(1, 0, 2)  # [n, windows] after 1, 2, … applications
+    of_block = {id(p): p.numel() for one in stack.applications[: block.period] for p in one.module.parameters()}
     parameters = sum(p.numel() for p in opened.model.parameters())
-    return found_of(
-        Sweep(
-            causal=stack.causal,
-            predicted=sum(len(batch.targets) for batch in asked),
-            layers=block.period,
-            trained=block.times,
-            parameters=parameters,
-            separate=parameters + (block.times - 1) * sum(of_block.values()),
-            unigram=torch.cat(unigram).numpy(),
-            nll=nll,
-            change=change,
-        )
-    )
+    separate = parameters + (block.times - 1) * sum(of_block.values())
+    predicted, kind = sum(len(batch.targets) for batch in asked), "next" if stack.causal else "hidden"
+    note = f"nll of {predicted:,} {kind} tokens in {nll.shape[1]} windows"
+    return replace(found_of(block, nll, change, torch.cat(unigram).numpy(), parameters, separate), notes=(note,))
+
+
+def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parameters: int, separate: int) -> Found:
+    """Say what other numbers of applications give, beside that of training.
+
+    Args:
+        block: what is repeated.
+        nll: nats per predicted token after 1, 2, … applications [n, windows].
+        change: ‖h_n − h_{n−1}‖ / ‖h_{n−1}‖ of the states around each application [n, windows].
+        unigram: nll by the tokens' frequencies in the whole text, one added to each count [windows].
+        parameters: of the whole model, each counted once.
+        separate: of the same model if every application had parameters of its own.
+    """
+    own, most, alone = nll[block.times - 1], len(nll), mean_interval(unigram)
+    means = [one.value if one is not None else np.inf for one in map(_estimate, nll)]
+    best = int(np.argmin(means)) + 1 if min(means) < means[block.times - 1] else block.times  # of equals, its own
+    more = _quantity("there − as trained", nll[best - 1] - own, chance=0.0, why="a best of many flatters")
+    mark: dict[str, Any] = {"along": "applications of the block", "mark": block.times}
+    what = "layer" if block.period == 1 else f"block of {block.period} layers"
+    answer = f"not told apart: {best} applications of the {what} from the {block.times} of training"
+    if best == block.times:
+        answer = f"no: the {what} is applied {best} times, and no other number up to {most} is better"
+    elif more.high < 0:
+        answer = f"yes: the loss is lower after {best} applications of the {what} than after {block.times}, as trained"
+    return Found(
+        answer=answer,
+        quantities=(
+            _quantity("nll as trained", own, chance=alone.value, why="beside it: the tokens' frequencies alone"),
+            Quantity("best number", best, why=f"of 1 to {most}; in training {block.times}"),
+            _quantity("nll there", nll[best - 1], chance=alone.value),
+            more,
+            Quantity(
+                "parameters", parameters,
+                why=f"{size(TRAINING * parameters)} of weights, gradients and AdamW's moments in fp32, "
+                f"{size(TRAINING * separate)} if none were shared",
+            ),
+            Quantity("parameters if each application had its own", separate, main=False),
+        ),
+        curves=(
+            Curve.through(
+                "Loss by how often the block is applied", enumerate(map(_estimate, nll), 1),
+                unit=NATS, level=alone.value, level_name="token frequencies", **mark,
+                why="The large open marker is the number of training; bands are 95 % intervals over windows.",
+            ),
+            Curve.through(
+                "Loss less that of the model as trained", enumerate(map(_estimate, nll - own), 1),
+                unit=NATS, level=0.0, **mark,
+                why="Window by window, so that how hard a text is takes no part; above 0 is worse than as trained.",
+            ),
+            Curve.through(
+                "Change by one more application", enumerate(map(_estimate, change), 1),
+                unit="relative change", log=True, **mark,
+                why="‖h after − h before‖ / ‖h before‖ of the last of n applications, mean over tokens.",
+            ),
+        ),
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -194,62 +226,10 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
     return found
 
 
-def found_of(found: Sweep) -> Found:
-    """Say what other numbers of applications give, beside that of training."""
-    own, most, unigram = found.nll[found.trained - 1], len(found.nll), mean_interval(found.unigram)
-    means = [one.value if one is not None else np.inf for one in map(_estimate, found.nll)]
-    best = int(np.argmin(means)) + 1 if min(means) < means[found.trained - 1] else found.trained  # of equals, its own
-    more = _quantity("there − as trained", found.nll[best - 1] - own, chance=0.0, why="a best of many flatters")
-    mark: dict[str, Any] = {"along": "applications of the block", "mark": found.trained}
-    block = "layer" if found.layers == 1 else f"block of {found.layers} layers"
-    answer = f"not told apart: {best} applications of the {block} from the {found.trained} of training"
-    if best == found.trained:
-        answer = f"no: the {block} is applied {best} times, and no other number up to {most} is better"
-    elif more.high < 0:
-        answer = (
-            f"yes: the loss is lower after {best} applications of the {block} than after {found.trained}, as trained"
-        )
-    return Found(
-        answer=answer,
-        quantities=(
-            _quantity("nll as trained", own, chance=unigram.value, why="beside it: the tokens' frequencies alone"),
-            Quantity("best number", best, why=f"of 1 to {most}; in training {found.trained}"),
-            _quantity("nll there", found.nll[best - 1], chance=unigram.value),
-            more,
-            Quantity(
-                "parameters", found.parameters,
-                why=f"{size(TRAINING * found.parameters)} of weights, gradients and AdamW's moments in fp32, "
-                f"{size(TRAINING * found.separate)} if none were shared",
-            ),
-            Quantity("parameters if each application had its own", found.separate, main=False),
-        ),
-        curves=(
-            Curve.through(
-                "Loss by how often the block is applied", enumerate(map(_estimate, found.nll), 1),
-                unit=NATS, level=unigram.value, level_name="token frequencies", **mark,
-                why="The large open marker is the number of training; bands are 95 % intervals over windows.",
-            ),
-            Curve.through(
-                "Loss less that of the model as trained", enumerate(map(_estimate, found.nll - own), 1),
-                unit=NATS, level=0.0, **mark,
-                why="Window by window, so that how hard a text is takes no part; above 0 is worse than as trained.",
-            ),
-            Curve.through(
-                "Change by one more application", enumerate(map(_estimate, found.change), 1),
-                unit="relative change", log=True, **mark,
-                why="‖h after − h before‖ / ‖h before‖ of the last of n applications, mean over tokens.",
-            ),
-        ),
-        notes=(
-            f"nll of {found.predicted:,} {'next' if found.causal else 'hidden'} tokens in {len(own)} windows",
-        ),
-    )  # fmt: skip
-
-
-def _estimate(values: NDArray[np.float64]) -> Estimate | None:
+def _estimate(values: Values) -> Estimate | None:
     """Mean over windows with its interval; None where a window gave no number."""
     return mean_interval(values) if np.isfinite(values).all() else None
 
 
-def _quantity(name: str, values: NDArray[np.float64], **more: Any) -> Quantity:
+def _quantity(name: str, values: Values, **more: Any) -> Quantity:
     return Quantity.of_estimate(name, _estimate(values), unit=NATS, **more)

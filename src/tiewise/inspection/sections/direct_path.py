@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_matrix import NONE, asymmetry, definiteness, grams
-from tiewise.analysis.path_tokens import asymmetric_pairs, find_pairs, own_token, sampled, word_orders
+from tiewise.analysis.open_path import NONE, open_path
+from tiewise.analysis.path_matrix import (
+    asymmetric_pairs,
+    asymmetry,
+    eigenvalues,
+    find_pairs,
+    grams,
+    own_token,
+    sampled,
+    word_orders,
+)
 from tiewise.analysis.token_texts import read_as
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
@@ -54,32 +62,27 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     kinds = {APPLIED: whole, "by gain and scales alone": linear, CENTRED: whole.centred}
     quantities = [
         Quantity(
-            f"asymmetry {kind}", asymmetry(g).ratio, chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
-            figure="Asymmetry of the direct path", why="0 symmetric, 2 as two unrelated tables, 4 antisymmetric",
+            f"asymmetry {kind}", asymmetry(g)[1], chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
+            figure="Asymmetry of the direct path", why="0 symmetric, 2 unrelated tables, 4 antisymmetric",
         )
         for kind, g in kinds.items()
     ]  # fmt: skip
     for kind, g in kinds.items():
-        quantities.append(Quantity(f"‖M‖² {kind}", asymmetry(g).energy, unit="squared logits", main=False))
+        quantities.append(Quantity(f"‖M‖² {kind}", asymmetry(g)[0], unit="squared logits", main=False))
     for kind in (APPLIED, CENTRED):
-        signs, first = definiteness(kinds[kind]), kind == APPLIED
-        where, why = "" if first else f", {kind}", "of the symmetric part: none in W Wᵀ, half in two unrelated tables"
-        below = f"energy of eigenvalues below 0{where}"
+        values, first = eigenvalues(kinds[kind]).tolist() or [0.0], kind == APPLIED
+        where, why = "" if first else f", {kind}", "none in W Wᵀ, half in two unrelated tables"
+        share = sum(v * v for v in values if v < 0) / (sum(v * v for v in values) or 1.0)
         quantities += [
-            Quantity(below, signs.negative_energy, unit="%", main=first, why=why),
-            Quantity(f"eigenvalues above 0{where}", signs.positive, main=False),
-            Quantity(f"eigenvalues below 0{where}", signs.negative, main=False),
-            Quantity(f"largest eigenvalue{where}", signs.largest, unit="logits", main=False),
-            Quantity(f"smallest eigenvalue{where}", signs.smallest, unit="logits", main=False),
+            Quantity(f"energy of eigenvalues below 0{where}", share, unit="%", main=first, why=why),
+            Quantity(f"eigenvalues above 0{where}", sum(v > 0 for v in values), main=False),
+            Quantity(f"eigenvalues below 0{where}", sum(v < 0 for v in values), main=False),
+            Quantity(f"largest eigenvalue{where}", values[-1], unit="logits", main=False),
+            Quantity(f"smallest eigenvalue{where}", values[0], unit="logits", main=False),
         ]
-    why = "tokens that have no likelier successor than themselves"
-    quantities += [
-        Quantity("own token first", own.first, own.low, own.high, own.sampled, own.chance, unit="%", why=why),
-        Quantity("mean of the diagonal", own.diagonal, chance=own.elsewhere, unit="logits", main=False),
-        Quantity("diagonal less the rest", own.excess, unit="standard deviations of M", main=False),
-    ]
+    quantities += own
     orders, figure = word_orders(path, words, ids), "Requested pairs: logits"
-    why = "one logit both ways on a symmetric path; each row has its own normaliser, so that probabilities differ"
+    why = "on a symmetric path one logit both ways, but two probabilities"
     for order, said in orders.items():
         quantities.append(Quantity(order, said.logit, unit="logit", main=False, figure=figure, why=why))
     for order, said in orders.items():

@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from tiewise.analysis.bigram_counts import Chain, pair_counts
 from tiewise.analysis.bigram_paths import SHOWN, heat_maps, path_loss
 from tiewise.analysis.model_tables import Array, Behind
-from tiewise.analysis.open_path import open_path
-from tiewise.analysis.path_matrix import DirectPath, sampled_asymmetry
-from tiewise.analysis.path_tokens import find_pairs, sampled, word_orders
+from tiewise.analysis.open_path import DirectPath, open_path
+from tiewise.analysis.path_matrix import find_pairs, sampled, sampled_asymmetry, word_orders
 from tiewise.boundary.saved import BASE
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
@@ -82,7 +81,7 @@ def first_mlp_of(
     change, of_block = found[-1][0], sum(p.numel() for p in block.parameters.values())
     table, model = path.input.rows * path.input.width, sum(p.numel() for p in opened.model.parameters())
     cost = f"{of_block / table:.0%} of one table, {of_block / model:.0%} of the model"
-    means = "less row and column means, which the normaliser and a bias can take up"
+    means = "less row and column means"
     return Found(
         answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
         quantities=(

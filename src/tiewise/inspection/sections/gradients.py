@@ -23,7 +23,7 @@ from tiewise.analysis.token_texts import read_as
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import mean_interval, ratio
 from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plain, visible
-from tiewise.core.frequency import bin_of, frequency_bins, token_counts
+from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.request import Bench, Subject
@@ -171,11 +171,11 @@ def found_of(found: PathGradients) -> Found:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
     absent = int((found.seen == 0).sum())
     alone = "get the head path alone" + ("" if found.objective == NEXT else ", but for a mask or first token")
-    share, *others = _of_batches(found)
+    share, *others = _quantities(found)
     by_count, bins = _by_frequency(found)
     return Found(
         answer=answer(share, found.gradient.split(), found.null),
-        quantities=(share, *others, *_whole(found), *_older(found), *_rows(found), *by_count),
+        quantities=(share, *others, *by_count),
         curves=tuple(_curves(found)),
         listings=(bins, _longest(found)),
         notes=(
@@ -197,65 +197,54 @@ def answer(share: Quantity, whole: PathSplit, null: tuple[float, float]) -> str:
     return f"{said}, {'the same way' if whole.cosine > null[1] else 'opposed'}"
 
 
-def _mean(name: str, values: Iterable[float], **more: Any) -> Quantity:
-    """Mean over batches, with its interval."""
-    return Quantity.of_estimate(name, mean_interval(list(values)), **more)
+def _quantities(found: PathGradients) -> Iterator[Quantity]:
+    """The share in a batch first; then the whole text, Adam's step, the older convention, and rows."""
 
+    def mean(name: str, values: Iterable[float], unit: str, **more: Any) -> Quantity:
+        return Quantity.of_estimate(name, mean_interval(list(values)), unit=unit, **more)
 
-def _of_batches(found: PathGradients) -> Iterator[Quantity]:
-    splits, why = [one.split for one in found.batches], "‖B‖/(‖A‖ + ‖B‖)"
-    yield _mean(f"{SHARE} per batch", (x.share_b for x in splits), unit="%", chance=0.5, why=why)
+    def aside(name: str, value: float, unit: str, **more: Any) -> Quantity:
+        return Quantity(name, value, unit=unit, main=False, **more)
+
+    splits = [one.split for one in found.batches]
+    yield mean(f"{SHARE} per batch", (x.share_b for x in splits), "%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
     if found.one_table:
-        yield _mean(
-            "cosine of the two paths per batch", (x.cosine for x in splits), unit="cosine", chance=0.0,
+        yield mean(
+            "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
             why="above zero a step for one use helps the other; below zero they work against each other, as in any "
             "tied model where training comes to rest",
         )  # fmt: skip
-    step = found.update.split().share_b
-    yield Quantity("share in Adam's step", step, unit="%", chance=0.5, why="after all of the batches")
-    yield _mean("norm of the lookup path per batch", (x.a for x in splits), unit="norm", main=False)
-    yield _mean("norm of the head path per batch", (x.b for x in splits), unit="norm", main=False)
-
-
-def _whole(found: PathGradients) -> Iterator[Quantity]:
-    """The gradient of the text's mean loss, and Adam's step after the batches."""
-    yield Quantity("loss", found.nll, n=found.predicted, unit="nats per token", main=False)
-    for where, sums, null in (("whole text", found.gradient, found.null), ("Adam's step", found.update, ())):
-        split = sums.split()
+    step = found.update.split()
+    yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
+    yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
+    yield mean("norm of the head path per batch", (x.b for x in splits), "norm", main=False)
+    yield aside("loss", found.nll, "nats per token", n=found.predicted)
+    for where, split, null in (("whole text", found.gradient.split(), found.null), ("Adam's step", step, ())):
         if math.isfinite(split.cosine):
             why = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
-            yield Quantity(f"cosine, {where}", split.cosine, chance=0.0, null=null, unit="cosine", main=False, why=why)
+            yield aside(f"cosine, {where}", split.cosine, "cosine", chance=0.0, null=null, why=why)
         for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
-            yield Quantity(f"norm of the {name}, {where}", value, unit="norm", main=False)
+            yield aside(f"norm of the {name}, {where}", value, "norm")
         for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
-            yield Quantity(f"{SHARE} of {name}, {where}", value, unit="%", main=False)
-
-
-def _older(found: PathGradients) -> Iterator[Quantity]:
-    """The convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table."""
-    own = {"main": False, "why": "not of one thing; to compare with published figures"}
-    l2, l1 = ([(b.rows_l2, b.split.b) for b in found.batches], [(b.rows_l1, b.split.b_l1) for b in found.batches])
-    yield _mean(f"{SHARE}, {OLDER}", (ratio(b, a + b) for a, b in l2), unit="%", **own)
-    yield _mean(f"{SHARE} of L1 norms, {OLDER}", (ratio(b, a + b) for a, b in l1), unit="%", **own)
-    yield _mean(f"norm at the lookup's outputs, {OLDER}", (a for a, _ in l2), unit="norm", **own)
-
-
-def _rows(found: PathGradients) -> Iterator[Quantity]:
-    """Shares within rows of tokens that occur in the windows, and what the others get."""
-    absent = found.seen == 0
+            yield aside(f"{SHARE} of {name}, {where}", value, "%")
+    # the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table
+    own: dict[str, Any] = {"main": False, "why": "not of one thing; to compare with published figures"}
+    l2, l1 = ([(x.rows_l2, x.split.b) for x in found.batches], [(x.rows_l1, x.split.b_l1) for x in found.batches])
+    yield mean(f"{SHARE}, {OLDER}", (ratio(b, a + b) for a, b in l2), "%", **own)
+    yield mean(f"{SHARE} of L1 norms, {OLDER}", (ratio(b, a + b) for a, b in l1), "%", **own)
+    yield mean(f"norm at the lookup's outputs, {OLDER}", (a for a, _ in l2), "norm", **own)
+    # shares within rows of tokens that occur in the windows, and what the others get
+    absent, b2 = found.seen == 0, found.gradient.b2
     for where, sums in (("gradient", found.gradient), ("Adam's step", found.update)):
         shares = _shares(found, sums)
         values = np.quantile(shares, QUANTILES) if len(shares) else [math.nan] * len(QUANTILES)
         for at, value in zip(QUANTILES, values, strict=True):
-            name, n = f"{SHARE} in a row, {at:.0%} quantile, {where}", int((~absent).sum())
-            yield Quantity(name, float(value), n=n, unit="%", main=False)
-    more: dict[str, Any] = {"n": int(absent.sum()), "unit": "%", "main": False}
-    b2, update = found.gradient.b2, found.update
-    part = ratio(float(b2[absent].sum()), float(b2.sum()))
-    yield Quantity("absent tokens' part of the head path", part, why="of ‖B‖²", **more)
-    part = ratio(update.split(absent).total ** 2, update.split().total ** 2)
-    yield Quantity("absent tokens' part of Adam's step", part, why="of ‖u‖²", **more)
+            yield aside(f"{SHARE} in a row, {at:.0%} quantile, {where}", float(value), "%", n=int((~absent).sum()))
+    part, n = ratio(float(b2[absent].sum()), float(b2.sum())), int(absent.sum())
+    yield aside("absent tokens' part of the head path", part, "%", n=n, why="of ‖B‖²")
+    part = ratio(found.update.split(absent).total ** 2, step.total**2)
+    yield aside("absent tokens' part of Adam's step", part, "%", n=n, why="of ‖u‖²")
 
 
 def _shares(found: PathGradients, sums: RowSums) -> Floats:
@@ -306,15 +295,16 @@ def _by_frequency(found: PathGradients) -> tuple[list[Quantity], Listing]:
     """Gradient and step of tokens of like frequency."""
     header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, "in Adam's step", "of ‖A‖²", "of ‖B‖²")
     quantities, rows, where, gradient = [], [], bin_of(found.counts), found.gradient
-    for index, kind in enumerate(frequency_bins(found.counts)):
+    for index, label in enumerate(BINS):
         its = where == index
+        tokens, seen = int(its.sum()), int(found.counts[its].sum())
         own, step = gradient.split(its), found.update.split(its)
         moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
-        shares = [Quantity("", x, n=kind.tokens, unit="%", main=False) for x in (own.share_b, step.share_b, *moved)]
+        shares = [Quantity("", x, n=tokens, unit="%", main=False) for x in (own.share_b, step.share_b, *moved)]
         norms = (plain(own.a), plain(own.b))
-        rows.append((kind.label, count(kind.tokens), count(kind.occurrences), *norms, *map(str, shares)))
-        if kind.tokens:
-            times = f"{kind.label} times"
+        rows.append((label, count(tokens), count(seen), *norms, *map(str, shares)))
+        if tokens:
+            times = f"{label} times"
             for share, name in zip(shares[:2], (times, f"{times}, Adam's step"), strict=True):
                 quantities.append(replace(share, name=name, chance=0.5, figure=BY_COUNT))
             for share, path, of in zip(shares[2:], ("lookup", "head"), "AB", strict=True):

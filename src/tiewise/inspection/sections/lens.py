@@ -1,8 +1,15 @@
 """How much of the final prediction can be read off before the last layer? Logit lens and tuned lens.
 
 The logit lens (nostalgebraist 2020) reads the states after a layer as if no layer followed. The tuned lens (Belrose et
-al. 2023, arXiv:2303.08112) puts a trained affine map before that (`tiewise.internals.tuned_lens`). KL(final ‖ lens),
-held out, with the chance levels of three fixed distributions. See docs/lens.md.
+al. 2023, arXiv:2303.08112, section 3) puts a trained affine map before that:
+
+    T(h) = h + s·(A·W(h − μ) + b),     A = 0 and b = 0 at first: the logit lens
+
+μ and W are the mean and the whitening of the layer's states on the training windows, s their root mean square: the
+same affine maps in other coordinates, where all directions are learnt alike. Trained by Adam at a constant rate; what
+is read is an average of the last steps. A rate that falls to zero would flatten any curve, trained enough or not.
+
+KL(final ‖ lens), held out, with the chance levels of three fixed distributions. See docs/lens.md.
 """
 
 from __future__ import annotations
@@ -10,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +32,18 @@ from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, find_stack
-from tiewise.internals.tuned_lens import batch_size, batches, passes, start, train_step
 
+RATE = 0.15  # Adam's rate is RATE / √D: about the share by which a step may change a state
+BETAS = (0.9, 0.99)
+EPSILON = 1e-6  # Adam's: gradients that are rounding alone move nothing
+AVERAGED = 20  # the average reaches back about a 20th of all steps
+TOKENS = 256  # positions per step, at least
+SHRINK = 1e-3  # of the mean eigenvalue: directions that hardly occur are not blown up
 LEAST_STEPS = 20  # fewer leave no last tenth to look at
 MARKS = 20  # times that the held-out KL is read over training
 ZERO = 1e-6  # nats: rounding of fp32
 CONVERGED = 0.01  # of the KL: what the last tenth of the steps may still change
 KL = "nats to the final distribution"
-_Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
 
 
 @section(
@@ -40,60 +52,29 @@ _Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its
 def lens(subject: Subject, bench: Bench) -> Found:
     """Read every layer's states by the head itself (logit lens) and after a trained map (tuned lens)."""
     (run_on, held_out), steps = bench.windows(subject), bench.request.effort.lens_steps
-    return found_of(lenses(bench.opened(subject), run_on, held_out, steps, bench.request.seed))
+    return lens_of(bench.opened(subject), run_on, held_out, steps, bench.request.seed)
 
 
-@dataclass(frozen=True)
-class LensRead:
-    """One lens at one layer, on held-out windows."""
+class LensRead(NamedTuple):
+    """One lens at one place, on held-out windows."""
 
     kl: Estimate  # KL(final ‖ lens), nats per position
     nll: Estimate  # cross-entropy of the lens against the text's next token, nats
     agreement: Estimate  # share of positions where lens and model name the same token first
 
-    @property
-    def bits(self) -> float:
-        """KL in bits per position."""
-        return self.kl.value / math.log(2)
-
 
 @dataclass(frozen=True)
-class LensLayer:
-    """Both lenses on the residual stream at one place; after the last layer both are the model, and none is trained."""
+class LensPlace:
+    """Both lenses on the residual stream at one place before the last layer's output, where both are the model."""
 
-    depth: int  # layers applied before it; 0 is what the first layer reads
-    name: str  # of the layer that wrote it, `input` at depth 0
     logit: LensRead
-    tuned: LensRead | None = None
-    curve: tuple[float, ...] = ()  # held-out KL of the tuned lens at `Lenses.marks`, nats
-    fitted: float | None = None  # mean KL on the training batches of the last tenth of the steps, each before its step
-    improvement: float | None = None  # 1 − KL at the end / KL before the last tenth of the steps
-
-    @property
-    def converged(self) -> bool | None:
-        """Whether the last tenth of the steps changed the held-out KL by less than 1 %."""
-        return None if self.improvement is None else abs(self.improvement) < CONVERGED
+    tuned: LensRead
+    curve: tuple[float, ...]  # held-out KL of the tuned lens over training, nats
+    moved: float  # 1 − KL at the end / KL before the last tenth of the steps
+    fitted: float  # mean KL on the training batches of that tenth, each before its step
 
 
-@dataclass(frozen=True)
-class Lenses:
-    """Every layer's lenses, and what fixed distributions reach."""
-
-    layers: tuple[LensLayer, ...]  # by depth, 0 to L
-    nll: Estimate  # of the model itself on the held-out windows, nats
-    uniform: Estimate  # KL from the final distribution to the uniform one, nats
-    unigram: Estimate  # to the training windows' token counts, one added to each
-    constant: Estimate  # to the model's mean distribution there: none that is the same everywhere is nearer
-    marks: tuple[int, ...]  # steps of training at which the curves were read; the last is their number
-    passes: float  # times that training went over its windows
-
-    @property
-    def converged(self) -> bool:
-        """Whether every layer's translator did."""
-        return all(layer.converged is not False for layer in self.layers)
-
-
-def lenses(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Lenses:
+def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: int = 0) -> Found:
     """Read every layer with both lenses.
 
     Args:
@@ -117,41 +98,139 @@ def lenses(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed: 
         raise DataError("1 held-out window", "give a longer text: an interval needs two held-out windows")
     stack = find_stack(opened)
     if not stack.causal:
-        what = (
-            f"{type(opened.model).__name__} reads both sides of a token, and its final distribution names what it sees"
-        )
+        kind = type(opened.model).__name__
+        what = f"{kind} reads both sides of a token, and its final distribution names what it sees"
         raise UnsupportedError(what, "give a causal language model")
-    fixed, translators = _fixed(stack, texts), start(stack, texts)
+    fixed, translators, depth = _fixed(stack, texts), _identities(stack, texts), len(stack.applications)
     marks = sorted({steps * i // MARKS for i in range(MARKS + 1)})
-    drawn = batches(texts, torch.Generator().manual_seed(seed))
-    curves, fitted = [], []
+    size = min(-(-TOKENS // (texts.shape[1] - 1)), len(texts))  # windows of a step
+    drawn, curves, fitted = _batches(texts, size, torch.Generator().manual_seed(seed)), [], []
     for done in range(steps + 1):
         progress("training a lens at every layer", done, steps)
         if done in marks:
-            curves.append([read.kl.value for read in _read(stack, apart, list(enumerate(translators)))[0]])
+            curves.append([read.kl.value for read in _read(stack, apart, [*enumerate(translators)], fixed[:0])[0]])
         if done < steps:
-            losses = train_step(stack, translators, next(drawn), done, steps)
+            losses = _train_step(stack, translators, next(drawn), done, steps)
             fitted += [losses] if done >= 0.9 * steps else []
-    depth = len(translators)
-    logit: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
-    reads, (uniform, unigram, constant), nll = _read(stack, apart, [*logit, *enumerate(translators)], fixed)
-    before = max(i for i, mark in enumerate(marks) if mark <= 0.9 * steps)
-    layers = []
-    names, last = ["input", *(one.name for one in stack.applications)], np.mean(fitted, axis=0)
+    as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
+    reads, (nll, *chances) = _read(stack, apart, [*as_it_is, *enumerate(translators)], fixed)
+    before, places = max(i for i, mark in enumerate(marks) if mark <= 0.9 * steps), []
     for i, curve in enumerate(zip(*curves, strict=True)):
-        late, end = curve[before], curve[-1]
-        moved = 0.0 if max(late, end) <= ZERO else 1 - end / late
-        layers.append(LensLayer(i, names[i], reads[i], reads[depth + 1 + i], curve, float(last[i]), moved))
-    layers.append(LensLayer(depth, names[-1], reads[depth]))
-    went_over = steps * min(batch_size(texts.shape[1]), len(texts)) / len(texts)
-    return Lenses(tuple(layers), nll, uniform, unigram, constant, tuple(marks), went_over)
+        moved = 0.0 if max(curve[before], curve[-1]) <= ZERO else 1 - curve[-1] / curve[before]
+        fit = float(np.mean([losses[i] for losses in fitted]))
+        places.append(LensPlace(reads[i], reads[depth + 1 + i], curve, moved, fit))
+    half = next((i for i, place in enumerate(places) if place.tuned.agreement.low > 0.5), None)
+    where = f"after layer {half} of {depth}" if half else "before any layer"
+    return Found(
+        answer="not the first choice at half of the positions"
+        if half is None
+        else f"the first choice at most positions, {where}",
+        quantities=tuple(_quantities(places[0], nll, *chances)),
+        curves=tuple(_curves(places, chances[-1], marks)),
+        listings=(_listing(["input", *(one.name for one in stack.applications)], places, reads[depth]),),
+        notes=tuple(_notes(places, chances[-1], steps, steps * size / len(texts))),
+    )
+
+
+# --- training
+
+
+@dataclass
+class Translator:
+    """One layer's map, in the coordinates of its states."""
+
+    mean: Tensor  # μ [D]
+    whiten: Tensor  # W [D, D], symmetric
+    scale: float  # s
+    trained: tuple[Tensor, Tensor]  # A [D, D] and b [D], as the optimizer moves them
+    average: tuple[Tensor, Tensor]  # the same, averaged over the last steps: what is read
+    optimizer: torch.optim.Adam  # of `trained`
+
+    @classmethod
+    def identity(cls, mean: Tensor, second: Tensor) -> Translator:
+        """Start at the identity, from the mean [D] of states and the mean [D, D] of their outer products."""
+        values, vectors = torch.linalg.eigh((second - torch.outer(mean, mean)).double())
+        values = values.clamp_min(0)
+        roots = (values + SHRINK * values.mean().clamp_min(torch.finfo(torch.float32).tiny)).rsqrt()
+        trained = torch.zeros_like(second).requires_grad_(), torch.zeros_like(mean).requires_grad_()
+        average = torch.zeros_like(second), torch.zeros_like(mean)
+        optimizer = torch.optim.Adam(trained, RATE / len(mean) ** 0.5, BETAS, EPSILON)
+        whiten = (vectors * roots @ vectors.T).to(mean.dtype)
+        return cls(mean, whiten, float(second.diagonal().mean().sqrt()), trained, average, optimizer)
+
+    def __call__(self, states: Tensor, parts: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Translate states [N, D], by the average unless others are given."""
+        weight, shift = parts or self.average
+        return states + self.scale * ((states - self.mean) @ self.whiten @ weight.T + shift)
+
+
+_Lens = tuple[int, Callable[[Tensor], Tensor]]  # depth, and what is done to its states before they are read
+
+
+def _identities(stack: AppliedStack, texts: Tensor) -> list[Translator]:
+    """Translators for every layer but the last, in the coordinates of their states on windows [n, T]."""
+    depth, width, count = len(stack.applications), stack.width, 0
+    means, seconds = torch.zeros(depth, width), torch.zeros(depth, width, width)
+    for states, _ in _passes(stack, texts):
+        count += len(states[0])
+        for i, held in enumerate(states[:-1]):
+            means[i] += held.sum(0)
+            seconds[i] += held.T @ held
+    return [Translator.identity(mean / count, second / count) for mean, second in zip(means, seconds, strict=True)]
+
+
+def _train_step(
+    stack: AppliedStack, translators: Sequence[Translator], ids: Tensor, done: int, steps: int
+) -> list[float]:
+    """Take step number `done` of `steps` with every translator on windows [B, T]; their mean KL in nats before it."""
+    states = _positions(stack.states(ids))
+    losses = [0.0] * len(translators)
+    for part in stack.parts(len(states[0])):
+        with torch.no_grad():
+            final = stack.to_logits(states[-1][part]).log_softmax(-1)
+        for i, one in enumerate(translators):
+            logits = stack.to_logits(one(states[i][part], one.trained))
+            read, p = logits.detach().log_softmax(-1), final.exp()
+            losses[i] += float((p * (final - read)).sum()) / len(states[0])
+            # by hand, so that it is 0 where the two are one; autograd leaves rounding, which Adam would follow
+            logits.backward((read.exp() - p) / len(states[0]), inputs=one.trained)
+    keep = min(1 - AVERAGED / max(steps, AVERAGED), (done + 1) / (done + 10))  # of the average
+    for one in translators:
+        one.optimizer.step()
+        one.optimizer.zero_grad()
+        for held, weight in zip(one.average, one.trained, strict=True):
+            held.lerp_(weight.detach(), 1 - keep)
+    return losses
+
+
+def _batches(texts: Tensor, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Windows [size, T] without end: every window once, shuffled, then again."""
+    while True:
+        order = torch.randperm(len(texts), generator=generator)
+        for i in range(0, len(texts) - size + 1, size):
+            yield texts[order[i : i + size]]
+
+
+# --- reading
+
+
+def _positions(states: Sequence[Tensor]) -> list[Tensor]:
+    """States [B, T, D] of the positions that have a next token, as [B·(T − 1), D]."""
+    return [held[:, :-1].reshape(-1, held.shape[-1]) for held in states]
+
+
+def _passes(stack: AppliedStack, texts: Tensor) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """States before each layer and after the last [N, D], and next tokens [N], a few windows at a time."""
+    wide = (len(stack.applications) + 1) * stack.width * texts.shape[1]
+    for group in texts.split(max(1, min(2**12 // texts.shape[1], 2**26 // wide))):
+        yield _positions(stack.states(group)), group[:, 1:].reshape(-1)
 
 
 @torch.no_grad()
 def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
-    """Logarithms of three distributions [3, V]: uniform, the text's tokens, the model's mean."""
+    """Logarithms of three distributions [3, V]: uniform, the text's tokens and one of each, the model's mean."""
     total, count = torch.zeros(0), 0
-    for states, targets in passes(stack, texts):
+    for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
             shares = stack.to_logits(states[-1][part]).softmax(-1).double().sum(0)
             total = shares if not count else total + shares
@@ -164,117 +243,95 @@ def _fixed(stack: AppliedStack, texts: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _read(
-    stack: AppliedStack, texts: Tensor, found: Sequence[_Lens], fixed: Tensor | None = None
-) -> tuple[list[LensRead], list[Estimate], Estimate]:
-    """Read lenses on windows [m, T]: (what each reads, KL to the fixed distributions [k, V], the model's own nll)."""
+    stack: AppliedStack, texts: Tensor, lenses: Sequence[_Lens], fixed: Tensor
+) -> tuple[list[LensRead], list[Estimate]]:
+    """Read lenses on windows [m, T]: what each reads; the model's own nll, and its KL to fixed distributions [k, V]."""
     rows: list[Tensor] = []
-    fixed = torch.empty(0, 0) if fixed is None else fixed
-    for states, targets in passes(stack, texts):
+    for states, targets in _passes(stack, texts):
         for part in stack.parts(len(targets)):
             final = stack.to_logits(states[-1][part]).log_softmax(-1)
-            own = -final.gather(1, targets[part, None])[:, 0]
-            columns = [own]
-            for logs in fixed:
-                columns.append((final.exp() * (final - logs)).sum(-1))
-            for depth, translated in found:
-                lens = stack.to_logits(translated(states[depth][part])).log_softmax(-1)
-                columns.append((final.exp() * (final - lens)).sum(-1))
-                columns.append(-lens.gather(1, targets[part, None])[:, 0])
-                columns.append((lens.argmax(-1) == final.argmax(-1)).to(own.dtype))
+            columns = [-final.gather(1, targets[part, None])[:, 0]]
+            columns += [(final.exp() * (final - logs)).sum(-1) for logs in fixed]
+            for depth, translated in lenses:
+                read = stack.to_logits(translated(states[depth][part])).log_softmax(-1)
+                columns.append((final.exp() * (final - read)).sum(-1))
+                columns.append(-read.gather(1, targets[part, None])[:, 0])
+                columns.append((read.argmax(-1) == final.argmax(-1)).to(final.dtype))
             rows.append(torch.stack(columns).double())
     means = torch.cat(rows, 1).reshape(len(rows[0]), len(texts), -1).mean(-1).numpy()  # by window
-    nll, *others = [mean_interval(row) for row in means]
-    reads = others[len(fixed) :]
-    return [LensRead(*reads[i : i + 3]) for i in range(0, len(reads), 3)], others[: len(fixed)], nll
+    found, own = [*map(mean_interval, means)], 1 + len(fixed)
+    return [LensRead(*found[i : i + 3]) for i in range(own, len(found), 3)], found[:own]
 
 
-def found_of(found: Lenses) -> Found:
-    """Say how near the first states are to the final prediction, where half of it stands, and if training sufficed."""
-    inner = [layer for layer in found.layers if layer.tuned is not None]
-    half = next((layer.depth for layer in inner if layer.tuned and layer.tuned.agreement.low > 0.5), None)
-    where = f"after layer {half} of {len(inner)}" if half else "before any layer"
-    return Found(
-        answer="not the first choice at half of the positions"
-        if half is None
-        else f"the first choice at most positions, {where}",
-        quantities=tuple(_quantities(found)),
-        curves=tuple(_curves(found, inner)),
-        listings=(_listing(found),),
-        notes=tuple(_notes(found, inner)),
-    )
+# --- what was found
 
 
-def _quantities(found: Lenses) -> Iterator[Quantity]:
-    first = found.layers[0]
+def _quantities(
+    first: LensPlace, nll: Estimate, uniform: Estimate, unigram: Estimate, constant: Estimate
+) -> Iterator[Quantity]:
     for name, read in (("tuned lens, before any layer", first.tuned), ("logit lens there", first.logit)):
-        if read is not None:
-            why = f"{plain(read.bits, 2)} bits; beside it: the model's mean distribution"
-            yield Quantity.of_estimate(name, read.kl, unit=KL, chance=found.constant.value, why=why)
-            yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
-    yield Quantity.of_estimate("the model's own nll", found.nll, unit="nats per token", main=False)
+        why = f"{plain(read.kl.value / math.log(2), 2)} bits; beside it: the model's mean distribution"
+        yield Quantity.of_estimate(name, read.kl, unit=KL, chance=constant.value, why=why)
+        yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
+    yield Quantity.of_estimate("the model's own nll", nll, unit="nats per token", main=False)
     why = "the same at every position: what no lens gives"
-    yield Quantity.of_estimate("uniform distribution", found.uniform, unit=KL, main=False, why=why)
-    yield Quantity.of_estimate("text's token frequencies", found.unigram, unit=KL, main=False, why=why)
-    yield Quantity.of_estimate("model's mean distribution", found.constant, unit=KL, main=False, why=why)
+    yield Quantity.of_estimate("uniform distribution", uniform, unit=KL, main=False, why=why)
+    yield Quantity.of_estimate("text's token frequencies", unigram, unit=KL, main=False, why=why)
+    yield Quantity.of_estimate("model's mean distribution", constant, unit=KL, main=False, why=why)
 
 
-def _curves(found: Lenses, inner: list[LensLayer]) -> Iterator[Curve]:
-    both = {
-        "tuned lens": [(layer.depth, layer.tuned) for layer in inner if layer.tuned],
-        "logit lens": [(layer.depth, layer.logit) for layer in inner],
-    }
+def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int]) -> Iterator[Curve]:
+    both = {"tuned lens": [place.tuned for place in places], "logit lens": [place.logit for place in places]}
     for which, reads in both.items():
         yield Curve.through(
-            "How far is each layer from the final distribution?", ((depth, read.kl) for depth, read in reads),
+            "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along="layers applied", unit=KL, log=True,
-            level=found.constant.value, level_name="the model's mean distribution",
+            level=constant.value, level_name="the model's mean distribution",
             why="KL(final ‖ lens) on held-out windows. Above the dotted line a lens says less of the final prediction "
             "than one distribution that is the same everywhere.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
-            "Does a layer already name the model's first choice?", ((depth, read.agreement) for depth, read in reads),
+            "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
             which=which, along="layers applied", unit="share of positions",
             why="Held-out positions at which lens and model name the same token first.",
         )  # fmt: skip
-    for layer in inner[:: max(1, (len(inner) - 1) // 2)]:  # the first, one in the middle, the last
+    for depth in range(0, len(places), max(1, (len(places) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(
-            "Were the tuned lenses trained long enough?", found.marks, layer.curve, which=f"depth {layer.depth}",
+            "Were the tuned lenses trained long enough?", tuple(marks), places[depth].curve, which=f"depth {depth}",
             along="step of training", unit=KL, log=True,
             why=f"Held-out KL. A lens has converged if the last tenth of steps changes it by under {CONVERGED:.0%}.",
         )  # fmt: skip
 
 
-def _notes(found: Lenses, inner: list[LensLayer]) -> Iterator[str]:
-    worse = sum(layer.logit.kl.low > found.constant.high for layer in inner)
-    yield f"at {worse} of {len(inner)} places the logit lens is clearly further off than the model's mean distribution"
-    unfinished = [layer for layer in inner if layer.converged is False]
-    if unfinished:
+def _notes(places: Sequence[LensPlace], constant: Estimate, steps: int, passes: float) -> Iterator[str]:
+    """How the logit lens stands to chance, and whether training sufficed; `passes` is how often it saw its windows."""
+    worse, many = sum(place.logit.kl.low > constant.high for place in places), len(places)
+    yield f"at {worse} of {many} places the logit lens is clearly further off than the model's mean distribution"
+    if unfinished := sum(abs(place.moved) >= CONVERGED for place in places):
         yield (
-            f"{len(unfinished)} of {len(inner)} tuned lenses still moved in the last tenth of {found.marks[-1]} steps: "
+            f"{unfinished} of {many} tuned lenses still moved in the last tenth of {steps} steps: "
             "their KL says how far they were trained; give more --lens-steps"
         )
-    over = [
-        one for one in inner if one.tuned is not None and one.fitted is not None and one.fitted < 0.9 * one.tuned.kl.low
-    ]
-    if over:
+    if over := sum(place.fitted < 0.9 * place.tuned.kl.low for place in places):
         yield (
-            f"at {len(over)} place{'s' if len(over) > 1 else ''} the tuned lens fits the windows better that it was "
-            f"trained on, {plain(found.passes, 1)} times each: give more text"
+            f"at {over} place{'s' if over > 1 else ''} the tuned lens fits the windows better that it was "
+            f"trained on, {plain(passes, 1)} times each: give more text"
         )
 
 
-def _listing(found: Lenses) -> Listing:
+def _listing(names: Sequence[str], places: Sequence[LensPlace], last: LensRead) -> Listing:
     header = ("place", "logit lens, nats", "tuned lens, nats", "logit, bits", "tuned, bits", "nll, logit", "nll, tuned")
     ends = ("same token, logit", "same token, tuned", "last tenth", "converged")
     rows = []
-    for layer in found.layers:
-        logit, tuned = layer.logit, layer.tuned
-        pairs = [(getattr(logit, x), tuned and getattr(tuned, x)) for x in ("kl", "nll", "agreement")]
-        kl, nll, agreement = [[str(Quantity.of_estimate("", e, unit="value")) for e in pair] for pair in pairs]
-        bits = [plain(logit.bits, 2), plain(tuned.bits if tuned else None, 2)]
-        moved = NONE if layer.improvement is None else plain(-100 * layer.improvement, 2) + " %"
-        converged = NONE if layer.converged is None else "yes" if layer.converged else "no"
-        place = layer.name if not layer.depth else f"{layer.depth} · {layer.name}"
-        rows.append((place, *kl, *bits, *nll, *agreement, moved, converged))
+    for depth, name in enumerate(names):
+        one = places[depth] if depth < len(places) else None
+        pairs = zip(one.logit, one.tuned, strict=True) if one else ((e, None) for e in last)
+        kl, nll, agreement = ([Quantity.of_estimate("", e, unit="value") for e in pair] for pair in pairs)
+        bits = [plain(q.value / math.log(2), 2) for q in kl]
+        moved = (NONE, NONE)
+        if one:
+            moved = f"{plain(-100 * one.moved, 2)} %", "yes" if abs(one.moved) < CONVERGED else "no"
+        cells = (*map(str, kl), *bits, *map(str, (*nll, *agreement)), *moved)
+        rows.append((f"{depth} · {name}" if depth else name, *cells))
     return Listing("Both lenses at each place", header + ends, tuple(rows))

@@ -3,11 +3,20 @@
 The quantities of Lan et al. 2020 (ALBERT, §3.1 and figure 1: distance and cosine between a layer's input and output),
 with what they need to be read: a null, an interval, and the question of a fixed point put to the model itself.
 Dropout is off. See docs/refinement.md.
+
+A repeated block is a map f on states [B, T, D], masks and positions as the model gave them. Along h, f(h), f(f(h)), …
+every quantity is a mean over the tokens of a window:
+
+    residual     ‖f(h) − h‖ / ‖h‖
+    two steps    ‖f(f(h)) − h‖ / ‖h‖: small while the residual is not, where the states alternate
+    ratio        ‖f(f(h)) − f(h)‖ / ‖f(h) − h‖ over the whole window: how much f stretched the last change
+    growth       how much one application stretches a small random difference that is followed along and rescaled to
+                 1e-3 of the state after each (Benettin et al. 1980); below 1 near-by states come together
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,12 +34,13 @@ from tiewise.data.tokenizer import Ids
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 from tiewise.internals.loaded import Opened
-from tiewise.internals.repeats import Repeat, iterate, keys, relative, repeats, shared_fractions
-from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, states_of
+from tiewise.internals.repeats import Repeat, keys, repeats, shared_fractions
+from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, relative, states_of
 
 Values = dict[str, NDArray]  # quantity → its values per window, [windows] or [n, windows]
 
 FURTHER = 64
+SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
 RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
 CONTROL = "Dashed: the same architecture with fresh weights."
 PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
@@ -132,7 +142,7 @@ def _applications(calls: list[LayerCall]) -> Iterator[dict[str, Tensor]]:
 
 @torch.no_grad()
 def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) -> dict[str, Tensor]:
-    """A block that the model repeats, applied further from where the model left it (see `internals.repeats`)."""
+    """A block that the model repeats, applied further from where the model left it."""
     members = calls[block.end - block.period : block.end]
 
     def apply(state: Tensor) -> Tensor:
@@ -141,14 +151,46 @@ def _repeated(calls: list[LayerCall], block: Repeat, further: int, seed: int) ->
         return state
 
     ends = states_of(calls)[block.first : block.end + 1 : block.period]
-    walked = iterate(apply, ends[-1], further, seed)
+    last, walked = iterate(apply, ends[-1], further, seed)
     return {
-        "residual": torch.cat([torch.stack(list(map(relative, ends[1:], ends))), walked.residual]),  # the model's first
-        "two_steps": walked.two_steps,
-        "ratio": _geometric(walked.ratio),
-        "growth": _geometric(walked.growth[further // 2 :]),
-        "from_end": relative(ends[-1], walked.last),
+        **walked,
+        "residual": torch.cat([torch.stack(list(map(relative, ends[1:], ends))), walked["residual"]]),  # its own first
+        "ratio": _geometric(walked["ratio"]),
+        "growth": _geometric(walked["growth"][further // 2 :]),
+        "from_end": relative(ends[-1], last),
     }
+
+
+def iterate(
+    block: Callable[[Tensor], Tensor], start: Tensor, count: int, seed: int
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Apply `block` `count` times (2 or more) from `start` [B, T, D], beside a slightly different start.
+
+    Returns the last state, and by name the residual and growth [count, B] and the ratio and two steps [count − 1, B];
+    a ratio is NaN where the change was rounding error.
+    """
+
+    def size(state: Tensor) -> Tensor:
+        return torch.linalg.vector_norm(state, dim=(-2, -1), keepdim=True)
+
+    state, before = start, None
+    apart = torch.randn(start.shape, generator=torch.Generator().manual_seed(seed), dtype=start.dtype).to(start.device)
+    residual, two_steps, change, growth = [], [], [], []
+    for _ in range(count):
+        apart = apart * (SMALL * size(state) / size(apart))  # as long as that, window by window
+        following = block(state)
+        difference = block(state + apart) - following
+        growth.append(size(difference) / size(apart))
+        residual.append(relative(following, state))
+        change.append(size(following - state))
+        if before is not None:
+            two_steps.append(relative(following, before))
+        before, state = state, following
+        apart = torch.where(size(difference) > 0, difference, apart)
+    changes, rounding = torch.stack(change), 10 * torch.finfo(start.dtype).eps * size(state)
+    ratio = torch.where(changes[1:] > rounding, changes[1:] / changes[:-1], torch.nan)
+    found = {"residual": torch.stack(residual), "two_steps": torch.stack(two_steps)}
+    return state, {**found, "ratio": ratio[..., 0, 0], "growth": torch.stack(growth)[..., 0, 0]}
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

@@ -9,31 +9,21 @@ import numpy as np
 
 from tiewise.analysis.align_tables import Score
 from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
-from tiewise.analysis.path_tokens import sampled
+from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_contexts import around_tokens, contexts
-from tiewise.analysis.token_rows import (
-    NormGroup,
-    by_group,
-    directions,
-    gaussian_shares,
-    moments,
-    norms_by_count,
-    plane,
-    saying_little,
-)
-from tiewise.analysis.token_texts import by_frequency, by_script, read_texts, shown
+from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
+from tiewise.analysis.token_texts import Groups, by_frequency, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
+from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, count, plain
-from tiewise.core.frequency import bin_of, frequency_bins
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
 from tiewise.inspection.request import Bench, Subject
 from tiewise.inspection.section import section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text
-BINS = tuple(found.label for found in frequency_bins(np.zeros(0, np.int64)))
-CORRELATION = "norm by frequency"
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
 
 
@@ -65,52 +55,72 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         texts, notes = None, (*notes, f"{error.what}: tokens have no texts and no scripts")
     around = None if ids is None else contexts(ids, rows)
     counts = None if around is None else around.counts
-    unused = _unused(folder, rows, counts)
+    unused = (
+        None  # rows that no text can produce, where a file says which tokens there are; what the text has is in use
+    )
+    tokenizer = None if folder.single else read_tokenizer(folder)
+    if tokenizer is not None and tokenizer.count:
+        used = [row for row in tokenizer.used if row < rows] + (
+            [] if counts is None else np.flatnonzero(counts).tolist()
+        )
+        unused = np.setdiff1d(np.arange(rows), used)
     groups = {} if counts is None else {FREQUENCY: by_frequency(counts)}
     groups |= {} if texts is None else {SCRIPT: by_script(texts, () if unused is None else unused.tolist())}
-    sample = _sample(counts, rows, samples, seed)
-    labels = shown(texts, sample.tolist())
+    sample = sampled(rows, samples, seed)
+    if counts is not None and samples < rows:
+        ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * samples)]
+        rest = np.setdiff1d(np.arange(rows), ranked)
+        sample = np.sort(np.concatenate([ranked, rest[sampled(len(rest), samples - len(ranked), seed)]]))
+    labels, often = shown(texts, sample.tolist()), None if counts is None else counts[sample]
 
     quantities: list[Quantity] = []
     by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
-    # kind of group → table → norms of each group
-    lengths: dict[str, dict[str, tuple[NormGroup, ...]]] = {FREQUENCY: {}, SCRIPT: {}}
+    lengths: list[Curve] = []
+    norm_rows: dict[str, list[tuple[str, ...]]] = {FREQUENCY: [], SCRIPT: []}
     filled: dict[str, Array] = {}  # table → share of its variance in each direction
+    planes: list[Array] = []
     points: list[Points] = []
     little: list[tuple[str, str, str]] = []
-    first_plane = None
     for name, table in views.items():
         with doing(f"products of {name}", table.rows):
             sums = moments(table)
         norms = sums.norms[:rows] if groups else sums.norms
         correlations = None if counts is None else norms_by_count(norms, counts)
-        for kind, of in groups.items():
-            lengths[kind][name] = by_group(norms, of)
         if correlations is not None:
             by_count[name] = correlations[1]
             why = f"rank correlation of norm and count, 0 ± {plain(1.96 * correlations[1].deviation, 3)} by chance"
-            for what, score in zip((CORRELATION, "the same by value"), reversed(correlations), strict=True):
+            for what, score, main in (
+                ("norm by frequency", correlations[1], True),
+                ("the same by value", correlations[0], False),
+            ):
                 quantities.append(Quantity.of_estimate(
-                    f"{what}, {name}", score.estimate, chance=0.0, unit="correlation", main=what == CORRELATION, why=why
+                    f"{what}, {name}", score.estimate, chance=0.0, unit="correlation", main=main, why=why
                 ))  # fmt: skip
         quantities.append(Quantity(f"mean norm, {name}", float(norms.mean()), n=table.rows, unit="norm", main=False))
         quantities.append(Quantity(f"deviation of norms, {name}", float(norms.std()), unit="norm", main=False))
-        for kind in groups:
-            what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind}"
-            grouped = (one for one in lengths[kind][name] if one.mean is not None)
-            quantities += [
-                Quantity.of_estimate(f"{what} {one.label}", one.mean, unit="norm", main=False) for one in grouped
-            ]
+        for kind, of in groups.items():
+            means, listed, band = _norms_of_groups(name, norms, kind, of)
+            quantities, norm_rows[kind] = [*quantities, *means], [*norm_rows[kind], *listed]
+            if kind == FREQUENCY:
+                lengths.append(Curve.through(
+                    "Length of rows by token frequency", band, along="times the text has the token", ticks=of.labels,
+                    unit="row norm", which=name, why="Medians, with half of the tokens inside the band.",
+                ))  # fmt: skip
         quantities += directions(name, table, sums, seed, main=correlations is None)
         if isinstance(table, StoredTable):
             counted, which = saying_little(name, table, unused, counts)
             quantities, little = [*quantities, *counted], [*little, *which]
         filled[name] = sums.shares
-        xy = plane(table, sums, sample, first_plane)
-        first_plane = xy if first_plane is None else first_plane
-        often = None if counts is None else counts[sample]
-        named = points[0].named if points else _worth_naming(xy, labels, often)  # the same tokens in every view
-        points.append(_view(name, xy, sums.shares, labels, often, named))
+        planes.append(plane(table, sums, sample, planes[0] if planes else None))
+        first, second = (*sums.shares[:2], 0.0)[:2]
+        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half of them the text's most frequent,")
+        points.append(Points(
+            f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in planes[-1]), labels,
+            (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
+            ("tokens",) if often is None else BINS, _worth_naming(planes[0], labels, often),
+            (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
+            why=f"{many} along the directions of largest variance; their signs mean nothing.",
+        ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
     if around is not None:
@@ -123,56 +133,53 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     if unused is not None:
         quantities.append(Quantity("rows of no token", len(unused), main=False, why="that no text can produce"))
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
-    norm_rows = {
-        kind: tuple(
-            (f"{name}: {g.label}", count(g.tokens), plain(g.median, 3), *(plain(q, 3) for q in g.quartiles))
-            for name, made in of.items()
-            for g in made
-        )
-        for kind, of in lengths.items()
-    }
     listings = (
-        Listing("Row norms by how often the text has a token", header, norm_rows[FREQUENCY]),
-        Listing("Row norms by script", header, norm_rows[SCRIPT]),
+        Listing("Row norms by how often the text has a token", header, tuple(norm_rows[FREQUENCY])),
+        Listing("Row norms by script", header, tuple(norm_rows[SCRIPT])),
         *sides.listings,
         Listing("Rows that say little", ("table", "which", "rows"), tuple(little)),
     )
     shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
     filled |= {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
+    directions_filled = (
+        Curve(
+            "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
+            along="leading directions", unit="%", which=which, log_x=True,
+            why="Share of the rows' variance; far above the Gaussian's, few directions matter.",
+        )
+        for which, shares in filled.items()
+    )  # fmt: skip
     return Found(
         answer=_answer(by_count),
         quantities=tuple(quantities),
-        curves=(*_length_curves(lengths[FREQUENCY]), *sides.curves, *_filled_curves(filled)),
+        curves=(*lengths, *sides.curves, *directions_filled),
         points=tuple(points),
         listings=tuple(listing for listing in listings if listing.rows),
         notes=notes,
     )
 
 
-def _unused(folder: Folder, rows: int, counts: Ids | None) -> Ids | None:
-    """Rows that no text can produce; None where no file says which tokens there are. What the text has is in use."""
-    tokenizer = None if folder.single else read_tokenizer(folder)
-    if tokenizer is None or not tokenizer.count:
-        return None
-    unused = np.ones(rows, bool)
-    unused[[row for row in tokenizer.used if row < rows]] = False
-    if counts is not None:
-        unused &= counts == 0
-    return np.nonzero(unused)[0]
-
-
-def _sample(counts: Ids | None, rows: int, samples: int, seed: int) -> Ids:
-    """Tokens of the views: of a text, half are its most frequent ones."""
-    if counts is None or samples >= rows:
-        return sampled(rows, samples, seed)
-    ranked = np.argsort(-counts, kind="stable")[: int(FREQUENT * samples)]
-    rest = np.setdiff1d(np.arange(rows), ranked)
-    return np.sort(np.concatenate([ranked, rest[sampled(len(rest), samples - len(ranked), seed)]]))
+def _norms_of_groups(
+    name: str, norms: Array, kind: str, groups: Groups
+) -> tuple[list[Quantity], list[tuple[str, ...]], list[tuple[int, Estimate]]]:
+    """(mean norms of groups of two tokens or more, a row for each group, its place with median and quartiles)."""
+    means, listed, band = [], [], []
+    for place, label in enumerate(groups.labels):
+        values = norms[groups.of == place]
+        if not len(values):
+            continue
+        low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
+        listed.append((f"{name}: {label}", count(len(values)), *(plain(q, 3) for q in (median, low, high))))
+        band.append((place, Estimate(median, low, high, len(values))))
+        if len(values) > 1:
+            what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind} {label}"
+            means.append(Quantity.of_estimate(what, mean_interval(values), unit="norm", main=False))
+    return means, listed, band
 
 
 def _answer(by_count: dict[str, Score]) -> str:
     if not by_count:
-        return "without a text, only where they point and which say little"
+        return "without a text: directions, and rows that say little"
     sides: dict[str, list[str]] = {}
     for name, score in by_count.items():
         if abs(score.estimate.value) > 1.96 * score.deviation:
@@ -197,42 +204,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=p,
         question="Do norms follow frequency alike at both ends?", above=TWO,
-        why="above zero norms follow frequency more at one end, and one table has one norm a row",
-    )  # fmt: skip
-
-
-def _length_curves(tables: dict[str, tuple[NormGroup, ...]]) -> Iterator[Curve]:
-    for name, groups in tables.items():
-        yield Curve(
-            "Length of rows by token frequency", tuple(BINS.index(group.label) for group in groups),
-            tuple(group.median for group in groups), tuple(group.quartiles[0] for group in groups),
-            tuple(group.quartiles[1] for group in groups), along="times the text has the token", ticks=BINS,
-            unit="row norm", which=name, why="Medians; half of a bin's tokens lie inside the band.",
-        )  # fmt: skip
-
-
-def _filled_curves(shares: dict[str, Array]) -> Iterator[Curve]:
-    for which, found in shares.items():
-        yield Curve(
-            "How many directions a table fills", tuple(range(1, len(found) + 1)),
-            tuple(map(float, np.cumsum(found))), along="leading directions", unit="%", which=which, log_x=True,
-            why="Share of the rows' variance in the first directions; far above the Gaussian's, few of them matter.",
-        )  # fmt: skip
-
-
-def _view(
-    name: str, xy: Array, shares: Array, labels: tuple[str, ...], counts: Ids | None, named: tuple[int, ...]
-) -> Points:
-    """A table's sampled rows in its leading plane, coloured by frequency where that is known."""
-    many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half of them the text's most frequent,")
-    first, second = (*shares[:2], 0.0)[:2]
-    return Points(
-        f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in xy), labels,
-        (0,) * len(labels) if counts is None else tuple(map(int, bin_of(counts))),
-        ("tokens",) if counts is None else BINS, named,
-        (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-        why=f"{many} along the directions of largest variance, whose signs mean nothing. Distances are true as far as "
-        "these two hold the variance.",
+        why="above zero: more at one end, where one table has one norm a row",
     )  # fmt: skip
 
 

@@ -15,8 +15,7 @@ from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import first_step
-from tiewise.data.corpus import PreparedText, prepare
-from tiewise.data.training_rows import Blocks
+from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
 from tiewise.training import ranks
 from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, measure
