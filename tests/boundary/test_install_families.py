@@ -6,7 +6,18 @@ import numpy as np
 import pytest
 import torch
 import transformers as tr
-from tiny_models import FAMILIES, GENERATIVE, V, assert_same_step, batch, build
+from tiny_models import (
+    FAMILIES,
+    GENERATIVE,
+    V,
+    assert_same_gradients,
+    assert_same_step,
+    batch,
+    build,
+    step,
+    without_dropout,
+)
+from torch._dynamo.testing import CompileCounter
 
 import tiewise.hf
 from tiewise.boundary.install import install
@@ -77,3 +88,49 @@ def test_asking_a_model_leaves_no_trace_in_it():
     wanted = plain(input_ids=ids).logits
     np.random.seed(0)
     torch.testing.assert_close(model(input_ids=ids).logits + 0, wanted, rtol=1e-5, atol=1e-6)
+
+
+# --- under torch.compile the loss and the gradients are the same, and the logits stay uncomputed
+
+
+COMPILED = [*((name, None) for name in ("llama", "gemma2", "cohere", "bert", "bart")), ("llama", "factored:6+pad=3")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "spec"), COMPILED)
+def test_compiled_loss_and_gradients(name, spec):
+    torch._dynamo.reset()
+    model = without_dropout(build(name))  # compiled dropout draws other numbers
+    install(model, spec)
+    eager, inputs = copy.deepcopy(model), batch(model)
+    loss = torch.compile(model.train())(**inputs).loss
+    loss.backward()
+    wanted_loss, wanted = step(eager, inputs)
+    torch.testing.assert_close(loss.detach(), wanted_loss, rtol=1e-5, atol=0)
+    assert_same_gradients({n: p.grad for n, p in model.named_parameters() if p.grad is not None}, wanted, 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_one_graph(name):
+    torch._dynamo.reset()
+    model = build(name)
+    install(model)
+    counter = CompileCounter()
+    out = torch.compile(model.train(), backend=counter, fullgraph=True)(**batch(model))
+    out.loss.backward()
+    assert counter.frame_count == 1
+    assert "logits" not in out
+
+
+@pytest.mark.slow
+def test_compiled_evaluation_hands_out_real_logits():
+    torch._dynamo.reset()
+    model = build("llama").eval()
+    inputs = batch(model)
+    wanted = model(**inputs)
+    install(model)
+    with torch.no_grad():
+        got = torch.compile(model)(**inputs)
+    torch.testing.assert_close(got.loss, wanted.loss, rtol=1e-5, atol=0)
+    torch.testing.assert_close(got.logits, wanted.logits, rtol=1e-4, atol=1e-5)

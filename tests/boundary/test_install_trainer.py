@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tr
-from tiny_models import Gradients, V, build, trainer, variant
+from tiny_models import Gradients, V, build, trainer, variant, without_dropout
 from transformers.trainer_pt_utils import LabelSmoother
 
 import tiewise.hf
@@ -15,14 +15,6 @@ from tiewise.boundary.install import Installed, install
 from tiewise.boundary.saved import link_of
 
 ROWS, LENGTH = 8, 9
-
-
-def _without_dropout(model):
-    for module in model.modules():
-        for attribute in ("p", "dropout", "attention_dropout", "activation_dropout"):
-            if isinstance(getattr(module, attribute, None), float):
-                setattr(module, attribute, 0.0)
-    return model
 
 
 def _rows(ignored=True):
@@ -98,7 +90,7 @@ CASES += [(name, "in one piece", None) for name in INSTALLED]
 @pytest.mark.parametrize(("name", "road", "smoother"), CASES)
 def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoother, tmp_path):
     model = variant("bart", tr.BartForCausalLM) if name == "bart_decoder" else build(name)
-    model = _without_dropout(_loaded(model, road, tmp_path))
+    model = without_dropout(_loaded(model, road, tmp_path))
     rows = _masked_rows(name, model)
     plain = copy.deepcopy(model)
     if link_of(plain):
@@ -149,7 +141,7 @@ def test_a_loss_is_divided_wherever_it_is_asked_for():
 @pytest.mark.parametrize("name", ["gpt2", "bert"])
 def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
     """The two errors of transformers that install corrects; should this fail, the corrections can go."""
-    model, rows = _without_dropout(build(name)), _rows(False)
+    model, rows = without_dropout(build(name)), _rows(False)
     inputs = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     true = model.train()(**inputs).loss.item()
     loss = _logged(model, tmp_path, rows, per_device_train_batch_size=2, gradient_accumulation_steps=4)
@@ -159,7 +151,7 @@ def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bert"])
 @pytest.mark.parametrize("items", [None, 50])
 def test_the_fused_label_smoother_equals_transformers_own(name, items):
-    model = _without_dropout(build(name)).train()
+    model = without_dropout(build(name)).train()
     rows = _rows()
     ids, labels = (torch.stack([row[key] for row in rows]) for key in ("input_ids", "labels"))
     wanted = LabelSmoother(0.2)(model(input_ids=ids), labels, shift_labels=name != "bert", num_items_in_batch=items)
@@ -173,7 +165,7 @@ def test_the_fused_label_smoother_equals_transformers_own(name, items):
 
 @pytest.mark.parametrize("name", ["llama", "bart", "bert"])
 def test_evaluation_with_and_without_metrics(name, tmp_path):
-    model, rows = _without_dropout(build(name)), _rows()
+    model, rows = without_dropout(build(name)), _rows()
     plain = copy.deepcopy(model)
     installed = install(model)
 
@@ -195,7 +187,7 @@ def test_evaluation_with_and_without_metrics(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_mixed_precision_stays_fused(name, tmp_path):
-    model, rows = _without_dropout(build(name)), _rows(False)
+    model, rows = without_dropout(build(name)), _rows(False)
     plain = copy.deepcopy(model)
     installed = install(model)
     wanted, got = (_logged(m, tmp_path, rows, bf16=True) for m in (plain, model))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import V, assert_same_gradients, assert_same_step, batch, build, step
+from tiny_models import Allocations, V, assert_same_gradients, assert_same_step, batch, build, step
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiewise.boundary.install import install, installed
@@ -210,24 +209,6 @@ def test_recorded_path_norms_are_those_of_autograd(pieces):
     assert math.isnan(two.cosine)
 
 
-class _Allocations(TorchDispatchMode):
-    """The operations that made new memory of `size` numbers, and the largest tensor of all."""
-
-    def __init__(self, size):
-        super().__init__()
-        self.size, self.made, self.largest = size, [], 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
-        for x in tree_leaves(out):
-            if torch.is_tensor(x):
-                self.largest = max(self.largest, x.numel())
-                if x.numel() == self.size and x.untyped_storage().data_ptr() not in given:
-                    self.made.append(str(func))
-        return out
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "t5", "bert"])
 def test_no_logits_and_one_gradient_buffer(name):
     vocabulary, rows, length = 30011, 4, 512
@@ -235,7 +216,7 @@ def test_no_logits_and_one_gradient_buffer(name):
     model = build(name, **(settings if name != "t5" else {"vocab_size": vocabulary}))
     install(model)
     inputs = batch(model, rows, length)
-    with _Allocations(vocabulary * 16) as memory:
+    with Allocations(vocabulary * 16) as memory:
         model.train()(**inputs).loss.backward()
     tokens = rows * length
     assert memory.largest < tokens * vocabulary / 2

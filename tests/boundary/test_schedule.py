@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import sizes, trainer
+from tiny_models import left_alone, sizes, trainer
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -67,16 +67,11 @@ def by_hand(before, optimizer, make, tables, states):
     if table_out is not None:
         m.lm_head.weight = nn.Parameter(table_out.clone())
     fresh = make(groups(m))
-    names = dict(before.named_parameters())
+    kept = {name: optimizer.state[p] for name, p in before.named_parameters()}
+    kept |= {"model.embed_tokens.weight": states[0], "lm_head.weight": states[1]}
     for name, p in m.named_parameters():
-        if name == "model.embed_tokens.weight":
-            state = states[0]
-        elif name == "lm_head.weight":
-            state = states[1]
-        else:
-            state = optimizer.state[names[name]]
-        if state:
-            fresh.state[p] = {k: v.clone() if torch.is_tensor(v) else v for k, v in state.items()}
+        if kept[name]:
+            fresh.state[p] = {k: v.clone() if torch.is_tensor(v) else v for k, v in kept[name].items()}
     return m, fresh
 
 
@@ -88,26 +83,34 @@ def same(one, other):
         torch.testing.assert_close(p, wanted[name], rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
+def halfway(tied, make):
+    """A plain model after `BEFORE` steps, its tables, and what the optimizer keeps of them."""
+    before = model(tied)
+    optimizer = make(groups(before))
+    plain_steps(before, optimizer, BEFORE)
+    ends = before.model.embed_tokens.weight, before.lm_head.weight
+    return before, optimizer, [end.detach() for end in ends], [optimizer.state[end] for end in ends]
+
+
+def changed(tied, make, callback):
+    """An installed model that the Trainer has trained, changed on its way by `callback`."""
+    m = model(tied)
+    install(m)
+    trained(m, make(groups(m)), callback)
+    return m
+
+
 @pytest.mark.parametrize("state", ["copy", "split", "reset"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_untie_at_goes_on_as_a_run_with_the_stated_state(kind, state):
     make = OPTIMIZERS[kind]
-    before = model(tied=True)
-    optimizer = make(groups(before))
-    plain_steps(before, optimizer, BEFORE)
-    table = before.model.embed_tokens.weight.detach()
-    shared = optimizer.state[before.model.embed_tokens.weight]
+    before, optimizer, (table, _), (shared, _) = halfway(True, make)
     factor = {"copy": 1.0, "split": 0.5}.get(state)
     own = {k: v * factor if k in FIRST else v for k, v in shared.items()} if factor else {}
     hand, fresh = by_hand(before, optimizer, make, (table, table), (own, own))
     plain_steps(hand, fresh, AFTER)
-
-    m = model(tied=True)
-    install(m)
-    optimizer = make(groups(m))
-    trained(m, optimizer, untie_at(BEFORE, state))
+    m = changed(True, make, untie_at(BEFORE, state))
     same(m, hand)
-    assert m.lm_head.weight is not m.model.embed_tokens.weight
     assert not torch.equal(m.lm_head.weight, m.model.embed_tokens.weight)
 
 
@@ -115,21 +118,12 @@ def test_untie_at_goes_on_as_a_run_with_the_stated_state(kind, state):
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_tie_at_goes_on_as_a_run_with_the_stated_state(kind, keep):
     make = OPTIMIZERS[kind]
-    before = model(tied=False)
-    optimizer = make(groups(before))
-    plain_steps(before, optimizer, BEFORE)
-    ends = before.model.embed_tokens.weight, before.lm_head.weight
-    w_in, w_out = (end.detach() for end in ends)
-    one, two = (optimizer.state[end] for end in ends)
+    before, optimizer, (w_in, w_out), (one, two) = halfway(False, make)
     merged = {k: v + two[k] if k in FIRST + SECOND else v for k, v in one.items()}
     table = {"input": w_in, "output": w_out, "mean": (w_in + w_out) / 2}[keep]
     hand, fresh = by_hand(before, optimizer, make, (table, None), (merged, None))
     plain_steps(hand, fresh, AFTER)
-
-    m = model(tied=False)
-    install(m)
-    optimizer = make(groups(m))
-    trained(m, optimizer, tie_at(BEFORE, keep))
+    m = changed(False, make, tie_at(BEFORE, keep))
     same(m, hand)
     assert m.lm_head.weight is m.model.embed_tokens.weight
 
@@ -163,24 +157,15 @@ def test_the_step_counter_of_a_merged_state_is_the_larger():
     assert optimizer.state[m.lm_head.weight]["step"] == 7
 
 
-def test_what_an_unknown_optimizer_keeps_is_refused_and_nothing_changes():
+def test_what_an_unknown_optimizer_keeps_is_refused_and_can_be_reset():
     m = model(tied=True)
     optimizer = torch.optim.RMSprop(m.parameters())
     plain_steps(m, optimizer, 1)
-    values = copy.deepcopy(m.state_dict())
-    with pytest.raises(UnsupportedError, match="RMSprop keeps square_avg"):
-        install(m).untie(optimizer)
-    assert m.lm_head.weight is m.model.embed_tokens.weight
+    handle = install(m)
+    with left_alone(m), pytest.raises(UnsupportedError, match="RMSprop keeps square_avg"):
+        handle.untie(optimizer)
     assert len(optimizer.param_groups[0]["params"]) == len(list(m.parameters()))
-    for name, value in m.state_dict().items():
-        assert torch.equal(value, values[name])
-
-
-def test_an_unknown_optimizer_can_be_reset():
-    m = model(tied=True)
-    optimizer = torch.optim.RMSprop(m.parameters())
-    plain_steps(m, optimizer, 1)
-    install(m).untie(optimizer, "reset")
+    handle.untie(optimizer, "reset")
     assert m.lm_head.weight not in optimizer.state
     assert m.model.embed_tokens.weight not in optimizer.state
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import struct
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import vector_writers as writers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -19,12 +19,76 @@ from tiewise.boundary.boundary import Boundary
 from tiewise.boundary.vectors import load_vectors
 from tiewise.core.errors import DataError
 
+# --- files written with `struct` from the formats' definitions, and what fastText makes of a word
+
+
+def write_text(path, vectors, header=False):
+    """GloVe, or word2vec and fastText with `header`; numbers are written so that they come back bit for bit."""
+    width = len(next(iter(vectors.values())))
+    lines = [f"{len(vectors)} {width}"] if header else []
+    lines += [" ".join([word, *(repr(float(value)) for value in row)]) for word, row in vectors.items()]
+    path.write_bytes(("\n".join(lines) + "\n").encode())
+    return path
+
+
+def write_word2vec(path, vectors, end=b"\n", count=None, width=None):
+    """word2vec's binary format; `count` and `width` are what its first line says, right unless given."""
+    real = len(next(iter(vectors.values())))
+    out = [f"{len(vectors) if count is None else count} {real if width is None else width}\n".encode()]
+    out += [word.encode() + b" " + struct.pack(f"<{real}f", *row) + end for word, row in vectors.items()]
+    path.write_bytes(b"".join(out))
+    return path
+
+
+def write_fasttext(path, words, matrix, **changes):
+    """A fastText model with the rows of `matrix`, those of n-grams behind those of `words`."""
+    m, n = matrix.shape
+    said = {"magic": 793712314, "version": 12, "dim": n, "bucket": m - len(words), "minn": 3, "maxn": 6, "labels": []}
+    said |= {"count": len(words), "pruned": -1, "quantised": False, "m": m} | changes
+    out = struct.pack("<ii", said["magic"], said["version"])
+    for value in (said["dim"], 5, 5, 1, 5, 1, 2, 2, said["bucket"], said["minn"], said["maxn"], 100):
+        out += struct.pack("<i", value)
+    out += struct.pack("<d", 1e-4)
+    labels = said["labels"]
+    out += struct.pack("<iiiqq", said["count"] + len(labels), said["count"], len(labels), 1000, said["pruned"])
+    for kind, names in enumerate((words, labels)):
+        for name in names:
+            out += name.encode() + b"\0" + struct.pack("<qb", 7, kind)
+    out += struct.pack("<?", said["quantised"]) + struct.pack("<qq", said["m"], n)
+    out += b"".join(struct.pack(f"<{n}f", *row) for row in matrix)
+    out += struct.pack("<?qq", False, len(words), n) + b"".join(struct.pack(f"<{n}f", *[0] * n) for _ in words)
+    path.write_bytes(out)
+    return path
+
+
+def fnv(ngram):
+    """32-bit FNV-1a of UTF-8, every byte a signed char, as C++ widens it."""
+    value = np.uint32(2166136261)
+    with np.errstate(over="ignore"):
+        for byte in np.frombuffer(ngram.encode(), np.int8):
+            value = (value ^ byte.astype(np.int32).view(np.uint32)) * np.uint32(16777619)
+    return int(value)
+
+
+def fasttext_vector(word, words, matrix, minn=3, maxn=6):
+    """The mean of a word's own row and its n-grams', over the characters of a Python string."""
+    marked, rows = f"<{word}>", [words.index(word)]
+    for n in range(max(1, minn), maxn + 1) if word != "</s>" else ():
+        for i in range(len(marked) - n + 1):
+            if n > 1 or 0 < i < len(marked) - 1:
+                rows.append(len(words) + fnv(marked[i : i + n]) % (len(matrix) - len(words)))
+    return matrix[rows].astype(np.float64).mean(0)
+
+
+# --- files that are read
+
+
 ABC = {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0], "c": [7.0, 8.0, 9.0]}
 WRITERS = {
-    "GloVe text": writers.text,
-    "word2vec text": lambda path, vectors: writers.text(path, vectors, header=True),
-    "word2vec binary": writers.word2vec,
-    "word2vec binary without line feeds": lambda path, vectors: writers.word2vec(path, vectors, end=b""),
+    "GloVe text": write_text,
+    "word2vec text": lambda path, vectors: write_text(path, vectors, header=True),
+    "word2vec binary": write_word2vec,
+    "word2vec binary without line feeds": lambda path, vectors: write_word2vec(path, vectors, end=b""),
 }
 word = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S", "M")), min_size=1, max_size=9)
 
@@ -57,16 +121,16 @@ def test_fasttext_models_give_the_mean_of_a_word_and_its_ngrams(words, shortest,
     lengths = {"minn": shortest, "maxn": shortest + more} if more >= 0 else {"minn": 0, "maxn": 0}
     matrix = np.random.default_rng(0).normal(size=(len(words) + bucket, 3)).astype(np.float32)
     with tempfile.TemporaryDirectory() as folder:
-        path = writers.fasttext(Path(folder) / "model", words, matrix, labels=["__label__x"], **lengths)
+        path = write_fasttext(Path(folder) / "model", words, matrix, labels=["__label__x"], **lengths)
         found = load_vectors(path, [*reversed(words), "not there", "__label__x"])
     assert found[-2:].isnan().all()
-    wanted = [writers.fasttext_vector(each, words, matrix, **lengths) for each in reversed(words)]
+    wanted = [fasttext_vector(each, words, matrix, **lengths) for each in reversed(words)]
     np.testing.assert_allclose(found[:-2].numpy(), wanted, rtol=2e-7, atol=1e-7)
 
 
 def test_the_writer_s_hash_is_the_published_one():
     """Test vectors of the FNV authors; without bytes above 127 there is no sign to extend."""
-    assert [writers.fnv(text) for text in ("", "a", "foobar")] == [0x811C9DC5, 0xE40C292C, 0xBF9CF968]
+    assert [fnv(text) for text in ("", "a", "foobar")] == [0x811C9DC5, 0xE40C292C, 0xBF9CF968]
 
 
 def test_a_file_of_many_words_is_not_held(tmp_path):
@@ -91,7 +155,7 @@ def test_tabs_spaces_and_carriage_returns(tmp_path):
 
 
 def test_rows_start_a_table_and_are_frozen(tmp_path):
-    vectors = load_vectors(writers.text(tmp_path / "v", ABC), ["c", "unseen", "a"])
+    vectors = load_vectors(write_text(tmp_path / "v", ABC), ["c", "unseen", "a"])
     boundary = Boundary("projected:3", 3, 8)
     drawn = boundary.table_in.detach().clone()
     boundary.load_rows(vectors, freeze=True)
@@ -137,12 +201,12 @@ def test_broken_lines_are_counted_and_the_first_named(tmp_path, caplog):
 
 
 def test_values_that_are_no_numbers_in_binary_files(tmp_path, caplog):
-    found, lines = said(caplog, writers.word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
+    found, lines = said(caplog, write_word2vec(tmp_path / "v", {**ABC, "d": [1.0, np.nan, 2.0]}), ["d", "a"])
     assert found[1].tolist() == ABC["a"]
     assert lines[0] == " (word2vec binary): 1 broken entries skipped: 4"
     matrix = np.ones((4, 2), np.float32)
     matrix[1:3, 0] = np.inf, -np.inf  # the mean of b and of its n-grams, all of which are hashed to one row
-    model = writers.fasttext(tmp_path / "m", ["a", "b", "</s>"], matrix[[0, 1, 3, 2]])
+    model = write_fasttext(tmp_path / "m", ["a", "b", "</s>"], matrix[[0, 1, 3, 2]])
     found, lines = said(caplog, model, ["</s>", "b"])
     assert lines[0] == " (fastText binary): 1 broken entries skipped: 2"
 
@@ -159,7 +223,7 @@ def test_a_word_s_first_vector_counts(form, tmp_path, caplog):
 
 
 def test_a_text_header_with_another_count(tmp_path, caplog):
-    path = writers.text(tmp_path / "v", ABC, header=True)
+    path = write_text(tmp_path / "v", ABC, header=True)
     path.write_bytes(path.read_bytes().replace(b"3 3\n", b"9 3\n"))
     found, lines = said(caplog, path, ["a"])
     assert found.tolist() == [ABC["a"]]
@@ -167,13 +231,13 @@ def test_a_text_header_with_another_count(tmp_path, caplog):
 
 
 def test_a_file_is_read_and_spoken_of_once_until_it_changes(tmp_path, caplog):
-    path = writers.text(tmp_path / "v", ABC)
+    path = write_text(tmp_path / "v", ABC)
     first, lines = said(caplog, path, ["a", "x"])
     first.zero_()
     assert len(lines) == 1
     again, lines = said(caplog, path, ["a", "x"])
     assert (again[0].tolist(), lines) == (ABC["a"], [])
-    writers.text(path, {"a": [3.0, 2.0, 1.5]})
+    write_text(path, {"a": [3.0, 2.0, 1.5]})
     assert said(caplog, path, ["a", "x"])[0][0].tolist() == [3, 2, 1.5]
 
 
@@ -185,7 +249,7 @@ def raw(text):
 
 
 def model(cut=0, **changes):
-    return lambda path: short(writers.fasttext(path, ["a", "b"], np.ones((4, 3), np.float32), **changes), cut)
+    return lambda path: short(write_fasttext(path, ["a", "b"], np.ones((4, 3), np.float32), **changes), cut)
 
 
 def short(path, cut):
@@ -203,10 +267,10 @@ BAD = [
     ("none of the formats that are known", raw(bytes(range(256)) * 9)),
     ("none of the formats that are known", raw(b"a 1 2 x\nb 1 2 3\nc x\n")),
     ("cut short, or no word2vec file", raw(b"2 3\n")),
-    ("tokens in it (GloVe text, 0 broken lines); check that file and", lambda p: writers.text(p, {"z": [1.0, 2.0]})),
+    ("tokens in it (GloVe text, 0 broken lines); check that file and", lambda p: write_text(p, {"z": [1.0, 2.0]})),
     (
         "tokens in it (word2vec binary, 2 broken entries)",
-        lambda p: writers.word2vec(p, dict.fromkeys("ab", [np.nan] * 3)),
+        lambda p: write_word2vec(p, dict.fromkeys("ab", [np.nan] * 3)),
     ),
     ("says 300 numbers per word, and its lines have 3; correct", raw(b"2 300\na 1 2 3\nb 1 2 3\n")),
     ("20,000 numbers per word; use", raw(b"a" + b" 1" * 20_000 + b"\n")),
@@ -214,20 +278,20 @@ BAD = [
     # word2vec binary
     (
         "cut short, or no word2vec file: its first line promises 9 words of 3",
-        lambda p: writers.word2vec(p, ABC, count=9),
+        lambda p: write_word2vec(p, ABC, count=9),
     ),
-    ("cut short, it ends at byte 45 within an entry; take", lambda p: short(writers.word2vec(p, ABC), 4)),
-    ("behind the 2 words of 3 numbers that its first line promises", lambda p: writers.word2vec(p, ABC, count=2)),
-    ("first line", lambda p: writers.word2vec(p, ABC, width=2)),
-    ("cut short", lambda p: writers.word2vec(p, ABC, width=4)),
-    ("its first line says 0 numbers per word", lambda p: writers.word2vec(p, ABC, width=0)),
-    ("its first line says 99,999 numbers", lambda p: writers.word2vec(p, ABC, width=99_999)),
+    ("cut short, it ends at byte 45 within an entry; take", lambda p: short(write_word2vec(p, ABC), 4)),
+    ("behind the 2 words of 3 numbers that its first line promises", lambda p: write_word2vec(p, ABC, count=2)),
+    ("first line", lambda p: write_word2vec(p, ABC, width=2)),
+    ("cut short", lambda p: write_word2vec(p, ABC, width=4)),
+    ("its first line says 0 numbers per word", lambda p: write_word2vec(p, ABC, width=0)),
+    ("its first line says 99,999 numbers", lambda p: write_word2vec(p, ABC, width=99_999)),
     ("a word of more than 10,000 bytes at byte 4", raw(b"2 3\n" + b"\0" * 30_000)),
     # fastText
     ("version 11, not 12; save its vectors as text (.vec)", model(version=11)),
     ("a quantised fastText model; save its vectors as text (.vec)", model(quantised=True)),
     ("a pruned fastText model; save its vectors as text (.vec)", model(pruned=0)),
-    ("cut short, it ends at byte 7 within an entry", raw(writers.struct.pack("<i", 793712314) + b"\x0c\0\0")),
+    ("cut short, it ends at byte 7 within an entry", raw(struct.pack("<i", 793712314) + b"\x0c\0\0")),
     ("cut short, it ends at byte 118 within", model(cut=102)),
     ("cut short, its matrix of 4 x 3 needs", model(cut=60)),
     ("contradicts itself: sizes that no model has", model(dim=0)),

@@ -4,6 +4,8 @@ import contextlib
 
 import torch
 import transformers as tr
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 V = 61
 
@@ -79,6 +81,15 @@ def variant(name, model_class, **settings):
     return model_class(config_class(**(given | settings)))
 
 
+def without_dropout(model):
+    """Turn every dropout off."""
+    for module in model.modules():
+        for attribute in ("p", "dropout", "attention_dropout", "activation_dropout"):
+            if isinstance(getattr(module, attribute, None), float):
+                setattr(module, attribute, 0.0)
+    return model
+
+
 def batch(model, rows=3, length=10, seed=1):
     """Token ids and labels, some of them ignored."""
     source = torch.Generator().manual_seed(seed)
@@ -127,6 +138,24 @@ def assert_identical_steps(one, other, inputs):
     assert torch.equal(loss, wanted_loss)
     assert got.keys() == wanted.keys()
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+
+
+class Allocations(TorchDispatchMode):
+    """The operations that made new memory of `size` numbers, and the largest tensor of all."""
+
+    def __init__(self, size=0):
+        super().__init__()
+        self.size, self.made, self.largest = size, [], 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Look at what comes out."""
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage().data_ptr() for x in tree_leaves((args, kwargs)) if torch.is_tensor(x)}
+        for x in filter(torch.is_tensor, tree_leaves(out)):
+            self.largest = max(self.largest, x.numel())
+            if x.numel() == self.size and x.untyped_storage().data_ptr() not in given:
+                self.made.append(str(func))
+        return out
 
 
 @contextlib.contextmanager

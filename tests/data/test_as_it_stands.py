@@ -25,9 +25,8 @@ def book(paragraphs=900):
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_text(book(), encoding="utf-8")
-    return path
+    (tmp_path / "book.txt").write_text(book(), encoding="utf-8")
+    return tmp_path / "book.txt"
 
 
 def decoded(prepared, name):
@@ -77,38 +76,29 @@ def test_each_file_ends_once_in_every_split_that_has_a_part_of_it(file, tmp_path
     assert prepared.facts["documents"] == 2
 
 
-def unigram():
+def tokenizer(kind):
+    if kind == "bytes":
+        engine = Tokenizer(models.BPE())
+        engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        # pairs of newlines are tokens: a cut behind a blank line would show
+        engine.train_from_iterator([book(), *["\n\n", "\n\n\n"] * 500], trainer)
+        return engine
     letters = [(c, -5.0) for c in "▁abcdefghijklmnopqrstuvwxyz\n.'"]
-    return Tokenizer(models.Unigram([("<unk>", 0.0), *letters, ("▁and", -2.0), ("▁▁", -3.0)], 0))
-
-
-def metaspace():
-    engine = unigram()
-    engine.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    engine = Tokenizer(models.Unigram([("<unk>", 0.0), *letters, ("▁and", -2.0), ("▁▁", -3.0)], 0))
+    if kind == "metaspace":
+        engine.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    else:  # as Llama 2's
+        engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return engine
 
 
-def prepended():  # as Llama 2's
-    engine = unigram()
-    engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    return engine
-
-
-def byte_level():
-    engine = Tokenizer(models.BPE())
-    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    # pairs of newlines are tokens: a cut behind a blank line would show
-    engine.train_from_iterator([book(), *["\n\n", "\n\n\n"] * 500], trainer)
-    return engine
-
-
-@pytest.mark.parametrize("make", [byte_level, metaspace, prepended])
-def test_tokens_of_a_long_file_are_those_of_its_text(make, tmp_path):
+@pytest.mark.parametrize("kind", ["bytes", "metaspace", "prepended"])
+def test_tokens_of_a_long_file_are_those_of_its_text(kind, tmp_path):
     text = book(3000)
     assert len(text) > 100_000  # several parts and several pieces
     (tmp_path / "long.txt").write_text(text, encoding="utf-8")
-    engine = make()
+    engine = tokenizer(kind)
     engine.save(str(tmp_path / "tokenizer.json"))
     expected = engine.encode(text, add_special_tokens=False).ids
     assert read_tokens(tmp_path, [str(tmp_path / "long.txt")], engine.get_vocab_size()).tolist() == expected

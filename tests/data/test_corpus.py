@@ -22,8 +22,38 @@ from tiewise.data.documents import paragraphs
 SPLITS = ("train", "tune", "heldout")
 
 
+def word(generator):
+    return "".join(generator.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(7))
+
+
+@pytest.fixture(scope="session")
+def rows():
+    """100 documents, each with a word of its own that occurs 40 times, and a paragraph that all share."""
+    generator = random.Random(0)
+    own = [word(generator) for _ in range(100)]
+    filler = [word(generator)[:3] for _ in range(50)]
+    bodies = [" ".join(x for _ in range(40) for x in (name, generator.choice(filler))) for name in own]
+    return own, [f"Shared  boilerplate.\n\n{body}\n\nShared boilerplate." for body in bodies]
+
+
+@pytest.fixture
+def source(tmp_path, rows):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(json.dumps({"text": row}) for row in rows[1]))
+    return path
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out" / "data"
+
+
 def never(stage, done, total):
     raise AssertionError("there is nothing to do")
+
+
+def stdin(monkeypatch, data):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
 def decoded(prepared, name):
@@ -79,14 +109,10 @@ def test_files_types_and_facts(source, out):
     assert sorted(p.name for p in out.iterdir()) == ["data.json", "heldout.bin", "tokenizer", "train.bin", "tune.bin"]
     facts = json.loads((out / "data.json").read_text())
     assert facts == prepared.facts
-    assert facts["texts"] == [str(source)]
-    assert facts["demo"] is False
-    assert facts["python"] is None
+    assert [facts[key] for key in ("texts", "demo", "python")] == [[str(source)], False, None]
     assert facts["tokenizer"] == {"vocab": 257, "eos_id": 256, "dtype": "uint16", "kind": "bytes"}
-    loaded = load_prepared(out)
-    assert loaded == prepared
-    assert loaded.tokenizer().get_vocab() == prepared.tokenizer().get_vocab()
-    assert loaded.tokenizer() is loaded.tokenizer()
+    assert load_prepared(out) == prepared
+    assert prepared.tokenizer() is prepared.tokenizer()
 
 
 def test_progress_runs_through_three_stages(source, out):
@@ -96,21 +122,18 @@ def test_progress_runs_through_three_stages(source, out):
     assert list(dict.fromkeys(stage for stage, *_ in seen)) == ["reading", "tokenizer", "tokens"]
     for stage in ("reading", "tokenizer", "tokens"):
         parts = [done / total for at, done, total in seen if at == stage]
-        assert parts == sorted(parts)
-        assert 0 <= parts[0] <= parts[-1] <= 1
+        assert [0, *parts, 1] == sorted([0, *parts, 1])
     assert seen[-1][1] == seen[-1][2]
 
 
 def test_builtin_is_a_demo(out):
     prepared = prepare(["builtin"], "bpe:4096", out, length=128)
     facts = prepared.facts
-    assert facts["demo"] is True
-    assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert (facts["demo"], facts["python"]) == (True, ".".join(map(str, sys.version_info[:3])))
     assert prepared.vocab == 4096
     assert facts["characters"] > 1_000_000
-    text = {name: "\n\n".join(decoded(prepared, name)) for name in SPLITS}
-    train = {" ".join(p.split()) for p in paragraphs(text["train"])}
-    heldout = {" ".join(p.split()) for p in paragraphs(text["heldout"])}
+    texts = ("\n\n".join(decoded(prepared, name)) for name in ("train", "heldout"))
+    train, heldout = ({" ".join(p.split()) for p in paragraphs(text)} for text in texts)
     assert heldout
     assert train.isdisjoint(heldout)
 
@@ -127,7 +150,7 @@ def test_builtin_is_a_demo(out):
 )
 def test_unusable_standard_input_is_not_kept(out, monkeypatch, data, match):
     out.mkdir(parents=True)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+    stdin(monkeypatch, data)
     with pytest.raises(DataError, match=match):
         prepare(["-"], "bytes", out, length=8)
     assert list(out.iterdir()) == []
@@ -160,8 +183,7 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
         ({"length": 0}, "a block of 0 tokens"),
         ({"seed": -1}, "seed -1; use zero or a positive number"),
         ({"fractions": (0.5, 0.6, 0.1)}, "give 3 positive shares that sum to 1"),
-        ({"fractions": (0.9, 0.1, 0.0)}, "give 3 positive shares"),
-        ({"fractions": (0.9, 0.1)}, "give 3 positive shares"),
+        *(({"fractions": wrong}, "give 3 positive shares") for wrong in ((0.9, 0.1, 0.0), (0.9, 0.1))),
         ({"split": "last"}, "split = 'last'; choose random or contiguous"),
     ],
 )
@@ -298,8 +320,9 @@ def test_interrupted_while_moving_is_not_prepared(source, out, monkeypatch):
         load_prepared(out)
 
 
-def test_equal_request_is_reused(source, out):
+def test_equal_request_is_reused(source, out, monkeypatch):
     prepared = prepare([str(source)], "bpe:400", out, length=8)
+    monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")  # decides about `builtin` only
     with heard(never):
         assert prepare([str(source)], "bpe:400", out, length=16) == prepared
     with pytest.raises(DataError, match="needs at least"), heard(never):
@@ -338,10 +361,6 @@ def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
     assert prepare([str(source)], str(mine), out, length=8).vocab == 500
 
 
-def stdin(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
 PIPED = "\n\n".join(f"Paragraph {i} of the piped text, which is not long." for i in range(200))
 
 
@@ -356,10 +375,3 @@ def test_standard_input_is_kept(out, monkeypatch):
     (out / "data.json").unlink()  # killed before the end
     again = prepare(["-"], "bytes", out, length=8)
     assert again.facts == prepared.facts
-
-
-def test_version_of_python_decides_about_builtin_only(source, out, monkeypatch):
-    prepare([str(source)], "bytes", out, length=8)
-    monkeypatch.setattr(corpus.platform, "python_version", lambda: "9.9.9")
-    with heard(never):
-        prepare([str(source)], "bytes", out, length=8)

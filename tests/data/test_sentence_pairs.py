@@ -25,37 +25,28 @@ DOCUMENTS = [
 JOINTS = [" ", "\n", " ", "  ", "\n", "\n \n", "\n\n"]
 
 
-def text_of(sentences):
-    joints = [JOINTS[i % len(JOINTS)] for i in range(len(sentences) - 1)]
-    joined = "".join(s + j for s, j in zip(sentences, [*joints, ""], strict=True))
-    return f"\n{joined}\n\n"
-
-
-def stream(tokenizer):
-    texts = [text_of(sentences) for sentences in DOCUMENTS]
-    return np.concatenate(
-        [[*tokenizer(t, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id] for t in texts]
-    )
+TEXTS = ["\n" + "".join(s + j for s, j in zip(d, [*JOINTS[: len(d) - 1], ""], strict=True)) + "\n\n" for d in DOCUMENTS]
 
 
 def learn(kind):
-    return make_tokenizer(kind, lambda: iter([text_of(s) for s in DOCUMENTS] * 3))
+    tokenizer = make_tokenizer(kind, lambda: iter(TEXTS * 3))
+    return tokenizer, Vocabulary.of(tokenizer, len(tokenizer))
 
 
 @pytest.mark.parametrize("kind", ["bpe:300", "bpe:600", "bytes"])
 def test_sentences_of_a_text(kind):
-    tokenizer = learn(kind)
-    tokens = stream(tokenizer)
-    found = find_sentences(tokens, Vocabulary.of(tokenizer, len(tokenizer)), tokenizer.eos_token_id)
+    tokenizer, vocabulary = learn(kind)
+    eos = tokenizer.eos_token_id
+    tokens = np.concatenate([[*tokenizer(t, add_special_tokens=False)["input_ids"], eos] for t in TEXTS])
+    found = find_sentences(tokens, vocabulary, eos)
     said = [tokenizer.decode(found.between(i, i + 1)).strip() for i in range(len(found))]
     assert said == [sentence for document in DOCUMENTS for sentence in document]
     assert found.documents.tolist() == [0, 8, 9, 12]
-    assert tokenizer.eos_token_id not in [t for s, e in zip(found.starts, found.ends, strict=True) for t in tokens[s:e]]
+    assert eos not in [t for s, e in zip(found.starts, found.ends, strict=True) for t in tokens[s:e]]
 
 
 def test_empty_documents_and_blank_ones():
-    tokenizer = learn("bytes")
-    vocabulary = Vocabulary.of(tokenizer, len(tokenizer))
+    tokenizer, vocabulary = learn("bytes")
     eos, words = tokenizer.eos_token_id, tokenizer("Some words.")["input_ids"]
     blank = tokenizer(" \n\n ")["input_ids"]
     found = find_sentences(np.array([eos, *words, eos, *blank, eos, eos, *words]), vocabulary, eos)
@@ -65,8 +56,7 @@ def test_empty_documents_and_blank_ones():
 
 
 def test_words():
-    tokenizer = learn("bytes")
-    vocabulary = Vocabulary.of(tokenizer, len(tokenizer))
+    tokenizer, vocabulary = learn("bytes")
     starts = vocabulary.word_starts(np.array(tokenizer("I can't, né?")["input_ids"]))
     assert np.flatnonzero(starts).tolist() == [0, 1, 2, 5, 6, 7, 8, 9, 12]
 
@@ -83,8 +73,7 @@ def test_wordpiece_and_spaces():
 
 
 def test_a_token_with_a_space_before_it():
-    tokenizer = learn("bpe:600")
-    vocabulary = Vocabulary.of(tokenizer, len(tokenizer))
+    tokenizer, vocabulary = learn("bpe:600")
     names = tokenizer.get_vocab()
     pairs = [(i, names[f"Ġ{name}"]) for name, i in names.items() if f"Ġ{name}" in names]
     assert len(pairs) > 5

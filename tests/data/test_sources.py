@@ -33,24 +33,16 @@ def refuse(match, *sources):
     assert caught.value.fix
 
 
-def stdin(monkeypatch, data):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
-
-
 # what a text may be
 
 
-def test_file_is_cut_into_about_a_hundred_documents(tmp_path):
+def test_file_is_cut_into_about_a_hundred_parts_of_ten_thousand_characters_at_most(tmp_path):
     path = tmp_path / "a.txt"
     path.write_text(PROSE)
     documents = texts(str(path))
     assert "".join(documents) == PROSE
     assert 50 <= len(documents) <= 100
     assert all(document.endswith("\n\n") for document in documents[:-1])
-
-
-def test_large_file_is_cut_at_ten_thousand_characters(tmp_path):
-    path = tmp_path / "a.txt"
     path.write_text(PROSE * 20)
     sizes = [len(document) for document in texts(str(path))]
     assert 10_000 <= min(sizes[:-1]) <= max(sizes[:-1]) < 10_300  # the longest paragraph is below 300
@@ -60,17 +52,17 @@ def test_large_file_is_cut_at_ten_thousand_characters(tmp_path):
 
 
 def test_folder_takes_text_sorted_and_recursive(tmp_path):
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b" / "y.md").write_text("from y")
-    (tmp_path / "a.txt").write_text("from a")
-    (tmp_path / "z.unknown").write_text("from z")
-    (tmp_path / "rows.jsonl").write_text('{"text": "from a row"}')
-    (tmp_path / "image.png").write_bytes(b"\x89PNG\0\0")
-    (tmp_path / "nul.txt").write_bytes(b"a\0b")
-    (tmp_path / "empty.txt").write_text("")
-    (tmp_path / ".hidden").write_text("hidden")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "config").write_text("hidden")
+    text = {"b/y.md": b"from y", "a.txt": b"from a", "z.unknown": b"from z", "rows.jsonl": b'{"text": "from a row"}'}
+    none = {
+        "image.png": b"\x89PNG\0\0",
+        "nul.txt": b"a\0b",
+        "empty.txt": b"",
+        ".hidden": b"hidden",
+        ".git/a": b"hidden",
+    }
+    for name, data in (text | none).items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(data)
     assert texts(str(tmp_path)) == ["from a", "from a row", "from z", "from y"]
 
 
@@ -85,7 +77,7 @@ def test_glob(tmp_path):
 
 def test_several_texts_keep_their_order(tmp_path, monkeypatch):
     (tmp_path / "a[1].txt").write_text("from a")  # its name looks like a pattern
-    stdin(monkeypatch, b"piped")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped")))
     assert texts("-", str(tmp_path / "a[1].txt")) == ["piped", "from a"]
 
 
@@ -130,33 +122,23 @@ def test_broken_folders_and_patterns(tmp_path):
 
 
 @pytest.fixture
-def ordinary_user():
-    """No permission applies to the superuser, so act as nobody meanwhile."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
-@pytest.fixture
 def locked():
+    """A folder in which nothing may be read; permissions do not hold for the superuser, who is nobody meanwhile."""
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+        folder, user = Path(name), os.geteuid()
         (folder / "inside").mkdir()
-        (folder / "inside" / "a.txt").write_text("secret")
-        (folder / "a.txt").write_text("secret")
-        (folder / "a.txt").chmod(0)
-        (folder / "inside").chmod(0)
-        folder.chmod(0o755)
+        for path in (folder / "inside" / "a.txt", folder / "a.txt"):
+            path.write_text("secret")
+        for path, mode in ((folder / "a.txt", 0), (folder / "inside", 0), (folder, 0o755)):
+            path.chmod(mode)
+        if user == 0:
+            os.seteuid(65534)
         yield folder
+        os.seteuid(user)
         (folder / "inside").chmod(0o755)
 
 
-def test_no_permission(locked, ordinary_user):
+def test_no_permission(locked):
     refuse(r"no permission to read '.*a.txt'; change its mode", str(locked / "a.txt"))
     refuse(r"no permission to read '.*inside'; change its mode", str(locked / "inside"))
     refuse(r"no permission to read '.*inside/a.txt'; change its mode", str(locked / "inside" / "a.txt"))
@@ -170,32 +152,24 @@ ROWS += [{"text": "third\n\nrow", "other": "3rd", "n": 3}]
 
 
 @pytest.fixture
-def jsonl(tmp_path):
-    path = tmp_path / "rows.jsonl"
-    path.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
-    return path
+def tables(tmp_path):
+    jsonl, parquet = tmp_path / "rows.jsonl", tmp_path / "rows.parquet"
+    jsonl.write_text("\n".join(map(json.dumps, ROWS)) + "\n\n")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), parquet, row_group_size=1)
+    return jsonl, parquet
 
 
-@pytest.fixture
-def parquet(tmp_path):
-    path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=1)
-    return path
+@pytest.mark.parametrize("kind", [0, 1])
+def test_rows_are_documents(tables, kind):
+    rows = tables[kind]
+    for name in (f"{rows}", f"{rows}:text"):
+        assert texts(name) == ["first row", "third\n\nrow"]
+    for name in (f"{rows}:other", f"{rows.parent}/*{rows.suffix}:other"):
+        assert texts(name) == ["1st", "2nd", "3rd"]
 
 
-@pytest.fixture(params=["jsonl", "parquet"])
-def rows(request):
-    return request.getfixturevalue(request.param)
-
-
-def test_rows_are_documents(rows):
-    assert texts(str(rows)) == ["first row", "third\n\nrow"]
-    assert texts(f"{rows}:text") == ["first row", "third\n\nrow"]
-    assert texts(f"{rows}:other") == ["1st", "2nd", "3rd"]
-    assert texts(f"{rows.parent}/*{rows.suffix}:other") == ["1st", "2nd", "3rd"]
-
-
-def test_missing_and_wrong_fields(jsonl, parquet):
+def test_missing_and_wrong_fields(tables):
+    jsonl, parquet = tables
     refuse(r"rows.jsonl, line 1: no field 'body'; .* fields seen: text, other, n$", f"{jsonl}:body")
     refuse(r"rows.jsonl, line 1: field 'n' is a int, not a string; name a field", f"{jsonl}:n")
     refuse(r"rows.parquet: no column 'body'; .* columns: text, other, n$", f"{parquet}:body")
@@ -312,18 +286,17 @@ def test_docstrings_in_reading_order_with_nested_ones(tmp_path, monkeypatch):
     (tmp_path / "a.py").write_text(
         '"""one"""\nif 1:\n    def f():\n        """two"""\n        class C:\n            "three"\n'
     )
-    (tmp_path / "b.py").write_text("x = 1\n")
-    (tmp_path / "c.py").write_text("def broken(:\n")
-    (tmp_path / "d.py").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "e.py").write_text('"""not this"""')
+    for name, data in (
+        ("b", b"x = 1\n"),
+        ("c", b"def broken(:\n"),
+        ("d", b"\xff\xfe\0"),
+        ("test/e", b"'no'"),
+    ):
+        (tmp_path / f"{name}.py").write_bytes(data)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     assert [(d.name, d.text) for d in builtin_documents()] == [("module a.py", "one\n\ntwo\n\nthree")]
-
-
-def test_python_without_texts_says_so(tmp_path, monkeypatch):
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    (tmp_path / "a.py").unlink()
     with pytest.raises(DataError, match=r"carries no documentation; name a text of your own"):
         list(builtin_documents())

@@ -25,6 +25,10 @@ def never():
     raise AssertionError("only bpe:N is trained")
 
 
+def ids(tokenizer, *documents):
+    return StreamEncoder(tokenizer, np.dtype("<u2")).encode([(document, True) for document in documents]).tolist()
+
+
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
@@ -37,18 +41,16 @@ def byte_tokenizer():
 
 @given(st.text(max_size=80))
 def test_byte_tokens_are_the_bytes(byte_tokenizer, text):
-    ids = StreamEncoder(byte_tokenizer, np.dtype("<u2")).encode([(text, True)])
-    assert ids.tolist() == [*text.encode("utf-8"), 256]
-    assert byte_tokenizer.decode(ids[:-1].tolist()) == text
+    found = ids(byte_tokenizer, text)
+    assert found == [*text.encode("utf-8"), 256]
+    assert byte_tokenizer.decode(found[:-1]) == text
     assert (len(byte_tokenizer), byte_tokenizer.eos_token) == (257, "<eos>")
 
 
 def test_end_markers_in_a_text_stay_text(byte_tokenizer):
-    ids = StreamEncoder(byte_tokenizer, np.dtype("<u2")).encode([("a<eos>b", True), ("c", True)])
-    assert ids.tolist() == [*b"a<eos>b", 256, *b"c", 256]
+    assert ids(byte_tokenizer, "a<eos>b", "c") == [*b"a<eos>b", 256, *b"c", 256]
     trained = make_tokenizer("bpe:290", train_texts)
-    ids = StreamEncoder(trained, np.dtype("<u2")).encode([("a<eos>b", True)])
-    assert (ids == trained.eos_token_id).sum() == 1
+    assert ids(trained, "a<eos>b").count(trained.eos_token_id) == 1
 
 
 def test_bpe_is_trained_reproducibly_and_reversibly():
@@ -65,16 +67,11 @@ def test_bpe_of_bytes_alone_and_of_a_short_text():
     assert 257 < len(make_tokenizer("bpe:4096", lambda: iter(["abab abab"]))) < 270
 
 
-@pytest.fixture
-def saved(tmp_path):
-    make_tokenizer("bpe:290", train_texts).save_pretrained(tmp_path / "saved")
-    return tmp_path / "saved"
-
-
-def test_folder_file_and_bare_file(saved, tmp_path):
-    bare = tmp_path / "bare.json"
-    shutil.copy(saved / "tokenizer.json", bare)
+def test_folder_file_and_bare_file(tmp_path):
+    saved, bare = tmp_path / "saved", tmp_path / "bare.json"
     expected = make_tokenizer("bpe:290", train_texts)
+    expected.save_pretrained(saved)
+    shutil.copy(saved / "tokenizer.json", bare)
     for kind in (saved, saved / "tokenizer.json", bare):
         tokenizer = make_tokenizer(str(kind), never)
         assert tokenizer.get_vocab() == expected.get_vocab()
@@ -115,8 +112,7 @@ def test_nothing_is_truncated_padded_or_added(tmp_path):
     engine.enable_truncation(max_length=4)
     engine.enable_padding(length=16)
     engine.save(str(tmp_path / "t.json"))
-    encoder = StreamEncoder(make_tokenizer(str(tmp_path / "t.json"), never), np.dtype("<u2"))
-    assert encoder.encode([("a " * 9, True), ("a", True)]).tolist() == [*[1] * 9, 2, 1, 2]
+    assert ids(make_tokenizer(str(tmp_path / "t.json"), never), "a " * 9, "a") == [*[1] * 9, 2, 1, 2]
 
 
 def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer):
@@ -126,10 +122,9 @@ def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer)
     whole = [(part, True) for part in text]
     with heard(lambda *told: done.append(told[1])), doing("tokens", 1):
         count = write_tokens(tmp_path / "t.bin", whole, StreamEncoder(byte_tokenizer, np.dtype("<u2")))
-    tokens = np.fromfile(tmp_path / "t.bin", "<u2")
-    expected = [token for part in text for token in (*part.encode(), 256)]
+    tokens = np.fromfile(tmp_path / "t.bin", "<u2").tolist()
+    assert tokens == [token for part in text for token in (*part.encode(), 256)]
     assert count == len(tokens)
-    assert tokens.tolist() == expected
     assert done[-1] == sum(map(len, text))
 
 
@@ -144,9 +139,7 @@ def test_token_type_is_as_small_as_the_vocabulary_allows():
         ("bpe:0", r"'bpe:0': needs at least 257 tokens .*; write bpe:4096, say"),
         ("bpe:256", r"needs at least 257 tokens"),
         ("bpe:abc", r"'bpe:abc': the size must be a whole number; write bpe:4096"),
-        ("bpe:-5", r"must be a whole number"),
-        ("bpe:", r"must be a whole number"),
-        ("bpe", r"must be a whole number"),
+        *((kind, "must be a whole number") for kind in ("bpe:-5", "bpe:", "bpe")),
         ("./none", r"no tokenizer file or folder './none'; choose"),
         ("none/tokenizer.json", r"no tokenizer file or folder 'none/tokenizer.json'; choose"),
         ("what is this?", r"unknown tokenizer 'what is this\?'; choose bpe:4096"),
@@ -171,7 +164,9 @@ def test_files_that_are_not_tokenizers(tmp_path, content):
         make_tokenizer(str(tmp_path), never)
 
 
-def test_code_of_a_tokenizer_is_not_run(saved):
+def test_code_of_a_tokenizer_is_not_run(tmp_path):
+    saved = tmp_path / "saved"
+    make_tokenizer("bpe:290", train_texts).save_pretrained(saved)
     (saved / "evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\nclass Evil: pass\n")
     settings = json.loads((saved / "tokenizer_config.json").read_text())
     settings |= {"auto_map": {"AutoTokenizer": [None, "evil.Evil"]}, "tokenizer_class": "Evil"}

@@ -3,13 +3,28 @@
 import numpy as np
 import pytest
 import torch
-from pair_texts import planted, words
-from torch.utils.data import DataLoader
 
 from tiewise.core.errors import DataError
 from tiewise.data.corpus import Blocks
-from tiewise.data.sentence_pairs import Packing, Sentences, make_pairs
+from tiewise.data.sentence_pairs import Packing, Sentences, Vocabulary, make_pairs
 from tiewise.data.training_rows import IGNORED, Masking, PairRows, choose, mask
+
+
+def planted(documents=30, most=12, longest=9, seed=0, least=1):
+    """Sentences of documents: every token is the number of its sentence plus 10, each sentence of random length."""
+    draw = np.random.default_rng(seed)
+    counts = draw.integers(least, most + 1, documents)
+    lengths = draw.integers(1, longest + 1, counts.sum())
+    tokens = np.repeat(np.arange(len(lengths)) + 10, lengths)
+    ends = np.cumsum(lengths)
+    return Sentences(words(len(lengths) + 10), tokens, ends - lengths, ends, np.concatenate([[0], np.cumsum(counts)]))
+
+
+def words(vocab):
+    """Marks 0 … 3, tokens from 4 on, each a word of its own."""
+    pieces = tuple(b"" if i < 4 else b" t%d" % i for i in range(vocab))
+    flags = np.zeros(vocab, bool)
+    return Vocabulary(pieces, flags, flags, np.arange(vocab), (0, 1, 2, 3))
 
 
 def rows(sentences, packing, seed=1, **options):
@@ -155,17 +170,13 @@ def test_refused(kind, wrong):
 # masks
 
 
-def draws(seed=0):
-    return np.random.default_rng(seed)
-
-
 def within(found, expected, count, sigmas=5):
     """Whether a share of `count` draws is what is expected, up to chance."""
     return abs(found - expected) < sigmas * np.sqrt(max(expected * (1 - expected), 1e-9) / count)
 
 
 def test_inputs_are_replaced_80_10_10():
-    draw, options = draws(1), Masking()
+    draw, options = np.random.default_rng(1), Masking()
     ids = draw.integers(4, 1000, 200_000)
     chosen = np.zeros(len(ids), bool)
     chosen[::3] = True
@@ -187,13 +198,13 @@ def test_inputs_are_replaced_80_10_10():
 def test_shares_at_their_ends(masked, random, expected):
     ids = np.arange(100, 1100)
     options = Masking(masked=masked, random=random)
-    inputs, _ = mask(ids, np.ones(1000, bool), 2, 50, options, draws())
+    inputs, _ = mask(ids, np.ones(1000, bool), 2, 50, options, np.random.default_rng(0))
     assert {"mask": (inputs == 2).all(), "same": (inputs == ids).all(), "random": (inputs < 50).all()}[expected]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_share_of_tokens(whole):
-    draw = draws(2)
+    draw = np.random.default_rng(2)
     total = taken = 0
     for _ in range(300):
         begins = draw.random(120) < (0.6 if whole else 1)
@@ -212,7 +223,7 @@ def test_share_of_tokens(whole):
 
 def test_runs_have_the_papers_lengths():
     assert Masking().lengths == pytest.approx([6 / 11, 3 / 11, 2 / 11])
-    draw, options = draws(3), Masking(share=0.004)
+    draw, options = np.random.default_rng(3), Masking(share=0.004)
     counts = np.zeros(7)
     for _ in range(400):
         chosen = choose(np.arange(5000), options, draw)
@@ -224,34 +235,27 @@ def test_runs_have_the_papers_lengths():
 
 
 def test_no_run_goes_over_a_gap():
-    options, draw = Masking(share=0.5), draws(4)
-
-    def across(words):
-        return np.mean([choose(np.array(words), options, draw)[1:3].all() for _ in range(2500)])
-
+    options, draw = Masking(share=0.5), np.random.default_rng(4)
     # of four words two are taken; the middle two together only by two runs of one, or by one run over no gap
-    assert across([0, 1, 3, 4]) < across([0, 1, 2, 3]) - 0.05
+    gap, none = (
+        np.mean([choose(np.array(words), options, draw)[1:3].all() for _ in range(2500)])
+        for words in ([0, 1, 3, 4], [0, 1, 2, 3])
+    )
+    assert gap < none - 0.05
 
 
 def test_one_token_at_least_and_nothing_of_nothing():
-    assert choose(np.array([-1, 0, -1]), Masking(), draws()).tolist() == [False, True, False]
-    one = choose(np.zeros(50, int), Masking(), draws())  # one word, longer than its share
+    assert choose(np.array([-1, 0, -1]), Masking(), np.random.default_rng(0)).tolist() == [False, True, False]
+    one = choose(np.zeros(50, int), Masking(), np.random.default_rng(0))  # one word, longer than its share
     assert one.tolist() == [True] * 8 + [False] * 42
-    assert not choose(np.array([-1, -1]), Masking(), draws()).any()
+    assert not choose(np.array([-1, -1]), Masking(), np.random.default_rng(0)).any()
 
 
 # blocks
 
 
-@pytest.fixture
-def file_tokens(tmp_path):
-    path = tmp_path / "t.bin"
-    np.arange(1003, dtype="<u2").tofile(path)
-    return np.memmap(path, "<u2", mode="r")
-
-
-def test_blocks_are_contiguous_and_drop_the_rest(file_tokens):
-    data = Blocks(file_tokens, 10)
+def test_blocks_are_contiguous_and_drop_the_rest():
+    data = Blocks(np.arange(1003, dtype="<u2"), 10)
     assert len(data) == 100
     together = torch.cat([data[i]["input_ids"] for i in range(len(data))])
     assert together.dtype == torch.int64
@@ -262,14 +266,6 @@ def test_blocks_are_contiguous_and_drop_the_rest(file_tokens):
     for index in (100, -1):
         with pytest.raises(IndexError):
             data[index]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_blocks_collate_by_default_also_in_workers(file_tokens, workers):
-    loader = DataLoader(Blocks(file_tokens, 10), batch_size=4, num_workers=workers)
-    batches = list(loader)
-    assert batches[0]["input_ids"].shape == (4, 10)
-    assert torch.cat([b["input_ids"].flatten() for b in batches]).tolist() == list(range(1000))
 
 
 @pytest.mark.parametrize(("count", "length"), [(9, 10), (0, 1), (9, 0), (9, -1)])

@@ -13,13 +13,16 @@ VALID = "the dog sat\n"
 TEST = "a cat ate a mat"  # no line end
 
 
+def write(folder, train, valid, test):
+    folder.mkdir(exist_ok=True)
+    for name, text in (("train", train), ("valid", valid), ("test", test)):
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
 @pytest.fixture
 def corpus(tmp_path):
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for name, text in (("train.txt", TRAIN), ("valid.txt", VALID), ("test.txt", TEST)):
-        (folder / name).write_text(text)
-    return folder
+    return write(tmp_path / "corpus", TRAIN, VALID, TEST)
 
 
 def counted(text):
@@ -42,16 +45,13 @@ def test_what_became_unknown_is_told(corpus, tmp_path):
     facts = prepare_words(str(corpus), tmp_path / "out").facts
     assert unknown_share(facts, "train") == 0  # an <unk> that the file itself has is a word
     assert unknown_share(facts, "tune") == 1 / 4
-    assert facts["splits"]["heldout"]["unknown"] == 3
-    assert facts["splits"]["heldout"]["unknown_words"] == 2
-    assert facts["splits"]["heldout"]["characters"] == len(TEST) + 1
+    found = facts["splits"]["heldout"]
+    assert [found[key] for key in ("unknown", "unknown_words", "characters")] == [3, 2, len(TEST) + 1]
     assert facts["splits"]["train"]["characters"] == len("the cat sat\n\nthe <unk> sat on the mat\n")
 
 
 def test_a_training_file_without_unk_gets_a_row_for_it(tmp_path):
-    for name in ("train.txt", "valid.txt", "test.txt"):
-        (tmp_path / name).write_text("b a b\n" if name == "train.txt" else "c\n")
-    text = prepare_words(str(tmp_path), tmp_path / "out")
+    text = prepare_words(str(write(tmp_path, "b a b\n", "c\n", "c\n")), tmp_path / "out")
     assert text.vocab == 4
     assert text.split("tune").tolist() == [3, text.eos_id]
 
@@ -68,10 +68,7 @@ def test_the_saved_tokenizer_gives_the_same_ids(corpus, tmp_path):
 def test_many_lines_in_batches_and_four_bytes(tmp_path):
     rng = np.random.default_rng(0)
     rows = [" ".join(f"w{i}" for i in row) for row in rng.integers(0, 90_000, (30_000, 5))]
-    (tmp_path / "train.txt").write_text("\n".join(rows) + "\n")
-    for name in ("valid.txt", "test.txt"):
-        (tmp_path / name).write_text("w1\n")
-    text = prepare_words(str(tmp_path), tmp_path / "out")
+    text = prepare_words(str(write(tmp_path, "\n".join(rows) + "\n", "w1\n", "w1\n")), tmp_path / "out")
     assert text.vocab > 1 << 16
     ids = text.split("train")
     assert len(ids) == 30_000 * 6
@@ -80,8 +77,7 @@ def test_many_lines_in_batches_and_four_bytes(tmp_path):
 
 def test_parts_of_one_file_are_whole_and_apart(tmp_path):
     rows = [f"w{i}" for i in range(37)]
-    (tmp_path / "valid.txt").write_text("\n".join(rows) + "\n")
-    (tmp_path / "test.txt").write_text("w1\n")
+    write(tmp_path, "", "\n".join(rows) + "\n", "w1\n")
     first, last, _ = word_files(str(tmp_path), ("valid.txt@0-90", "valid.txt@90-100", "test.txt"))
     assert [line[0] for part in (first, last) for line in lines(part)] == rows
     assert len(list(lines(last))) == 37 - 33
@@ -95,8 +91,7 @@ def test_parts_of_one_file_are_whole_and_apart(tmp_path):
         ((), "has no train.txt"),
         (("valid.txt", "test.txt"), "2 files"),
         (("valid.txt@90-10", "valid.txt", "test.txt"), "empty part"),
-        (("valid.txt@x", "valid.txt", "test.txt"), "no part of a file"),
-        (("valid.txt@", "valid.txt", "test.txt"), "no part of a file"),
+        *(((wrong, "valid.txt", "test.txt"), "no part of a file") for wrong in ("valid.txt@x", "valid.txt@")),
         (("empty.txt", "valid.txt", "test.txt"), "no words"),
         (("valid.txt", "valid.txt@0-1", "test.txt"), "no words"),
         (("binary.txt", "valid.txt", "test.txt"), "binary file"),
@@ -106,12 +101,8 @@ def test_what_cannot_be_used_leaves_nothing(files, said, corpus, tmp_path):
     (corpus / "train.txt").unlink()
     (corpus / "empty.txt").write_text("")
     (corpus / "binary.txt").write_bytes(b"a\0b")
-    with pytest.raises(DataError, match=said) as refused:
-        prepare_words(str(corpus), tmp_path / "out", files)
-    assert "\n" not in str(refused.value)
-    assert not (tmp_path / "out" / "data.json").exists()
-
-
-def test_no_folder(tmp_path):
-    with pytest.raises(DataError, match="no corpus folder"):
-        prepare_words(str(tmp_path / "nothing"), tmp_path / "out")
+    for folder, match in ((corpus, said), (tmp_path / "nothing", "no corpus folder")):
+        with pytest.raises(DataError, match=match) as refused:
+            prepare_words(str(folder), tmp_path / "out", files)
+        assert "\n" not in str(refused.value)
+        assert not (tmp_path / "out" / "data.json").exists()

@@ -104,12 +104,10 @@ class Installed:
             self._link.always -= 1
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
-        """Give the output head a table of its own with the same values, and the optimizer a state for it.
-
-        Every handle of the boundary stays valid, and its options, such as a bias, stay.
+        """Give the output head a table of its own with the same values; handles and options, such as a bias, stay.
 
         Args:
-            optimizer: SGD, Adam or AdamW that trains the model; None where there is none yet.
+            optimizer: SGD, Adam or AdamW that trains the model, to be given a state for it; None where there is none.
             state: each table inherits the state that the shared one had (`copy`), or half of its first moments
                 (`split`, so that the two still add up to the shared one), or starts fresh (`reset`).
 
@@ -122,15 +120,13 @@ class Installed:
         if self.spec.kind != "tied":
             raise SpecError(f"{self.spec} cannot be untied", "untie a model whose boundary is tied")
         table_in = self.tables()[0]
-        old = {} if state == "reset" else _known_state(optimizer, table_in)
+        own = {} if state == "reset" else _known_state(optimizer, table_in)
+        if state == "split":
+            own |= {key: own[key] * 0.5 for key in FIRST if own.get(key) is not None}
         table_out = nn.Parameter(table_in.detach().clone(), requires_grad=table_in.requires_grad)
         self._become("untied", table_out)
         if optimizer is not None:
-            _replace(optimizer, self.model, table_in, [table_in, table_out])
-            for table in (table_in, table_out):
-                optimizer.state.pop(table, None)
-                if old:
-                    optimizer.state[table] = _scaled(old, 0.5 if state == "split" else 1.0)
+            _replace(optimizer, self.model, [table_in], [table_in, table_out], own)
 
     def tie(self, optimizer: torch.optim.Optimizer | None = None, keep: str = "mean") -> None:
         """Give both ends one table, and the optimizer the sum of their states.
@@ -151,7 +147,7 @@ class Installed:
         if self.spec.kind != "untied":
             raise SpecError(f"{self.spec} cannot be tied", "tie a model whose boundary is untied")
         table_in, table_out = self.tables()
-        states = [_known_state(optimizer, table) for table in (table_in, table_out)]
+        one, two = (_known_state(optimizer, table) for table in (table_in, table_out))
         if table_in.shape != table_out.shape:
             sizes = f"{tuple(table_in.shape)} and {tuple(table_out.shape)}"
             raise UnsupportedError(f"tables of {sizes} cannot become one", "tie tables of one shape")
@@ -161,12 +157,15 @@ class Installed:
                 table_in.copy_(table_out)
             elif keep == "mean":
                 table_in.add_(table_out).mul_(0.5)
-        if optimizer is not None:
-            for table in (table_in, table_out):
-                optimizer.state.pop(table, None)
-            _replace(optimizer, self.model, table_out, [])
-            if any(states):
-                optimizer.state[table_in] = _merged(*states)
+        if optimizer is None:
+            return
+        merged = one or two
+        for key in one.keys() & two.keys():
+            if one[key] is None or two[key] is None:
+                merged[key] = two[key] if one[key] is None else one[key]
+            else:
+                merged[key] = max(one[key], two[key]) if key in COUNTER else one[key] + two[key]
+        _replace(optimizer, self.model, [table_in, table_out], [table_in], merged)
 
     def _become(self, kind: str, table_out: Tensor) -> None:
         """Give the head a table and say everywhere what the boundary is now; verified, or nothing has changed."""
@@ -229,29 +228,30 @@ def install(
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
     wanted = None if spec is None else BoundarySpec.parse(spec)
     if wanted is None or wanted.vectors is None:
-        return _install(model, wanted, batch)
+        return build_into(model, wanted, batch)
     if tokenizer is None:
         what = f"{wanted}: a file of vectors names words, and a model has only rows"
         raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
     rows = load_vectors(wanted.vectors, tokens)
     plain = replace(wanted, vectors=None, freeze=False)
-    made = _install(model, plain, batch, rows=rows)
+    made = build_into(model, plain, batch, rows=rows)
     start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)
     absent = rows.isnan().any(1).tolist()
     made.missing_vectors = tuple(token for token, gone in zip(tokens, absent, strict=True) if token and gone)
     return made
 
 
-def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None = None) -> Installed:
-    """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
-    return _install(model, None if spec is None else BoundarySpec.parse(spec), batch, loaded=True)
-
-
-def _install(
-    model: Any, spec: BoundarySpec | None, batch: Batch | None, *, loaded: bool = False, rows: Tensor | None = None
+def build_into(
+    model: Any,
+    spec: BoundarySpec | str | None,
+    batch: Batch | None = None,
+    *,
+    loaded: bool = False,
+    rows: Tensor | None = None,
 ) -> Installed:
-    """Install, with a table that has its values (`loaded`), or `rows` that it will start from and that must fit it."""
+    """Install, with tables that have their values (`loaded`), or for `rows` that one will start from and must fit."""
+    spec = None if spec is None else BoundarySpec.parse(spec)
     old: Link | None = link_of(model)
     if old is not None:
         locate(model)  # says what sharding, adapters or quantisation have since made of its ends
@@ -273,7 +273,7 @@ def _install(
     except BaseException:
         journal.undo()
         if old is not None:
-            reinstall(model, old.spec)._link.options = old.options
+            build_into(model, old.spec, loaded=True)._link.options = old.options
         raise
 
 
@@ -332,34 +332,18 @@ def _known_state(optimizer: torch.optim.Optimizer | None, table: Tensor) -> Stat
     return state
 
 
-def _scaled(state: State, first: float) -> State:
-    found = {}
-    for key, value in state.items():
-        found[key] = value.clone() if torch.is_tensor(value) else value
-        if key in FIRST and value is not None:
-            found[key] = value * first
-    return found
+def _replace(optimizer: Any, model: nn.Module, old: list[Any], new: list[Any], state: State) -> None:
+    """Put the tables `new`, each with this state, where the optimizer has the first of `old`.
 
-
-def _merged(one: State, two: State) -> State:
-    if not (one and two):
-        return _scaled(one or two, 1.0)
-    found = {}
-    for key, value in one.items():
-        other = two.get(key)
-        if value is None or other is None:
-            found[key] = value if other is None else other
-        elif key in COUNTER:
-            found[key] = max(value, other).clone() if torch.is_tensor(value) else max(value, other)
-        else:
-            found[key] = value + other
-    return found
-
-
-def _replace(optimizer: torch.optim.Optimizer, model: nn.Module, old: Tensor, new: list[Any]) -> None:
-    """Put `new` where the optimizer has `old`, in the order that a new optimizer's group would have."""
+    They stand in the order that a new optimizer's group would have.
+    """
     place = {id(p): i for i, p in enumerate(model.parameters())}
     for group in optimizer.param_groups:
-        held = [p for p in group["params"] if p is not old]
+        held = [p for p in group["params"] if all(p is not table for table in old)]
         if len(held) < len(group["params"]):
-            group["params"] = sorted([*held, *new], key=lambda p: place.get(id(p), len(place)))
+            added = new if any(p is old[0] for p in group["params"]) else []
+            group["params"] = sorted([*held, *added], key=lambda p: place.get(id(p), len(place)))
+    for table in (*old, *new):
+        optimizer.state.pop(table, None)
+    for table in new if state else ():
+        optimizer.state[table] = {key: x.clone() if torch.is_tensor(x) else x for key, x in state.items()}

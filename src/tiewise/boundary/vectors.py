@@ -44,7 +44,6 @@ from tiewise.core.spec import BoundarySpec
 
 log = logging.getLogger(__name__)
 _WIDEST = 1 << 14  # columns; published vectors have at most a few thousand, and a wrong header can say anything
-_NAMED = 5  # missing words and places of broken entries that are named
 _HEAD = 1 << 20  # bytes by which a format is told
 _LONGEST_LINE = 1 << 20
 _LONGEST_WORD = 10_000  # bytes; in published files the longest has a few hundred
@@ -54,8 +53,7 @@ _WHOLE = "take the file from its source again"
 def load_vectors(path: str | Path, tokens: Sequence[str | None]) -> Tensor:
     """Read rows [V, E] for `tokens`, None where a row has none; nan where the file has no vector.
 
-    What is wrong with the file, and which words it lacks, is logged as a warning; raises DataError where it is of no
-    use.
+    Which words it lacks, and what is odd about it, is logged as a warning; raises DataError where it is of no use.
     """
     path = Path(path)
     try:
@@ -174,8 +172,8 @@ def _by_word(real: Path, path: Path, changed: tuple[int, int], tokens: tuple[str
     return torch.from_numpy(rows.values)
 
 
-def _first(items: Sequence[object]) -> str:
-    return ", ".join(printable(str(item)) for item in items[:_NAMED]) + (", …" if len(items) > _NAMED else "")
+def _first(items: Sequence[object], named: int = 5) -> str:
+    return ", ".join(printable(str(item)) for item in items[:named]) + (", …" if len(items) > named else "")
 
 
 _PICKLE = ("a pickle, which is never opened", "save its vectors as text (save_word2vec_format)")
@@ -202,7 +200,7 @@ def _read(file: BinaryIO, tokens: Sequence[str | None]) -> tuple[str, WordRows]:
     lines = [line for line in sample.split(b"\n", _SAMPLE)[:_SAMPLE] if line.strip()]
     vectors = (_numbers(line.split()[1:]) for line in lines)
     widths = Counter(len(vector) for vector in vectors if vector is not None)
-    width, count = max(widths.items(), key=lambda item: item[1], default=(0, 0))
+    ((width, count),) = widths.most_common(1) or [(0, 0)]
     if count and 2 * count >= len(lines):
         return f"{'word2vec' if header else 'GloVe'} text", _read_text(file, tokens, header, width)
     if header is not None:
@@ -288,8 +286,8 @@ class Cursor:
 def _read_word2vec(file: Cursor, tokens: Sequence[str | None], header: re.Match[bytes]) -> WordRows:
     count, width, size = int(header[1]), int(header[2]), len(file.bytes)
     if not 0 < width <= _WIDEST:
-        what = f"its first line says {width:,} numbers per word"
-        raise DataError(what, f"use vectors of 1 to {_WIDEST:,} columns")
+        fix = f"use vectors of 1 to {_WIDEST:,} columns"
+        raise DataError(f"its first line says {width:,} numbers per word", fix)
     least = header.end() + count * (4 * width + 1)
     if size < least:
         promised = f"{count:,} words of {width:,} numbers, at least {least:,} bytes; it has {size:,}"
@@ -308,9 +306,6 @@ def _read_word2vec(file: Cursor, tokens: Sequence[str | None], header: re.Match[
 
 
 _MAGIC = struct.pack("<i", 793_712_314)
-_VERSION = 12
-_WORD = 0  # type of an entry that is no label
-_NOT_PRUNED = -1
 _AS_TEXT = "save its vectors as text (.vec) and give that file"
 
 
@@ -320,8 +315,8 @@ def _read_fasttext(file: Cursor, tokens: Sequence[str | None]) -> WordRows:
             raise DataError(f"a fastText model that contradicts itself: {what}", _WHOLE)
 
     _, version = file.unpack("2i")
-    if version != _VERSION:
-        raise DataError(f"a fastText model of version {version}, not {_VERSION}", _AS_TEXT)
+    if version != 12:
+        raise DataError(f"a fastText model of version {version}, not 12", _AS_TEXT)
     width, *_, bucket, shortest, longest, _, _ = file.unpack("12id")
     entries, words, labels, _, pruned = file.unpack("3i2q")
     sound = 0 < width <= _WIDEST and min(words, labels) >= 0 and words + labels == entries
@@ -332,10 +327,10 @@ def _read_fasttext(file: Cursor, tokens: Sequence[str | None]) -> WordRows:
     for entry in range(entries):
         word = file.word(b"\0")
         _, kind = file.unpack("qb")
-        if kind == _WORD and word in rows.index:
+        if kind == 0 and word in rows.index:  # no label
             wanted.setdefault(word, entry)
     require(max(wanted.values(), default=-1) < words, "labels among its words")
-    if pruned != _NOT_PRUNED:
+    if pruned != -1:
         raise DataError("a pruned fastText model", _AS_TEXT)
     quantised, height, columns = file.unpack("?2q")
     if quantised:
@@ -358,9 +353,7 @@ def _ngrams(word: bytes, shortest: int, longest: int, bucket: int) -> Iterator[i
     """Rows of a word's n-grams, behind those of the words; an n-gram that stands twice counts twice."""
     if word == b"</s>":
         return
-    text = b"<" + word + b">"
-    starts = [at for at, byte in enumerate(text) if byte & 0xC0 != 0x80]  # of characters, in UTF-8
-    characters = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    characters = re.findall(rb"[^\x80-\xbf][\x80-\xbf]*", b"<" + word + b">")  # in UTF-8
     for start in range(len(characters)):
         value = 2_166_136_261
         for end in range(start, min(start + longest, len(characters))):

@@ -12,7 +12,7 @@ import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 
@@ -89,41 +89,42 @@ def _root(version: bool = typer.Option(False, "--version", callback=_version, is
 
 def main() -> None:
     """Run the command line: exit 0 fine, 2 usage or unreadable input, 130 interrupted."""
-    _write_anywhere()
+    codecs.register_error("tiewise", _stand_in)
+    for stream in (sys.stdout, sys.stderr):  # terminals of Windows, LANG=C and pipes may lack what we write
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="tiewise")
     try:
         # as a path it would be the current folder
         if any(re.fullmatch(r"(--(out|to)=)?", argument) for argument in sys.argv[1:]):
             raise typer.BadParameter("an argument is empty: is a variable unset?")
-        code = command_line(sys.argv[1:])(standalone_mode=False)
+        code = command_line(sys.argv[1:])(standalone_mode=False) or 0
         sys.stdout.flush()
     except (Exception, KeyboardInterrupt) as error:
-        code = _code(error)
-    _end(code or 0)
-
-
-def _code(error: BaseException) -> int:
-    """Say why a command ended and return its exit code; what nobody foresaw is raised."""
-    if ctrl_c_behind(error):
-        return 130
-    if isinstance(error, TiewiseError):
-        _say(str(error))
-        return 2
-    if isinstance(error, UsageError):
-        if error.format_message():  # empty where no command was given, and the help says it all
-            _say(f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help")
-        return 2
-    if isinstance(error, BrokenPipeError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    raise error
-
-
-def _write_anywhere() -> None:
-    """Make output that no encoding stops: terminals of Windows, LANG=C and pipes may lack what we write."""
-    codecs.register_error("tiewise", _stand_in)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="tiewise")
+        code, said = 2, ""
+        if ctrl_c_behind(error):
+            code = 130
+        elif isinstance(error, TiewiseError):
+            said = str(error)
+        elif isinstance(error, UsageError):
+            if error.format_message():  # empty where no command was given, and the help says it all
+                said = f"{error.format_message()}; see {error.ctx.command_path if error.ctx else 'tiewise'} --help"
+        elif isinstance(error, BrokenPipeError):
+            code = 1
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        else:
+            raise
+        if said:
+            print("tiewise:", " ".join(said.split()), file=sys.stderr)
+    ranks = sys.modules.get("tiewise.training.ranks")
+    if ranks is None or not ranks.launched():
+        sys.exit(code)
+    # One of several processes goes without taking the interpreter down. Threads of the process group outlive it (the
+    # wrapped model holds it) and may drop a tensor while the interpreter goes, which aborts the process
+    # (https://github.com/pytorch/pytorch/pull/179291 tells of it).
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _stand_in(error: UnicodeError) -> tuple[str, int]:
@@ -133,22 +134,3 @@ def _stand_in(error: UnicodeError) -> tuple[str, int]:
     lacking = error.object[error.start : error.end]
     plain = (STAND_INS.get(c) or unicodedata.normalize("NFKD", c).encode("ascii", "ignore").decode() for c in lacking)
     return "".join(letter or "?" for letter in plain), error.end
-
-
-def _end(code: int) -> NoReturn:
-    """Exit; as one of several processes without taking the interpreter down.
-
-    Threads of the process group outlive it (the wrapped model holds it) and may drop a tensor while the interpreter
-    goes, which aborts the process (https://github.com/pytorch/pytorch/pull/179291 tells of it).
-    """
-    ranks = sys.modules.get("tiewise.training.ranks")
-    if ranks is None or not ranks.launched():
-        sys.exit(code)
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _say(line: str) -> None:
-    print("tiewise:", " ".join(line.split()), file=sys.stderr)

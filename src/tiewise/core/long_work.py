@@ -30,11 +30,7 @@ from tiewise.core.errors import Interrupted
 
 Listener = Callable[[str, float, float], None]  # (what is done, how much of it, of how much)
 
-
-def _silent(what: str, done: float, total: float) -> None: ...
-
-
-_LISTENER: ContextVar[Listener] = ContextVar("listener", default=_silent)
+_LISTENER: ContextVar[Listener] = ContextVar("listener", default=lambda what, done, total: None)
 _DOING: ContextVar[tuple[str, float, float] | None] = ContextVar("doing", default=None)
 
 

@@ -202,22 +202,20 @@ def _packed(sentences: Sentences, packing: Packing, draw: np.random.Generator) -
     one that still fitted, and were it always in B, the shorter segment would tell the order.
     """
     found = []
-    starts, ends = sentences.starts, sentences.ends
     for begin, stop in zip(sentences.documents[:-1].tolist(), sentences.documents[1:].tolist(), strict=True):
+        starts, ends = sentences.starts[begin:stop], sentences.ends[begin:stop]
         backwards = draw.random() < 0.5
-        at = stop if backwards else begin
-        while (at - 2 >= begin) if backwards else (at + 2 <= stop):
+        if backwards:  # the same from the other end
+            starts, ends = -ends[::-1], -starts[::-1]
+        at, count = 0, stop - begin
+        while at + 2 <= count:
             room = packing.room
             if packing.short and draw.random() < packing.short:
                 room = int(draw.integers(2, room + 1))
-            if backwards:
-                first = begin + int(np.searchsorted(starts[begin:stop], ends[at - 1] - room))
-                span = (max(min(first, at - 2), begin), at)
-            else:
-                last = begin + int(np.searchsorted(ends[begin:stop], starts[at] + room, side="right"))
-                span = (at, min(max(last, at + 2), stop))
-            found.append(span)
-            at = span[0] if backwards else span[1]
+            fits = int(np.searchsorted(ends, starts[at] + room, side="right"))
+            last = min(max(fits, at + 2), count)
+            found.append((stop - last, stop - at) if backwards else (begin + at, begin + last))
+            at = last
     return np.array(found, np.int64).reshape(-1, 2)
 
 

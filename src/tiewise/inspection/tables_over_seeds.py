@@ -22,18 +22,20 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, permutations
+from functools import partial
+from itertools import combinations, permutations, product
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tiewise.analysis.align_tables import CKA, HELD_OUT, NEIGHBOURS, Lean, align
 from tiewise.analysis.model_tables import Ends, TokenTable, ends_of
-from tiewise.analysis.paired_rows import Pairs, one_vocabulary
+from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.analysis.table_maps import CENTRED, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
@@ -42,12 +44,13 @@ from tiewise.core.long_work import progress
 from tiewise.inspection.request import comparison_of
 from tiewise.training.folder import FINAL, folder_name
 
-Scores = dict[str, float]  # measure → score
-Models = dict[int, Ends]  # seed → its final model
-Beside = list[tuple[int, int]]  # seeds of the two models that stand side by side
+Place = tuple[str, int, str]  # arm, seed, and which end: `input` and `output`, or `table` where there is one
+Beside = tuple[int, int, Place, Place]  # seeds of two models, and the tables of theirs that are compared
+Scored = Sequence[tuple[int, int, float]]  # seeds of the two models that stand side by side, and their score
 
 OTHER_SEED, SAME_SEED = "other seed", "same seed"
 AGAIN, ONE_MODEL = "{} {}, two seeds", "{} input and output, one model"
+ENDS = ("input", "output")
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,8 @@ class OverSeeds:
     arms: tuple[str, ...]  # with one table
     seeds: tuple[int, ...]  # finished ones of the untied arm
     tokens: int  # rows that were compared
-    leanings: tuple[
-        Leaning, ...
-    ]  # by arm, kind of pair and measure: maps on held-out rows, neighbours, CKA above chance
+    # by arm, kind of pair and measure: maps on held-out rows, neighbours, CKA above chance
+    leanings: tuple[Leaning, ...]
     again: tuple[Again, ...]  # the same thing trained again
     left_out: tuple[str, ...]  # what could not be compared, and why
     counted: int | None  # tokens of the training text by which frequency was taken out; None where it is not there
@@ -126,7 +128,7 @@ def over_seeds(
     if not two or not one:
         kind = "two tables" if one else "one table"
         raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
-    untied, every = models[two[0]], [ends for found in models.values() for ends in found.values()]
+    untied, every = two[0], [ends for found in models.values() for ends in found.values()]
     rows = min(table.rows for ends in every for _, table in ends.tables)
     mask = np.any([ends.unusable()[:rows] for ends in every], axis=0)
     pairs = one_vocabulary(rows, rows).without(mask)  # rows that no model has zero, repeated or not finite
@@ -136,68 +138,86 @@ def over_seeds(
         counts = np.pad(known, (0, max(0, rows - len(known))))  # tables may have more rows than there are tokens
     except DataError as error:
         left_out.append(f"CKA without frequency: {error.what}")
-    bench = _Bench(pairs, replace(settings, permutations=0), None if counts is None else counts[pairs.a])
-    bench.total = len(untied) ** 2
-    bench.total += sum(2 * len(m.keys() & untied.keys()) ** 2 + len(m) * (len(m) - 1) // 2 for m in one.values())
-    arms = {two[0]: untied, **one}
-    again = [x for arm, found in arms.items() for x in _again(bench, arm, found)]
-    leanings = tuple(
-        _corrected(leaning, two[0], again)
-        for arm, found in one.items()
-        for kind in (OTHER_SEED, SAME_SEED)
-        for leaning in _leanings(bench, arm, kind, found, untied)
-    )
-    shares: dict[str, list[float]] = {}
-    for arm, found in arms.items():
-        for ends in found.values():
-            for end, table in _stored(ends).items():
-                if id(table) in bench.shares:
-                    shares.setdefault(f"{arm} {end}", []).append(bench.shares[id(table)])
+    tables: dict[Place, TokenTable] = {
+        (arm, seed, end): table
+        for arm in (untied, *one)
+        for seed, ends in models[arm].items()
+        for end, table in (ends.tables if ends.shared is None else (("table", ends.shared),))
+    }
+    # what is compared: a table with itself trained again, the ends of one model, …
+    again: dict[Any, list[Beside]] = {}
+    for arm in (untied, *one):
+        for end in ENDS if arm == untied else ("table",):
+            twice = combinations(models[arm], 2)
+            again[AGAIN.format(arm, end)] = [(a, b, (arm, a, end), (arm, b, end)) for a, b in twice]
+        if arm == untied:
+            again[ONE_MODEL.format(arm)] = [(a, a, (arm, a, "input"), (arm, a, "output")) for a in models[arm]]
+    # … and the one table of an arm with both ends of the untied models
+    across: dict[Any, list[Beside]] = {}
+    for arm, end in product(one, ENDS):
+        common = [seed for seed in models[arm] if seed in models[untied]]
+        for kind, seeds in {OTHER_SEED: [*permutations(common, 2)], SAME_SEED: [(a, a) for a in common]}.items():
+            across[arm, kind, end] = [(a, b, (untied, b, end), (arm, a, "table")) for a, b in seeds]
+
+    settings, of_pairs = replace(settings, permutations=0), None if counts is None else counts[pairs.a]
+    scored: dict[Any, dict[str, list[tuple[int, int, float]]]] = {what: {} for what in again | across}
+    chance: dict[str, float] = {}  # measure → score of unrelated tables
+    shares: dict[Place, float] = {}  # table → share of it that frequency takes out
+    total, done = sum(map(len, (again | across).values())), 0
+    for what, several in (again | across).items():
+        for a, b, first, second in several:
+            found = align(tables[first], tables[second], pairs, settings, of_pairs)
+            for score in found.scores:
+                value = score.estimate.value
+                if score.measure.startswith(CKA):
+                    value -= score.chance
+                elif score.measure == NEIGHBOURS or (score.rows, score.view) == (HELD_OUT, CENTRED):
+                    chance[score.measure] = score.chance
+                else:
+                    continue
+                scored[what].setdefault(score.measure, []).append((a, b, value))
+            for share in found.taken_out.values():  # the curve is last
+                shares |= {first: share[0], second: share[1]}
+            done += 1
+            progress("alignment over seeds", done, total)
+
+    leanings = []
+    for arm, kind in product(one, (OTHER_SEED, SAME_SEED)):
+        for measure, to_input in scored[arm, kind, "input"].items():
+            to_output = scored[arm, kind, "output"].get(measure) or [(a, b, math.nan) for a, b, _ in to_input]
+            corrected = {}
+            if measure.startswith(CKA) and kind == OTHER_SEED:
+                names = AGAIN.format(arm, "table"), *(AGAIN.format(untied, end) for end in ENDS)
+                corrected = _corrected(to_input, to_output, *(scored[name].get(measure, []) for name in names))
+            both = [(a, b, x, y) for (a, b, x), (_, _, y) in zip(to_input, to_output, strict=True)]
+            difference = _over_pairs([(a, b, y - x) for a, b, x, y in both])
+            lean = Leaning(measure, _over_pairs(to_input), _over_pairs(to_output), difference, chance.get(measure, 0.0))
+            leanings.append(replace(lean, arm=arm, seeds=kind, pairs=tuple(both), corrected=corrected))
+    frequency: dict[str, list[float]] = {}
+    for place in tables:
+        if place in shares:
+            frequency.setdefault(f"{place[0]} {place[2]}", []).append(shares[place])
     return OverSeeds(
-        untied=two[0],
+        untied=untied,
         arms=tuple(one),
-        seeds=tuple(untied),
+        seeds=tuple(models[untied]),
         tokens=len(pairs),
-        leanings=leanings,
-        again=tuple(again),
+        leanings=tuple(leanings),
+        again=tuple(
+            Again(what, measure, _over_pairs(found), tuple(found))
+            for what in again
+            for measure, found in scored[what].items()
+        ),
         left_out=tuple(left_out),
         counted=None if counts is None else int(counts.sum()),
-        frequency={what: mean_interval(values) for what, values in shares.items()},
+        frequency={what: mean_interval(values) for what, values in frequency.items()},
     )
 
 
-@dataclass
-class _Bench:
-    """Scores of two tables of the run, over the same rows and with the same split every time."""
-
-    pairs: Pairs
-    settings: AlignSettings
-    counts: NDArray | None
-    total: int = 0
-    done: int = 0
-    chance: Scores = field(default_factory=dict)  # measure → score of unrelated tables
-    shares: dict[int, float] = field(default_factory=dict)  # id of a table → share of it that frequency takes out
-
-    def scores(self, first: TokenTable, second: TokenTable) -> Scores:
-        """Held-out score of each map from `first` to `second`, overlap of neighbours, CKA less its chance."""
-        found = align(first, second, self.pairs, self.settings, counts=self.counts)
-        self.done += 1
-        progress("alignment over seeds", self.done, max(self.total, self.done))
-        scores = {}
-        for score in found.scores:
-            if score.measure == NEIGHBOURS or (score.rows, score.view) == (HELD_OUT, CENTRED):
-                scores[score.measure], self.chance[score.measure] = score.estimate.value, score.chance
-            elif score.measure.startswith(CKA):
-                scores[score.measure] = score.estimate.value - score.chance
-        for share in found.taken_out.values():  # the curve is last
-            self.shares |= {id(first): share[0], id(second): share[1]}
-        return scores
-
-
-def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
+def _final_models(run: Path) -> tuple[dict[str, dict[int, Ends]], list[str]]:
     """(arm → seed → ends) of all that is finished, and what is not."""
     comparison = comparison_of(run)
-    models: dict[str, Models] = {}
+    models: dict[str, dict[int, Ends]] = {}
     left_out = []
     for arm in comparison.arms:
         ended = {result.seed: result for result in comparison.of(arm)}
@@ -212,84 +232,33 @@ def _final_models(run: Path) -> tuple[dict[str, Models], list[str]]:
     return models, left_out
 
 
-def _stored(ends: Ends) -> dict[str, TokenTable]:
-    return {"input": ends.input, "output": ends.output} if ends.shared is None else {"table": ends.shared}
+def _corrected(to_input: Scored, to_output: Scored, table: Scored, *ends: Scored) -> dict[str, Estimate]:
+    """Spearman's correction of a table's scores with both ends, and their difference.
+
+    `table` and `ends` are what each scores with itself trained again; an end is left out where that is not above 0.
+    """
+    seeds = list(dict.fromkeys(a for a, *_ in to_input))
+    of_seeds: dict[str, Callable[[Sequence[int]], float]] = {}
+    for name, between, end in zip(ENDS, (to_input, to_output), ends, strict=True):
+        own, other = ([pair for pair in found if {*pair[:2]} <= {*seeds}] for found in (table, end))
+        if own and other and min(score for *_, score in (*own, *other)) > 0:
+            of_seeds[name] = partial(_over_own, between, own, other)
+    if len(of_seeds) == 2:
+        of_seeds["difference"] = lambda kept: of_seeds["output"](kept) - of_seeds["input"](kept)
+    return {name: replace(jackknife(of, seeds), rows=len(to_input)) for name, of in of_seeds.items()}
 
 
-def _leanings(bench: _Bench, arm: str, kind: str, found: Models, untied: Models) -> Iterator[Leaning]:
-    common = [seed for seed in found if seed in untied]
-    beside = list(permutations(common, 2)) if kind == OTHER_SEED else [(seed, seed) for seed in common]
-    scored = []
-    for seed, other in beside:
-        table = found[seed].shared
-        assert table is not None
-        scored.append((bench.scores(untied[other].input, table), bench.scores(untied[other].output, table)))
-    for measure in scored[0][0] if scored else ():
-        first, second = ([ends[i].get(measure, math.nan) for ends in scored] for i in (0, 1))
-        yield Leaning(
-            measure=measure,
-            input=_over_pairs(beside, first),
-            output=_over_pairs(beside, second),
-            difference=_over_pairs(beside, [b - a for a, b in zip(first, second, strict=True)]),
-            chance=bench.chance.get(measure, 0.0),
-            arm=arm,
-            seeds=kind,
-            pairs=tuple((*seeds, a, b) for seeds, a, b in zip(beside, first, second, strict=True)),
-        )
+def _over_own(between: Scored, table: Scored, end: Scored, kept: Sequence[int]) -> float:
+    return _mean(between, kept) / math.sqrt(_mean(table, kept) * _mean(end, kept))
 
 
-def _again(bench: _Bench, arm: str, found: Models) -> Iterator[Again]:
-    """The same table of two seeds, for each table that is stored; both ends of one model where these are two tables."""
-    beside = list(combinations(found, 2))
-    tables = {seed: _stored(ends) for seed, ends in found.items()}
-    kinds = [
-        (AGAIN.format(arm, end), beside, [bench.scores(tables[a][end], tables[b][end]) for a, b in beside])
-        for end in next(iter(tables.values()))
-    ]
-    if all(ends.shared is None for ends in found.values()):
-        own = [bench.scores(ends.input, ends.output) for ends in found.values()]
-        kinds.append((ONE_MODEL.format(arm), [(seed, seed) for seed in found], own))
-    for what, seeds, scored in kinds:
-        for measure in scored[0] if scored else ():
-            values = [scores[measure] for scores in scored]
-            pairs = tuple((*pair, value) for pair, value in zip(seeds, values, strict=True))
-            yield Again(what, measure, _over_pairs(seeds, values), pairs)
-
-
-def _corrected(leaning: Leaning, untied: str, again: Sequence[Again]) -> Leaning:
-    """Spearman's correction, wherever the tables' scores against themselves trained again are above 0."""
-    if not leaning.measure.startswith(CKA) or leaning.seeds != OTHER_SEED:
-        return leaning
-    same = {entry.what: entry.pairs for entry in again if entry.measure == leaning.measure}
-    seeds = list(dict.fromkeys(a for a, *_ in leaning.pairs))
-
-    def corrected(end: str, at: int) -> Callable[[Sequence[int]], float] | None:
-        """Mean score over the geometric mean of its two tables' own, all of the seeds asked for."""
-        between = [(a, b, score[at]) for a, b, *score in leaning.pairs]
-        table, other = (
-            [pair for pair in same.get(AGAIN.format(*of), ()) if {*pair[:2]} <= {*seeds}]
-            for of in ((leaning.arm, "table"), (untied, end))
-        )
-        if not table or not other or min(score for *_, score in (*table, *other)) <= 0:
-            return None
-        return lambda kept: _mean(between, kept) / math.sqrt(_mean(table, kept) * _mean(other, kept))
-
-    ends = {"input": corrected("input", 0), "output": corrected("output", 1)}
-    found = {end: of_seeds for end, of_seeds in ends.items() if of_seeds is not None}
-    if len(found) == 2:
-        found["difference"] = lambda kept: found["output"](kept) - found["input"](kept)
-    made = {end: replace(jackknife(of_seeds, seeds), rows=len(leaning.pairs)) for end, of_seeds in found.items()}
-    return replace(leaning, corrected=made)
-
-
-def _mean(scored: Sequence[tuple[int, int, float]], kept: Sequence[int]) -> float:
+def _mean(scored: Scored, kept: Sequence[int]) -> float:
     return fmean(score for a, b, score in scored if a in kept and b in kept)
 
 
-def _over_pairs(beside: Beside, values: Sequence[float]) -> Estimate:
+def _over_pairs(scored: Scored) -> Estimate:
     """Mean over pairs of models, either all of two seeds or all of one."""
-    if all(a == b for a, b in beside):
-        return mean_interval(values)
-    scored = [(*pair, value) for pair, value in zip(beside, values, strict=True)]
-    seeds = sorted({seed for pair in beside for seed in pair})
-    return replace(jackknife(lambda kept: _mean(scored, kept), seeds), rows=len(values))
+    if all(a == b for a, b, _ in scored):
+        return mean_interval([score for *_, score in scored])
+    seeds = sorted({seed for a, b, _ in scored for seed in (a, b)})
+    return replace(jackknife(lambda kept: _mean(scored, kept), seeds), rows=len(scored))

@@ -21,7 +21,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
@@ -58,8 +57,6 @@ def augmented_cross_entropy(
 ) -> Tensor:
     """Compute the augmented loss in chunks of tokens; no [N, V] matrix exists.
 
-    `mean` and `sum` compute the gradients in the forward pass, `none` computes each chunk again in the backward pass.
-
     Args:
         features: [..., E], any floating type.
         weight: output table [V, E].
@@ -91,32 +88,6 @@ def augmented_cross_entropy(
     flat = features.reshape(-1, features.shape[-1])
     loss = fused_loss("augmented_cross_entropy", partial(_sweep, o), plain, flat, weight, own, bias, t)
     return loss.view(targets.shape) if o.reduction == "none" else loss
-
-
-def oracle(
-    features: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    table: Tensor | None = None,
-    bias: Tensor | None = None,
-    options: AugmentedOptions = _DEFAULT,
-    **overrides: Any,
-) -> Tensor:
-    """Compute the same loss by its formula, in fp64, with all logits and soft targets: the truth of the tests."""
-    o = replace(options, **overrides) if overrides else options
-    table = weight.double() if table is None else table.double()
-    z = features.double().reshape(-1, features.shape[-1]) @ weight.double().T
-    z = z if bias is None else z + bias.double()
-    t = targets.reshape(-1)
-    valid = t != o.ignore_index
-    at = t.where(valid, 0)
-    soft = torch.softmax(table[at] @ table.T / o.temperature, 1)
-    soft = soft if o.through_targets else soft.detach()
-    divergence = (soft * (soft.log() - torch.log_softmax(z / o.temperature, 1))).sum(1)
-    each = (o.hard * F.cross_entropy(z, at, reduction="none") + o.alpha * divergence).where(valid, 0)
-    if o.reduction == "none":
-        return each.view(targets.shape)
-    return each.sum() / valid.sum().clamp(min=1) if o.reduction == "mean" else each.sum()
 
 
 def _sweep(
@@ -157,9 +128,7 @@ def _sweep(
                 divergence = (soft * gap).sum(1)
                 loss += o.alpha * divergence
                 slope += (log_y.exp_() - soft) * (o.alpha / o.temperature)
-                if (
-                    by_table is not None and o.through_targets
-                ):  # through u, and through the table that u is held against
+                if by_table is not None and o.through_targets:  # through u, and the table that u is held against
                     spread = soft * (gap - divergence[:, None]) * (on * (o.alpha / o.temperature))[:, None]
                     by_word = spread.new_zeros(len(words), spread.shape[1]).index_add_(0, place, spread).to(u.dtype)
                     by_table.add_(by_word.T @ u)

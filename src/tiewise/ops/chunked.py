@@ -180,10 +180,7 @@ class _Chunk:
                 out.bias.sub_(on.sum() * u)
         if out.features is not None:
             mine = out.features[part]
-            if same:
-                torch.mm(narrow, self.weight, out=mine)
-            else:
-                mine.copy_(torch.mm(narrow, self.weight))
+            torch.mm(narrow, self.weight, out=mine) if same else mine.copy_(torch.mm(narrow, self.weight))
             mine.mul_(c[:, None] * o.scale)
             if u is not None:
                 mine.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-o.scale)

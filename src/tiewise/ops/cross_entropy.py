@@ -12,8 +12,8 @@ Sources: label smoothing, Szegedy et al. 2016 §7; z-loss, PaLM (Chowdhery et al
 
 A scalar has its gradients computed beside it, three matrix products in all; of per-token losses, whose upstream
 gradient is not known yet, each chunk is computed again in the backward pass (four). Under `torch.compile` the same
-computation is an opaque operator, so that one graph stays around the loss: Dynamo cannot trace the eager function (it
-asks the running backward whether its graph survives), and must not unroll the chunk loop.
+is an opaque operator: Dynamo cannot trace the eager function (it asks the running backward whether its graph survives),
+and must not unroll the chunk loop.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Cross-entropy of `features @ weightᵀ` against `targets`, in chunks of tokens; the [N, V] logits never exist.
 
-    `mean` and `sum` compute the gradients in the forward pass (three matrix products in all, none of them repeated),
-    `none` recomputes each chunk in the backward pass (four). bf16 and fp16 inputs multiply in their own type and
-    accumulate in fp32. Works under autocast, `torch.compile` (as one opaque operator), gradient checkpointing, and
-    with frozen features or a frozen weight, whose gradient is then not computed.
+    bf16 and fp16 inputs multiply in their own type and accumulate in fp32. Works under autocast, `torch.compile`,
+    gradient checkpointing, and with frozen features or a frozen weight, whose gradient is then not computed.
 
     Args:
         features: [..., E], any floating type.
@@ -133,8 +131,8 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
     """Refuse targets outside [0, vocab) with an IndexError; looked at on a CPU only."""
     if targets.device.type != "cpu" or not targets.numel():
         return
-    low, high = (int(v) for v in targets.aminmax())
-    if low >= 0 and high < vocab:
+    low, high = targets.aminmax()
+    if low >= 0 and high < vocab:  # which spares what follows
         return
     outside = targets[((targets < 0) | (targets >= vocab)) & (targets != ignore_index)]
     if outside.numel():

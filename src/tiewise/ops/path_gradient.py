@@ -98,9 +98,9 @@ def without_row(table: Tensor, row: int | None) -> Tensor:
 def path_norms(gradient: Tensor | None, record: PathRecord | None) -> PathNorms:
     """Norms of both paths and their cosine, from the summed gradient [V, E] and the recorded rows of the lookup path.
 
-    One pass over `gradient` and no matrix product: B equals the gradient outside the recorded rows, and the gradient
-    minus A on them, so nothing cancels. Call it after the last backward of a step and before clipping; under a
-    GradScaler all norms carry its scale. With several processes, `gather(record)` first.
+    B equals the gradient outside the recorded rows, and the gradient minus A on them, so nothing cancels. Call it after
+    the last backward of a step and before clipping; under a GradScaler all norms carry its scale. With several
+    processes, `gather(record)` first.
 
     Raises:
         UnsupportedError: no gradient yet, no record, or a gradient that is sharded.
@@ -154,29 +154,21 @@ class _TiedLookup(torch.autograd.Function):
             raise UnsupportedError("the one-buffer lookup has no second derivative", fix)
         options: LookupOptions = ctx.options
         if row_grad is not None:
-            table_grad = _add_path_a(table_grad, row_grad, ctx.saved_tensors[0], ctx.shape, options)
+            ids, rows = ctx.saved_tensors[0].reshape(-1), row_grad.reshape(-1, ctx.shape[1])
+            if options.alpha != 1.0:
+                rows = rows * options.alpha
+            for stopped in (options.stop_lookup, options.stop_both):
+                if stopped is not None:
+                    rows = rows.masked_fill((ids == stopped)[:, None], 0)
+            if options.record is not None:
+                ids, rows = _distinct(ids, rows)
+                options.record.add(ids, rows)
+            # an expanded gradient has no memory of its own to add into
+            table_grad = row_grad.new_zeros(ctx.shape) if table_grad is None else table_grad.contiguous()
+            table_grad.index_add_(0, ids, rows.to(table_grad.dtype))
         if options.stop_both is not None and table_grad is not None:
             table_grad[options.stop_both] = 0
         return table_grad, None, None
-
-
-def _add_path_a(
-    table_grad: Tensor | None, row_grad: Tensor, ids: Tensor, shape: torch.Size, options: LookupOptions
-) -> Tensor:
-    ids, rows = ids.reshape(-1), row_grad.reshape(-1, shape[1])
-    if options.alpha != 1.0:
-        rows = rows * options.alpha
-    for stopped in (options.stop_lookup, options.stop_both):
-        if stopped is not None:
-            rows = rows.masked_fill((ids == stopped)[:, None], 0)
-    if table_grad is None:
-        table_grad = rows.new_zeros(shape)
-    elif not table_grad.is_contiguous():
-        table_grad = table_grad.contiguous()  # an expanded gradient has no memory of its own to add into
-    if options.record is not None:
-        ids, rows = _distinct(ids, rows)
-        options.record.add(ids, rows)
-    return table_grad.index_add_(0, ids, rows.to(table_grad.dtype))
 
 
 def _distinct(ids: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

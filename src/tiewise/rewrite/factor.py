@@ -111,29 +111,31 @@ def factor(
     widest = max(table.shape[1] for table in ends.tables)
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
-    made: list[tuple[Factored, Fit]] = []
+    made: list[Factored] = []
     notes: list[str] = []
+    moves: list[tuple[float, float]] = []  # of each table: largest change of a logit, and of a row
     for table in ends.tables:
         name, width = short(table.name), table.shape[1]
         needs = size(memory_needed(width, rank))
         with doing(f"decomposing {name} (needs {needs} of memory)", table.nbytes):
             factored = low_rank(table, rank)
         with doing(f"measuring {name}", table.nbytes):
-            fit = factored.measured()
-        if not np.isfinite(fit.errors).all():
+            errors, norms, logits = factored.measured()
+        if not np.isfinite(errors).all():
             what = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
             raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
-        made.append((factored, fit))
+        made.append(factored)
+        moves.append((logits, float(errors.max(initial=0.0) ** 0.5)))
         least = f"(the least that is possible: {factored.optimum:.4g})"
-        notes.append(f"{name}: relative error {fit.relative():.4g} at rank {rank} of {width} {least}")
+        notes.append(f"{name}: relative error {relative(errors, norms):.4g} at rank {rank} of {width} {least}")
         for label, its in groups:
-            error = f"relative error {fit.relative(its):.4g}"
+            error = f"relative error {relative(errors[its], norms[its]):.4g}"
             notes.append(f"{name}: {int(its.sum()):,} tokens seen {label} times: {error}")
     if ends.spare:
         notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
 
-    put = [NewTensor(f.table.name, f.table.dtype, (f.table.rows, rank), f.table.path.name, f.pieces) for f, _ in made]
-    (lookup, moved), (head, changed) = made[0], made[-1]
+    put = [NewTensor(f.table.name, f.table.dtype, (f.table.rows, rank), f.table.path.name, f.pieces) for f in made]
+    lookup, head = made[0], made[-1]
     maps = {f"{module_of(ends.input.name)[0]}.in_map": (lookup.table, lookup.map)}
     maps[f"{ends.head}.out_map"] = (head.table, head.map.T)
     for name, (table, values) in maps.items():
@@ -144,7 +146,7 @@ def factor(
     config["architectures"] = [OWN_PREFIX + name for name in classes]
     how = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
     return Change(
-        Moved(changed.logits, float(moved.errors.max(initial=0.0) ** 0.5), how),
+        Moved(moves[-1][0], moves[0][1], how),
         drop=frozenset(table.name for table in ends.spare),
         put=tuple(put),
         config=config,
@@ -157,18 +159,10 @@ def memory_needed(width: int, rank: int) -> int:
     return 8 * (WORK_MATRICES * width * width + 2 * width * rank) + 3 * GRAM_BYTES
 
 
-@dataclass(frozen=True)
-class Fit:
-    """How far a product of stored factors lies from its table."""
-
-    errors: NDArray[np.float64]  # squared length of each row's error [V]
-    norms: NDArray[np.float64]  # squared length of each row [V]
-    logits: float  # largest change of a logit at the hidden vectors of `change`
-
-    def relative(self, chosen: NDArray[np.bool_] | slice = slice(None)) -> float:
-        """Frobenius norm of the error over that of the table, of the chosen rows."""
-        norm = float(self.norms[chosen].sum())
-        return float(self.errors[chosen].sum() / norm) ** 0.5 if norm else 0.0
+def relative(errors: NDArray[np.float64], norms: NDArray[np.float64]) -> float:
+    """Frobenius norm of an error over that of its table, from the squared lengths of rows."""
+    norm = float(norms.sum())
+    return float(errors.sum() / norm) ** 0.5 if norm else 0.0
 
 
 @dataclass(frozen=True)
@@ -188,8 +182,7 @@ class Factored:
     def optimum(self) -> float:
         """Relative Frobenius error of the best approximation of this rank, before any rounding to a stored type."""
         squares = np.square(self.singular)
-        total = float(squares.sum())
-        return (float(squares[self.basis.shape[1] :].sum()) / total) ** 0.5 if total else 0.0
+        return relative(squares[self.basis.shape[1] :], squares)
 
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray]]:
         """Yield (rows of W [., D], rows of the narrow table [., k]), a few MB at a time; progress in bytes read."""
@@ -204,8 +197,12 @@ class Factored:
         """Yield the bytes of the narrow table."""
         return (narrow.tobytes() for _, narrow in self.chunks())
 
-    def measured(self) -> Fit:
-        """Hold the factors against their table."""
+    def measured(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        """Hold the factors against their table.
+
+        Returns:
+            (squared length of each row's error [V], of each row [V], largest change of a logit at the hidden vectors).
+        """
         back = self.map.astype(np.float64).T
         probes = hidden_vectors(self.table.shape[1]).T
         errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
@@ -215,7 +212,7 @@ class Factored:
                 errors.append(np.square(error).sum(axis=1))
                 norms.append(np.square(rows).sum(axis=1))
                 logits = max(logits, float(np.abs(error @ probes).max(initial=0.0)))
-        return Fit(np.concatenate(errors), np.concatenate(norms), logits)
+        return np.concatenate(errors), np.concatenate(norms), logits
 
 
 def low_rank(table: Stored, rank: int) -> Factored:

@@ -21,7 +21,6 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -124,9 +123,11 @@ def resize(
     config: dict[str, int] = {}
     if facts.folder.config is not None:
         level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
-        # every key that gives the old size gives the new one; where none does, that of the vocabulary's level
-        paths = tuple(_size_keys(facts.config, rows)) or (f"{level}.vocab_size".lstrip("."),)
-        config = dict.fromkeys(paths, count)
+        # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that
+        # of the vocabulary's level
+        leaves = _leaves(facts.config)
+        paths = [p for p, n in leaves if n == rows and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
+        config = dict.fromkeys(paths or [f"{level}.vocab_size".lstrip(".")], count)
     return Change(KEPT, put=tuple(put), config=config, notes=(*notes, *left_to_do))
 
 
@@ -164,8 +165,12 @@ def _new_count(
         fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
         raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
     own = facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0
-    generation = facts.generation if isinstance(facts.generation, Mapping) else {}
-    named = max((n for record in (facts.config, generation) for n in _token_ids(record) if n < rows), default=-1)
+    named = -1  # the largest id that a config names as a token, at any level
+    for record in (facts.config, facts.generation if isinstance(facts.generation, Mapping) else {}):
+        for path, found in _leaves(record):
+            if path.endswith(("token_id", "token_ids", "token_index")):
+                ids = found if isinstance(found, list) else [found]
+                named = max([named, *(n for n in ids if type(n) is int and n < rows)])
     needed = max(own, given, named + 1)
     if wanted < needed:
         fix = f"choose {needed:,} or more"
@@ -173,23 +178,13 @@ def _new_count(
     return wanted
 
 
-def _token_ids(record: Mapping[str, Any]) -> Iterator[int]:
-    """Ids that a config names as tokens, at any level."""
-    for key, value in record.items():
-        if isinstance(value, Mapping):
-            yield from _token_ids(value)
-        elif isinstance(key, str) and key.endswith(("token_id", "token_ids", "token_index")):
-            found = value if isinstance(value, list) else [value]
-            yield from (number for number in found if type(number) is int and number >= 0)
-
-
-def _size_keys(config: Mapping[str, Any], rows: int) -> Iterator[str]:
-    """The dotted path of every key at any level that gives `rows` as the size of a vocabulary."""
+def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of everything in a config, at any level."""
     for key, value in config.items():
         if isinstance(value, Mapping):
-            yield from (f"{key}.{path}" for path in _size_keys(value, rows))
-        elif isinstance(key, str) and key.endswith("vocab_size") and key != "type_vocab_size" and value == rows:
-            yield key  # a type is one of BERT's segments
+            yield from ((f"{key}.{path}", leaf) for path, leaf in _leaves(value))
+        else:
+            yield str(key), value
 
 
 def _lengths(table: Stored) -> NDArray[np.float64]:
@@ -218,34 +213,29 @@ def new_rows(
 
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
-    blocks = iter(range(-(-count // NEW_BLOCK)))
+    blocks, n = -(-count // NEW_BLOCK), int(used.sum())
     width = part.shape[1] if len(part.shape) == 2 else 1
-    while group := list(islice(blocks, max(1, sum_bytes // (8 * NEW_BLOCK * width)))):
-        for block, rows in zip(group, _drawn(part, used, group, seed), strict=True):
-            yield rows[: count - block * NEW_BLOCK].reshape(-1, *part.shape[1:])
-
-
-def _drawn(part: Stored, used: NDArray[np.bool_], group: list[int], seed: int) -> NDArray[np.float64]:
-    """New rows of the blocks in `group`, [len(group), 256, E], from one reading of `part`."""
-    width = part.shape[1] if len(part.shape) == 2 else 1
-    sums = np.zeros((len(group), NEW_BLOCK, width))  # Σ gᵢ xᵢ
-    weights = np.zeros((len(group), NEW_BLOCK, 1))  # Σ gᵢ
-    total = np.zeros(width)
-    with Reader(part) as reader:
-        for block, start in enumerate(range(0, part.rows, OLD_BLOCK)):
-            inside = used[start : start + OLD_BLOCK]
-            if not inside.any():
-                continue
-            rows = reader.wide(start, start + OLD_BLOCK).reshape(len(inside), width)[inside]
-            total += rows.sum(axis=0, dtype=np.float64)
-            for at, new in enumerate(group):
-                g = np.random.default_rng([seed, new, block]).standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)
-                g = g[: len(inside)][inside]
-                sums[at] += g.T @ rows
-                weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
-    n = int(used.sum())
-    mean = total / n
-    sums -= weights * mean
-    sums /= max(1, n - 1) ** 0.5
-    sums += mean
-    return sums
+    at_once = max(1, sum_bytes // (8 * NEW_BLOCK * width))
+    for first in range(0, blocks, at_once):  # each with one reading of the part
+        group = range(first, min(first + at_once, blocks))
+        sums = np.zeros((len(group), NEW_BLOCK, width))  # Σ gᵢ xᵢ
+        weights = np.zeros((len(group), NEW_BLOCK, 1))  # Σ gᵢ
+        total = np.zeros(width)
+        with Reader(part) as reader:
+            for old, start in enumerate(range(0, part.rows, OLD_BLOCK)):
+                inside = used[start : start + OLD_BLOCK]
+                if not inside.any():
+                    continue
+                rows = reader.wide(start, start + OLD_BLOCK).reshape(len(inside), width)[inside]
+                total += rows.sum(axis=0, dtype=np.float64)
+                for at, new in enumerate(group):
+                    g = np.random.default_rng([seed, new, old]).standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)
+                    g = g[: len(inside)][inside]
+                    sums[at] += g.T @ rows
+                    weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
+        mean = total / n
+        sums -= weights * mean
+        sums /= max(1, n - 1) ** 0.5
+        sums += mean
+        for new, made in zip(group, sums, strict=True):
+            yield made[: count - new * NEW_BLOCK].reshape(-1, *part.shape[1:])

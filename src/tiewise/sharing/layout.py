@@ -129,42 +129,40 @@ def _is_matrix(module: nn.Module) -> bool:
     return any(value.ndim > 1 for value in module.parameters(recurse=False))
 
 
-def _kind(stack: str, path: str) -> str:
-    return "attention" if _MIXES.search(f"{stack.rpartition('.')[2]}.{path}") else "ffn"
-
-
 def _parts(stack: str, layer: nn.Module, calls: list[_Call], norm_first: bool) -> dict[str, str]:
     """What each parameter of a layer is of: attention, ffn, or own (neither's)."""
+    kinds = {  # of the modules with a matrix
+        path: "attention" if _MIXES.search(f"{stack.rpartition('.')[2]}.{path}") else "ffn"
+        for path, module in layer.named_modules(remove_duplicate=False)
+        if path and _is_matrix(module)
+    }
     place = {call.path: index for index, call in enumerate(calls)}
-    mixes = {call.path: _kind(stack, call.path) for call in calls if _is_matrix(call.module)}
     parts = {}
     for name, _ in layer.named_parameters(remove_duplicate=False):
         path = name.rpartition(".")[0]
-        if not path:
-            parts[name] = "own"
-        elif _is_matrix(layer.get_submodule(path)):
-            parts[name] = _kind(stack, path)
+        if path in kinds:
+            parts[name] = kinds[path]
         elif _MIXES.search(path.rpartition(".")[0]):
             parts[name] = "attention"
         else:
-            parts[name] = _norm_part(calls, place[path], mixes, norm_first) if path in place else "own"
+            called = path and path in place
+            parts[name] = _norm_part(calls, place[path], kinds, norm_first) if called else "own"
     return parts
 
 
-def _norm_part(calls: list[_Call], place: int, mixes: dict[str, str], norm_first: bool) -> str:
+def _norm_part(calls: list[_Call], place: int, kinds: dict[str, str], norm_first: bool) -> str:
     """Which of the two a norm belongs to."""
     norm = calls[place].wrote
+    matrices = [(call.read, kinds[call.path]) for call in calls if call.path in kinds]
     if norm_first and norm is not None:
-        alike = [(call, call.read) for call in calls if call.path in mixes and call.read is not None]
-        alike = [(call, read) for call, read in alike if read.numel() == norm.numel()]
+        reads = [(x, kind) for x, kind in matrices if x is not None and x.numel() == norm.numel()]
         # two norms may give equal values, as new ones do; a cast gives another tensor
-        same = {mixes[call.path] for call, read in alike if read.data_ptr() == norm.data_ptr()}
-        readers = same or {mixes[call.path] for call, read in alike if torch.equal(read.flatten(), norm.flatten())}
+        same = {kind for x, kind in reads if x.data_ptr() == norm.data_ptr()}
+        readers = same or {kind for x, kind in reads if torch.equal(x.flatten(), norm.flatten())}
         if readers:
             return readers.pop() if len(readers) == 1 else "own"
-    before = [mixes[call.path] for call in calls[:place] if call.path in mixes]
-    after = [mixes[call.path] for call in calls[place:] if call.path in mixes]
-    return (before[-1:] or after[:1] or ["own"])[0]
+    before = sum(call.path in kinds for call in calls[:place])  # the matrix that ran before it, else the first behind
+    return matrices[max(0, before - 1)][1] if matrices else "own"
 
 
 # what they share
@@ -172,8 +170,7 @@ def _norm_part(calls: list[_Call], place: int, mixes: dict[str, str], norm_first
 ENTRY = "tiewise_sharing"
 
 
-@dataclass(frozen=True)
-class Same:
+class Same(NamedTuple):
     """Parameters `names` (of a layer) that layer i has in common with layer `layers[i]`."""
 
     layers: tuple[int, ...]
@@ -182,10 +179,8 @@ class Same:
     @property
     def groups(self) -> list[list[int]]:
         """Layers that share, two or more each."""
-        found: dict[int, list[int]] = {}
-        for layer, source in enumerate(self.layers):
-            found.setdefault(source, []).append(layer)
-        return [group for group in found.values() if len(group) > 1]
+        found = [[i for i, of in enumerate(self.layers) if of == source] for source in sorted(set(self.layers))]
+        return [group for group in found if len(group) > 1]
 
 
 @dataclass(frozen=True)
@@ -209,9 +204,7 @@ class Layout:
         fix = "save the model again with tiewise"
         try:
             stacks = {
-                str(name): tuple(
-                    Same(tuple(map(int, same["layers"])), tuple(map(str, same["names"]))) for same in found
-                )
+                str(name): tuple(Same(tuple(map(int, s["layers"])), tuple(map(str, s["names"]))) for s in found)
                 for name, found in value["stacks"].items()
             }
             spec = SharingSpec.parse(str(value["spec"]))

@@ -68,14 +68,12 @@ class Shared:
             return
         for stack, found in layout.stacks.items():
             layers = _layers(self.model, stack, found)
-            places = [
-                (*_owner(layers[layer], name), bool(position))
-                for same in found
-                for group in same.groups
-                for name in same.names
-                for position, layer in enumerate(group)
+            shared = [
+                (name, layer) for same in found for group in same.groups for name in same.names for layer in group
             ]
-            for owner, leaf, again in places:
+            kept: set[int] = set()
+            for name, layer in shared:
+                owner, leaf = _owner(layers[layer], name)
                 old = getattr(owner, leaf)
                 own = old.detach()
                 if is_relaxed(owner):
@@ -83,10 +81,11 @@ class Shared:
                     own = own + (difference.T if isinstance(owner, Conv1D) else difference)
                     del owner.delta_in, owner.delta_out
                     owner.__class__ = owner.plain_class
-                elif again:
+                elif id(old) in kept:
                     own = own.clone()
-                else:
-                    continue  # the first of those that share keeps the parameter
+                else:  # the first of those that share keeps the parameter
+                    kept.add(id(old))
+                    continue
                 setattr(owner, leaf, nn.Parameter(own, requires_grad=old.requires_grad))
             del layers._tied_weights_keys
         forget(self.model, ENTRY)
@@ -207,13 +206,12 @@ def _share(layers: Any, group: list[int], name: str, rank: int, values: str | No
 
 
 class _Relaxed:
-    """What a linear map does once it has a difference of its own."""
+    """A linear map [..., in] → [..., out] through the shared matrix and the layer's own difference."""
 
     delta_in: Tensor
     delta_out: Tensor
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Rows [..., in] → [..., out], through the shared matrix and the layer's own difference."""
         shared: Tensor = super().forward(hidden)  # type: ignore[misc]
         return shared + F.linear(F.linear(hidden, self.delta_in), self.delta_out)
 

@@ -49,7 +49,7 @@ def alignment_of(
         curves.append(Curve(
             "Spectra of both tables", tuple(range(1, len(kept) + 1)), kept, which=end, along="direction",
             unit="singular value", log=True, log_x=True,
-            why="Less the mean row. A level line fills all directions evenly, a steep one few.",
+            why="Less the mean row. A steep line fills few directions.",
         ))  # fmt: skip
     for space in found.subspaces:
         over = "tokens" if space.side == "left" else "coordinates"

@@ -22,8 +22,8 @@ from tiewise.inspection.section import section
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"
 PARTS = (
-    "On the most frequent tokens, all others as one state. Irreversibility is what no symmetric logits of any width "
-    "can avoid, definiteness what W Wᵀ pays beyond, rank what the width costs."
+    "Frequent tokens, all others as one. No symmetric logits avoid irreversibility; definiteness is what W Wᵀ pays "
+    "beyond, rank what its width costs."
 )
 Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
 
@@ -102,27 +102,27 @@ def bigrams_of(
         f"largest gradient left by the fits: {left:.1g}",
     ]
     further = (
-        ("entropy behind a known token", chain.entropy, "as counted: too low where pairs are rare"),
+        ("entropy behind a known token", chain.entropy, "too low where pairs are rare"),
         ("frequent tokens: entropy", parts.entropy, ""),
         ("frequent tokens: irreversibility", parts.irreversibility, "as counted"),
-        ("frequent tokens: definiteness", parts.definiteness, "what W Wᵀ costs beyond, at full width"),
-        ("frequent tokens: rank, tied", parts.tied_rank, f"what width {width} costs beyond"),
+        ("frequent tokens: definiteness", parts.definiteness, "of W Wᵀ at full width"),
+        ("frequent tokens: rank, tied", parts.tied_rank, f"of width {width}"),
         ("frequent tokens: rank, untied", parts.untied_rank, ""),
         ("frequent tokens: best tied path", parts.tied.nll, ""),
         ("frequent tokens: best untied path", parts.untied.nll, ""),
         ("frequent tokens: own path", own_reduced, ""),
     )
-    held_out, pays = whole.held_out, "a symmetric one, as a tied model's, pays for it at any width"
+    held_out, pays = whole.held_out, "a symmetric one, as a tied model's, pays at any width"
     return Found(
-        answer=pays if held_out.low > 0 else "nothing that can be told from chance in this text",
+        answer=pays if held_out.low > 0 else "nothing told from chance in this text",
         quantities=(
             Quantity.of_estimate(
                 "irreversibility", held_out, unit=NATS,
-                why="what symmetric logits cost: guessed from other parts of the text, too low on average",
+                why="what symmetric logits cost, guessed from other parts: too low on average",
             ),
             Quantity(
                 "… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False,
-                why="too high on average; chance: directions tossed by a coin",
+                why="too high on average; chance: tossed directions",
             ),
             Quantity.of_estimate("own direct path pays", own, unit=NATS),
             Quantity("a bias alone pays", unigram, unit=NATS),

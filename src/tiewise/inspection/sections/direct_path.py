@@ -63,7 +63,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     quantities = [
         Quantity(
             f"asymmetry {kind}", asymmetry(g)[1], chance=2.0, unit=ASYMMETRY, main=kind == APPLIED,
-            figure="Asymmetry of the direct path", why="0 symmetric, 2 as two unrelated tables, 4 antisymmetric",
+            figure="Asymmetry of the direct path", why="0 symmetric, 2 unrelated tables, 4 antisymmetric",
         )
         for kind, g in kinds.items()
     ]  # fmt: skip
@@ -71,7 +71,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
         quantities.append(Quantity(f"‖M‖² {kind}", asymmetry(g)[0], unit="squared logits", main=False))
     for kind in (APPLIED, CENTRED):
         values, first = eigenvalues(kinds[kind]).tolist() or [0.0], kind == APPLIED
-        where, why = "" if first else f", {kind}", "of the symmetric part: none in W Wᵀ, half in two unrelated tables"
+        where, why = "" if first else f", {kind}", "none in W Wᵀ, half in two unrelated tables"
         share = sum(v * v for v in values if v < 0) / (sum(v * v for v in values) or 1.0)
         quantities += [
             Quantity(f"energy of eigenvalues below 0{where}", share, unit="%", main=first, why=why),
@@ -82,7 +82,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
         ]
     quantities += own
     orders, figure = word_orders(path, words, ids), "Requested pairs: logits"
-    why = "one logit both ways on a symmetric path; each row has its own normaliser, so that probabilities differ"
+    why = "on a symmetric path one logit both ways, but two probabilities"
     for order, said in orders.items():
         quantities.append(Quantity(order, said.logit, unit="logit", main=False, figure=figure, why=why))
     for order, said in orders.items():

@@ -81,7 +81,7 @@ def first_mlp_of(
     change, of_block = found[-1][0], sum(p.numel() for p in block.parameters.values())
     table, model = path.input.rows * path.input.width, sum(p.numel() for p in opened.model.parameters())
     cost = f"{of_block / table:.0%} of one table, {of_block / model:.0%} of the model"
-    means = "less row and column means, which the normaliser and a bias can take up"
+    means = "less row and column means"
     return Found(
         answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
         quantities=(

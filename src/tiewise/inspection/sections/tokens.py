@@ -104,7 +104,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
             if kind == FREQUENCY:
                 lengths.append(Curve.through(
                     "Length of rows by token frequency", band, along="times the text has the token", ticks=of.labels,
-                    unit="row norm", which=name, why="Medians; half of a bin's tokens lie inside the band.",
+                    unit="row norm", which=name, why="Medians, with half of the tokens inside the band.",
                 ))  # fmt: skip
         quantities += directions(name, table, sums, seed, main=correlations is None)
         if isinstance(table, StoredTable):
@@ -119,8 +119,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
             ("tokens",) if often is None else BINS, _worth_naming(planes[0], labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance, whose signs mean nothing. Distances are true as far "
-            "as these two hold the variance.",
+            why=f"{many} along the directions of largest variance; their signs mean nothing.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -146,7 +145,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         Curve(
             "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
             along="leading directions", unit="%", which=which, log_x=True,
-            why="Share of the rows' variance in the first directions; far above the Gaussian's, few of them matter.",
+            why="Share of the rows' variance; far above the Gaussian's, few directions matter.",
         )
         for which, shares in filled.items()
     )  # fmt: skip
@@ -180,7 +179,7 @@ def _norms_of_groups(
 
 def _answer(by_count: dict[str, Score]) -> str:
     if not by_count:
-        return "without a text, only where they point and which say little"
+        return "without a text: directions, and rows that say little"
     sides: dict[str, list[str]] = {}
     for name, score in by_count.items():
         if abs(score.estimate.value) > 1.96 * score.deviation:
@@ -205,7 +204,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=p,
         question="Do norms follow frequency alike at both ends?", above=TWO,
-        why="above zero norms follow frequency more at one end, and one table has one norm a row",
+        why="above zero: more at one end, where one table has one norm a row",
     )  # fmt: skip
 
 

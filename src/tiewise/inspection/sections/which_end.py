@@ -100,7 +100,7 @@ def across(
         stored = next((s for s in alignment.scores if (s.measure, s.view) == (IDENTITY, CENTRED)), None)
         if stored is not None and stored.estimate.low > KIN:
             cosine = plain(stored.estimate.value, 3)
-            kin.append(f"{name}: a cosine of {cosine} as they stand: one start, and every score contains that")
+            kin.append(f"{name}: a cosine of {cosine} as they stand: one start, which every score contains")
     small = {
         "tokens in both vocabularies": len(every),
         "tokens left out": len(every) - len(pairs),
@@ -150,7 +150,7 @@ def _leans(leans: tuple[Lean, ...], table: str, other: str) -> Iterator[Quantity
             )  # fmt: skip
         yield Quantity.of_estimate(
             f"output − input, {name}", lean.difference, chance=0.0, unit=unit, main=centred,
-            figure=apart if centred else "", why="above zero it is closer to the output; bootstrap over tokens",
+            figure=apart if centred else "", why="above zero: closer to the output",
         )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
         answer = f"it {_side(found, told[0].toward)}" if told else "no model to compare"
         answer += f" {spelled(told[0].measure)}" if told and told[0].toward != NOT_KNOWN else ""
     elif found.counted is None:
-        rest = "how much of that is frequency is not known, as the training text is not there"
+        rest = "without the training text, how much is frequency is not known"
         answer = f"it {_side(found, toward(whole.corrected['difference']))}; {rest}"
     else:
         side, rest = _side(found, toward(whole.corrected["difference"])), ""
@@ -173,7 +173,7 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
             rest = _side(found, toward(curve.corrected["difference"]))
         answer = f"it {side}, with frequency taken out too"
         if rest != side:
-            rest = f"it {rest}" if rest else "training again finds too little of the tables to say"
+            rest = f"it {rest}" if rest else "too little is found again to say"
             answer = f"it {side}; with frequency taken out {rest}"
     notes = [f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"]
     if found.counted is not None:
@@ -181,7 +181,7 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
     stored = found.leaning(arm, IDENTITY, SAME_SEED)
     if stored is not None and stored.input.value > KIN:
         cosine = plain(stored.input.value, 2)
-        notes.append(f"of one seed both start from one input table: rows still have a cosine of {cosine}")
+        notes.append(f"of one seed, which share a start, rows still have a cosine of {cosine}")
     pairs = tuple(
         (f"{arm} {a}, {found.untied} {b}", leaning.measure, plain(first, 6), plain(second, 6))
         for leaning in found.leanings
@@ -205,7 +205,7 @@ def _side(found: OverSeeds, side: str) -> str:
 def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Quantity]:
     leanings, untied = [x for x in found.leanings if x.arm == arm], found.untied
     # what it has in common with either table, as a share of what each reaches with itself, trained again
-    why = "CKA corrected for attenuation: 1 is the same but for noise and a rotation, 0 unrelated"
+    why = "CKA corrected for attenuation: 1 the same but for noise and rotation"
     for leaning in leanings:
         for end, score in leaning.corrected.items():
             name = f"corrected, {spelled(leaning.measure)}"
@@ -231,9 +231,9 @@ def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Qua
     # every difference; where it could be corrected, that is the one to read first
     corrected = any("difference" in x.corrected for x in told)
     for leaning in leanings:
-        why = "above zero it is closer to the output"
+        why = "above zero: closer to the output"
         if leaning.seeds == SAME_SEED:
-            why += "; of one seed both start from one input table, so that this is not what they learned"
+            why += "; of one seed both start from one input table"
         yield Quantity.of_estimate(
             f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, why=why,
             main=not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA),
