@@ -59,7 +59,7 @@ def main() -> None:
         nll = float(losses.mean())
         print(
             f"{arm:12} {count_parameters(model):9,} parameters  {find_tied(nnx.state(model, nnx.Param), VOCAB)}\n"
-            f"{'':12} held-out nll {nll:.4f}, perplexity {math.exp(nll):.1f}, "
+            f"{'':12} validation nll {nll:.4f}, perplexity {math.exp(nll):.1f}, "
             f"{fitting.timed * recipe.batch * recipe.length / fitting.seconds:,.0f} tokens/s"
         )
 

@@ -31,7 +31,7 @@ def test_a_comparison(text, tmp_path, capfd):
     assert found.finding.partition(":")[0] in found._repr_html_()
     out, err = capfd.readouterr()
     assert out == ""
-    assert "4/4 untied seed 2: held-out nll" in err
+    assert "4/4 untied seed 2: validation nll" in err
     assert tiewise.compare(tmp_path / "run", resume=True, quiet=True) == found
     assert capfd.readouterr() == ("", "")
 

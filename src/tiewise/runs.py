@@ -10,8 +10,7 @@ from typing import Any, TypeVar
 from tiewise.core.errors import RunError
 from tiewise.report.comparison_page import write_report
 from tiewise.training import ranks
-from tiewise.training.compare import finish, finish_one, start
-from tiewise.training.display import Display
+from tiewise.training.compare import Display, finish, finish_one, start
 from tiewise.training.folder import locked
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe

@@ -70,7 +70,7 @@ def test_what_transformers_cannot_load_is_exported_beside_it(compare, tmp_path, 
 def test_a_comparison_leaves_a_report_and_results_and_models_that_load_without_us(compare, tmp_path):
     said = compare("--arms=tied,untied,factored:8", "--seeds=1", "--out=run")
     assert said.code == 0
-    assert re.search(r"held-out nll +\d\.\d{4}", said.out)
+    assert re.search(r"validation nll +\d\.\d{4}", said.out)
     assert "report: run/report.html" in said.out
     lines = said.err.splitlines()
     assert lines[0].startswith("text: text.txt; bytes tokens: train ")
@@ -112,7 +112,7 @@ def test_json_is_one_object_on_stdout_and_nothing_else(compare, tiewise, text):
 def test_quiet_leaves_the_result(compare):
     said = compare("--arms=tied,untied", "--seeds=1", "--quiet")
     assert said.err == ""
-    assert "held-out nll" in said.out
+    assert "validation nll" in said.out
     assert "report: runs/compare/report.html" in said.out
 
 
@@ -126,7 +126,7 @@ def test_no_terminal_no_bars_and_no_colour(compare):
 def test_training_one_model(tiewise, text, tmp_path):
     said = tiewise("train", "-t", text, *TINY, "-b", "factored:8+bias", "--seed=4", "--out=run")
     assert said.code == 0
-    assert re.match(r"held-out nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
+    assert re.match(r"validation nll \d\.\d{4} \(perplexity [\d.]+, \d\.\d{3} bits per byte\), training nll", said.out)
     assert said.out.splitlines()[-1] == "model: run/factored-8+bias/seed-4/final; it loads with tiewise.load"
     assert not (tmp_path / "run" / "factored-8+bias" / "seed-4" / "dense").exists()  # Llama's head has no bias
     assert (tmp_path / "run" / "factored-8+bias" / "seed-4" / "final" / "model.safetensors").is_file()

@@ -14,9 +14,8 @@ from launched import ended, launch
 from transformers import AutoModelForCausalLM
 
 from tiewise.boundary.install import install
-from tiewise.core.frequency import token_counts
 from tiewise.data.corpus import load_prepared
-from tiewise.training.evaluate import measure
+from tiewise.training.kinds.decoder import measure
 
 pytestmark = pytest.mark.slow
 LONG = ["--steps=400", "--arms=tied", "--seeds=1"]
@@ -27,7 +26,7 @@ def results(folder, count, *arguments):
     (code, out, err), *others = ended(launch(folder, count, "compare", "-t", "text.txt", *TINY, *arguments, "--json"))
     assert code == 0, err
     assert others == [(0, "", "")] * (count - 1)
-    assert err.count("held-out nll") == len(json.loads(out)["runs"])
+    assert err.count("validation nll") == len(json.loads(out)["runs"])
     return json.loads(out)
 
 
@@ -72,8 +71,7 @@ def test_held_out_text_is_measured_once_and_whole(tmp_path, text):
     run = results(tmp_path, 2, "--arms=tied", "--seeds=1", "--out=run")["runs"][0]
     data = load_prepared(tmp_path / "run" / "data")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "tied" / "seed-1" / "final")
-    counts = token_counts(data.split("train"), data.vocab)
-    alone = measure(install(model), data.split("heldout"), 16, counts)
+    alone = measure(install(model), data.split("heldout"), 16, data.counts)
     assert run["heldout_nll"] == pytest.approx(alone.nll, abs=1e-6)
     assert sum(item["tokens"] for item in run["frequency"]) == alone.tokens
     assert np.isfinite(alone.nll)

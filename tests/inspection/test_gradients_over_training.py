@@ -16,8 +16,7 @@ from tiewise.core.errors import RunError
 from tiewise.inspection.request import comparison_of
 from tiewise.inspection.section import NotHere
 from tiewise.inspection.sections.gradients_over_training import found_of, gradients_over_training_of, logged_paths
-from tiewise.training.compare import finish, start
-from tiewise.training.display import Display
+from tiewise.training.compare import Display, finish, start
 from tiewise.training.folder import folder_name
 from tiewise.training.kinds import decoder
 from tiewise.training.results import Comparison, CurvePoint, RunResult

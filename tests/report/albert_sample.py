@@ -16,7 +16,7 @@ PAIRS, TOKENS = 640, 9_800
 
 
 def albert_comparison(arms=ARMS, seeds=(1, 2, 3), *, objective="sop", nll=NLL):
-    """`nll` gives the held-out nll by sharing."""
+    """`nll` gives the validation nll by sharing."""
     template = sample_comparison(demo=False)
     runs = [_run(arm, seed, objective, nll, template.runs[0]) for arm in arms for seed in seeds]
     setting = {"model": "albert", "width": 128, "layers": 4, "steps": 800, "objective": objective, "optimizer": "adamw"}

@@ -81,10 +81,10 @@ def test_a_row_for_each_arm_and_a_number_said_once():
     for arm in ("tied", "untied", "factored:64"):
         losses = [run.heldout_nll for run in comparison.of(arm)]
         mean, deviation = statistics.fmean(losses), statistics.stdev(losses)
-        assert rows[arm]["held-out nll"] == f"{mean:.4f} ± {deviation:.4f}"
+        assert rows[arm]["validation nll"] == f"{mean:.4f} ± {deviation:.4f}"
         assert rows[arm]["perplexity"] == f"{math.exp(mean):.2f}"
         assert rows[arm]["parameters"] == f"{comparison.of(arm)[0].total_parameters:,}"
-    assert rows["tied"]["held-out − tied"] == "–"
+    assert rows["tied"]["validation − tied"] == "–"
     one_seed = results(sample_comparison(seeds=(0,)))
     assert "tokens/s" not in one_seed.header
     assert "±" not in one_seed.rows[0][2]
@@ -97,7 +97,7 @@ def test_the_verdict_names_every_arm_by_what_was_detected(mean, low, said):
     equal = replace(d, arm="factored:64", mean=0.01, low=-0.01, detected=False)
     text = verdict(replace(sample, differences=[d, equal]))
     assert text == (
-        f"Against tied: held-out loss is {said} for untied by 0.2000 nats per token; no difference detected for "
+        f"Against tied: validation loss is {said} for untied by 0.2000 nats per token; no difference detected for "
         "factored:64."
     )
     unknown = verdict(replace(sample, differences=[replace(d, low=None, high=None)]))
@@ -114,7 +114,7 @@ def test_a_diverged_seed_leaves_the_word():
     sample = sample_comparison()
     bad = replace(sample.runs[0], heldout_nll=math.nan)
     first = found(replace(sample, runs=[bad, *sample.runs[1:]]))["tied"]
-    assert str(first["held-out nll"]) == "diverged"
+    assert str(first["validation nll"]) == "diverged"
 
 
 def shown(comparison, width=80):
@@ -145,6 +145,6 @@ def test_an_arm_is_never_markup():
 
 @pytest.mark.parametrize("module", ["tiewise.report.comparison_found", "tiewise.training.results"])
 def test_the_terminal_needs_neither_torch_nor_plotly(module):
-    code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy') if m in sys.modules])"
+    code = f"import sys, {module}; print([m for m in ('torch', 'plotly', 'scipy.special') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

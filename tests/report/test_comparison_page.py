@@ -114,7 +114,7 @@ def reach(trace, i):
 
 def test_forest_bars_reach_the_interval(sample):
     (panel,) = page_of.paired_differences(sample)
-    rows = ["untied · held-out", "factored:64 · held-out", "untied · training", "factored:64 · training"]
+    rows = ["untied · validation", "factored:64 · validation", "untied · training", "factored:64 · training"]
     assert list(panel.figure.layout.yaxis.ticktext) == rows
     trace, d = by_arm(panel)["factored:64"], sample.difference("factored:64", "train_nll")
     assert (list(trace.y), trace.x[1]) == ([1, 3], d.mean)

@@ -5,11 +5,9 @@ import signal
 import pytest
 
 from tiewise.core.errors import Interrupted
-from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import prepare
-from tiewise.training.compare import start
-from tiewise.training.display import Display
+from tiewise.training.compare import Display, start
 from tiewise.training.folder import locked
 from tiewise.training.run import train
 from tiewise.training.settings import Settings
@@ -19,15 +17,15 @@ LENGTH = 16
 gc.freeze()  # every Trainer collects garbage, and what torch and transformers hold at import never is any
 
 
-def prose(seed, paragraphs):
+def prose(paragraphs, known=150, each=40):
     """Paragraphs of made-up words, each of which tends to follow a few others, so that there is something to learn."""
-    draw = random.Random(seed)
-    words = ["".join(draw.choice("abcdefghijklmnop") for _ in range(draw.randint(2, 6))) for _ in range(150)]
+    draw = random.Random(0)
+    words = ["".join(draw.choice("abcdefghijklmnop") for _ in range(draw.randint(2, 6))) for _ in range(known)]
     after = {word: draw.sample(words, 4) for word in words}
     made = []
     for _ in range(paragraphs):
         line = [draw.choice(words)]
-        while len(line) < 40:
+        while len(line) < each:
             line.append(draw.choice(after[line[-1]]))
         made.append(" ".join(line))
     return "\n\n".join(made)
@@ -37,7 +35,7 @@ def prose(seed, paragraphs):
 def source(tmp_path_factory):
     """A text file of 30,000 characters."""
     path = tmp_path_factory.mktemp("source") / "text.txt"
-    path.write_text(prose(0, 150), encoding="utf-8")
+    path.write_text(prose(150), encoding="utf-8")
     return path
 
 
@@ -45,11 +43,6 @@ def source(tmp_path_factory):
 def text(source, tmp_path_factory):
     """The same as tokens, 300 of them in the vocabulary."""
     return prepare([str(source)], "bpe:300", tmp_path_factory.mktemp("tokens") / "data", length=LENGTH)
-
-
-@pytest.fixture(scope="session")
-def counts(text):
-    return token_counts(text.split("train"), text.vocab)
 
 
 @pytest.fixture(scope="session")
@@ -65,11 +58,11 @@ def tiny(source):
 
 
 @pytest.fixture(scope="session")
-def job(text, counts):
+def job(text):
     """Make the job of an arm on that text."""
 
     def make(settings, folder=None, arm="tied", **changes):
-        return Job(arm, BoundarySpec.parse(arm), settings, folder, text, counts, **changes)
+        return Job(arm, BoundarySpec.parse(arm), settings, folder, text, **changes)
 
     return make
 

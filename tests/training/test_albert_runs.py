@@ -11,7 +11,6 @@ from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
 from tiewise.core.errors import TiewiseError
-from tiewise.core.frequency import token_counts
 from tiewise.data.corpus import prepare
 from tiewise.data.sentence_pairs import MARKS
 from tiewise.data.training_rows import mark
@@ -58,12 +57,11 @@ def text(settings, tmp_path_factory):
 @pytest.fixture(scope="module")
 def job(text):
     """Make the job of an arm on that text."""
-    counts = token_counts(text.split("train"), text.vocab)
 
     def make(settings, folder=None, arm=None):
         made = replace(settings, arms=(arm or settings.arms[0],)).checked()
         name, spec = next(iter(made.specs().items()))
-        return Job(name, spec, made, folder, text, counts)
+        return Job(name, spec, made, folder, text)
 
     return make
 

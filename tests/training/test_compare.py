@@ -7,7 +7,7 @@ import pytest
 from tqdm import tqdm
 
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
-from tiewise.training import compare, display, short_trials
+from tiewise.training import compare, short_trials
 from tiewise.training.compare import finish, finish_one
 from tiewise.training.folder import saved_run
 from tiewise.training.results import Comparison
@@ -30,7 +30,7 @@ def test_a_comparison(tiny, tmp_path, lines):
     assert not found.demo
     assert [d.arm for d in found.direct_path] == list(arms)
     assert len(found.direct_path[0].logits) == len(found.direct_path[0].tokens) > 3
-    assert sum("held-out nll" in line for line in lines) == 6
+    assert sum("validation nll" in line for line in lines) == 6
 
 
 def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(tiny, tmp_path, lines, monkeypatch):
@@ -42,11 +42,11 @@ def test_one_bar_over_all_runs_which_takes_no_earlier_steps_for_its_own_speed(ti
             bars.append(self)
 
     out = lines.begin(tiny(seeds=2, steps=8, tune=True), tmp_path / "out")
-    monkeypatch.setattr(display, "tqdm", Recorded)
+    monkeypatch.setattr(compare, "tqdm", Recorded)
     monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
-    finish(out, display.Display(lines.append, bars=True))
+    finish(out, compare.Display(lines.append, bars=True))
     (out / "untied" / "seed-1" / "result.json").unlink()
-    finish(out, display.Display(lines.append, bars=True))
+    finish(out, compare.Display(lines.append, bars=True))
     whole = 2 * (3 * 2 + 2 * 8)
     assert [(bar.total, bar.n, bar.initial) for bar in bars] == [(whole, whole, 0), (whole, whole, whole - 8)]
 

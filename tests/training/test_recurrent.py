@@ -1,19 +1,18 @@
 """Recurrent training: step for step a plain model's, evaluation in one pass, and a resumed run that is the whole."""
 
 import math
-import random
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.training.conftest import differing
+from tests.training.conftest import differing, prose
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tiewise.core.errors import DataError, TiewiseError
-from tiewise.core.frequency import token_counts
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.word_corpus import prepare_words
 from tiewise.training.kinds import recurrent
@@ -29,28 +28,15 @@ BATCH, LENGTH, WIDTH = 4, 6, 10
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     folder = tmp_path_factory.mktemp("words")
-    draw = random.Random(0)
-    words = [f"w{i}" for i in range(40)]
-    after = {word: draw.sample(words, 3) for word in words}
-    for name, lines in (("train", 32), ("valid", 12), ("test", 14)):
-        rows = []
-        for _ in range(lines):
-            row = [draw.choice(words)]
-            while len(row) < 8:
-                row.append(draw.choice(after[row[-1]]))
-            rows.append(" ".join(row))
-        (folder / f"{name}.txt").write_text("\n".join(rows) + "\n")
+    rows = prose(58, known=40, each=8).split("\n\n")
+    for name, own in (("train", rows[:32]), ("valid", rows[32:44]), ("test", rows[44:])):
+        (folder / f"{name}.txt").write_text("\n".join(own) + "\n")
     return folder
 
 
 @pytest.fixture(scope="module")
 def words(corpus, tmp_path_factory):
     return prepare_words(str(corpus), tmp_path_factory.mktemp("prepared") / "data")
-
-
-@pytest.fixture(scope="module")
-def counted(job):
-    return job(None).counts
 
 
 def settings(**changes):
@@ -64,10 +50,9 @@ def settings(**changes):
 @pytest.fixture(scope="module")
 def job(words):
     """Make the job of an arm on these words."""
-    counts = token_counts(words.split("train"), words.vocab)
 
     def make(chosen, folder=None, arm="tied", **changes):
-        return Job(arm, BoundarySpec.parse(arm), chosen, folder, words, counts, **changes)
+        return Job(arm, BoundarySpec.parse(arm), chosen, folder, words, **changes)
 
     return make
 
@@ -155,25 +140,19 @@ def test_step_for_step_a_plain_model(arm, changes, exact, words, job, built, tmp
     torch.testing.assert_close(weight, other.body.weight_hh_l1, rtol=0, atol=exact)
 
 
-def test_one_pass_with_the_state_carried_is_the_whole_text_at_once(words, counted, built):
-    installed = built(settings())
-    tokens = words.split("heldout")
-    found = measure_streams(installed, tokens, counted, parallel=1)
-    ids = torch.from_numpy(tokens.astype(np.int64))
-    with torch.no_grad():
-        logits, _ = Plain(installed.model.eval(), True)(ids[None, :-1], None)
-    assert found.tokens == len(tokens) - 1
-    assert found.nll == pytest.approx(F.cross_entropy(logits[0].double(), ids[1:]).item(), abs=1e-6)
-    assert sum(b.tokens for b in found.bins) == found.tokens
-
-
 @pytest.mark.parametrize("at_once", [1, 7, 4096])
-def test_pieces_of_a_pass_change_nothing(at_once, words, counted, built, monkeypatch):
-    installed = built(settings())
-    whole = measure_streams(installed, words.split("heldout"), counted, parallel=3)
+@pytest.mark.parametrize("parallel", [1, 3])
+def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, built, monkeypatch):
     monkeypatch.setattr("tiewise.training.streams._AT_ONCE", at_once)
-    pieces = measure_streams(installed, words.split("heldout"), counted, parallel=3)
-    assert pieces.nll == pytest.approx(whole.nll, abs=1e-6)
+    installed, tokens = built(settings()), words.split("heldout")
+    found = measure_streams(installed, tokens, words.counts, parallel)
+    inputs, targets = side_by_side(tokens, parallel)
+    with torch.no_grad():
+        logits, _ = Plain(installed.model.eval(), True)(inputs, None)
+    assert found.tokens == sum(b.tokens for b in found.bins) == len(tokens) - 1
+    assert found.nll == pytest.approx(
+        F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten()).item(), abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(("count", "parallel"), [(2, 1), (2, 10), (11, 3), (12, 4), (100, 7)])
@@ -253,17 +232,13 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, built, tmp_path, 
     steps = run_steps(chosen, words, 1)
     installed = built(chosen)
 
-    class Nll:
-        def __init__(self, nll):
-            self.nll = nll
-
     @contextmanager
     def noted(path):
         kept.append(trainer.state.global_step)
         yield tmp_path / "best.pt"
 
-    monkeypatch.setattr(type(KIND), "measure", lambda *a, **k: Nll(0.0))
-    monkeypatch.setattr(recurrent, "measure_streams", lambda *a, **k: Nll(next(told)))
+    monkeypatch.setattr(type(KIND), "measure", lambda *a, **k: SimpleNamespace(nll=0.0))
+    monkeypatch.setattr(recurrent, "measure_streams", lambda *a, **k: SimpleNamespace(nll=next(told)))
     monkeypatch.setattr(recurrent, "written_whole", noted)
     trainer = KIND.trainer(job(chosen, tmp_path), installed)
     trainer.train()
@@ -276,13 +251,10 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, built, tmp_path, 
 
 
 def test_the_augmented_loss_is_trained_on_and_the_nll_is_logged(job, tmp_path):
-    results = {}
-    for augment in (0.0, 50.0):
-        chosen = settings(epochs=3, augment=augment, temperature=5.0, keep="last", anneal="epochs")
-        results[augment] = train(job(chosen, tmp_path / str(augment))).result
-    first = [results[a].curve[0].train_nll for a in (0.0, 50.0)]
-    assert first[0] == pytest.approx(first[1], abs=1e-5)  # the same model, before its first step
-    assert results[50.0].heldout_nll != pytest.approx(results[0.0].heldout_nll, abs=1e-4)
+    fixed = {"epochs": 3, "temperature": 5.0, "keep": "last", "anneal": "epochs"}
+    plain, own = (train(job(settings(augment=a, **fixed), tmp_path / str(a))).result for a in (0.0, 50.0))
+    assert own.curve[0].train_nll == pytest.approx(plain.curve[0].train_nll, abs=1e-5)  # before its first step
+    assert own.heldout_nll != pytest.approx(plain.heldout_nll, abs=1e-4)
 
 
 def test_what_a_run_leaves_loads_everywhere(words, job, tmp_path):
@@ -312,22 +284,14 @@ def test_recipes_are_settings_and_come_back(name, tmp_path):
 def test_parameters_are_those_of_the_papers():
     """With V = 10,000: Press & Wolf's small and large models, to the unit; two biases add 1,600 and 12,000."""
 
-    class Ten:
-        vocab = 10_000
-
     def total(name, arm, **more):
-        chosen = Settings.of({**recipe(name), "arms": (arm,), "text": ("c",), **more})
+        config = recurrent_config(Settings.of({**recipe(name), "arms": (arm,), "text": ("c",), **more}), 10_000)
         with torch.device("meta"):
-            config = recurrent_config(chosen, Ten.vocab)
             body = AutoModelForCausalLM.from_config(config)
-        tables = 2 if arm.startswith(("untied", "projected:untied")) else 1
+        tables = 2 if "untied" in arm else 1
         projection = config.last_hidden_size**2 if arm.startswith("projected") else 0
-        return (
-            sum(p.numel() for p in body.rnn.parameters())
-            + tables * 10_000 * config.last_hidden_size
-            + 10_000
-            + projection
-        )
+        layers = sum(p.numel() for p in body.rnn.parameters())
+        return layers + tables * 10_000 * config.last_hidden_size + 10_000 + projection
 
     small = [total("press-wolf-small", arm) for arm in recipe("press-wolf-small")["arms"]]
     assert small == [4_651_600, 2_651_600, 4_691_600, 2_691_600]
@@ -362,14 +326,9 @@ def test_what_cannot_be_is_one_line(changes, said):
 
 
 def test_every_share_that_is_dropped_reaches_its_place():
-    places = {
-        "dropout_embedding": "embedding_dropout",
-        "dropout_input": "input_dropout",
-        "dropout_between": "layer_dropout",
-        "dropout_output": "output_dropout",
-        "dropout_recurrent": "recurrent_dropout",
-        "weight_drop": "weight_dropout",
-    }
+    names = ("embedding", "input", "between", "output", "recurrent")
+    places = {f"dropout_{name}": f"{name.replace('between', 'layer')}_dropout" for name in names}
+    places["weight_drop"] = "weight_dropout"
     shares = {name: (i + 1) / 10 for i, name in enumerate(places)}
     config = recurrent_config(settings(**shares), 10)
     assert {name: getattr(config, place) for name, place in places.items()} == shares

@@ -13,25 +13,39 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tiewise.boundary.boundary import sound_std
 from tiewise.data.corpus import Blocks
 from tiewise.training import trainer
-from tiewise.training.evaluate import measure
 from tiewise.training.kinds import decoder
-from tiewise.training.run import finished
+from tiewise.training.kinds.decoder import measure
+from tiewise.training.run import direct_path, finished
 
 
-def test_what_a_run_leaves(trained, tiny, tmp_path):
-    outcome = trained(tiny(), tmp_path / "run")
-    assert {p.name for p in (tmp_path / "run").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
-    assert finished(tmp_path / "run") == outcome
+@pytest.fixture(scope="module")
+def whole(trained, tiny, tmp_path_factory):
+    """(folder, outcome) of an undisturbed run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return folder, trained(tiny(), folder)
+
+
+def test_what_a_run_leaves(text, job, whole, trained, tiny, monkeypatch):
+    folder, outcome = whole
+    assert {p.name for p in folder.iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
+    assert finished(folder) == outcome
     result = outcome.result
     assert result.heldout_nll < result.initial_nll - 0.3
     assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
     assert [point.step for point in result.curve] == list(range(2, 41, 2))
     assert all(point.tokens == point.step * 4 * 16 for point in result.curve)
     assert all(None not in (p.train_nll, p.heldout_nll, p.path_a, p.path_b, p.cosine) for p in result.curve)
+    size = text.facts["splits"]["heldout"]
+    assert result.bits_per_byte == pytest.approx(result.heldout_nll / math.log(2) * size["tokens"] / size["bytes"])
     assert sum(result.parameters.values()) == result.total_parameters == result.bytes / 4
     assert result.tokens_per_second == pytest.approx(39 * 64 / result.seconds)
     assert len(outcome.direct_path) == 3
-    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    assert list((folder / "tensorboard").iterdir())
+    fresh = measure(decoder.KIND.build(job(tiny())), text.split("heldout"), 16, text.counts, 32)
+    assert result.initial_nll == pytest.approx(fresh.nll, abs=1e-9)  # before any step
+    assert result.init_std == sound_std(16)
+    monkeypatch.setattr(decoder.Decoders, "build", lambda *arguments: pytest.fail("built again"))
+    assert trained(tiny(), folder) == outcome
 
 
 @pytest.mark.parametrize(
@@ -80,12 +94,6 @@ def test_training_nll_is_of_as_much_training_text_as_there_is_held_out(text, tra
     assert asked[-2:] == [(heldout, 6), (len(text.split("train")), 6)]
 
 
-def test_a_finished_run_is_not_trained_again(trained, tiny, tmp_path, monkeypatch):
-    outcome = trained(tiny(), tmp_path)
-    monkeypatch.setattr(decoder.Decoders, "build", lambda *arguments: pytest.fail("built again"))
-    assert trained(tiny(), tmp_path) == outcome
-
-
 def test_a_run_that_diverges_ends_with_nan_and_is_read_back(trained, tiny, tmp_path):
     outcome = trained(tiny(learning_rate=1e30), tmp_path)
     assert math.isnan(outcome.result.heldout_nll)
@@ -119,8 +127,8 @@ def test_data_order_is_that_of_the_seed_whatever_the_arm(text, trained, tiny, tm
 
 
 @pytest.mark.parametrize("step", [0, 7, 39])
-def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(job, interrupted, trained, tiny, tmp_path, step):
-    undisturbed = trained(tiny(), tmp_path / "whole")
+def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(job, interrupted, trained, whole, tiny, tmp_path, step):
+    folder, undisturbed = whole
     before = signal.getsignal(signal.SIGINT)
     interrupted(job(tiny(), tmp_path / "cut"), step)
     assert signal.getsignal(signal.SIGINT) is before
@@ -132,7 +140,7 @@ def test_ctrl_c_writes_a_checkpoint_and_the_run_goes_on(job, interrupted, traine
     cut = step // 2 if step % 2 == 0 else None
     pairs = enumerate(zip(resumed.result.curve, undisturbed.result.curve, strict=cut is None))
     assert all(one == other for i, (one, other) in pairs if i != cut)
-    for one, other in zip(weights(tmp_path / "cut"), weights(tmp_path / "whole"), strict=True):
+    for one, other in zip(weights(tmp_path / "cut"), weights(folder), strict=True):
         assert torch.equal(one, other)
 
 
@@ -184,26 +192,16 @@ def test_other_settings_train_too(trained, tiny, tmp_path, changes):
 
 
 def test_another_split_can_be_measured(trained, tiny, tmp_path):
-    heldout = trained(tiny(steps=2), tmp_path / "a").result
-    tune = trained(tiny(steps=2), tmp_path / "b", split="tune").result
+    heldout, tune = (trained(tiny(steps=2), tmp_path / of, split=of).result for of in ("heldout", "tune"))
     assert tune.heldout_nll != heldout.heldout_nll
     assert tune.train_nll != heldout.train_nll  # over as many blocks as `tune` has
 
 
-def test_torn_metrics_are_dropped_on_resume(job, interrupted, trained, tiny, tmp_path):
-    undisturbed = trained(tiny(), tmp_path / "whole")
+def test_torn_metrics_are_dropped_on_resume(job, interrupted, trained, whole, tiny, tmp_path):
     interrupted(job(tiny(), tmp_path / "cut"), 23)
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 26, "train_nll": 1.0}\n{"step": 28, "tra')
-    assert differing(trained(tiny(), tmp_path / "cut"), undisturbed) == set()
-
-
-def test_the_first_loss_is_measured_before_any_step(text, counts, job, trained, tiny, tmp_path):
-    settings = tiny()
-    result = trained(settings, tmp_path).result
-    fresh = decoder.KIND.build(job(settings))
-    assert result.initial_nll == pytest.approx(measure(fresh, text.split("heldout"), 16, counts, 32).nll, abs=1e-9)
-    assert result.init_std == sound_std(16)
+    assert differing(trained(tiny(), tmp_path / "cut"), whole[1]) == set()
 
 
 def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(trained, tiny, tmp_path):
@@ -211,3 +209,20 @@ def test_the_first_loss_of_unit_normals_is_predicted_to_meet_itself(trained, tin
         found = trained(tiny(steps=1, init=1.0, width=64), tmp_path / arm, arm).result
         assert found.initial_nll == pytest.approx(found.predicted_initial_nll, rel=0.05)
         assert (found.initial_nll > 50) == (arm == "tied")
+
+
+@pytest.mark.parametrize("arm", ["tied", "untied", "factored:8", "tied+bias+output_scale=0.5"])
+def test_direct_path_is_lookup_then_head(job, tiny, arm):
+    installed = decoder.KIND.build(job(tiny(), arm=arm))
+    lookup, head = installed.model.get_input_embeddings(), installed.model.get_output_embeddings()
+    with torch.no_grad():
+        if head.bias is not None:
+            head.bias.normal_()
+        into, out = (lookup.in_map.weight, head.out_map.weight) if arm == "factored:8" else [torch.eye(16)] * 2
+        whole = lookup.weight @ into.T @ out.T @ head.weight.T * (0.5 if "output_scale" in arm else 1.0)
+        whole += 0 if head.bias is None else head.bias
+    tokens = [5, 2, 40, 41]
+    found = torch.tensor(direct_path(installed, tokens))
+    torch.testing.assert_close(found, whole[tokens][:, tokens], rtol=1e-5, atol=1e-6)
+    assert torch.allclose(found, found.T, atol=1e-6) == (arm == "tied")
+    assert direct_path(installed, []) == []

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiewise.data.corpus import Blocks
 from tiewise.training.kinds.decoder import KIND
@@ -31,20 +31,13 @@ class Witness(TrainerCallback):
 
 def chosen(**options):
     """Plain SGD, clipped hard: what is measured after clipping would show."""
-    usual = {
-        "max_steps": STEPS,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 0.05,
-        "logging_steps": 1,
-        "max_grad_norm": 0.01,
-        "optim": "sgd",
-        "lr_scheduler_type": "constant",
-    }
+    usual = {"max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 0.05, "logging_steps": 1}
+    usual |= {"max_grad_norm": 0.01, "optim": "sgd", "lr_scheduler_type": "constant"}
     fixed = {"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False, "use_cpu": True}
     return TrainingArguments(output_dir="unused", **fixed, **{**usual, **options})
 
 
-def trained(installed, text, accumulate=1, **options):
+def trained(installed, text, accumulate=1, evaluator=None, **options):
     """Train three steps; return what was seen and the batches by step and micro-batch."""
     witness, batches = Witness(), []
 
@@ -54,14 +47,10 @@ def trained(installed, text, accumulate=1, **options):
         return {"input_ids": ids, "labels": ids.clone()}
 
     arguments = chosen(gradient_accumulation_steps=accumulate, **options)
-    trainer = TiewiseTrainer(
-        installed,
-        args=arguments,
-        train_dataset=Blocks(text.split("train"), 16),
-        data_collator=collate,
-        callbacks=[witness],
-    )
-    trainer.train()
+    rows = Blocks(text.split("train"), 16)
+    TiewiseTrainer(
+        installed, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[witness], evaluator=evaluator
+    ).train()
     grouped = [batches[i * accumulate : (i + 1) * accumulate] for i in range(STEPS)]
     return witness, grouped
 
@@ -111,7 +100,7 @@ def test_tracking_changes_nothing(text, job, tiny):
     tracked, plain = (KIND.build(job(tiny(), arm="tied")) for _ in range(2))
     trained(tracked, text)
     rows = Blocks(text.split("train"), 16)
-    TiewiseTrainer(plain, track=False, args=chosen(), train_dataset=rows).train()
+    Trainer(plain.model, chosen(), train_dataset=rows).train()
     for one, other in zip(tracked.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -147,15 +136,7 @@ def test_the_penalty_is_of_training_only(text, job, tiny):
 
 
 def test_heldout_nll_comes_from_the_evaluator(text, job, tiny):
-    installed = KIND.build(job(tiny(), arm="tied"))
-    witness = Witness()
-    values = iter([{"heldout_nll": 4.0}, {"heldout_nll": math.nan}])
-    TiewiseTrainer(
-        installed,
-        evaluator=lambda: next(values),
-        args=chosen(max_steps=2),
-        train_dataset=Blocks(text.split("train"), 16),
-        callbacks=[witness],
-    ).train()
+    values = iter([{"heldout_nll": 4.0}, {"heldout_nll": math.nan}, {}])
+    witness, _ = trained(KIND.build(job(tiny(), arm="tied")), text, evaluator=lambda: next(values))
     assert witness.logs[0]["heldout_nll"] == 4.0
     assert math.isnan(witness.logs[1]["heldout_nll"])

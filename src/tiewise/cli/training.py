@@ -159,7 +159,7 @@ def train(
         measured = f"per masked token (by their frequencies: {result.unigram_nll:.4f})"
     else:
         measured = f"(perplexity {result.perplexity:.1f}, {result.bits_per_byte:.3f} bits per byte)"
-    print(f"held-out nll {result.heldout_nll:.4f} {measured}, training nll {result.train_nll:.4f}")
+    print(f"validation nll {result.heldout_nll:.4f} {measured}, training nll {result.train_nll:.4f}")
     for name, of in result.shares.items():
         what = "masked tokens" if name == "masked" else f"pairs ({name})"
         interval = f"95 % interval {of.low:.1%} to {of.high:.1%}, n = {of.count:,}"
@@ -193,17 +193,16 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
         nonlocal begun
         begun = True  # the run is on disk: `--resume` goes on with it
 
-    resume = shlex.join(["tiewise", command, "--out", str(out), "--resume"])
+    resume, code = shlex.join(["tiewise", command, "--out", str(out), "--resume"]), 2
     try:
         with quiet_threads():
             ranks.join()
             settings = ranks.first_does(lambda: chosen(out, asked, single=single))
             o.hush_libraries()
             from tiewise.runs import carry_out
-            from tiewise.training.compare import finish, finish_one
-            from tiewise.training.display import Display
+            from tiewise.training.compare import Display, finish, finish_one
 
-            found = carry_out(
+            found: Any = carry_out(
                 cast("Callable[[Path, Display], Any]", finish_one if single else finish),
                 settings,
                 out,
@@ -214,28 +213,26 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
                 begun=begin,
             )
             speaks = ranks.first()
-    except ranks.Elsewhere as error:
-        ranks.leave(together=ranks.known(error))
-        raise typer.Exit(2) from None
     except (Exception, KeyboardInterrupt) as error:
-        if ctrl_c_behind(error):
+        if isinstance(error, ranks.Elsewhere):
+            pass  # the process that it happened in says it
+        elif ctrl_c_behind(error):
+            code = 130
             if ranks.first() and begun:
                 kept = "a checkpoint is written" if isinstance(error, Interrupted) else "what was finished is kept"
                 o.tell(f"tiewise: interrupted, {kept}; {resume} goes on")
-            ranks.leave(together=ranks.known(error))
-            raise typer.Exit(130) from None
-        way = f"make room there, then {resume}" if begun else "make room there, or choose another --out"
-        said = error if isinstance(error, TiewiseError) else disk_error(error, out, way)
-        gone = ("closed by peer", "reset by peer", "Broken pipe")  # how one process sees that another has ended
-        if said is None and ranks.size() > 1 and isinstance(error, RuntimeError) and any(s in str(error) for s in gone):
-            said = RunError("another process of this run has ended", f"{resume} goes on from the last checkpoint")
-        if said is None:
-            raise
-        if ranks.size() == 1:
-            raise said from None
-        o.tell(f"tiewise: {said}")
+        else:
+            way = f"make room there, then {resume}" if begun else "make room there, or choose another --out"
+            said = error if isinstance(error, TiewiseError) else disk_error(error, out, way)
+            if said is None and ranks.lost(error):
+                said = RunError("another process of this run has ended", f"{resume} goes on from the last checkpoint")
+            if said is None:
+                raise
+            if ranks.size() == 1:
+                raise said from None
+            o.tell(f"tiewise: {said}")
         ranks.leave(together=ranks.known(error))
-        raise typer.Exit(2) from None
+        raise typer.Exit(code) from None
     ranks.leave(together=False)
     if speaks and asked["json_"]:
         o.print_json(found.record())
@@ -252,30 +249,21 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
 
     from tiewise.training.settings import Settings, read_yaml, recipe
 
-    share, config, assigned = asked["share"], asked["config"], asked["set_"]
-    options = {
-        **{name: value for name, value in asked.items() if name in OPTIONS},
-        "text": texts(asked["text"], asked["recipe"], asked["corpus"]),
-    }
-    if single and asked["boundary"] is not None:
-        options["arms"] = [asked["boundary"]]
-    elif not single and asked["arms"] is not None:
-        options["arms"] = o.split_specs(asked["arms"])
-    options = {name: value for name, value in options.items() if value is not None}
+    share, config, typed = asked["share"], asked["config"], {}
+    arms = asked["boundary"] if single else asked["arms"]
+    options = {name: asked[name] for name in OPTIONS if asked.get(name) is not None}
+    options |= {} if arms is None else {"arms": [arms] if single else o.split_specs(arms)}
+    options |= texts(asked["text"], asked["recipe"], asked["corpus"])
     if asked["resume"]:
-        if asked["overwrite"] or config or assigned or options or share is not None:
+        if asked["overwrite"] or config or asked["set_"] or options or share is not None:
             raise RunError("--resume takes its settings from the run", f"give only --out {out} --resume")
         return None
     record = recipe(options["recipe"]) if "recipe" in options else {}
     if single:
         record |= {"arms": record["arms"] if len(record.get("arms", ())) == 1 else ["tied"], "seed": 1}
-    places: dict[str, str] = {}
-    if config is not None:
-        of_file = {name: value for name, value in read_yaml(config).items() if value is not None}
-        record |= of_file
-        places |= dict.fromkeys(of_file, str(config))
-    typed: dict[str, Any] = {}
-    for item in assigned or []:
+    of_file = {} if config is None else {name: value for name, value in read_yaml(config).items() if value is not None}
+    record |= of_file
+    for item in asked["set_"] or []:
         name, equals, value = item.partition("=")
         if not equals:
             raise RunError(f"--set {item!r}", "write --set NAME=VALUE")
@@ -283,11 +271,12 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
             typed[name] = yaml.safe_load(value)
         except yaml.YAMLError:
             raise RunError(f"--set {item!r}: the value cannot be read", "write NAME=VALUE with a plain value") from None
-    places |= dict.fromkeys(typed, "--set")
+    places = dict.fromkeys(of_file, str(config)) | dict.fromkeys(typed, "--set")
     typed |= options
     length = next((layer for layer in (typed, record) if layer.keys() & {"steps", "minutes"}), {})  # typed ones win
-    record = {name: value for name, value in record.items() if name != "minutes"} | typed
-    record |= {"minutes": length["minutes"]} if "minutes" in length else {}
+    if "steps" in typed:
+        record.pop("minutes", None)
+    record |= typed
     if not single and record.get("seed") is not None:
         raise RunError("seed is a setting of train", "use --seeds N, whose runs are seeds 1 to N")
     settings = Settings.of(record, places=places)
@@ -304,16 +293,14 @@ def chosen(out: Path, asked: dict[str, Any], *, single: bool) -> Settings | None
     return settings
 
 
-def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> tuple[str, ...] | None:
-    """Return what a command is to read: `--text`, or the corpus of a recipe."""
-    if recipe is None and corpus is None:
-        return tuple(text) if text else None
-    if recipe is not None and recipe.startswith("albert"):  # of any text, in sentences
-        if text and corpus is not None:
-            raise RunError(f"{corpus!r} and --text", "name the text once")
-        return (corpus,) if corpus is not None else tuple(text) if text else None
-    if recipe is None:
+def texts(text: list[str] | None, recipe: str | None, corpus: str | None) -> dict[str, tuple[str, ...]]:
+    """Return the setting of what a command is to read, if any is given: `--text`, or the corpus of a recipe."""
+    words = recipe is not None and not recipe.startswith("albert")  # other recipes are of any text, in sentences
+    if recipe is None and corpus is not None:
         raise RunError(f"{corpus!r} without --recipe", "add --recipe NAME for a word-level corpus, or use --text")
-    if text or corpus is None:
+    if words and (text or corpus is None):
         raise RunError(f"--recipe {recipe} needs one corpus", "name its folder, and leave --text out")
-    return (corpus,)
+    if text and corpus is not None:
+        raise RunError(f"{corpus!r} and --text", "name the text once")
+    given = tuple(text or ()) if corpus is None else (corpus,)
+    return {"text": given} if given else {}

@@ -30,6 +30,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError, RunError, TiewiseError
 from tiewise.core.files import sync, write_whole, written_whole
+from tiewise.core.frequency import token_counts
 from tiewise.core.long_work import advance, doing, progress
 from tiewise.data.documents import CONTIGUOUS, RANDOM, SPLITS, Deduplicator, Document, assign, decode
 from tiewise.data.sources import Source, read_sources, resolve
@@ -60,6 +61,11 @@ class PreparedText:
         if name not in SPLITS:
             raise DataError(f"no split {name!r}", f"choose one of {', '.join(SPLITS)}")
         return np.memmap(self.folder / f"{name}.bin", token_type(self.vocab), mode="r")
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """How often each token occurs in the training split [V], counted once."""
+        return token_counts(self.split("train"), self.vocab)
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
         """Return the tokenizer, loaded at the first call."""

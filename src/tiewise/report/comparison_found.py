@@ -27,8 +27,8 @@ CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 # of ALBERTs: what is judged right
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
-    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All arms and "
-    "seeds are asked the same held-out rows, so an interval over seeds says nothing of other rows."
+    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All seeds "
+    "are asked the same validation rows, and the interval says nothing of others."
 )
 
 
@@ -47,8 +47,8 @@ def verdict(comparison: Comparison) -> str:
         else:
             said["equal"].append(arm)
     words = {
-        "better": f"held-out loss is lower (better) for {{}} {NATS}",
-        "worse": f"held-out loss is higher (worse) for {{}} {NATS}",
+        "better": f"validation loss is lower (better) for {{}} {NATS}",
+        "worse": f"validation loss is higher (worse) for {{}} {NATS}",
         "equal": "no difference detected for {}",
         "unknown": "nothing can be said of {}",
     }
@@ -96,8 +96,8 @@ def _quantities(comparison: Comparison, arm: str, runs: Sequence[RunResult]) -> 
 
     heldout = [run.heldout_nll for run in runs]
     yield Quantity("parameters", runs[0].total_parameters)
-    yield _over_seeds("held-out nll", heldout, NATS)
-    yield from minus("heldout_nll", "held-out")
+    yield _over_seeds("validation nll", heldout, NATS)
+    yield from minus("heldout_nll", "validation")
     yield _over_seeds("training nll", (run.train_nll for run in runs), NATS)
     yield from minus("train_nll", "training", main=False)
     for name in shares:

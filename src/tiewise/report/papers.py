@@ -5,7 +5,7 @@ no run, and is named beside none of its own. The text of a figure is told apart 
 words is shown all the same, and said to be no repetition.
 
 Table 4 of ALBERT (Lan et al. 2020) orders none, attention, ffn and all by the average of five tasks after fine-tuning,
-at two table widths; a comparison orders them by the held-out nll of masked tokens, for each boundary. The paper's
+at two table widths; a comparison orders them by the validation nll of masked tokens, for each boundary. The paper's
 models and texts are others, so directions are compared, not sizes.
 """
 
@@ -85,8 +85,8 @@ def beside_figures(
         said = [f"Test perplexity per word, <eos> counted. Figures: {sources}."]
         if text is None:
             said.append(
-                f"This run was trained on another text ({words:,} words, vocabulary {vocab:,}), so its figures do not "
-                "repeat the published ones: only differences between arms can be compared."
+                f"This run was trained on another text ({words:,} words, vocabulary {vocab:,}): only differences of "
+                "arms compare."
             )
     return said, table
 
@@ -103,7 +103,7 @@ def table_4() -> Mapping[str, Mapping[str, float]]:
 
 
 def sharing_orders(comparison: Comparison) -> tuple[dict[str, dict[str, float]], list[Difference]]:
-    """Mean held-out nll by boundary and strategy, where two or more of the paper's were trained; and their differences.
+    """Mean validation nll by boundary and strategy, where two or more of the paper's were trained; their differences.
 
     A difference is worse − better, as the paper orders two strategies alike at both of its widths, over the seeds that
     both have; `metric` is the boundary, p adjusted by Holm over all pairs.
@@ -144,7 +144,7 @@ def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Diffe
     theirs = (f"{name}: {', '.join(sorted(own, key=lambda kind: -own[kind]))}" for name, own in table_4().items())
     said = [
         f"{ALBERT}, Table 4, orders what layers share by the average of five tasks after fine-tuning, best first: "
-        f"{'; '.join(theirs)}. Here the order is by held-out nll of masked tokens, lowest first."
+        f"{'; '.join(theirs)}. Here by validation nll of masked tokens."
     ]
     for boundary, of in nll.items():
         own, line = (

@@ -12,48 +12,106 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 import time
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from tqdm import tqdm
 
 from tiewise.core import __version__
 from tiewise.core.errors import RunError
-from tiewise.core.frequency import asymmetric_bigrams, token_counts
+from tiewise.core.frequency import asymmetric_bigrams
+from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.training import ranks
-from tiewise.training.display import Display, RunsBar
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Gone, per_arm, short_steps, steps_within, tune
+from tiewise.training.short_trials import Ended, Gone, per_arm, short_steps, steps_within, tune
 from tiewise.training.trainer import Job
 
 BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
 CANDIDATES = 200
 
 
+@dataclass(frozen=True)
+class Display:
+    """Where the lines of a run go, one for every stage and every finished training; and whether bars are drawn."""
+
+    say: Callable[[str], None]
+    bars: bool = False
+
+    @classmethod
+    def on_stderr(cls, *, quiet: bool = False) -> Display:
+        """Lines on stderr, bars too where someone is looking; nothing when quiet, or from any process but the first."""
+        if quiet or not ranks.first():
+            return cls(lambda line: None)
+        # above a bar that is there
+        return cls(lambda line: tqdm.write(line, file=sys.stderr), bars=sys.stderr.isatty())
+
+    @contextmanager
+    def stages(self) -> Iterator[None]:
+        """Show the progress of each stage inside: reading, tokenizer, tokens, speed."""
+        bar = tqdm(total=100, leave=False, disable=not self.bars, bar_format="{desc:<10}{percentage:3.0f}%|{bar}|")
+
+        def show(stage: str, done: float, total: float) -> None:
+            bar.set_description_str(stage, refresh=False)
+            bar.n = round(100 * min(1, done / total)) if total else 0  # the size of a stream is unknown
+            bar.refresh()
+
+        with bar, heard(show):
+            yield
+
+    @contextmanager
+    def runs(self, steps: int) -> Iterator[Ended]:
+        """Show one bar over the steps of all runs inside; what it yields takes the steps of one that ended, and a line.
+
+        What an earlier process did is shown, and not taken for this one's speed.
+        """
+        bar = tqdm(total=steps, disable=not self.bars, leave=False, miniters=1, smoothing=0, unit=" steps")
+        before, begun = (
+            0,
+            False,
+        )  # steps of the runs that have ended; whether this process takes this one's
+
+        def reach(step: float) -> None:
+            if not bar.disable:
+                more = step - bar.n
+                bar.initial += 0 if begun else more
+                bar.update(more)
+
+        def show(title: str, done: float, total: float) -> None:
+            nonlocal begun
+            bar.set_description_str(title, refresh=False)
+            reach(before + done)
+            begun = True
+
+        def ended(steps: int, line: str = "") -> None:
+            nonlocal before, begun
+            before, begun = before + steps, False
+            reach(before)
+            if line:
+                self.say(line)
+
+        with bar, heard(show):
+            yield ended
+
+
 def start(
     settings: Settings, out: Path, command: str, display: Display, *, overwrite: bool = False, gone: Gone | None = None
 ) -> None:
-    """Make `out` a run that `finish` or `finish_one` finishes.
+    """Make `out` a run that `finish` or `finish_one` finishes; `overwrite` replaces the one that it holds.
 
-    Args:
-        settings: what is asked for.
-        out: the run's folder.
-        command: as typed, for the report.
-        display: where progress goes.
-        overwrite: replace the run that `out` holds.
-        gone: seconds since the command began, of which minutes are counted; None counts from here.
-
-    Raises:
-        TiewiseError: a setting, text, model or folder that cannot be used; `out` is as it was.
+    `command` is as typed, for the report; `gone` says the seconds since it began, which minutes include, None counts
+    from here. Raises TiewiseError for a setting, text, model or folder that cannot be used: `out` is as it was.
     """
     began = time.monotonic()
     gone = gone or (lambda: time.monotonic() - began)
@@ -71,31 +129,26 @@ def start(
         display.say(kind.described(checked, text))
         return checked
 
-    def put(made: Settings) -> None:
+    def put() -> None:
         write_json(stage / ENVIRONMENT, environment() | {"command": command})
         made.save(stage)
 
     with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
         made = ranks.first_does(staged)
         if made.minutes is not None:
-            jobs = make_jobs(made, load_prepared(stage / DATA), stage)
             with display.stages():
-                steps = steps_within(jobs, stage / "calibration", gone)
+                steps = steps_within(make_jobs(made, load_prepared(stage / DATA), stage), stage / "calibration", gone)
             display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
             made = replace(made, steps=steps, minutes=None).checked()
-        ranks.first_does(lambda: put(made))
+        ranks.first_does(put)
 
 
 def finish(out: Path, display: Display) -> Comparison:
     """Run or finish the comparison in `out`, and write `results.json`.
 
-    Raises:
-        RunError: `out` holds no run, or a single one.
-        Interrupted: after Ctrl-C, with a checkpoint written.
+    Raises RunError where `out` holds none, Interrupted after Ctrl-C, with a checkpoint written.
     """
-    settings, text = opened(out)
-    if settings.seed is not None:
-        raise RunError(f"{out} holds a single run", f"use tiewise train --out {out} --resume")
+    settings, text = opened(out, single=False)
     found = asymmetric_bigrams(text.split("train"), text.vocab, top=CANDIDATES, eos_id=text.eos_id)
     tokenizer = text.tokenizer()
     names = {token: tokenizer.decode([token]) for b in found for token in (b.left, b.right)}
@@ -105,17 +158,17 @@ def finish(out: Path, display: Display) -> Comparison:
     steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
     trials: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
-    with display.runs(len(settings.arms) * steps) as bar:
-        jobs = make_jobs(settings, text, out, bar)
+    with display.runs(len(settings.arms) * steps) as ended:
+        jobs = make_jobs(settings, text, out)
         if settings.tune:
-            jobs, trials = tune(jobs, out, display.say)
+            jobs, trials = tune(jobs, out, ended)
         for seed in range(1, settings.seeds + 1):
             for job in jobs:
                 title = f"{len(outcomes) + 1}/{settings.seeds * len(jobs)} {job.arm} seed {seed}"
                 outcomes.append(train(replace(seeded(job, seed, title), probe=probe)))
                 r = outcomes[-1].result
-                display.say(f"{title}: held-out nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}, {r.seconds:.0f} s")
-                bar.ended(job.settings.steps)
+                losses = f"validation nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}"
+                ended(job.settings.steps, f"{title}: {losses}, {r.seconds:.0f} s")
     kind = kind_of(settings)
     paths = {o.result.arm: o.direct_path for o in reversed(outcomes)}  # of the first seed
     comparison = complete(
@@ -135,13 +188,8 @@ def finish(out: Path, display: Display) -> Comparison:
                 ArmDirectPath(arm, [names[t] for t in probe], paths[arm]) for arm in settings.arms if paths[arm]
             ],
             bigrams=[
-                {
-                    "left": names[b.left],
-                    "right": names[b.right],
-                    "forward": b.p_forward,
-                    "backward": b.p_backward,
-                    "count": b.forward,
-                }
+                {"left": names[b.left], "right": names[b.right]}
+                | {"forward": b.p_forward, "backward": b.p_backward, "count": b.forward}
                 for b in bigrams
             ],
         )
@@ -151,38 +199,34 @@ def finish(out: Path, display: Display) -> Comparison:
 
 
 def finish_one(out: Path, display: Display) -> SingleRun:
-    """Train or finish the single run in `out`.
-
-    Raises:
-        RunError: `out` holds no run, or a comparison.
-        Interrupted: after Ctrl-C, with a checkpoint written.
-    """
-    settings, text = opened(out)
-    if settings.seed is None:
-        raise RunError(f"{out} holds a comparison", f"use tiewise compare --out {out} --resume")
-    with display.runs(settings.steps) as bar:
-        job = seeded(make_jobs(settings, text, out, bar)[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")
+    """Train or finish the single run in `out`. Raises as `finish`."""
+    settings, text = opened(out, single=True)
+    assert settings.seed is not None
+    job = seeded(make_jobs(settings, text, out)[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")
+    with display.runs(settings.steps):
         result = train(job).result
     return SingleRun(result, job.folder, kind_of(settings).setting(settings, text), text.facts)
 
 
-def opened(out: Path) -> tuple[Settings, PreparedText]:
-    """Settings and tokens of the run in `out`, which as many processes as are here can train."""
+def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
+    """Settings and tokens of the comparison or the single run in `out`, which the processes that are here can train."""
 
     def settings() -> Settings:
         saved = saved_run(out)
+        if (saved.seed is not None) != single:
+            holds, command = ("a comparison", "compare") if single else ("a single run", "train")
+            raise RunError(f"{out} holds {holds}", f"use tiewise {command} --out {out} --resume")
         kind_of(saved).check_processes(saved)
         return saved
 
     return ranks.first_does(settings), load_prepared(out / DATA)
 
 
-def make_jobs(settings: Settings, text: PreparedText, out: Path, bar: RunsBar | None = None) -> list[Job]:
+def make_jobs(settings: Settings, text: PreparedText, out: Path) -> list[Job]:
     """One job per arm, not yet seeded."""
     wide = kind_of(settings).feed_forward(settings, text.vocab)
-    counts = token_counts(text.split("train"), text.vocab)
     return [
-        Job(arm, spec, settings, out / folder_name(arm), text, counts, feed_forward=wide[arm], bar=bar or RunsBar())
+        Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=wide[arm])
         for arm, spec in settings.specs().items()
     ]
 

@@ -71,11 +71,8 @@ def saved_run(out: Path) -> Settings:
 def _put_in_place(out: Path) -> None:
     """Replace what `out` holds by what is staged. Done again after a kill, it ends in the same state."""
     old = [folder_name(arm) for arm in Settings.load(out / FILE).checked().arms] if (out / FILE).is_file() else []
-    for path in (out / name for name in (*old, *_MADE)):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    for name in (*old, *_MADE):
+        remove(out / name)
     for name in _STAGED:
         if (out / _STAGE / name).exists():
             replace_path(out / _STAGE / name, out / name)
@@ -87,6 +84,14 @@ def replace_path(made: Path, final: Path) -> None:
     if final.is_dir():
         shutil.rmtree(final)
     os.replace(made, final)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder, if it is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def folder_name(arm: str) -> str:
@@ -171,13 +176,7 @@ _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error
 
 
 def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
-    """Return what to say where `error` means that the disk of `out` did not take what was written to it, else None.
-
-    Args:
-        error: from any library: OSError, the error classes of Rust libraries, `torch.save`'s RuntimeError.
-        out: the folder that was written to.
-        fix: the way out.
-    """
+    """Return what to say where `error`, of any library, means that the disk of `out` took no more, else None."""
     code = _code(error)
     if code is None:
         return None

@@ -158,6 +158,12 @@ def known(error: BaseException) -> bool:
     return _group.dist is None or getattr(error, "_everywhere", False)
 
 
+def lost(error: BaseException) -> bool:
+    """Whether an error is how one process sees that another has ended."""
+    said = ("closed by peer", "reset by peer", "Broken pipe")
+    return size() > 1 and isinstance(error, RuntimeError) and any(words in str(error) for words in said)
+
+
 def everywhere(error: E) -> E:
     """Mark an error that all processes raise at the same moment."""
     error._everywhere = True  # type: ignore[attr-defined]

@@ -39,10 +39,10 @@ AGAIN = "run the comparison again"  # the way out of results that cannot be read
 
 @dataclass(frozen=True)
 class BinNll:
-    """Held-out nll of the tokens whose count in the training text falls into one bin."""
+    """Validation nll of the tokens whose count in the training text falls into one bin."""
 
     label: str
-    tokens: int  # held-out tokens in the bin
+    tokens: int  # validation tokens in the bin
     nll: float | None  # None where the bin holds no token
 
 
@@ -85,7 +85,7 @@ class RunResult:
     train_nll: float
     heldout_nll: float
     perplexity: float  # exp(heldout_nll)
-    bits_per_byte: float  # of the held-out text
+    bits_per_byte: float  # of the validation text
     frequency: list[BinNll]
     parameters: dict[str, int]  # component → parameters counted once however often used; they sum to the total
     total_parameters: int
@@ -98,7 +98,7 @@ class RunResult:
     initial_nll: float
     curve: list[CurvePoint] = field(default_factory=list)
     trainable_parameters: int | None = None
-    shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs, held-out: masked tokens; pairs as sop, as nsp
+    shares: dict[str, Share] = field(default_factory=dict)  # of ALBERTs: masked tokens; pairs as sop, as nsp
     training_bytes: int | None = None  # counted: weights, gradients, the optimizer's moments; earlier results lack it
     unigram_nll: float | None = None  # of the same masked tokens, by the training text's frequencies alone
 
@@ -123,7 +123,7 @@ class SingleRun:
         return to_record(self.result) | {"model": str(self.model), "dense": str(dense) if dense.is_dir() else None}
 
     def _repr_html_(self) -> str:
-        return _html([self.result.arm], [[self.result]], f"model: {self.model}")
+        return _html([[self.result]], f"model: {self.model}")
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,8 @@ class Difference:
     low: float | None  # 95 % interval; None for fewer than two pairs
     high: float | None
     detectable: float | None  # smallest true difference found with 80 % probability
-    detected: bool  # p < 0.05: the interval excludes zero, of held-out losses also with Holm's correction
-    p: float | None = None  # two-sided, of the interval's t; of held-out losses adjusted by Holm over the arms
+    detected: bool  # p < 0.05: the interval excludes zero, of validation losses also with Holm's correction
+    p: float | None = None  # two-sided, of the interval's t; of validation losses adjusted by Holm over the arms
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Comparison:
         return found
 
     def _repr_html_(self) -> str:
-        return _html(self.arms, [self.of(arm) for arm in self.arms], self.finding)
+        return _html([self.of(arm) for arm in self.arms], self.finding)
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> Comparison:
@@ -199,26 +199,17 @@ class Comparison:
         return from_record(cls, record, "results.json", AGAIN)
 
 
-def _html(arms: list[str], runs: list[list[RunResult]], said: str) -> str:
+def _html(runs: list[list[RunResult]], said: str) -> str:
     """Return a notebook's view: a row of means for each arm, and what is said under it."""
-    names = ("arm", "parameters", "validation nll", "training nll", "seeds")
-    rows = [
-        (
-            arm,
-            f"{of[0].total_parameters:,}",
-            f"{fmean(r.heldout_nll for r in of):.4f}",
-            f"{fmean(r.train_nll for r in of):.4f}",
-            len(of),
-        )
-        for arm, of in zip(arms, runs, strict=True)
-        if of
-    ]
-    cells = (
-        "<tr>" + "".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row) + "</tr>"
-        for tag, table in (("th", [names]), ("td", rows))
-        for row in table
-    )
-    return f"<table>{''.join(cells)}</table><p>{escape(said)}</p>"
+    rows: list[tuple[Any, ...]] = [("arm", "parameters", "validation nll", "training nll", "seeds")]
+    for of in filter(None, runs):
+        nlls = (f"{fmean(getattr(run, name) for run in of):.4f}" for name in ("heldout_nll", "train_nll"))
+        rows.append((of[0].arm, f"{of[0].total_parameters:,}", *nlls, len(of)))
+    lines: list[str] = []
+    for row in rows:
+        tag = "td" if lines else "th"
+        lines.append("".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row))
+    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table><p>{escape(said)}</p>"
 
 
 def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:
@@ -233,10 +224,8 @@ def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "",
         raise ValueError(f"pairs need equally many values, at least one: got {len(reference)} and {len(other)}")
     d = [b - a for a, b in zip(reference, other, strict=True)]
     n = len(d)
-    if not all(map(math.isfinite, d)):
-        return Difference(arm, metric, n, math.nan, None, None, None, False)
-    mean = fmean(d)
-    if n == 1:
+    mean = fmean(d) if all(map(math.isfinite, d)) else math.nan
+    if n == 1 or math.isnan(mean):
         return Difference(arm, metric, n, mean, None, None, None, False)
     error = stdev(d) / math.sqrt(n)
     half = estimates.critical(n - 1) * error
@@ -303,16 +292,16 @@ def _sentence(comparison: Comparison, arm: str) -> str:
         return f"{who} one of them diverged, so no difference can be stated; {cost}."
     measured = f"{signed(difference.mean)} nats/token"
     if difference.low is None:
-        return f"{who} held-out loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
+        return f"{who} validation loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
     evidence = f"95 % interval {interval(difference)}, {difference.n} seeds"
     if difference.detected:
         side = "lower (better)" if difference.mean < 0 else "higher (worse)"
-        said = f"held-out loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence})"
+        said = f"validation loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence})"
     else:
         if difference.low > 0 or (difference.high is not None and difference.high < 0):
             evidence += f", p = {plain(difference.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
         smallest = f"smallest detectable difference {plain(difference.detectable)}"
-        said = f"no difference detected at this budget (held-out loss {measured}, {evidence}; {smallest})"
+        said = f"no difference detected at this budget (validation loss {measured}, {evidence}; {smallest})"
     tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
     for word, sign in (("better", -1), ("worse", 1)):
         found = [d for d in comparison.differences if d.arm == arm and d.detected and sign * d.mean > 0]

@@ -6,22 +6,26 @@ What differs between a decoder, a recurrent model, an ALBERT and a decoder in JA
 `tiewise.training.kinds` with an object `KIND`. Everything else, from `run.yaml` to the finding, is the same for all of
 them and knows none by name. What a kind cannot do it names in `lacks` and `alone`; it is refused here.
 
+Losses are nats per predicted token of a split, in all and by token frequency: not the Trainer's `eval_loss`, which
+weights batches by rows, and not its `train_loss`, which after a resume covers the resumed steps alone. Every arm is
+measured on the same rows, training text included.
+
 `result.json` is written last and whole, so a run either has its result or continues from its newest whole checkpoint.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.trainer_callback import PrinterCallback
 
@@ -30,12 +34,12 @@ from tiewise.boundary.saved import is_family
 from tiewise.boundary.vectors import load_vectors, row_tokens, start_from_rows
 from tiewise.core.errors import DataError, Interrupted, RunError, UnsupportedError
 from tiewise.core.files import from_record, to_record
+from tiewise.core.frequency import BINS, bin_of
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
 from tiewise.training import ranks
-from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, bits_per_byte, direct_path
-from tiewise.training.folder import newest_checkpoint, read_json, replace_path, write_json
-from tiewise.training.results import AGAIN, DENSE, FINAL, CurvePoint, RunResult
+from tiewise.training.folder import newest_checkpoint, read_json, remove, replace_path, write_json
+from tiewise.training.results import AGAIN, DENSE, FINAL, BinNll, CurvePoint, RunResult, Share
 from tiewise.training.settings import Settings, find
 from tiewise.training.trainer import (
     MEASURED,
@@ -50,8 +54,41 @@ from tiewise.training.trainer import (
 
 RESULT = "result.json"
 TABLES = 1_000_003  # between the seed of a body and that of its tables
+CURVE_BLOCKS = 32  # validation blocks behind each point of a curve; the final figures take the whole split
 # what a comparison says of its models
 SHAPE = ("model", "width", "layers", "heads", "length", "batch", "accumulate", "steps", "learning_rate", "weight_decay")
+
+
+@dataclass(frozen=True)
+class MeasuredSplit:
+    """What a split was found to be."""
+
+    nll: float  # mean, in nats per predicted token
+    tokens: int  # that were predicted
+    bins: list[BinNll]  # by how often the training text has them
+    shares: dict[str, Share] = field(default_factory=dict)  # this and the next as in `RunResult`
+    unigram_nll: float | None = None
+
+
+def measured(pieces: Iterable[tuple[Tensor, Tensor]], counts: np.ndarray, **more: Any) -> MeasuredSplit:
+    """Gather (losses [n], tokens [n]) of predicted tokens by their training counts [V]; `more` are other fields."""
+    parts = [(losses.double().cpu().numpy(), targets.cpu().numpy()) for losses, targets in pieces]
+    losses = np.concatenate([part for part, _ in parts] or [np.zeros(0)])
+    where = np.concatenate([bin_of(counts[part]) for _, part in parts] or [np.zeros(0, np.int64)])
+    sums, sizes = np.bincount(where, losses, len(BINS)), np.bincount(where, minlength=len(BINS))
+    bins = [BinNll(label, int(n), float(s / n) if n else None) for label, s, n in zip(BINS, sums, sizes, strict=True)]
+    return MeasuredSplit(float(sums.sum() / len(losses)) if parts else math.nan, len(losses), bins, **more)
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within this context a model is in evaluation mode."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 class Kind(ABC):
@@ -122,11 +159,7 @@ class Kind(ABC):
         """Make what takes the steps, `tiewise.training.trainer.callbacks` among its callbacks."""
 
     def fit(self, job: Job, installed: Installed, checkpoint: Path | None, step: int) -> tuple[int, float]:
-        """Train from a checkpoint at a step, if there is one, to the end; after Ctrl-C, to the next checkpoint.
-
-        Returns:
-            how many steps were timed, and their seconds.
-        """
+        """Train from a checkpoint at a step, if there is one; return how many steps were timed, and their seconds."""
         with ranks.agreed():
             # the boundary as it was when the checkpoint was written
             if job.spec.untie_at is not None and step > job.spec.untie_at:
@@ -149,6 +182,10 @@ class Kind(ABC):
     @abstractmethod
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate a split: all of it that a result takes, or the little that a `point` of a curve does."""
+
+    def point(self, job: Job, installed: Installed) -> dict[str, float]:
+        """Measure what a point of the curve shows beside what training logs."""
+        return {"heldout_nll": self.measure(job, installed, job.split, point=True).nll}
 
     def evaluated(self, job: Job) -> int:
         """Tokens that a run evaluates: before its first step, at the points of its curve, at its end."""
@@ -248,21 +285,14 @@ def finished(folder: Path) -> Outcome | None:
 
 
 def train(job: Job) -> Outcome:
-    """Train one job to its end, or take up its finished or interrupted self.
+    """Train one job to its end, or take up its finished or interrupted self. Raises Interrupted after Ctrl-C."""
+    kind, folder = kind_of(job.settings), job.folder
 
-    Raises:
-        Interrupted: after Ctrl-C, with a checkpoint written.
-    """
+    def found() -> tuple[Outcome | None, Path | None, int]:
+        folder.mkdir(parents=True, exist_ok=True)
+        return finished(folder), *newest_checkpoint(folder)
 
-    def found() -> tuple[Outcome | None, tuple[Path | None, int]]:
-        done = finished(job.folder)
-        if done is not None:
-            return done, (None, 0)
-        job.folder.mkdir(parents=True, exist_ok=True)
-        return None, newest_checkpoint(job.folder)
-
-    kind = kind_of(job.settings)
-    done, checkpoint = ranks.first_does(found)
+    done, checkpoint, step = ranks.first_does(found)
     if done is not None:
         return done
     first: dict[str, float] = {}
@@ -274,7 +304,7 @@ def train(job: Job) -> Outcome:
                 "predicted_initial_nll": kind.first_loss(job),
                 "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
             }
-    timed, seconds = kind.fit(job, installed, *checkpoint)
+    timed, seconds = kind.fit(job, installed, checkpoint, step)
 
     def concluded() -> Outcome:
         outcome = Outcome(_result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe)))
@@ -289,10 +319,8 @@ def _result(job: Job, installed: Installed, first: dict[str, float], timed: int,
     validation = kind.measure(job, installed, job.split)
     for name, record in kind.beside(validation).items():
         write_json(job.folder / name, record)
-    train_nll = math.nan if job.trial else kind.measure(job, installed, "train").nll
     size, count, seen = job.text.facts["splits"][job.split], kind.parameters(installed), kind.tokens_seen(job)
-    weights = list(installed.model.parameters())
-    size_of_weights = sum(p.numel() * p.element_size() for p in weights)
+    weights = {p: p.numel() * p.element_size() for p in installed.model.parameters()}
     learned = [p for p in weights if p.requires_grad]
     curve = [
         CurvePoint(
@@ -304,25 +332,33 @@ def _result(job: Job, installed: Installed, first: dict[str, float], timed: int,
         arm=job.arm,
         seed=job.seed,
         steps=job.settings.steps,
-        train_nll=train_nll,
+        train_nll=math.nan if job.trial else kind.measure(job, installed, "train").nll,
         heldout_nll=validation.nll,
         perplexity=math.exp(min(validation.nll, 700)),
         # masked tokens are not a text
-        bits_per_byte=math.nan if validation.shares else bits_per_byte(validation.nll, size["tokens"], size["bytes"]),
+        bits_per_byte=math.nan if validation.shares else validation.nll / math.log(2) * size["tokens"] / size["bytes"],
         frequency=validation.bins,
         parameters=count,
         total_parameters=sum(count.values()),
-        bytes=size_of_weights,
+        bytes=sum(weights.values()),
         tokens_per_second=seen[-1] / len(seen) * timed / seconds if seconds else math.nan,
         seconds=seconds,
         learning_rate=job.settings.learning_rate,
         curve=curve,
         trainable_parameters=sum(p.numel() for p in learned),
-        training_bytes=size_of_weights + (1 + kind.moments(job)) * sum(p.numel() * p.element_size() for p in learned),
+        training_bytes=sum(weights.values()) + (1 + kind.moments(job)) * sum(weights[p] for p in learned),
         shares=validation.shares,
         unigram_nll=validation.unigram_nll,
         **first,
     )
+
+
+@torch.no_grad()
+def direct_path(installed: Installed, tokens: list[int]) -> list[list[float]]:
+    """Logits [K, K] of the lookup followed at once by the head, on K tokens: rows current, columns next token."""
+    model = installed.model
+    ids = torch.tensor(tokens, dtype=torch.long, device=installed.tables()[0].device)
+    return model.get_output_embeddings()(model.get_input_embeddings()(ids))[:, ids].float().tolist()
 
 
 def _keep(job: Job, installed: Installed, outcome: Outcome) -> None:
@@ -335,13 +371,12 @@ def _keep(job: Job, installed: Installed, outcome: Outcome) -> None:
     for name, model in (FINAL, installed.model), (DENSE, dense):
         if model is not None:
             made = job.folder / f"{name}.partial"
-            shutil.rmtree(made, ignore_errors=True)
+            remove(made)
             model.save_pretrained(made)
             job.text.tokenizer().save_pretrained(made)
             replace_path(made, job.folder / name)
     write_json(job.folder / RESULT, to_record(outcome))
-    for path in (path for pattern in kind_of(job.settings).leftovers for path in job.folder.glob(pattern)):
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+    for pattern in kind_of(job.settings).leftovers:
+        for path in job.folder.glob(pattern):
+            with suppress(OSError):  # of no use, and in nobody's way
+                remove(path)

@@ -129,12 +129,9 @@ class Settings:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], where: str = "the settings", places: Mapping[str, str] = {}) -> Settings:
-        """Return settings of plain values by their names; the kind is the one named, else one that `model` names.
+        """Return settings, and options of their kind, of plain values; `model` may name the kind.
 
-        Args:
-            record: settings, and options of the kind.
-            where: what they come from, for messages.
-            places: what some of them come from.
+        `where` says for messages what they come from, `places` what some of them come from.
         """
         kind = record.get("kind") or (record["model"] if record.get("model") in kinds() else DECODER)
         found = find(kind) if kind != DECODER else None

@@ -38,13 +38,13 @@ CALIBRATION_SHARE = 0.02  # of the time, for the steps of all of these
 LEAST = 20  # steps of a run: its curve has so many points
 
 Gone = Callable[[], float]  # seconds since the command began
+Ended = Callable[..., None]  # told of a run that has ended, perhaps long ago: its steps, and the line that says so
 
 
-def tune(jobs: list[Job], out: Path, say: Callable[[str], None]) -> tuple[list[Job], list[dict[str, Any]]]:
+def tune(jobs: list[Job], out: Path, ended: Ended) -> tuple[list[Job], list[dict[str, Any]]]:
     """Choose for each job's arm a starting scale and a learning rate, taking up what `tuning.json` already holds.
 
-    Returns:
-        the jobs with what was chosen, and every trial (arm, init, learning_rate, nll, chosen) for the report.
+    Returns the jobs with what was chosen, and every trial (arm, init, learning_rate, nll, chosen) for the report.
     """
     path = out / "tuning.json"
     trials: list[dict[str, Any]] = ranks.first_does(lambda: read_json(path) or [])
@@ -54,15 +54,16 @@ def tune(jobs: list[Job], out: Path, say: Callable[[str], None]) -> tuple[list[J
         std = kind_of(job.settings).table_std(job)
         for init, rate in ((std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS):
             folder = out / "tuning" / folder_name(job.arm) / f"init-{init:.4g}-lr-{rate:.4g}"
-            trial = started(short(job, folder), init, rate)
+            trial, line = started(short(job, folder), init, rate), ""
             if (job.arm, init, rate) not in known:
                 found = train(trial).result.heldout_nll
                 nll = found if math.isfinite(found) else None
-                say(f"tune {job.arm}: init {init:.4g}, lr {rate:.4g} → {'diverged' if nll is None else f'{nll:.3f}'}")
+                said = "diverged" if nll is None else f"{nll:.3f}"
+                line = f"tune {job.arm}: init {init:.4g}, lr {rate:.4g} → {said}"
                 trials.append({"arm": job.arm, "init": init, "learning_rate": rate, "nll": nll})
                 ranks.first_does(partial(write_json, path, trials))
                 ranks.first_does(partial(rmtree, folder))  # nine models for each arm need not stay
-            job.bar.ended(trial.settings.steps)
+            ended(trial.settings.steps, line)
         own = [t for t in trials if t["arm"] == job.arm]
         best = min(own, key=lambda t: math.inf if t["nll"] is None else t["nll"])
         chosen.append(started(job, best["init"], best["learning_rate"]))

@@ -12,6 +12,9 @@ stream from the word before it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import lru_cache
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -20,7 +23,7 @@ from torch.utils.data import Dataset
 
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import DataError
-from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
+from tiewise.training.run import MeasuredSplit, evaluating, measured
 
 _SHORTEST = 5  # words of a step of varied length
 _SPREAD = 5.0  # its standard deviation
@@ -29,12 +32,31 @@ _AT_ONCE = 4096  # words of a forward pass that measures
 _IGNORED = -100
 
 
-class Steps(Dataset):
-    """Every step of a run, in order: `tokens` [N] in `batch` streams, cut `length` words long, `epochs` times over.
+@lru_cache(8)  # a run asks several times
+def cut(room: int, length: int, epochs: int, vary: int | None = None) -> np.ndarray:
+    """(first position, words that each stream predicts, epoch from 0) [3, steps] of streams with `room` such words.
 
-    Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words. `vary` is
-    the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it once in
-    twenty. At most the first `most` steps.
+    `vary` is the seed of lengths drawn anew for every step, as AWD-LSTM does: normal around `length`, around half of it
+    once in twenty.
+    """
+    draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
+    found: list[tuple[int, int, int]] = []
+    for epoch in range(epochs):
+        start = 0
+        while start < room:
+            step = length
+            if draw is not None:
+                around = length / 2 if draw.random() < _HALVED else length
+                step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
+            found.append((start, min(step, room - start), epoch))
+            start += step
+    return np.array(found).T
+
+
+class Steps(Dataset):
+    """Every step of a run, in order: `tokens` [N] in `batch` streams, `cut` over and over, at most the first `most`.
+
+    Each is `{"input_ids": int64[B, t], "labels": int64[B, t], "begins": bool[]}`; labels are the next words.
 
     Raises:
         DataError: streams of fewer than two words.
@@ -54,19 +76,7 @@ class Steps(Dataset):
         if room < 1:
             what = f"the training text has {len(tokens):,} words, too few for {batch} streams"
             raise DataError(what, "give more text, or --set batch to a smaller number")
-        draw = None if vary is None else np.random.Generator(np.random.PCG64(vary))
-        found: list[tuple[int, int, int]] = []
-        for epoch in range(epochs):
-            start = 0
-            while start < room:
-                step = length
-                if draw is not None:
-                    around = length / 2 if draw.random() < _HALVED else length
-                    step = max(_SHORTEST, int(draw.normal(around, _SPREAD)))
-                found.append((start, min(step, room - start), epoch))
-                start += step
-        # of each step: its first position in the streams, the words that it predicts in each, its epoch from 0
-        self.starts, self.lengths, self.epochs = np.array(found[:most]).T
+        self.starts, self.lengths, self.epochs = cut(room, length, epochs, vary)[:, :most]
         self.streams = tokens[: len(tokens) // batch * batch].reshape(batch, -1)
 
     def __len__(self) -> int:
@@ -101,19 +111,19 @@ def measure_streams(
     `counts` [V] say how often each word occurs in training.
     """
     inputs, targets = side_by_side(np.asarray(tokens[:most]), parallel)
-    tally, device = Tally(counts), installed.tables()[0].device
-    length = max(1, _AT_ONCE // len(inputs))
-    state: object = None
-    with evaluating(installed.model), installed.deferred():
-        for start in range(0, inputs.shape[1], length):
-            piece = slice(start, start + length)
-            output = installed.model(input_ids=inputs[:, piece].to(device), state=state)
-            state, wanted = output.state, targets[:, piece].reshape(-1).to(device)
+    device, length = installed.tables()[0].device, max(1, _AT_ONCE // len(inputs))
+
+    def pieces() -> Iterator[tuple[Tensor, Tensor]]:
+        state: object = None
+        for read, wanted in zip(inputs.split(length, 1), targets.split(length, 1), strict=True):
+            output = installed.model(input_ids=read.to(device), state=state)
+            state, wanted = output.state, wanted.reshape(-1).to(device)
             known = wanted != _IGNORED
             logits = output.logits.reshape(-1, output.logits.shape[-1])
-            losses = F.cross_entropy(logits, wanted, reduction="none", ignore_index=_IGNORED)
-            tally.add(losses[known], wanted[known])
-    return tally.measured()
+            yield F.cross_entropy(logits, wanted, reduction="none", ignore_index=_IGNORED)[known], wanted[known]
+
+    with evaluating(installed.model), installed.deferred():
+        return measured(pieces(), counts)
 
 
 def side_by_side(tokens: np.ndarray, parallel: int) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,10 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
@@ -28,11 +27,10 @@ from transformers.trainer_callback import ExportableState
 from tiewise.boundary.install import KEEP, STATE, Installed, install
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.files import write_whole
-from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, set_ctrl_c
+from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
 from tiewise.training import ranks
-from tiewise.training.display import RunsBar
 from tiewise.training.settings import Settings
 
 METRICS = "metrics.jsonl"  # in a run's folder: a line for every point of its curve
@@ -48,38 +46,30 @@ class Job:
     settings: Settings
     folder: Path
     text: PreparedText
-    counts: np.ndarray  # how often each token occurs in the training split [V]
     seed: int = 1
     feed_forward: int | None = None  # width that `match parameters` gives the arm
-    title: str = ""  # names it in progress, which `bar` shows
-    bar: RunsBar = field(default_factory=RunsBar)
+    title: str = ""  # names it in progress
     probe: tuple[int, ...] = ()  # tokens whose direct path is wanted
     split: str = "heldout"  # what the run is measured on
     trial: bool = False  # nothing but its last loss on `split` is wanted
+
+    def tell(self, step: int, nll: float | None = None) -> None:
+        """Say how many steps are done, and the training loss."""
+        progress(self.title + ("" if nll is None else f", nll {nll:.3f}"), step, self.settings.steps)
 
 
 class TiewiseTrainer(Trainer):
     """Logs `path_a`, `path_b` and `cosine` (means over the logging window), what else it was shown, and its evaluation.
 
-    Args:
-        installed: the boundary of `model`.
-        evaluator: called at every log, in the first of several processes, which alone logs what it returns.
-        track: whether to measure paths.
-        kwargs: as `transformers.Trainer`.
+    The first of several processes calls `evaluator` at every log; it alone logs what that returns.
     """
 
     def __init__(
-        self,
-        installed: Installed,
-        *,
-        evaluator: Callable[[], dict[str, float]] | None = None,
-        track: bool = True,
-        **kwargs: Any,
+        self, installed: Installed, *, evaluator: Callable[[], dict[str, float]] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(model=installed.model, **kwargs)
         self.installed = installed
         self._evaluator = evaluator
-        self._track = track
         self._seen: dict[str, list[Tensor | float]] = {}
 
     def load(self, checkpoint: Path) -> None:
@@ -103,11 +93,11 @@ class TiewiseTrainer(Trainer):
         """Step as the Trainer does, then measure the finished gradient, before it is clipped."""
         table_in, table_out = self.installed.tables()
         tied = table_in is table_out
-        if self._track and (self.installed.record is not None) != tied:
+        if (self.installed.record is not None) != tied:
             self.installed.track(tied)  # two tables hold their paths apart by themselves
         loss = super().training_step(model, inputs, num_items_in_batch)
         frozen = tied and table_in.grad is None
-        if self._track and self.accelerator.sync_gradients and not frozen:
+        if self.accelerator.sync_gradients and not frozen:
             with torch.no_grad():
                 norms = self.installed.path_norms()
             if (record := self.installed.record) is not None:
@@ -118,15 +108,15 @@ class TiewiseTrainer(Trainer):
 
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Add the spec's penalty on its projection, where it has one (Press & Wolf 2017, §3), while training."""
-        result = super().compute_loss(model, inputs, *args, **kwargs)
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
-            return result
+            return loss
         self.see(penalty=penalty.detach())
         if self.model_accepts_loss_kwargs and kwargs.get("num_items_in_batch") is not None:
             # such a loss is already this micro-batch's share of the step's; every other one is divided afterwards
             penalty = penalty / self.current_gradient_accumulation_steps
-        return (result[0] + penalty, *result[1:]) if isinstance(result, tuple) else result + penalty
+        return loss + penalty
 
     def see(self, **measured: Tensor | float) -> None:
         """Have the means of these be logged with the window; of tensors that hold several numbers, of all of them."""
@@ -195,7 +185,7 @@ def callbacks(job: Job, *more: str) -> list[TrainerCallback]:
 
 
 class RunRecord(TrainerCallback, ExportableState):
-    """Writes a run's curve to `metrics.jsonl`, moves the bar over all runs, and counts seconds.
+    """Writes a run's curve to `metrics.jsonl`, says how far it is, and counts seconds.
 
     Only those of training steps: evaluation, saving, set-up and the first step of a process, which warms up, do not
     count. Checkpoints carry them, so that a resumed run knows the time of all its steps.
@@ -206,6 +196,7 @@ class RunRecord(TrainerCallback, ExportableState):
         self.seconds, self.steps = 0.0, 0
         self._start: float | None = None
         self._warm = False
+        self._nll: float | None = None
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, in the form that `transformers` asks for."""
@@ -216,7 +207,7 @@ class RunRecord(TrainerCallback, ExportableState):
         for name, value in state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"].items():
             setattr(self, name, value)
         ranks.first_does(lambda: keep_lines(self.path, state.global_step))
-        self.job.bar.begun(self.job.title, state.global_step)
+        self.job.tell(state.global_step)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Start the clock."""
@@ -228,14 +219,14 @@ class RunRecord(TrainerCallback, ExportableState):
             self.seconds += time.perf_counter() - self._start
             self.steps += 1
         self._warm = True
-        self.job.bar.stepped(state.global_step)
+        self.job.tell(state.global_step, self._nll)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kw: Any) -> None:
         """Append the training loss of the window, and what was measured beside it."""
         if logs and "loss" in logs and ranks.first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
             add_line(self.path, line | {k: logs[k] for k in self.names if k in logs})
-            self.job.bar.learnt(logs["loss"])
+            self._nll = logs["loss"]
 
 
 def add_line(path: Path, line: dict[str, Any]) -> None:

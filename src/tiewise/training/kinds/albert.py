@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,24 +33,17 @@ from tiewise.data.sentence_pairs import OBJECTIVES, Packing
 from tiewise.data.training_rows import Masking, PairRows, mark, split_sentences
 from tiewise.models.open_albert import OpenAlbertConfig, OpenAlbertForPreTraining
 from tiewise.training import ranks
-from tiewise.training.evaluate import MeasuredSplit, Tally, evaluating
 from tiewise.training.optimizers import Lamb, lamb_groups
 from tiewise.training.results import MASKED, Share
-from tiewise.training.run import TABLES, Kind, check_rows
+from tiewise.training.run import TABLES, Kind, MeasuredSplit, check_rows, evaluating, measured
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
 FOUND = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
 CURVE_ROWS = 64  # of the validation split, behind each point of a curve
 SAMPLE = 256  # predicted tokens of a micro-batch behind a logged training accuracy
-LOGGED = (
-    "train_accuracy",
-    "pair_nll",
-    "pair_accuracy",
-    "heldout_accuracy",
-    "heldout_pair_nll",
-    "heldout_pair_accuracy",
-)
+_OF_PAIRS = ("pair_nll", "pair_accuracy")
+LOGGED = ("train_accuracy", "heldout_accuracy", *_OF_PAIRS, *(f"heldout_{name}" for name in _OF_PAIRS))
 _BATCH = 16  # rows of a forward pass that measures
 MEASURED_SEED = 20_191  # of the rows that models are measured on: the same for all arms and seeds
 ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows
@@ -155,12 +149,8 @@ class Alberts(Kind):
 
     def build(self, job: Job) -> Installed:
         """Build the model of an arm, and install its boundary."""
-        tokenizer = job.text.tokenizer()
-        marks = {
-            "pad_token_id": tokenizer.pad_token_id,
-            "bos_token_id": tokenizer.cls_token_id,
-            "eos_token_id": tokenizer.sep_token_id,
-        }
+        t = job.text.tokenizer()
+        marks = {"pad_token_id": t.pad_token_id, "bos_token_id": t.cls_token_id, "eos_token_id": t.sep_token_id}
         torch.manual_seed(job.seed)
         model: Any = OpenAlbertForPreTraining(arm_config(job.settings, job.arm, job.text.vocab, **marks))
         torch.manual_seed(job.seed + TABLES)
@@ -179,16 +169,12 @@ class Alberts(Kind):
         """Make the trainer, its points measured on the run's own objective."""
         s, o = job.settings, job.settings.own
         groups = lamb_groups(installed.model, s.weight_decay)  # biases and norms neither decay nor have a trust ratio
-        if o.optimizer == "lamb":
-            optimizer: torch.optim.Optimizer = Lamb(groups, lr=s.learning_rate)
-        else:
-            plain = [{key: value for key, value in group.items() if key != "adapt"} for group in groups]
-            optimizer = torch.optim.AdamW(plain, s.learning_rate, eps=1e-6)
-
+        # AdamW keeps a group's `adapt` and asks nothing of it
+        by: Any = Lamb if o.optimizer == "lamb" else partial(torch.optim.AdamW, eps=1e-6)
         rows = measured_rows(job, job.split, (o.objective,), CURVE_ROWS)
 
         def point() -> dict[str, float]:
-            found = measure_pretrained(installed, rows, job.counts)
+            found = measure_pretrained(installed, rows, job.text.counts)
             tokens, *pairs = found.shares.values()
             said = {"heldout_nll": found.nll, "heldout_accuracy": tokens.share}
             for pair in pairs:
@@ -198,7 +184,7 @@ class Alberts(Kind):
         return PretrainingTrainer(
             installed,
             evaluator=point,
-            optimizers=(optimizer, None),
+            optimizers=(by(groups, lr=s.learning_rate), None),
             args=arguments(
                 job,
                 per_device_train_batch_size=ranks.share(s.batch),
@@ -216,7 +202,7 @@ class Alberts(Kind):
         s = job.settings
         both = ("sop", "nsp") if split == job.split and not point else ()
         most = CURVE_ROWS if point else max(1, s.measured // s.length)
-        return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.counts)
+        return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.text.counts)
 
     def parameters(self, installed: Installed) -> dict[str, int]:
         """The body's by attention, ffn and the rest."""
@@ -291,7 +277,7 @@ class PretrainingTrainer(TiewiseTrainer):
 
     def compute_loss(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    ) -> Tensor:
         """Loss of one micro-batch: nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
         output = model(**inputs, predict=inputs["labels"] != -100)
         loss, penalty = output.loss, self.installed.penalty()
@@ -304,7 +290,7 @@ class PretrainingTrainer(TiewiseTrainer):
         loss = loss if penalty is None else loss + penalty
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
             loss = loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
-        return (loss, output) if return_outputs else loss
+        return loss
 
 
 @torch.no_grad()
@@ -318,37 +304,39 @@ def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], count
 
     `counts` [V] say how often each token occurs in training.
     """
+    shares: dict[str, Share] = {}
     with evaluating(installed.model):
-        found = {name: outputs(installed.model, own, installed.tables()[0].device) for name, own in rows.items()}
-    (losses, targets, right), _ = next(iter(found.values()))
-    shares = {MASKED: Share.of(int(right.sum()), len(right), float(losses.mean()))}
-    for name, (_, pairs) in found.items():
-        if pairs:
-            shares[name] = Share.of(int(pairs[2].sum()), len(pairs[2]), float(pairs[0].mean()))
+        for name, own in rows.items():
+            masked, pairs = outputs(installed.model, own, installed.tables()[0].device)
+            if not shares:
+                (losses, targets, _), shares[MASKED] = masked, _share(masked)
+            if pairs:
+                shares[name] = _share(pairs)
     # what knowing nothing but the training text's frequencies gives, each count plus one
     frequencies = np.log((counts + 1) / (counts.sum() + len(counts)))
-    tally = Tally(counts)
-    tally.add(losses, targets)
-    return tally.measured(shares=shares, unigram_nll=float(-frequencies[targets.numpy()].mean()))
+    unigram = float(-frequencies[targets.numpy()].mean())
+    return measured([(losses, targets)], counts, shares=shares, unigram_nll=unigram)
+
+
+def _share(judged: list[Tensor]) -> Share:
+    losses, _, right = judged
+    return Share.of(int(right.sum()), len(right), float(losses.mean()))
 
 
 @torch.no_grad()
-def outputs(model: Any, rows: PairRows, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+def outputs(model: Any, rows: PairRows, device: torch.device) -> list[list[Tensor]]:
     """[nll, target, whether right] of masked tokens, and of pairs where there are any: on the CPU, nll in fp64."""
-    tokens: list[tuple[Tensor, ...]] = []
-    pairs: list[tuple[Tensor, ...]] = []
+    found: tuple[list[tuple[Tensor, ...]], ...] = ([], [])
     for batch in DataLoader(rows, _BATCH):
         given = {name: value.to(device) for name, value in batch.items()}
         labels, order = given.pop("labels"), given.pop("pair_labels", None)
-        masked = labels != -100
-        output = model(**given, predict=masked)
-        for kept, logits, wanted in (tokens, output.logits, labels[masked]), (pairs, output.pair_logits, order):
+        output = model(**given, predict=labels != -100)
+        asked = (output.logits, labels[labels != -100]), (output.pair_logits, order)
+        for kept, (logits, wanted) in zip(found, asked, strict=True):
             if wanted is not None:
-                logits = logits.float()
-                losses = F.cross_entropy(logits, wanted, reduction="none").double()
-                kept.append((losses, wanted, logits.argmax(-1) == wanted))
-    found, judged = ([torch.cat(part).cpu() for part in zip(*kept, strict=True)] for kept in (tokens, pairs))
-    return found, judged
+                losses = F.cross_entropy(logits.float(), wanted, reduction="none").double()
+                kept.append((losses, wanted, logits.float().argmax(-1) == wanted))
+    return [[torch.cat(part).cpu() for part in zip(*kept, strict=True)] for kept in found]
 
 
 KIND = Alberts()

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
 from tiewise.boundary.boundary import Boundary, draw, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
-from tiewise.core.first_loss import first_step
+from tiewise.core.first_loss import FreshBody, first_step, small_decoder
 from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
 from tiewise.training import ranks
-from tiewise.training.evaluate import CURVE_BLOCKS, MeasuredSplit, measure
-from tiewise.training.run import Kind, build_causal, check_rows
+from tiewise.training.run import CURVE_BLOCKS, Kind, MeasuredSplit, build_causal, check_rows, evaluating, measured
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 
@@ -82,22 +86,23 @@ class Decoders(Kind):
 
     def first_loss(self, job: Job) -> float:
         """As `plan` has it; bodies that it does not follow are taken to know nothing."""
-        config = make_config(job.settings, job.text.vocab, job.feed_forward)
-        try:
-            body = read(config.to_dict()).fresh
-        except PlanError:
-            body = None
-        d, length = int(config.get_text_config().hidden_size), job.settings.length
-        return first_step(job.spec, job.text.vocab, d, self.table_std(job), body, positions=length).computed()[0]
+        s, config = job.settings, make_config(job.settings, job.text.vocab, job.feed_forward)
+        body: FreshBody | None = None
+        d = int(config.get_text_config().hidden_size)
+        if s.model == "llama":
+            ffn, heads, layers = config.intermediate_size, s.heads, s.layers
+            body = replace(small_decoder(d), layers=layers, ffn=ffn, heads=heads, kv_heads=heads, head_dim=d // heads)
+        else:
+            with suppress(PlanError):
+                body = read(config.to_dict()).fresh
+        return first_step(job.spec, job.text.vocab, d, self.table_std(job), body, positions=s.length).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer; a trial has no curve."""
         s = job.settings
         return TiewiseTrainer(
             installed,
-            evaluator=None
-            if job.trial
-            else lambda: {"heldout_nll": self.measure(job, installed, job.split, point=True).nll},
+            evaluator=None if job.trial else partial(self.point, job, installed),
             args=arguments(
                 job,
                 per_device_train_batch_size=ranks.share(s.batch),
@@ -116,7 +121,31 @@ class Decoders(Kind):
         length = job.settings.length
         most = min(len(job.text.split(job.split)), job.settings.measured)
         blocks = CURVE_BLOCKS if point else max(1, most // length)
-        return measure(installed, job.text.split(split), length, job.counts, blocks)
+        return measure(installed, job.text.split(split), length, job.text.counts, blocks)
+
+
+@torch.no_grad()
+def measure(
+    installed: Installed, tokens: np.ndarray, length: int, counts: np.ndarray, blocks: int | None = None
+) -> MeasuredSplit:
+    """Evaluate contiguous blocks of `length` tokens (each predicts length − 1); `counts` [V] are training counts.
+
+    At most so many `blocks`, spread evenly over the split; None takes all. The model is put back as it was.
+    """
+    rows = tokens[: len(tokens) // length * length].reshape(-1, length)
+    count = len(rows) if blocks is None else min(blocks, len(rows))
+    # evenly apart: texts are in the order of their sources, and starts are alike
+    chosen = torch.from_numpy(rows[np.arange(count) * len(rows) // max(count, 1)].astype(np.int64))
+
+    def losses(ids: Tensor) -> tuple[Tensor, Tensor]:
+        ids = ids.to(installed.tables()[0].device)
+        with installed.deferred():  # without logits
+            logits = installed.model(input_ids=ids, use_cache=False).logits[:, :-1, :]
+            targets = ids[:, 1:].reshape(-1)
+            return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), targets, reduction="none"), targets
+
+    with evaluating(installed.model):
+        return measured(map(losses, chosen.split(max(1, 4096 // length)) if count else ()), counts)
 
 
 def make_config(settings: Settings, vocab: int, feed_forward: int | None = None) -> Any:

@@ -26,9 +26,9 @@ from tiewise.core.files import sync, write_whole
 from tiewise.flax.flax_models import FlaxDecoder
 from tiewise.flax.flax_training import Fitting, OptaxRecipe, token_losses
 from tiewise.flax.parameter_files import read
-from tiewise.training.evaluate import CURVE_BLOCKS
 from tiewise.training.folder import read_json, replace_path, write_json
 from tiewise.training.kinds.decoder import Decoders
+from tiewise.training.run import CURVE_BLOCKS
 from tiewise.training.settings import DECODER, Settings
 from tiewise.training.trainer import METRICS, Interrupt, Job, add_line, keep_lines, logging_window
 
@@ -70,18 +70,19 @@ class FlaxDecoders(Decoders):
         if checkpoint is not None:
             take_up(fitting, checkpoint)
         keep_lines(metrics, fitting.step)
-        job.bar.begun(job.title, fitting.step)
+        job.tell(fitting.step)
+        nll = None
         with Interrupt() as interrupt:
             for point in fitting.steps():
-                job.bar.stepped(fitting.step)
                 if point is not None:
-                    job.bar.learnt(point.train_nll)
+                    nll = point.train_nll
                     line = {"step": point.step, "train_nll": point.train_nll}
                     if not job.trial:
                         losses, _ = token_losses(fitting.model, job.text.split(job.split), s.length, CURVE_BLOCKS)
                         line["heldout_nll"] = float(losses.mean())
                     paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
                     add_line(metrics, line | {name: value for name, value in paths.items() if not math.isnan(value)})
+                job.tell(fitting.step, nll)
                 if interrupt.caught or fitting.step % (4 * logging_window(s.steps)) == 0:
                     keep(fitting, job.folder)
                 if interrupt.caught:

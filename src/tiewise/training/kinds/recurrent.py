@@ -16,6 +16,7 @@ import math
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,8 @@ from tiewise.data.documents import RANDOM
 from tiewise.data.word_corpus import prepare_words, unknown_share
 from tiewise.models import RNNConfig, detached
 from tiewise.ops.augmented_loss import AugmentedOptions, augmented_cross_entropy
-from tiewise.training.evaluate import MeasuredSplit
 from tiewise.training.optimizers import AveragedSGD
-from tiewise.training.run import SHAPE, Kind, build_causal
+from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_causal
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, measure_streams
 from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
@@ -148,7 +148,7 @@ class Annealing(TrainerCallback, ExportableState):
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
         averages = isinstance(optimizer, AveragedSGD) and optimizer.averages
         with optimizer.averaged() if averages else nullcontext():
-            nll = measure_streams(self.installed, text.split("tune"), self.job.counts, o.parallel).nll
+            nll = measure_streams(self.installed, text.split("tune"), text.counts, o.parallel).nll
             nll = nll if math.isfinite(nll) else 1e30  # a diverged epoch is the worst; JSON has no infinity
             if nll >= min(before, default=math.inf):
                 self.cuts += 1
@@ -169,42 +169,36 @@ class StatefulTrainer(TiewiseTrainer):
         self.options, self.annealing = annealing.options, annealing
         self.carried: Any = None
 
-    def compute_loss(
-        self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
+    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Loss of one step from the state that the last one left; keeps the state that this one leaves."""
-        targets = inputs["labels"]
-        state = None if bool(inputs["begins"]) else self.carried
+        o, targets = self.options, inputs["labels"]
+        state, wanted = None if bool(inputs["begins"]) else self.carried, targets.reshape(-1)
         with self.installed.deferred():
             output = model(input_ids=inputs["input_ids"], state=state)
-            loss, nll = self._loss(output.logits, targets)
+            flat = output.logits.reshape(-1, output.logits.shape[-1])
+            with torch.set_grad_enabled(not o.augment):  # or it is logged alone
+                loss = nll = F.cross_entropy(flat, wanted)
+            if o.augment:
+                loss = self._augmented(flat, wanted)
         self.carried = detached(output.state)
         self.see(loss=nll.detach().expand(targets.numel()))  # every word counts once
         if output.regularisation is not None:
             loss = loss + output.regularisation
-        if self.options.objective == "time":
+        if o.objective == "time":
             loss = loss * targets.shape[1]  # the mean over streams of the sum over positions
         penalty = self.installed.penalty()
-        loss = loss if penalty is None else loss + penalty
-        return (loss, output) if return_outputs else loss
+        return loss if penalty is None else loss + penalty
 
-    def _loss(self, logits: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """(what is differentiated, nll) as means over words; they differ by the augmented loss alone."""
-        flat, wanted = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
-        if not self.options.augment:
-            nll = F.cross_entropy(flat, wanted)
-            return nll, nll
-        scale, bias, softcap = flat.fold.scale_bias_softcap()
+    def _augmented(self, logits: Any, wanted: Tensor) -> Tensor:
+        """Mean of the augmented loss over words, from what their logits [n, V] are computed of."""
+        scale, bias, softcap = logits.fold.scale_bias_softcap()
         if softcap is not None:
             raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
-        hidden = flat.hidden if scale == 1 else flat.hidden * scale
+        table_in, table_out = self.installed.tables()
         chosen = AugmentedOptions(alpha=self.options.augment, temperature=self.options.temperature)
-        table = self.installed.tables()[0]
-        own = None if table is self.installed.tables()[1] else table
-        loss = augmented_cross_entropy(hidden, flat.table, wanted, own, bias, chosen)
-        with torch.no_grad():
-            nll = F.cross_entropy(flat, wanted)
-        return loss, nll
+        hidden = logits.hidden if scale == 1 else logits.hidden * scale
+        own = None if table_in is table_out else table_in
+        return augmented_cross_entropy(hidden, logits.table, wanted, own, bias, chosen)
 
     def _get_learning_rate(self) -> float:
         return self.annealing.rate
@@ -314,7 +308,7 @@ class RecurrentModels(Kind):
         return StatefulTrainer(
             installed,
             annealing,
-            evaluator=lambda: {"heldout_nll": self.measure(job, installed, job.split, point=True).nll},
+            evaluator=partial(self.point, job, installed),
             optimizers=(optimizer, None),
             args=arguments(
                 job,
@@ -340,7 +334,7 @@ class RecurrentModels(Kind):
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
         """Evaluate a split from its beginning: of training text a part, as the papers do all of any other."""
         most = CURVE_WORDS if point else job.settings.measured if split == "train" else None
-        return measure_streams(installed, job.text.split(split), job.counts, job.settings.own.parallel, most)
+        return measure_streams(installed, job.text.split(split), job.text.counts, job.settings.own.parallel, most)
 
     def tokens_seen(self, job: Job) -> np.ndarray:
         """Words predicted up to and with each step [steps]."""
