@@ -27,8 +27,8 @@ CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 # of ALBERTs: what is judged right
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
-    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All arms and "
-    "seeds are asked the same validation rows, so an interval over seeds says nothing of other rows."
+    "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All seeds "
+    "are asked the same validation rows, and the interval says nothing of others."
 )
 
 

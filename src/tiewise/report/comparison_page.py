@@ -36,23 +36,21 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
 
 NOTE = (
-    "Losses: mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity is exp of the mean validation nll. Training memory counts fp32 weights, gradients and moments, no "
-    "activations. Tokens per second hold what else the machine did."
+    "Mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
+    "Perplexity is exp of the mean validation nll. Training memory: weights, gradients and moments in fp32."
 )
 BIGRAMS = (
-    "Last columns: an arm’s direct-path logit of “right after left” minus that of “left after right”, zero for one "
-    "shared table without a map."
+    "Last columns: direct-path logit of “right after left” minus “left after right”; zero for one table without a map."
 )
 DIRECT_PATH = (
-    "Logit of the next token (column) by the current token's embedding alone (row), less what its row and its column "
-    "have in common; colours saturate on the diagonal."
+    "Logit of the next token (column) by the current token's embedding alone (row), less what rows and columns share; "
+    "colours saturate on the diagonal."
 )
-MEMORY = "fp32 weights, gradients, and two moments: 16 bytes a parameter. Sharing leaves activations as they are."
+MEMORY = "fp32 weights, gradients, and two moments: 16 bytes a parameter."
 JUDGED = {
-    MASKED: "Held-out tokens that were masked and whose right token had the largest logit.",
-    "sop": "Held-out segments that follow each other, half of them swapped; the line is chance.",
-    "nsp": "Held-out segments, half of the second ones from another document; the line is chance.",
+    MASKED: "Masked held-out tokens whose right token had the largest logit.",
+    "sop": "Held-out segments in a row, half of them swapped; the line is chance.",
+    "nsp": "Held-out segments, half of them of two documents; the line is chance.",
 }
 
 
@@ -88,14 +86,14 @@ TRAINING = OverTraining("Training loss", NATS, "Of the batches that each step le
 OUTPUT_SHARE = OverTraining(
     "Share of the output path in the gradient",
     "‖B‖ / (‖A‖ + ‖B‖)",
-    "Gradient through the lookup (A) and the head (B), of one table or of two; above 50 % the head pulls harder.",
+    "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder.",
     _head_share,
     level=0.5,
 )
 COSINE = OverTraining(
     "Do both paths pull the same way?",
     "cosine of lookup path and head path",
-    "Above zero the two paths agree, below zero they work against each other.",
+    "Above zero the two paths agree.",
     lambda point: point.cosine,
     level=0.0,
 )
@@ -215,7 +213,7 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
             }
         title, caption = (text.format(reference=comparison.reference) for text in (measured.title, measured.caption))
         more = {"along": "training step", "unit": measured.unit, "level": measured.level}
-        caption += " Thick lines are means over seeds, thin lines single seeds."
+        caption += " Thin lines are single seeds."
         means, single = [], []
         for arm, own in values.items():
             steps = tuple(sorted(set.intersection(*map(set, own.values())))) if own else ()
@@ -247,7 +245,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         for q in every
         if q.name.startswith(f"{name} −")
     ]
-    caption = "Left of zero an arm has the lower loss; the bar is the 95 % interval over paired seeds."
+    caption = "Left of zero an arm has the lower loss; bars are 95 % intervals over paired seeds."
     if (both := gaps(comparison)) is not None:
         # as the figure subtracts: the reference is what is taken away
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
@@ -279,8 +277,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
             ((bins.index(d.metric), difference(d)) for d in binned if d.arm == arm),
             along="times the token occurs in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
-            why="Below zero an arm predicts these tokens better; each interval is 95 % on its own: about one of twenty "
-            "excludes zero by chance.",
+            why="Below zero an arm predicts these tokens better; one of twenty intervals excludes zero by chance.",
         )
         for arm in dict.fromkeys(d.arm for d in binned)
     ]  # fmt: skip

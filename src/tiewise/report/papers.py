@@ -85,8 +85,8 @@ def beside_figures(
         said = [f"Test perplexity per word, <eos> counted. Figures: {sources}."]
         if text is None:
             said.append(
-                f"This run was trained on another text ({words:,} words, vocabulary {vocab:,}), so its figures do not "
-                "repeat the published ones: only differences between arms can be compared."
+                f"This run was trained on another text ({words:,} words, vocabulary {vocab:,}): only differences of "
+                "arms compare."
             )
     return said, table
 
@@ -144,7 +144,7 @@ def beside_table_4(nll: Mapping[str, Mapping[str, float]], pairs: Sequence[Diffe
     theirs = (f"{name}: {', '.join(sorted(own, key=lambda kind: -own[kind]))}" for name, own in table_4().items())
     said = [
         f"{ALBERT}, Table 4, orders what layers share by the average of five tasks after fine-tuning, best first: "
-        f"{'; '.join(theirs)}. Here the order is by validation nll of masked tokens, lowest first."
+        f"{'; '.join(theirs)}. Here by validation nll of masked tokens."
     ]
     for boundary, of in nll.items():
         own, line = (

@@ -110,7 +110,7 @@ def share_panel(record: Record) -> Panel:
         "Shares of the whole",
         "share of all parameters",
         lambda value: f"{plain(100 * value, 1)} %",
-        "A table used at both ends is counted once; every bar is the whole of its own choice.",
+        "A table used at both ends is counted once.",
     )
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")
     return panel
@@ -126,7 +126,7 @@ def memory_panel(record: Record) -> Panel:
         parts = {"weights": row["weights"], "gradients": row["gradients"], "optimizer state": row["state"]}
         parts["fused loss"] = logits["fused_cuda"] if logits else 0
         found[name] = {**parts, **({"activations (estimate)": kept} if kept else {})}
-    why = "AdamW and the fused loss, counted; activations are an estimate, the same for every choice."
+    why = "AdamW and the fused loss, counted; activations are an estimate."
     panel = stacked(found, "Memory of a training step", "bytes", size, why)
     panel.figure.update_xaxes(tickformat="~s", ticksuffix="B")
     return panel
@@ -143,7 +143,7 @@ def sharing_panels(plan: Plan) -> list[Panel]:
         "What sharing layers leaves",
         "unique parameters",
         count,
-        "Norms go with their sublayer. Every layer is still applied, so the work per token stays the same.",
+        "Every layer is still applied: the work per token stays the same.",
     )
     panel.figure.update_traces(showlegend=False, text=list(map(count, totals.values())))
     return [panel]
@@ -178,8 +178,7 @@ def growth_panels(plan: Plan) -> list[Panel]:
             models,
             f"Whole models of {layers} layers by width",
             "unique parameters",
-            "Plain decoders of this vocabulary, 12·D² per layer. With one shared layer the body grows as 12·D² instead "
-            f"of 12·L·D². {here}",
+            f"Plain decoders of this vocabulary: 12·D² per layer, in all where one is shared. {here}",
         ),
     )[: 2 if a.layers else 1]:
         curves = [
@@ -203,7 +202,7 @@ def preset_panel() -> Panel:
         parts = read({**kind, **sizes}).parameters()
         ends = parts["input_table"] + parts.get("maps", 0)
         found[name] = {"body": sum(parts.values()) - ends, "table and map": ends}
-    why = "Encoders with their pooler, counted from their sizes with the vocabularies of transformers' defaults."
+    why = "Encoders with their pooler, counted from their sizes."
     return stacked(found, "BERT and ALBERT as published", "unique parameters", count, why, first="body")
 
 
@@ -235,7 +234,7 @@ def score_panel() -> Panel:
     ]
     return Panel(
         finish(figure, "Quality and parameters in the ALBERT paper", "score"),
-        "As the paper (arXiv:1909.11942) prints them, scores an average over SQuAD, MNLI, SST-2 and RACE: the higher "
-        "and the further left, the more quality per parameter.",
+        "As arXiv:1909.11942 prints them; scores average SQuAD, MNLI, SST-2 and RACE: further left and higher is more "
+        "per parameter.",
         Listing("", ["model", "choice", "parameters", "score", "points per million", "source"], rows),
     )

@@ -126,17 +126,17 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
             Curve.through(
                 "Loss by how often the block is applied", enumerate(map(_estimate, nll), 1),
                 unit=NATS, level=alone.value, level_name="token frequencies", **mark,
-                why="The large open marker is the number of training; bands are 95 % intervals over windows.",
+                why="The open marker is the number of training; bands are 95 % intervals over windows.",
             ),
             Curve.through(
                 "Loss less that of the model as trained", enumerate(map(_estimate, nll - own), 1),
                 unit=NATS, level=0.0, **mark,
-                why="Window by window, so that how hard a text is takes no part; above 0 is worse than as trained.",
+                why="Window by window; above 0 is worse than as trained.",
             ),
             Curve.through(
                 "Change by one more application", enumerate(map(_estimate, change), 1),
                 unit="relative change", log=True, **mark,
-                why="‖h after − h before‖ / ‖h before‖ of the last of n applications, mean over tokens.",
+                why="‖h after − h before‖ / ‖h before‖ of the last of n.",
             ),
         ),
     )  # fmt: skip

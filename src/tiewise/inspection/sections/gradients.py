@@ -212,8 +212,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero a step for one use helps the other; below zero they work against each other, as in any "
-            "tied model where training comes to rest",
+            why="above zero a step for one use helps the other; below zero they oppose, as any tied model at rest",
         )  # fmt: skip
     step = found.update.split()
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
@@ -262,14 +261,13 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
         yield Curve(
             "Head path's share by batch size", x, y, along="windows in a batch", unit="%", log_x=True,
             mark=found.batch, level=limit, level_name="without noise",
-            why="Noise makes both norms longer, by different factors: a share belongs to a batch size. Estimated from "
-            "the scatter of the batches that were run, whose size is marked.",
+            why="Noise lengthens both norms, by different factors. Estimated from batches of the marked size.",
         )  # fmt: skip
     places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
     for which, sums in (("gradient", found.gradient), ("Adam's step", found.update)):
         rows = _shares(found, sums)
         heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
-        why = "Rows of tokens that occur in the windows; all others would stand at 100 %."
+        why = "Tokens of the windows; all others would stand at 100 %."
         yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
 
 

@@ -287,20 +287,20 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
             which=which, along="layers applied", unit=KL, log=True,
             level=constant.value, level_name="the model's mean distribution",
-            why="KL(final ‖ lens) on held-out windows. Above the dotted line a lens says less of the final prediction "
-            "than one distribution that is the same everywhere.",
+            why="KL(final ‖ lens), held out. Above the dotted line a lens says less than one distribution for every "
+            "position.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
             "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
             which=which, along="layers applied", unit="share of positions",
-            why="Held-out positions at which lens and model name the same token first.",
+            why="Held-out positions where both name the same token first.",
         )  # fmt: skip
     for depth in range(0, len(places), max(1, (len(places) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(
             "Were the tuned lenses trained long enough?", tuple(marks), places[depth].curve, which=f"depth {depth}",
             along="step of training", unit=KL, log=True,
-            why=f"Held-out KL. A lens has converged if the last tenth of steps changes it by under {CONVERGED:.0%}.",
+            why=f"Held-out KL. Converged: the last tenth of steps changes it by under {CONVERGED:.0%}.",
         )  # fmt: skip
 
 

@@ -45,11 +45,11 @@ RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 i
 CONTROL = "Dashed: the same architecture with fresh weights."
 PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
     ("Change per application", "relative change", True, "change", "‖h after − h before‖ / ‖h before‖."),
-    ("Cosine of output and input", "cosine", False, "cosine", "As figure 1 of Lan et al. 2020; 1 where nothing turns."),
+    ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
-     "Above 0 a layer goes on where the one before it was heading, below 0 it turns back."),
+     "Above 0 a layer goes on where the last one was heading."),
     ("Change if the same layer is applied again", "relative change", True, "again",
-     "Each layer applied a second time to its own output: small where it had already done its work."),
+     "A layer applied to its own output: small where its work was done."),
 )  # fmt: skip
 
 
@@ -276,7 +276,7 @@ def _quantities(found: Trajectory) -> Iterator[Quantity]:
         (resting, alternating), where = _rests(values), f", applications {block.first + 1} to {block.end}"
         yield Quantity.of_estimate(
             "small differences grow by", _estimate(values["growth"]), chance=1.0, unit="× per application",
-            why=f"below 1 near-by states come together, above 1 they are driven apart{where}",
+            why=f"below 1 near-by states come together{where}",
         )  # fmt: skip
         away = _estimate(values["from_end"][resting])
         yield Quantity.of_estimate("distance from rest", away, unit="of the resting norm")
@@ -296,14 +296,14 @@ def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
         yield Curve.through(
             "Does the repeated block come to rest?", enumerate(map(_estimate, values["residual"]), 1),
             along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
-            why="‖f(h) − h‖ / ‖h‖ of the block f that the model repeats; the open marker is where the model stops. "
-            f"A straight fall approaches a fixed point at a constant rate, a level line none. {CONTROL}",
+            why="‖f(h) − h‖ / ‖h‖ of the repeated block f; at the open marker the model stops. A straight fall "
+            f"approaches a fixed point, a level line none. {CONTROL}",
         )  # fmt: skip
 
 
 def _alike(found: Trajectory, which: str) -> Grid:
     states, values = tuple(str(i) for i in range(len(found.alike))), tuple(map(tuple, found.alike.tolist()))
-    why = "Cosine of the states after so many applications; in a square of one colour little changes."
+    why = "Cosine of the states; in a square of one colour little changes."
     return Grid(f"How alike the states are{which}", states, states, values, axes=("applications",) * 2, why=why)
 
 
