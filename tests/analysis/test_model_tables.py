@@ -1,16 +1,12 @@
 """Both ends of a checkpoint: what each meets, which tokens say nothing, and whole models beside each other."""
 
-import json
-
 import numpy as np
 import pytest
 import scipy.linalg
-from safetensors.numpy import save_file
-from tiny_tables import factored, opt, untied
+from tiny_tables import LLAMA, factored, opt, untied, write
 
 from tiewise.analysis.model_tables import StoredTable, ends_of, views_of
 from tiewise.analysis.table_maps import LARGE, AlignSettings
-from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import CheckpointError
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.which_end import across
@@ -20,19 +16,13 @@ IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
 QUICK = AlignSettings(permutations=1, sampled=300)
 
 
-def checkpoint(where, tensors, texts=None, **config):
-    """Write a Llama-like folder: tensors (fp32), config, and a vocabulary of the given texts."""
-    where.mkdir()
-    tied = OUT not in tensors
-    record = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": tied}
+def checkpoint(where, tensors, texts=(), **config):
+    """Write a Llama-like folder: tensors, config, and a vocabulary of the given texts."""
     rows, width = tensors[IN].shape
-    record |= {"vocab_size": rows, "hidden_size": config.get("width", width)}
-    config.pop("width", None)
-    (where / "config.json").write_text(json.dumps(record | config))
-    if texts is not None:
-        (where / "vocab.json").write_text(json.dumps({text: row for row, text in enumerate(texts)}))
-    save_file({name: np.ascontiguousarray(t, np.float32) for name, t in tensors.items()}, where / "model.safetensors")
-    return open_folder(where)
+    sizes = {"vocab_size": rows, "hidden_size": width, "tie_word_embeddings": OUT not in tensors}
+    return write(
+        where, {k: np.ascontiguousarray(v, np.float32) for k, v in tensors.items()}, LLAMA | sizes | config, texts
+    )
 
 
 def gaussian(seed, rows=ROWS, width=WIDTH):
@@ -80,14 +70,12 @@ def test_two_tables_are_aligned_without_rows_that_say_nothing(tmp_path):
     assert found.answer.startswith("more than by chance after the best rotation")
 
 
-@pytest.mark.parametrize(("spec", "scale"), [("factored:4", 1.0), ("factored:4+input_scale=2", 2.0)])
-def test_a_factored_table_is_met_behind_its_maps(tmp_path, spec, scale):
+@pytest.mark.parametrize("scale", [1.0, 2.0])
+def test_a_factored_table_is_met_behind_its_maps(tmp_path, scale):
     """The oracle is the product, written out: E = T Aᵀ · scale and U = T B."""
     table, into, out = gaussian(0, width=4), gaussian(1, WIDTH, 4), gaussian(2, 4, WIDTH)
-    tensors = {IN: table, "model.embed_tokens.in_map.weight": into, "lm_head.out_map.weight": out}
-    config = {"model_type": "tiewise", "base_model_type": "llama", "tiewise_boundary": spec, "width": WIDTH}
-    config |= {"architectures": ["TiewiseLlamaForCausalLM"]}
-    ends = ends_of(checkpoint(tmp_path / "m", tensors, **config))
+    spec = "factored:4" + f"+input_scale={scale:g}" * (scale != 1)
+    ends = ends_of(factored(tmp_path / "m", table, into, out, tiewise_boundary=spec))
     wide = table.astype(float)
     ids = np.array([3, 3, 500, 0])
     assert np.allclose(ends.input.take(ids), wide[ids] @ into.T.astype(float) * scale, rtol=1e-12, atol=1e-12)
@@ -142,28 +130,24 @@ def test_tables_of_different_width_say_which_maps_are_left_out(tmp_path):
     assert f"no identity map: widths {WIDTH} and 7 differ" in found.notes
 
 
-def test_few_tokens_in_common_are_counted(tmp_path):
+def test_what_cannot_be_held_side_by_side_is_one_line(tmp_path):
     one = checkpoint(tmp_path / "one", {IN: gaussian(0)}, words(range(ROWS)))
     far = checkpoint(tmp_path / "far", {IN: gaussian(1)}, words(range(ROWS - 9, 2 * ROWS - 9)))
-    with pytest.raises(CheckpointError, match="600 and 600 rows share 9 tokens, 9 usable; at least 16"):
-        across(one, far, settings=QUICK)
     unnamed = checkpoint(tmp_path / "unnamed", {IN: gaussian(1)})
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        across(one, unnamed, settings=QUICK)
-
-
-def test_what_has_not_two_ends_is_one_line(tmp_path):
     headless = checkpoint(tmp_path / "a", {IN: gaussian(0)}, architectures=["LlamaForSequenceClassification"])
-    with pytest.raises(CheckpointError, match="without an output head; give one with a token head"):
-        alignment_of(headless)
     lost = checkpoint(tmp_path / "b", {IN: gaussian(0)}, tie_word_embeddings=False)
-    with pytest.raises(CheckpointError, match="says untied and stores no head"):
-        alignment_of(lost)
+    for ask, said in (
+        (lambda: across(one, far, settings=QUICK), "600 and 600 rows share 9 tokens, 9 usable; at least 16"),
+        (lambda: across(one, unnamed, settings=QUICK), r"no tokenizer\.json"),
+        (lambda: alignment_of(headless), "without an output head; give one with a token head"),
+        (lambda: alignment_of(lost), "says untied and stores no head"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            ask()
 
 
 def test_two_tables_under_a_tied_config_are_noted(tmp_path):
-    folder = checkpoint(tmp_path / "m", {IN: gaussian(0), OUT: gaussian(1)}, tie_word_embeddings=True)
-    ends = ends_of(folder)
+    ends = ends_of(checkpoint(tmp_path / "m", {IN: gaussian(0), OUT: gaussian(1)}, tie_word_embeddings=True))
     assert not ends.tied
     assert "the config says tied" in ends.notes[0]
 
@@ -173,28 +157,18 @@ def test_large_tables_are_permuted_once():
     assert AlignSettings.sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1
 
 
-def test_a_factored_table_before_and_after_its_maps(tmp_path):
+@pytest.mark.parametrize("model", [factored, opt])
+def test_a_table_before_and_after_its_maps(model, tmp_path):
     table, into, out = (gaussian(seed, *shape) for seed, shape in enumerate(((30, 4), (10, 4), (4, 10))))
-    views, notes = views_of(factored(tmp_path / "m", table, into, out))
+    views, notes = views_of(model(tmp_path / "m", table, into, out))
     assert list(views) == ["both ends", "input after its map", "output after its map"]
     assert [isinstance(view, StoredTable) for view in views.values()] == [True, False, False]
     for view, dense in zip(views.values(), (table, table @ into.T, table @ out), strict=True):
         assert view.read(0, 30) == pytest.approx(dense.astype(float), abs=1e-5)
-        assert view.take([3, 1]) == pytest.approx(dense[[3, 1]].astype(float), abs=1e-5)
-    assert notes
-
-
-def test_a_familys_own_projections(tmp_path):
-    table, into, out = (gaussian(seed, *shape) for seed, shape in enumerate(((30, 4), (10, 4), (4, 10))))
-    views, notes = views_of(opt(tmp_path / "m", table, into, out))
-    assert list(views) == ["both ends", "input after its map", "output after its map"]
-    for view, dense in zip(list(views.values())[1:], (table @ into.T, table @ out), strict=True):
-        assert view.read(0, 30) == pytest.approx(dense.astype(float), abs=1e-5)
-        assert view.take([29]) == pytest.approx(dense[[29]].astype(float), abs=1e-5)
-    assert any("left out" in note for note in notes)
+        assert view.take([29, 1]) == pytest.approx(dense[[29, 1]].astype(float), abs=1e-5)
+    assert any(("left out" if model is opt else "4 wide") in note for note in notes)
 
 
 def test_two_tables_are_two_views(tmp_path):
     views, notes = views_of(untied(tmp_path / "m", gaussian(0, 20, 6), gaussian(1, 20, 6)))
-    assert list(views) == ["input", "output"]
-    assert notes == ()
+    assert (list(views), notes) == (["input", "output"], ())

@@ -19,13 +19,9 @@ def listed(pairs):
     return list(zip(pairs.a.tolist(), pairs.b.tolist(), strict=True))
 
 
-def test_texts_are_matched_wherever_they_stand():
+def test_texts_are_matched_wherever_they_stand_and_masks_leave_out_rows_of_either_table():
     pairs = by_text(["the", "cat", None, "sat", "the"], ["sat", "x", "the", None, "the"])
-    assert listed(pairs) == [(0, 2), (3, 0)]
-    assert pairs.how == "by token text"
-
-
-def test_masks_leave_out_rows_of_either_table():
+    assert (listed(pairs), pairs.how) == ([(0, 2), (3, 0)], "by token text")
     pairs = by_text(["a", "b", "c", "d"], ["d", "c", "b", "a"])
     mask_a, mask_b = np.array([True, False, False, False]), np.array([False, True, False, False])
     assert listed(pairs.without(mask_a, mask_b)) == [(1, 2), (3, 0)]
@@ -57,14 +53,14 @@ def test_texts_of_two_real_tokenizers(tmp_path):
 
 def test_tokenizer_files_that_hold_no_texts(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no tokenizer\.json"):
-        texts_of(tmp_path, 3)
-    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\x03\x0a\x01a")
-    with pytest.raises(CheckpointError, match="SentencePiece"):
-        texts_of(tmp_path, 3)
-    (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(CheckpointError, match="JSON"):
-        texts_of(tmp_path, 3)
+    for file, content, said in (
+        ("vocab", b"", r"no tokenizer\.json"),
+        ("tokenizer.model", b"\x0a\x03\x0a\x01a", "SentencePiece"),
+        ("tokenizer.json", b"{", "JSON"),
+    ):
+        (tmp_path / file).write_bytes(content)
+        with pytest.raises(CheckpointError, match=said):
+            texts_of(tmp_path, 3)
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0}}}))
     assert texts_of(tmp_path, 2) == ["a", None]
 
@@ -185,12 +181,9 @@ def test_counts_that_say_nothing_take_nothing_out():
         assert align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK, counts=counts).taken_out == {}
 
 
-@pytest.mark.parametrize("counts", [[-1, 2, 3], [1.0, np.nan, 2], np.ones((3, 2))])
-def test_counts_that_are_none_are_one_line(counts):
-    with pytest.raises(DataError, match="counts of tokens must be one number of 0 or more"):
-        directions(counts)
-
-
-def test_counts_of_other_tokens_are_one_line():
+def test_counts_that_are_none_or_of_other_tokens_are_one_line():
+    for counts in ([-1, 2, 3], [1.0, np.nan, 2], np.ones((3, 2))):
+        with pytest.raises(DataError, match="counts of tokens must be one number of 0 or more"):
+            directions(counts)
     with pytest.raises(DataError, match=r"counts of shape \[3\] for 900 pairs"):
         align(gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK, counts=[1, 2, 3])

@@ -46,11 +46,11 @@ def untied(path, table, head, words=()):
     return write(path, tensors | {"lm_head.weight": head}, config, words)
 
 
-def factored(path, table, into, out, words=()):
+def factored(path, table, into, out, words=(), **changes):
     """A Llama with one table [V, k], in_map [D, k] and out_map [k, D]."""
     rank, width = out.shape
     config = LLAMA | OWN | {"vocab_size": len(table), "hidden_size": width, "tie_word_embeddings": True}
-    config["tiewise_boundary"] = f"factored:{rank}"
+    config |= {"tiewise_boundary": f"factored:{rank}"} | changes
     tensors = {
         "model.embed_tokens.weight": table,
         "model.embed_tokens.in_map.weight": into,

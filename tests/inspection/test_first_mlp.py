@@ -170,12 +170,8 @@ def test_other_models_are_refused_with_the_reason(family, settings, reason):
 
 
 def test_bad_input_is_one_line(neox, tmp_path):
-    found = neox[1]
-    with pytest.raises(DataError, match="not one token"):
-        first_mlp_of(found, [("w3", "nothing")])
     with pytest.raises(DataError, match="different ids"):
-        first_mlp_of(found, chain=Chain.of(np.arange(60), 60))
-    body = one_layer("llama").model
-    body.save_pretrained(tmp_path)
+        first_mlp_of(neox[1], chain=Chain.of(np.arange(60), 60))
+    one_layer("llama").model.save_pretrained(tmp_path)
     with pytest.raises((CheckpointError, InstallError), match=r"head|body"):
         first_mlp_of(open_model(tmp_path))

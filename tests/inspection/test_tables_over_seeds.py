@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import RunError
+from tiewise.core.estimates import Estimate
 from tiewise.inspection.request import Bench
 from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_seeds
 from tiewise.training.folder import folder_name, write_json
@@ -112,11 +113,8 @@ def test_the_answer_of_every_measure_is_the_planted_one(found):
 def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(found):
     lean = found.leaning("tied", "orthogonal", SAME_SEED)
     differences = [second - first for *_, first, second in lean.pairs]
-    half = 4.302652729911275 * np.std(differences, ddof=1) / math.sqrt(3)  # 97.5 % quantile of Student's t, 2 degrees
-    assert lean.difference.value == pytest.approx(np.mean(differences))
-    assert (lean.difference.low, lean.difference.high) == pytest.approx(
-        (np.mean(differences) - half, np.mean(differences) + half)
-    )
+    low, high = scipy.stats.t.interval(0.95, 2, np.mean(differences), scipy.stats.sem(differences))
+    assert lean.difference == Estimate(*map(pytest.approx, (np.mean(differences), low, high)), 3)
 
 
 def left_out(pairs, seed):
@@ -223,18 +221,15 @@ def test_what_is_only_frequency_is_told_apart(tmp_path):
     assert abs(curve.corrected["input"].value) < 0.05
 
 
-def test_what_is_more_than_frequency_stays(tmp_path):
+def test_what_is_more_than_frequency_stays_and_a_run_without_its_text_gives_the_rest(tmp_path):
     counts = zipf()
     models = with_frequency(planted((1, 2, 3), share=0.7, noise=(0.5, 0.5, 0.5)), counts)
-    curve = measured(write_run(tmp_path / "run", models, counts=counts), QUICK).leaning("tied", CKA_CURVE)
+    run = write_run(tmp_path / "run", models, counts=counts)
+    curve = measured(run, QUICK).leaning("tied", CKA_CURVE)
     assert curve.corrected["output"].value == pytest.approx(0.49, abs=0.06)
     assert toward(curve.corrected["difference"]) == "output"
     apart = curve.corrected["output"].value - curve.corrected["input"].value
     assert curve.corrected["difference"].value == pytest.approx(apart, abs=1e-12)
-
-
-def test_a_run_without_its_text_says_so_and_gives_the_rest(tmp_path):
-    run = write_run(tmp_path / "run", planted((1, 2)))
     (run / "data" / "data.json").unlink()
     found = measured(run, QUICK)
     assert found.counted is None
