@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import LossOptions
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle, plain
 
 N, V, E = 23, 57, 12
