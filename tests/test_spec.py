@@ -12,32 +12,21 @@ numbers = st.floats(1e-6, 1e6, allow_nan=False, allow_subnormal=False)
 scales = st.none() | st.sampled_from(sorted(SCALES))
 
 
-def _kinds() -> st.SearchStrategy[dict]:
-    maps = st.sampled_from([None, True, False])
-    return st.one_of(
-        st.just({"kind": "untied"}),
-        st.just({"kind": "tied"}),
-        st.just({"kind": "spd"}),
-        st.fixed_dictionaries({"kind": st.just("factored"), "width": sizes}),
-        st.fixed_dictionaries({"kind": st.just("factored-untied"), "width": sizes, "out_width": st.none() | sizes}),
-        st.fixed_dictionaries({"kind": st.just("residual"), "rank": sizes, "strength": numbers}),
-        st.fixed_dictionaries(
-            {
-                "kind": st.just("projected"),
-                "width": st.none() | sizes,
-                "in_map": maps,
-                "out_map": maps,
-                "two_tables": st.booleans(),
-                "penalty": numbers,
-                "decay": numbers,
-            }
-        ),
-        st.fixed_dictionaries(
-            {"kind": st.just("projected"), "out_map": st.sampled_from([None, True]), "out_bias": st.booleans()}
-        ),
-    )
-
-
+maps, switches = st.sampled_from([None, True, False]), st.booleans()
+projected = {"width": st.none() | sizes, "in_map": maps, "out_map": maps, "two_tables": switches}
+KINDS = {
+    **{kind: [{}] for kind in ("untied", "tied", "spd")},
+    "factored": [{"width": sizes}],
+    "factored-untied": [{"width": sizes, "out_width": st.none() | sizes}],
+    "residual": [{"rank": sizes, "strength": numbers}],
+    "projected": [
+        {**projected, "penalty": numbers, "decay": numbers},
+        {"out_map": st.sampled_from([None, True]), "out_bias": switches},
+    ],
+}
+kinds = st.one_of(
+    *(st.fixed_dictionaries({"kind": st.just(kind), **each}) for kind, of in KINDS.items() for each in of)
+)
 options = st.fixed_dictionaries(
     {
         "bias": st.booleans(),
@@ -52,7 +41,7 @@ options = st.fixed_dictionaries(
 )
 
 
-@given(_kinds(), options)
+@given(kinds, options)
 def test_parse_reads_what_str_prints(kind, chosen):
     spec = BoundarySpec(**kind, **chosen)
     assert BoundarySpec.parse(str(spec)) == spec

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tiewise.boundary.install import installed as installed
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
+    from tiewise.core.backends import LossOptions as LossOptions
     from tiewise.core.backends import PathNorms as PathNorms
     from tiewise.core.errors import CheckpointError as CheckpointError
     from tiewise.core.errors import DataError as DataError
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from tiewise.inspection.section import Inspection as Inspection
     from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
     from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
-    from tiewise.ops.chunked import LossOptions as LossOptions
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.path_gradient import LookupOptions as LookupOptions
     from tiewise.ops.path_gradient import PathRecord as PathRecord
@@ -76,7 +76,7 @@ _OFFERS = {
     "boundary.boundary": "Boundary",
     "boundary.install": "Installed install installed",
     "checkpoint.audit": "Audit check",
-    "core.backends": "PathNorms",
+    "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
     "TiewiseWarning UnsupportedError",
     "core.sharing_spec": "SharingSpec",
@@ -85,7 +85,6 @@ _OFFERS = {
     "inspection.carry_out": "inspect",
     "inspection.section": "Inspection",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
-    "ops.chunked": "LossOptions",
     "ops.cross_entropy": "linear_cross_entropy",
     "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",
     "planning.plan": "Plan plan",

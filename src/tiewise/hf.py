@@ -19,7 +19,7 @@ import transformers
 from transformers import AutoConfig, PreTrainedModel
 
 import tiewise.sharing.share  # noqa: F401  (its entry of a config)
-from tiewise.boundary.install import installed, reinstall
+from tiewise.boundary.install import build_into, installed
 from tiewise.boundary.locate import Journal, declare_tying
 from tiewise.boundary.saved import (
     AUTO,
@@ -51,10 +51,10 @@ def load(path: str | os.PathLike[str], *, batch: dict[str, Any] | None = None, *
     """
     config = AutoConfig.from_pretrained(os.fspath(path))
     with warnings.catch_warnings():
-        # what a model could not be asked yet `reinstall` asks, with the batch that it needs
+        # what a model could not be asked yet `build_into` asks, with the batch that it needs
         warnings.filterwarnings("ignore", ".*how its loss counts labels could not be asked", TiewiseWarning)
         model = model_class(config, path).from_pretrained(path, config=config, **options)
-    reinstall(model, getattr(config, ENTRY, None), batch)
+    build_into(model, getattr(config, ENTRY, None), batch, loaded=True)
     return model
 
 

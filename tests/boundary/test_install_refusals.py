@@ -246,8 +246,6 @@ def test_a_model_that_needs_more_than_ids_takes_a_batch():
     [
         ("factored:17", "exceeds the model width"),
         ("tied+pad=61", "61 rows"),
-        ("tied+vectors=glove.txt", "give install the model's tokenizer too"),
-        ("tied+nonsense", "unknown option"),
     ],
 )
 def test_a_spec_that_cannot_be_had_is_refused_and_nothing_changes(spec, reason):

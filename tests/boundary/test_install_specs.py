@@ -270,28 +270,21 @@ def test_vectors_of_another_width_and_frozen(tokenizer, vectors, frozen):
 @pytest.mark.parametrize(
     ("spec", "given", "says"),
     [
-        ("tied", False, "names words, and a model has only rows; give install the model's tokenizer too"),
-        ("tied", True, r"vectors \(61, 20\) do not fit the table \(61, 16\); use factored:20 or, .* projected:20"),
-        ("factored:8", True, r"do not fit the table \(61, 8\); use factored:20"),
+        ("tied+vectors=FILE", False, "names words, and a model has only rows; give install the model's tokenizer too"),
+        ("tied+vectors=FILE", True, r"\(61, 20\) do not fit the table \(61, 16\); use factored:20 or, .* projected:20"),
+        ("factored:8+vectors=FILE", True, r"do not fit the table \(61, 8\); use factored:20"),
+        ("factored:6+vectors=none.txt", True, "no such file"),
     ],
 )
-def test_vectors_that_do_not_fit_change_nothing(tokenizer, vectors, spec, given, says):
+def test_vectors_that_do_not_fit_or_are_missing_change_nothing(tokenizer, vectors, spec, given, says):
     model = build("llama", tied=False)
-    with left_alone(model), pytest.raises(SpecError, match=says):
-        install(model, f"{spec}+vectors={vectors(20)}", tokenizer=tokenizer if given else None)
-
-
-def test_a_missing_file_of_vectors_changes_nothing(tokenizer):
-    model = build("llama")
-    with left_alone(model), pytest.raises(DataError, match="no such file"):
-        install(model, "factored:6+vectors=none.txt", tokenizer=tokenizer)
+    with left_alone(model), pytest.raises((SpecError, DataError), match=says):
+        install(model, spec.replace("FILE", str(vectors(20))), tokenizer=tokenizer if given else None)
 
 
 def test_penalty_of_the_output_projection():
+    assert install(build("llama")).penalty() is None
     model = build("llama")
-    assert install(model).penalty() is None
-    install(model).uninstall()
-    installed = install(model, "projected:12,penalty=0.15")
-    wanted = 0.15 * model.lm_head.out_map.weight.square().sum().sqrt()
-    torch.testing.assert_close(installed.penalty(), wanted)
-    assert installed.penalty().requires_grad
+    penalty = install(model, "projected:12,penalty=0.15").penalty()
+    torch.testing.assert_close(penalty, 0.15 * model.lm_head.out_map.weight.square().sum().sqrt())
+    assert penalty.requires_grad

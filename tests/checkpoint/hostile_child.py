@@ -132,38 +132,31 @@ def mutate_bytes(rng, data):
     return bytes(data)
 
 
-def places(record, path=()):
-    yield path
+def places(record):
+    """(what holds it, its key) of every part of a JSON value, below the value itself."""
     items = record.items() if isinstance(record, dict) else enumerate(record) if isinstance(record, list) else ()
     for key, value in items:
-        yield from places(value, (*path, key))
+        yield record, key
+        yield from places(value)
 
 
 def mutate_record(rng, record):
     """Put something odd, a copy of another part, or nothing in place of a random part of a JSON value."""
-    record = copy.deepcopy(record)
+    whole = {"": copy.deepcopy(record)}
     for _ in range(rng.randrange(1, 4)):
-        known = list(places(record))
-        path = rng.choice(known)
-        odd = rng.choice(ODD) if rng.random() < 0.8 else at_place(record, rng.choice(known))
-        if not path:
-            if rng.random() < 0.1:
-                record = copy.deepcopy(odd)
-            continue
-        parent = at_place(record, path[:-1])
-        if rng.random() < 0.15:
-            del parent[path[-1]]
-        elif isinstance(parent, dict) and rng.random() < 0.3:
-            parent[str(odd)[:300]] = parent.pop(path[-1])
+        known = list(places(whole))
+        holder, key = rng.choice(known if rng.random() < 0.1 else known[1:] or known)
+        other, at = rng.choice(known)
+        odd = copy.deepcopy(rng.choice(ODD) if rng.random() < 0.8 else other[at])
+        if holder is whole:
+            whole[""] = odd
+        elif rng.random() < 0.15:
+            del holder[key]
+        elif isinstance(holder, dict) and rng.random() < 0.3:
+            holder[str(odd)[:300]] = holder.pop(key)
         else:
-            parent[path[-1]] = copy.deepcopy(odd)
-    return record
-
-
-def at_place(record, path):
-    for key in path:
-        record = record[key]
-    return record
+            holder[key] = odd
+    return whole[""]
 
 
 def as_json(rng, record):
@@ -213,6 +206,12 @@ def mutate_folder(rng, folder, files):
     return f"{name}: folder change {how}"
 
 
+def write(folder, files):
+    folder.mkdir()
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+
+
 def make(rng, folder, kinds):
     """Write one damaged checkpoint; return what was done, and the arguments of check."""
     kind = rng.choice(sorted(kinds))
@@ -223,9 +222,7 @@ def make(rng, folder, kinds):
         for name in dict.fromkeys(rng.choices(list(files), weights, k=rng.choice([1, 1, 1, 2]))):
             files[name] = mutate_file(rng, name, files[name])
             done.append(name)
-    folder.mkdir()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    write(folder, files)
     if rng.random() < 0.15:
         done.append(mutate_folder(rng, folder, files))
     scan, deep = rng.choice([(True, False), (True, True), (False, False)])
@@ -272,12 +269,6 @@ def run(home, first, count):
         clear(home / "case")
     told["grown"] = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
     return told
-
-
-def write(folder, files):
-    folder.mkdir()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
 
 
 def stop(signum, frame):

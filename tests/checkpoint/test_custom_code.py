@@ -77,11 +77,7 @@ def written(path, code, tied=True, auto=AUTO, **config):
 
 def findings(path):
     facts = Facts(open_folder(path))
-    return [found for name in ("B023",) for found in rules()[name].check(facts)]
-
-
-def line_of(text, words):
-    return next(number for number, line in enumerate(text.splitlines(), 1) if words in line)
+    return list(rules()["B023"].check(facts))
 
 
 def classes(text):
@@ -96,63 +92,62 @@ def loaded(path, text):
     return model.from_pretrained(path, config=config.from_pretrained(path))
 
 
-def test_healthy_code_is_silent_and_loads_tied(tmp_path):
-    path = written(tmp_path / "m", source())
-    assert findings(path) == []
-    model = loaded(path, source())
+MISNAMED = ("_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys")
+HEALTHY = {
+    "right": {"code": source()},
+    "its own method": {"code": source("", NEW)},
+    "a method that takes anything": {"code": source(RIGHT, OLD.replace("(self)", "(self, **kwargs)"))},
+    "untied": {"code": source(""), "tied": False},
+    "unused": {"code": source("_tied_weights_keys = ['a']"), "auto": None},
+    **{f"{name} beside": {"code": source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')} for name in MISNAMED},
+}
+
+
+@pytest.mark.parametrize("case", HEALTHY)
+def test_healthy_code_is_silent(tmp_path, case):
+    assert findings(written(tmp_path, **HEALTHY[case])) == []
+
+
+def test_healthy_code_loads_tied(tmp_path):
+    model = loaded(written(tmp_path, source()), source())
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert findings(written(tmp_path / "own", source("", NEW))) == []
-    assert findings(written(tmp_path / "untied", source(""), tied=False)) == []
-    assert findings(written(tmp_path / "unused", source("_tied_weights_keys = ['a']"), auto=None)) == []
-    assert findings(written(tmp_path / "kwargs", source(RIGHT, OLD.replace("(self)", "(self, **kwargs)")))) == []
 
 
-@pytest.mark.parametrize(
-    "keys", ['_tied_weights_keys = ["lm_head.weight"]', '_tied_weights_keys: list = ("lm_head.weight",)']
-)
-def test_a_list_of_keys(tmp_path, keys):
-    text = source(keys)
-    path = written(tmp_path / "m", text)
+NO_KEYS = "object has no attribute 'keys'"
+SIGNATURE = "def tie_weights(self, missing_keys=None, recompute_mapping=True):"
+# the source, its line that is named, words of the evidence, what to write, how loading stops: else it loads untied
+BROKEN = [
+    (source('_tied_weights_keys = ["lm_head.weight"]'), "_tied_weights_keys", f"'list' {NO_KEYS}", RIGHT, NO_KEYS),
+    (source('_tied_weights_keys: list = ("lm_head.weight",)'), "_tied_weights_keys", "", RIGHT, NO_KEYS),
+    *((source(f'{name} = ["lm_head.weight"]'), name, f"sets {name}", RIGHT, "") for name in MISNAMED),
+    (source(""), "class TinyForCausalLM", "has get_output_embeddings and no _tied_weights_keys", RIGHT, ""),
+    (source(RIGHT, OLD), "def tie_weights", "", SIGNATURE, r"tie_weights\(\) got an unexpected keyword argument"),
+]
+
+
+@pytest.mark.parametrize(("text", "line", "evidence", "fix", "stops"), BROKEN)
+def test_what_does_not_tie_is_named_and_does_not(tmp_path, text, line, evidence, fix, stops):
+    path = written(tmp_path, text)
     (found,) = findings(path)
-    assert (found.rule, found.severity) == ("B023", "error")
-    assert found.where == f"modeling_tiny.py:{line_of(text, '_tied_weights_keys')}"
-    assert found.repair == f"write: {RIGHT}"
-    with pytest.raises(AttributeError, match="object has no attribute 'keys'") as stopped:
-        loaded(path, text)
-    if "[" in keys:
-        assert str(stopped.value) in found.evidence
+    number = next(number for number, words in enumerate(text.splitlines(), 1) if line in words)
+    assert (found.rule, found.severity, found.where) == ("B023", "error", f"modeling_tiny.py:{number}")
+    assert evidence in found.evidence
+    assert found.repair == f"write: {fix}"
+    if stops:
+        with pytest.raises((AttributeError, TypeError), match=stops):
+            loaded(path, text)
+    else:
+        model = loaded(path, text)
+        assert model.lm_head.weight is not model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("text", [text for text, *_, stops in BROKEN if stops == NO_KEYS])
+def test_a_list_of_keys_in_an_untied_model_is_a_warning_and_cannot_be_saved(tmp_path, text):
     untied = written(tmp_path / "untied", text, tied=False)
     assert [found.severity for found in findings(untied)] == ["warning"]
     model = loaded(untied, text)
-    with pytest.raises(AttributeError, match="object has no attribute 'keys'"):
+    with pytest.raises(AttributeError, match=NO_KEYS):
         model.save_pretrained(tmp_path / "out")
-
-
-@pytest.mark.parametrize(
-    "name", ["_tied_weight_keys", "_tie_weights_keys", "_dynamic_tied_weights_keys", "tied_weights_keys"]
-)
-def test_a_misnamed_attribute(tmp_path, name):
-    text = source(f'{name} = ["lm_head.weight"]')
-    path = written(tmp_path / "m", text)
-    (found,) = findings(path)
-    assert (found.rule, found.severity, found.where) == ("B023", "error", f"modeling_tiny.py:{line_of(text, name)}")
-    assert f"sets {name}" in found.evidence
-    assert found.repair == f"write: {RIGHT}"
-    model = loaded(path, text)
-    assert model.lm_head.weight is not model.model.embed_tokens.weight
-    beside = source(f'{RIGHT}\n    {name} = ["lm_head.weight"]')
-    assert findings(written(tmp_path / "both", beside)) == []
-
-
-def test_no_keys_at_all(tmp_path):
-    text = source("")
-    path = written(tmp_path / "m", text)
-    (found,) = findings(path)
-    assert found.where == f"modeling_tiny.py:{line_of(text, 'class TinyForCausalLM')}"
-    assert "has get_output_embeddings and no _tied_weights_keys" in found.evidence
-    assert found.repair == f"write: {RIGHT}"
-    model = loaded(path, text)
-    assert model.lm_head.weight is not model.model.embed_tokens.weight
 
 
 def test_keys_from_above_count(tmp_path):
@@ -161,16 +156,6 @@ def test_keys_from_above_count(tmp_path):
     assert "(Above)" in text
     assert findings(written(tmp_path / "m", {"modeling_tiny.py": text, "above.py": above})) == []
     assert findings(written(tmp_path / "n", text)) == []  # a class from elsewhere may bring them
-
-
-def test_the_old_signature_of_tie_weights(tmp_path):
-    text = source(RIGHT, OLD)
-    path = written(tmp_path / "m", text)
-    (found,) = findings(path)
-    assert (found.severity, found.where) == ("error", f"modeling_tiny.py:{line_of(text, 'def tie_weights')}")
-    assert found.repair == "write: def tie_weights(self, missing_keys=None, recompute_mapping=True):"
-    with pytest.raises(TypeError, match=r"tie_weights\(\) got an unexpected keyword argument"):
-        loaded(path, text)
 
 
 def test_a_config_class_without_a_default(tmp_path):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoint
+from tiny_checkpoints import bpe_tokenizer, llama, llama_config, write_checkpoint, write_index
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.rule import rules
@@ -115,32 +115,27 @@ def test_a_file_beyond_all_bounds_is_a_finding(tmp_path, file, content, says):
     assert all(evidence.startswith(f"{file}: ") and says in evidence for evidence in faults)
 
 
-def index(path, shards):
-    weight_map = {f"t{i}": f"model-{i:06d}.safetensors" for i in range(shards)}
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+def indexed(path, shards):
+    """A folder whose index names shards that are not there."""
+    write_checkpoint(path, llama_config())
+    (path / "model.safetensors").unlink()
+    return write_index(path, {f"t{i}": f"model-{i:06d}.safetensors" for i in range(shards)}, None)
 
 
 @pytest.mark.parametrize("shards", [10, 11, 12, pytest.param(20_000, id="many")])
 def test_findings_of_one_kind_are_counted_after_the_tenth(tmp_path, shards):
-    path = write_checkpoint(tmp_path / "a", llama_config())
-    (path / "model.safetensors").unlink()
-    index(path, shards)
-    found = [(evidence, count) for rule, evidence, count in checked(path) if rule == "B002"]
+    found = [(said, count) for rule, said, count in checked(indexed(tmp_path / "a", shards)) if rule == "B002"]
     assert sum(count for _, count in found) == shards
     assert len(found) == min(shards, 11)
     assert found[0][0] == "the index maps 1 tensor to it (t0), and it is not there"
     if shards > 11:
-        last = (
-            f"{shards - 10:,} more of {shards:,} findings of this kind, the last at model-{shards - 1:06d}.safetensors"
-        )
-        assert found[-1] == (last, shards - 10)
+        more = f"{shards - 10:,} more of {shards:,} findings of this kind"
+        assert found[-1] == (f"{more}, the last at model-{shards - 1:06d}.safetensors", shards - 10)
 
 
 def test_the_terminal_counts_them_all(tmp_path):
-    path = write_checkpoint(tmp_path / "a", llama_config())
-    (path / "model.safetensors").unlink()
-    index(path, 3000)
-    said = subprocess.run([sys.executable, "-m", "tiewise", "check", path], capture_output=True, text=True)
+    command = [sys.executable, "-m", "tiewise", "check", indexed(tmp_path / "a", 3000)]
+    said = subprocess.run(command, capture_output=True, text=True)
     assert said.returncode == 1
     assert "2,990 more of 3,000 findings of this kind" in " ".join(said.stdout.split())
     assert "3,000 fatal" in said.stdout
@@ -148,25 +143,19 @@ def test_the_terminal_counts_them_all(tmp_path):
 
 
 def test_more_shards_than_any_checkpoint_has(tmp_path):
-    path = write_checkpoint(tmp_path / "a", llama_config())
-    index(path, 40_000)
-    assert any("40,000 tensors in 40,000 files are no checkpoint" in evidence for _, evidence, _ in checked(path))
+    found = checked(indexed(tmp_path / "a", 40_000))
+    assert any("40,000 tensors in 40,000 files are no checkpoint" in evidence for _, evidence, _ in found)
 
 
 @pytest.mark.slow
-def test_many_empty_shards(tmp_path):
-    path = write_checkpoint(tmp_path / "a", llama_config())
-    for i in range(20_000):
-        (path / f"model-{i}.safetensors").touch()
-    (path / "model.safetensors").unlink()
-    assert sum(count for rule, _, count in checked(path) if rule == "B001") == 20_000
-
-
-@pytest.mark.slow
-def test_more_tensors_than_any_checkpoint_has(tmp_path):
+def test_many_empty_shards_and_more_tensors_than_any_checkpoint_has(tmp_path):
     path = write_checkpoint(tmp_path / "a", llama_config())
     (path / "model.safetensors").write_bytes(header(170_000))
     assert "more than 160,000 tensors are no checkpoint" in checked(path)
+    (path / "model.safetensors").unlink()
+    for i in range(20_000):
+        (path / f"model-{i}.safetensors").touch()
+    assert sum(count for rule, _, count in checked(path) if rule == "B001") == 20_000
 
 
 ODD = st.sampled_from([-1, 0, 1, 2**63, 10**400, 1e308, float("inf"), float("nan"), True, "", "32000", "\x1b[2J", None])
@@ -178,15 +167,15 @@ VALUES = st.recursive(
 KEYS = [
     *("model_type", "architectures", "vocab_size", "hidden_size", "tie_word_embeddings", "dtype", "torch_dtype"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "text_config", "decoder", "generator", "quantization_config"),
+    *("auto_map", "additional_vocab_size", "pad_vocab_size_multiple", "prompt_types", "prompt_length"),
     *(
-        "auto_map",
-        "additional_vocab_size",
-        "pad_vocab_size_multiple",
-        "prompt_types",
-        "prompt_length",
         "embedding_size",
+        "logits_scaling",
+        "tiewise_boundary",
+        "base_model_type",
+        "is_encoder_decoder",
+        "initializer_range",
     ),
-    *("logits_scaling", "tiewise_boundary", "base_model_type", "is_encoder_decoder", "initializer_range"),
 ]
 LEVELS = ["", "text_config", "decoder", "\x1b[2J_config", "\x1b_config"]
 TOKENIZERS = ["added_tokens", "model", "version"]

@@ -190,7 +190,7 @@ def test_no_finding_above_info(tmp_path, name):
     assert all(outcome.right is not False for outcome in audit.outcomes)
 
 
-# class, flags under which a healthy folder of it exists
+# classes, of which healthy folders exist with both flags, and by the only flag
 CAUSAL = [
     *("LlamaForCausalLM", "GPT2LMHeadModel", "Gemma3ForCausalLM", "OPTForCausalLM", "PhiForCausalLM"),
     *("CohereForCausalLM", "GraniteForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "GPTNeoXForCausalLM"),
@@ -202,37 +202,29 @@ NESTED = [
     *("InternVLForConditionalGeneration", "Idefics3ForConditionalGeneration"),
     *("PaliGemmaForConditionalGeneration", "Llama4ForConditionalGeneration"),
 ]
-OTHERS = [
-    ("T5ForConditionalGeneration", True),
-    ("BartForConditionalGeneration", True),
-    ("BartForConditionalGeneration", False),
-    ("MarianMTModel", True),
-    ("MarianMTModel", False),
-    ("WhisperForConditionalGeneration", True),
-    ("BertForMaskedLM", True),
-    ("BertForMaskedLM", False),
-    ("RobertaForMaskedLM", True),
-    ("ModernBertForMaskedLM", True),
-    ("AlbertForMaskedLM", True),
-    ("ElectraForMaskedLM", True),
-    ("DistilBertForMaskedLM", True),
-    ("DebertaV2ForMaskedLM", True),
-    ("MBartForConditionalGeneration", True),
-    ("PegasusForConditionalGeneration", True),
-    ("FSMTForConditionalGeneration", True),  # saves its shared table under the head's name
-    ("MllamaForConditionalGeneration", False),  # its class never ties
-    ("Blip2ForConditionalGeneration", None),
-    ("BertModel", None),
-    ("LlamaModel", None),
-    ("LlamaForSequenceClassification", None),
-    ("ViTModel", None),
-    ("CLIPModel", None),
-]
+OTHERS = {
+    True: [
+        *("T5ForConditionalGeneration", "BartForConditionalGeneration", "MarianMTModel"),
+        *("WhisperForConditionalGeneration", "BertForMaskedLM", "RobertaForMaskedLM", "ModernBertForMaskedLM"),
+        *("AlbertForMaskedLM", "ElectraForMaskedLM", "DistilBertForMaskedLM", "DebertaV2ForMaskedLM"),
+        *("MBartForConditionalGeneration", "PegasusForConditionalGeneration"),
+        "FSMTForConditionalGeneration",  # saves its shared table under the head's name
+    ],
+    False: [
+        *("BartForConditionalGeneration", "MarianMTModel", "BertForMaskedLM"),
+        "MllamaForConditionalGeneration",  # its class never ties
+    ],
+    None: [
+        *("Blip2ForConditionalGeneration", "BertModel", "LlamaModel", "LlamaForSequenceClassification"),
+        *("ViTModel", "CLIPModel"),
+    ],
+}
 QUICK = ("LlamaForCausalLM", "T5ForConditionalGeneration", "BertForMaskedLM", "Gemma3ForConditionalGeneration")
 
 
 def everything():
-    for name, flag in [(n, f) for n in (*CAUSAL, *NESTED) for f in (True, False)] + OTHERS:
+    others = [(name, flag) for flag, names in OTHERS.items() for name in names]
+    for name, flag in [(name, flag) for name in (*CAUSAL, *NESTED) for flag in (True, False)] + others:
         quick = name in QUICK and flag is True
         yield pytest.param(name, flag, marks=[] if quick else pytest.mark.slow, id=f"{name}-{flag}")
 

@@ -55,6 +55,12 @@ def renamed(name):
     return changed(lambda path: (path / "model.safetensors").rename(path / name))
 
 
+def linked(path):
+    """The file of a folder is a link to one outside it."""
+    (path / "model.safetensors").rename(path.parent / "outside.safetensors")
+    (path / "model.safetensors").symlink_to(path.parent / "outside.safetensors")
+
+
 def gone(name):
     return changed(lambda path: (path / name).unlink(), shards=2)
 
@@ -73,6 +79,7 @@ FIRES = [
     ("B001", "fatal", "config.json", False, holding("config.json", '{"vocab_size": ')),
     ("B001", "warning", "generation_config.json", False, holding("generation_config.json", "{")),
     ("B001", "warning", "tokenizer.json", False, holding("tokenizer.json", "[]")),
+    ("B001", "fatal", "model.safetensors", False, changed(linked), "leads outside the folder"),
     ("B001", "fatal", "pytorch_model.bin", False, renamed("pytorch_model.bin"), "pytorch_model.bin"),
     ("B002", "fatal", SHARDS[0], False, gone(SHARDS[0]), "2 tensors", "model.embed_tokens.weight"),
     ("B002", "fatal", INDEX, False, holding(INDEX, '{"weight_map": 3}', shards=2)),

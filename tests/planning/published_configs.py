@@ -20,10 +20,6 @@ def bart(model_type, d, layers, ffn, heads, vocab, **more):
     return {"model_type": model_type, "d_model": d, "vocab_size": vocab, **both, **more}
 
 
-def _falcon(d, layers, heads, **more):
-    return {"model_type": "falcon", "hidden_size": d, "num_hidden_layers": layers, "num_attention_heads": heads, **more}
-
-
 PUBLISHED = {model.name: model.config for model in models() if model.config and model.family in READERS}
 PUBLISHED |= {
     "gpt-neo-125m": {
@@ -36,9 +32,10 @@ PUBLISHED |= {
         moe_intermediate_size=1408,
         shared_expert_intermediate_size=5632,
     ),
-    "falcon-rw-1b": _falcon(
-        2048, 24, 32, multi_query=False, parallel_attn=False, bias=True, alibi=True, vocab_size=50304
-    ),
+    "falcon-rw-1b": {
+        **{"model_type": "falcon", "hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 32},
+        **{"multi_query": False, "parallel_attn": False, "bias": True, "alibi": True, "vocab_size": 50304},
+    },
     "command-r-plus": sized(
         "cohere", 12288, 64, 96, 33792, 256000, num_key_value_heads=8, tie_word_embeddings=True, use_qk_norm=True
     ),

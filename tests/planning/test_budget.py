@@ -81,17 +81,6 @@ def test_experts_are_stored_all_and_read_in_part():
 
 
 @pytest.mark.parametrize(
-    ("kind", "total"), [("none", 85_054_464), ("attention", 59_051_520), ("ffn", 33_090_816), ("all", 7_087_872)]
-)
-def test_bert_base_layers_under_each_sharing(kind, total):
-    architecture = read({"model_type": "bert"})
-    (stack,) = architecture.stacks
-    counted = stack.stored(SharingSpec(kind))
-    around = sum(part.parameters for part in stack.around.values())
-    assert sum(part.parameters for part in counted.values()) - around == total
-
-
-@pytest.mark.parametrize(
     ("text", "names"),
     [("attention", ["attention"]), ("ffn", ["intermediate", "output"]), ("all", [""]), ("all:groups=2", [""])],
 )

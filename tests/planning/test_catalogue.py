@@ -82,7 +82,7 @@ def test_the_share_of_the_tables():
     gpt2, pythia, opt = find("gpt2"), find("pythia-70m"), find("opt-350m")
     assert gpt2.table_share == pytest.approx(50_257 * 768 / 124_439_808)
     assert pythia.table_share == pytest.approx(0.7314179364894731)
-    assert opt.table == 50_272 * 512  # its tables are narrower than the model
+    assert opt.table_share == 50_272 * 512 / opt.parameters  # its tables are narrower than the model
     assert find("granite-4.1-8b").table_share is None
 
 

@@ -1,9 +1,10 @@
-"""A realistic comparison made up from a seed: three arms, three seeds, every field filled."""
+"""Realistic comparisons made up from a seed: of decoders, every field filled, and of ALBERTs."""
 
 import math
 import random
+from dataclasses import replace
 
-from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult, complete
+from tiewise.training.results import ArmDirectPath, BinNll, Comparison, CurvePoint, RunResult, Share, complete
 
 ARMS = ("tied", "untied", "factored:64")
 FINAL = {"tied": 5.285, "untied": 5.292, "factored:64": 5.418}
@@ -13,6 +14,11 @@ BIN_NLL = (None, 10.9, 8.6, 6.7, 4.9, 3.1)
 VOCAB, WIDTH = 4096, 128
 TOKENS = [" the", " of", " a", " to", " in", " be", "self", "return"]
 TOKENS += [".", " object", "\n", "(", ")", " list", " not", " is"]
+SHARINGS = ("none", "attention", "ffn", "all")
+ALBERT_ARMS = tuple(f"factored:{width}+share={share}" for width in (64, 128) for share in SHARINGS)
+NLL = dict(zip(SHARINGS, (4.10, 4.12, 4.31, 4.36), strict=True))
+UNIGRAM = 6.21
+PAIRS, MASKED_TOKENS = 640, 9_800
 
 
 def sample_comparison(arms=ARMS, seeds=(0, 1, 2), *, demo=True, steps=800):
@@ -28,16 +34,7 @@ def sample_comparison(arms=ARMS, seeds=(0, 1, 2), *, demo=True, steps=800):
         arms=list(arms),
         seeds=list(seeds),
         reference=arms[0],
-        setting={
-            "model": "llama",
-            "width": WIDTH,
-            "layers": 2,
-            "vocab": VOCAB,
-            "steps": steps,
-            "batch": 8,
-            "length": 64,
-        }
-        | {"match": "width", "tune": True},
+        setting={"model": "llama", "width": WIDTH, "layers": 2, "vocab": VOCAB, "steps": steps, "match": "width"},
         data={
             "sources": ["builtin"],
             "sha256": "9c1185a5c5e9fc54612808977ee8f548b2258d31ca7a8d4e8a6f2a6d6d1f0f4b",
@@ -131,3 +128,37 @@ def _direct_path(arm):
     if arm == "tied":  # one table and no map: W·Wᵀ is symmetric, with a long diagonal
         logits = [[logits[min(i, j)][max(i, j)] + 6 * (i == j) for j in range(n)] for i in range(n)]
     return ArmDirectPath(arm, list(TOKENS), logits)
+
+
+# --- masked tokens and pairs
+
+
+def albert_comparison(arms=ALBERT_ARMS, seeds=(1, 2, 3), *, objective="sop", nll=NLL):
+    """`nll` gives the validation nll by sharing."""
+    template = sample_comparison(demo=False)
+    runs = [_albert_run(arm, seed, objective, nll, template.runs[0]) for arm in arms for seed in seeds]
+    setting = {"model": "albert", "width": 128, "layers": 4, "steps": 800, "objective": objective, "optimizer": "adamw"}
+    own = {"arms": list(arms), "seeds": list(seeds), "reference": arms[0], "runs": runs, "setting": setting}
+    return complete(replace(template, **own, tuning=[], direct_path=[], bigrams=[]))
+
+
+def _albert_run(arm, seed, objective, nll, template):
+    noise = random.Random(f"{arm} {seed} {objective}")
+    boundary, _, share = arm.partition("+share=")
+    width = int(boundary.partition(":")[2])
+    heldout = nll[share] + (0.05 if width == 64 else 0) + random.Random(seed).gauss(0, 0.01) + noise.gauss(0, 0.004)
+    attention, ffn = (1 if share in ("all", kind) else 4 for kind in ("attention", "ffn"))
+    parameters = {"shared table": 4096 * width, "output bias": 4096, "attention": 66_000 * attention}
+    parameters |= {"ffn": 132_000 * ffn, "positions, projection, heads": 40_000}
+    total = sum(parameters.values())
+    right = {"sop": (0.72, 0.66), "nsp": (0.52, 0.88), "none": (0.51, 0.53)}[objective]
+    shares = {"masked": _share(0.27 + (4.3 - heldout) / 10, MASKED_TOKENS, heldout, noise)}
+    shares |= {name: _share(p, PAIRS, 0.6, noise) for name, p in zip(("sop", "nsp"), right, strict=True)}
+    losses = {"heldout_nll": heldout, "train_nll": heldout - 0.2, "perplexity": math.exp(heldout)}
+    sizes = {"parameters": parameters, "total_parameters": total, "trainable_parameters": total, "bytes": 4 * total}
+    own = {"bits_per_byte": math.nan, "shares": shares, "unigram_nll": UNIGRAM}
+    return replace(template, arm=arm, seed=seed, **losses, **sizes, **own)
+
+
+def _share(p, count, nll, noise):
+    return Share.of(sum(noise.random() < p for _ in range(count)), count, nll)

@@ -9,9 +9,7 @@ from dataclasses import replace
 
 import pytest
 from rich.console import Console
-from tests.report.albert_sample import ARMS as ALBERT_ARMS
-from tests.report.albert_sample import albert_comparison
-from tests.report.comparison_sample import ARMS, sample_comparison
+from tests.report.comparison_sample import ALBERT_ARMS, ARMS, albert_comparison, sample_comparison
 
 from tiewise.report.comparison_found import (
     DEMO,

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from tests.report.albert_sample import ARMS as ALBERT_ARMS
-from tests.report.albert_sample import UNIGRAM, albert_comparison
-from tests.report.comparison_sample import ARMS, sample_comparison
+from tests.report.comparison_sample import ALBERT_ARMS, ARMS, UNIGRAM, albert_comparison, sample_comparison
 from tests.report.opened_page import EVIL, Page
 
 from tiewise.core.errors import RunError

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.report.albert_sample import ARMS, albert_comparison
-from tests.report.comparison_sample import sample_comparison
+from tests.report.comparison_sample import ALBERT_ARMS, albert_comparison, sample_comparison
 from tests.report.opened_page import Page
 
 from tiewise.core.errors import RunError
@@ -18,7 +17,7 @@ TABLE_5 = {"none": (54.9, 52.4, 53.3), "nsp": (54.5, 90.5, 52.0), "sop": (54.0, 
 
 @pytest.fixture(scope="module")
 def runs():
-    return [albert_comparison(ARMS[3:4], objective=name) for name in TABLE_5]
+    return [albert_comparison(ALBERT_ARMS[3:4], objective=name) for name in TABLE_5]
 
 
 def test_every_judgement_stands_beside_the_paper_s(runs):
@@ -57,7 +56,10 @@ def test_the_page(runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [([sample_comparison()], "without an objective"), ([albert_comparison(ARMS[:1])] * 2, "objective sop twice")],
+    [
+        ([sample_comparison()], "without an objective"),
+        ([albert_comparison(ALBERT_ARMS[:1])] * 2, "objective sop twice"),
+    ],
 )
 def test_comparisons_that_have_no_objective_are_refused(given, says):
     with pytest.raises(RunError, match=says):

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from tests.report.albert_sample import ARMS, NLL, SHARINGS, albert_comparison
-from tests.report.comparison_sample import sample_comparison
+from tests.report.comparison_sample import ALBERT_ARMS, NLL, SHARINGS, albert_comparison, sample_comparison
 
 from tiewise.core.ledger import results
 from tiewise.core.spec import BoundarySpec
@@ -113,13 +112,13 @@ def test_the_direction_that_was_planted_is_stated(nll, verdict):
 @pytest.mark.parametrize("seeds", [(1,), (1, 2, 3)])
 def test_one_seed_or_a_mean_of_zero_tells_nothing_apart(seeds):
     sample = albert_comparison(seeds=seeds)
-    runs = [replace(run, heldout_nll=4 + (ARMS.index(run.arm) + run.seed) % 3 / 100) for run in sample.runs]
+    runs = [replace(run, heldout_nll=4 + (ALBERT_ARMS.index(run.arm) + run.seed) % 3 / 100) for run in sample.runs]
     _, pairs = sharing_orders(replace(sample, runs=runs))
     assert {direction(pair) for pair in pairs} == {OPEN}
 
 
 def test_two_that_the_paper_orders_both_ways_are_not_judged():
-    nll, pairs = sharing_orders(albert_comparison(ARMS[:2]))
+    nll, pairs = sharing_orders(albert_comparison(ALBERT_ARMS[:2]))
     assert not pairs
     assert "orders no two of these alike" in beside_table_4(nll, pairs)[0][1]
 

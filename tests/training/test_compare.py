@@ -9,7 +9,6 @@ from tqdm import tqdm
 from tiewise.core.errors import DataError, Interrupted, RunError, SpecError, TiewiseError
 from tiewise.training import compare, short_trials
 from tiewise.training.compare import finish, finish_one
-from tiewise.training.folder import saved_run
 from tiewise.training.results import Comparison
 
 
@@ -84,17 +83,6 @@ def test_sources_are_not_needed_again(source, tiny, tmp_path, lines):
     out = lines.begin(tiny(text=(str(path),), steps=5), tmp_path / "out")
     path.unlink()
     assert len(finish(out, lines.display).runs) == 2
-
-
-def test_minutes_become_steps_for_all_arms(tiny, tmp_path, lines):
-    out = lines.begin(tiny(minutes=0.5, seeds=2), tmp_path / "out")
-    settings = saved_run(out)
-    assert settings.minutes is None
-    assert settings.steps >= 20
-    assert not (out / "calibration").exists()
-    assert any(f"0.5 minutes: {settings.steps} steps" in line for line in lines)
-    longer = lines.begin(tiny(minutes=50.0, seeds=2), tmp_path / "longer")
-    assert saved_run(longer).steps > 10 * settings.steps
 
 
 def test_a_schedule_beyond_the_steps_that_minutes_allow(tiny, tmp_path, lines):

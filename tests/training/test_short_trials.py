@@ -165,15 +165,6 @@ def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_
     assert saved_run(tmp_path / "out").steps >= 20
 
 
-def test_a_resumed_comparison_keeps_its_steps(machine, tiny, tmp_path, lines):
-    out = tmp_path / "out"
-    lines.begin(tiny(minutes=12.0, seeds=2), out, gone=machine.gone)
-    steps = saved_run(out).steps
-    machine.now = 1e6  # days later
-    finish(out, lines.display)
-    assert {job.settings.steps for job in machine.trained[-4:]} == {steps}
-
-
 def test_trials_evaluate_nothing_that_does_not_choose(text, job, tiny, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(

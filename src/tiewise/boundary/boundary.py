@@ -31,10 +31,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tiewise.boundary.vectors import start_from_rows
+from tiewise.core.backends import LossOptions
 from tiewise.core.errors import SpecError
 from tiewise.core.first_loss import starting_nll
 from tiewise.core.spec import BoundarySpec, Vocabularies
-from tiewise.ops.chunked import LossOptions
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, tied_lookup, without_row
 

@@ -24,8 +24,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
+from tiewise.core.backends import LossOptions
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import LossOptions, compute_dtype
+from tiewise.ops.chunked import compute_dtype
 from tiewise.ops.cross_entropy import linear_cross_entropy
 
 

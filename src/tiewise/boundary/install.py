@@ -228,29 +228,30 @@ def install(
         raise InstallError(f"a {type(model).__name__} is no model", "load it first, with tiewise.load(path) say")
     wanted = None if spec is None else BoundarySpec.parse(spec)
     if wanted is None or wanted.vectors is None:
-        return _install(model, wanted, batch)
+        return build_into(model, wanted, batch)
     if tokenizer is None:
         what = f"{wanted}: a file of vectors names words, and a model has only rows"
         raise SpecError(what, "give install the model's tokenizer too: tokenizer=…")
     tokens = row_tokens(tokenizer, len(locate(model).source.weight))
     rows = load_vectors(wanted.vectors, tokens)
     plain = replace(wanted, vectors=None, freeze=False)
-    made = _install(model, plain, batch, rows=rows)
+    made = build_into(model, plain, batch, rows=rows)
     start_from_rows(made.tables()[0], rows, wanted.freeze, wanted)
     absent = rows.isnan().any(1).tolist()
     made.missing_vectors = tuple(token for token, gone in zip(tokens, absent, strict=True) if token and gone)
     return made
 
 
-def reinstall(model: Any, spec: BoundarySpec | str | None, batch: Batch | None = None) -> Installed:
-    """Install what a loaded model was saved with: as `install`, but no table is drawn anew."""
-    return _install(model, None if spec is None else BoundarySpec.parse(spec), batch, loaded=True)
-
-
-def _install(
-    model: Any, spec: BoundarySpec | None, batch: Batch | None, *, loaded: bool = False, rows: Tensor | None = None
+def build_into(
+    model: Any,
+    spec: BoundarySpec | str | None,
+    batch: Batch | None = None,
+    *,
+    loaded: bool = False,
+    rows: Tensor | None = None,
 ) -> Installed:
-    """Install, with a table that has its values (`loaded`), or `rows` that it will start from and that must fit it."""
+    """Install, with tables that have their values (`loaded`), or for `rows` that one will start from and must fit."""
+    spec = None if spec is None else BoundarySpec.parse(spec)
     old: Link | None = link_of(model)
     if old is not None:
         locate(model)  # says what sharding, adapters or quantisation have since made of its ends
@@ -272,7 +273,7 @@ def _install(
     except BaseException:
         journal.undo()
         if old is not None:
-            reinstall(model, old.spec)._link.options = old.options
+            build_into(model, old.spec, loaded=True)._link.options = old.options
         raise
 
 

@@ -152,14 +152,12 @@ def allowed_keys(model: Any, *, parts: bool = True) -> dict[str, str]:
 
     `parts`: also those that its parts declare, not its outermost class alone.
     """
-    across, settings = depth_keys(model), vars(model.config)
-    before = {FLAG: settings[FLAG]} if FLAG in settings else {}
-    settings[FLAG] = True
+    across, journal = depth_keys(model), Journal()
+    journal.set(model.config, FLAG, True)
     try:
         keys = model.get_expanded_tied_weights_keys(all_submodels=parts)
     finally:
-        del settings[FLAG]
-        settings.update(before)
+        journal.undo()
     return {target: source for target, source in keys.items() if target not in across}
 
 
@@ -174,12 +172,11 @@ def partners(model: Any, module: str) -> set[str]:
         weight = vars(part).get("_parameters", {}).get("weight")
         if weight is not None:
             pairs.append((name, owners.setdefault(id(weight), name)))
-    group, size = {module}, 0
-    while size < len(group):
-        size = len(group)
-        for pair in pairs:
-            if group & set(pair):
-                group |= set(pair)
+    group: set[str] = set()
+    grown = {module}
+    while group != grown:
+        group = grown
+        grown = group.union(*(pair for pair in pairs if group & set(pair)))
     return group
 
 

@@ -189,9 +189,8 @@ def family_model(plain: Any) -> Any:
     """Return the class of `plain` models with a boundary; its files have the names that the family's have."""
     config = family_config(plain.config_class)
     made = _make(plain, (FamilyModel, plain), (family_model, plain), config_class=config)
-    renamings = get_checkpoint_conversion_mapping(plain.__name__)
-    if renamings is None:
-        renamings = get_checkpoint_conversion_mapping(plain.config_class.model_type)
+    asked = map(get_checkpoint_conversion_mapping, (plain.__name__, plain.config_class.model_type))
+    renamings = next((found for found in asked if found is not None), None)
     if renamings is not None:
         register_checkpoint_conversion_mapping(made.__name__, renamings, overwrite=True)
     return made

@@ -286,8 +286,8 @@ class Cursor:
 def _read_word2vec(file: Cursor, tokens: Sequence[str | None], header: re.Match[bytes]) -> WordRows:
     count, width, size = int(header[1]), int(header[2]), len(file.bytes)
     if not 0 < width <= _WIDEST:
-        what = f"its first line says {width:,} numbers per word"
-        raise DataError(what, f"use vectors of 1 to {_WIDEST:,} columns")
+        fix = f"use vectors of 1 to {_WIDEST:,} columns"
+        raise DataError(f"its first line says {width:,} numbers per word", fix)
     least = header.end() + count * (4 * width + 1)
     if size < least:
         promised = f"{count:,} words of {width:,} numbers, at least {least:,} bytes; it has {size:,}"
@@ -353,9 +353,7 @@ def _ngrams(word: bytes, shortest: int, longest: int, bucket: int) -> Iterator[i
     """Rows of a word's n-grams, behind those of the words; an n-gram that stands twice counts twice."""
     if word == b"</s>":
         return
-    text = b"<" + word + b">"
-    starts = [at for at, byte in enumerate(text) if byte & 0xC0 != 0x80]  # of characters, in UTF-8
-    characters = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    characters = re.findall(rb"[^\x80-\xbf][\x80-\xbf]*", b"<" + word + b">")  # in UTF-8
     for start in range(len(characters)):
         value = 2_166_136_261
         for end in range(start, min(start + longest, len(characters))):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import Claims
 from tiewise.checkpoint.facts import Facts
@@ -30,8 +30,7 @@ _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs
 MOST_OF_A_KIND = 10  # findings that are told one by one
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A stored tensor and the part that it plays: "input", "output", "bias", "position", "map"."""
 
     role: str
@@ -76,36 +75,41 @@ class Audit:
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the fields are described in docs/check-schema.md."""
-        roles, claims, ends = self.roles, self.claims, self.ends
-        levels = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
-        said = {
-            "schema": SCHEMA,
-            "versions": {"tiewise": __version__, "python": platform.python_version()},
-            "path": str(self.path),
-            "kind": self.kind,
-            "scan": self.scan,
-            "deep": self.deep,
-            "tensors": self.tensors,
-            "bytes": self.nbytes,
-            "spare_bytes": self.spare,
-            "claims": {"tied": claims.tied, "known": claims.known, "t5_like": claims.t5_like}
-            | {"fixed": claims.fixed, "levels": levels},
-            "found_by": None if roles is None else roles.source,
-            "headless": None if roles is None else roles.headless,
-            "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
-            "scalars": {} if roles is None else roles.scalars,
-            "parts": [
-                {"role": part.role, "name": part.tensor.name, "file": part.tensor.path.name}
-                | {"dtype": part.tensor.dtype, "shape": part.tensor.shape, "bytes": part.tensor.nbytes}
-                for part in self.parts
-            ],
-            "ends": None if ends is None else asdict(ends),
-            "loaders": [asdict(outcome) for outcome in self.outcomes],
-            "worst": self.worst,
-            "findings": [asdict(finding) for finding in self.findings],
-            "rules": {"ran": self.ran, "skipped": self.skipped},
-        }
-        return strict(said)
+        roles, claims = self.roles, self.claims
+        return strict(
+            {
+                "schema": SCHEMA,
+                "versions": {"tiewise": __version__, "python": platform.python_version()},
+                "path": str(self.path),
+                "kind": self.kind,
+                "scan": self.scan,
+                "deep": self.deep,
+                "tensors": self.tensors,
+                "bytes": self.nbytes,
+                "spare_bytes": self.spare,
+                "claims": {
+                    "tied": claims.tied,
+                    "known": claims.known,
+                    "t5_like": claims.t5_like,
+                    "fixed": claims.fixed,
+                    "levels": [asdict(claim) | {"effective": claim.effective} for claim in claims.levels],
+                },
+                "found_by": None if roles is None else roles.source,
+                "headless": None if roles is None else roles.headless,
+                "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
+                "scalars": {} if roles is None else roles.scalars,
+                "parts": [
+                    {"role": role, "name": tensor.name, "file": tensor.path.name}
+                    | {"dtype": tensor.dtype, "shape": tensor.shape, "bytes": tensor.nbytes}
+                    for role, tensor in self.parts
+                ],
+                "ends": None if self.ends is None else asdict(self.ends),
+                "loaders": [asdict(outcome) for outcome in self.outcomes],
+                "worst": self.worst,
+                "findings": [asdict(finding) for finding in self.findings],
+                "rules": {"ran": self.ran, "skipped": self.skipped},
+            }
+        )
 
     def _repr_html_(self) -> str:
         return str(_VIEW.audit_html(self))
@@ -197,22 +201,20 @@ def check(
 
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield ten findings of each kind, and one that stands for all others of it."""
-    seen: Counter[tuple[str, str, bool]] = Counter()
-    last: dict[tuple[str, str, bool], Finding] = {}
+    """Yield ten findings of each kind of one rule, and one that stands for all others of it."""
+    seen: Counter[tuple[str, bool]] = Counter()
+    last: dict[tuple[str, bool], Finding] = {}
     for finding in findings:
-        kind = finding.rule, finding.severity, finding.safe
+        kind = finding.severity, finding.safe
         seen[kind] += 1
         if seen[kind] <= MOST_OF_A_KIND:
             yield finding
-        last[kind] = finding
+        else:
+            last[kind] = finding
     for kind, finding in last.items():
         left = seen[kind] - MOST_OF_A_KIND
-        if left == 1:
-            yield finding
-        elif left > 1:
-            what = f"{left:,} more of {seen[kind]:,} findings of this kind, the last at {finding.where}"
-            yield replace(finding, evidence=what, count=left)
+        what = f"{left:,} more of {seen[kind]:,} findings of this kind, the last at {finding.where}"
+        yield finding if left == 1 else replace(finding, evidence=what, count=left)
 
 
 def _whole(path: Path, facts: Facts) -> Audit:

@@ -11,8 +11,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.checkpoint.audit import Audit, Part
-from tiewise.checkpoint.claims import FLAG, Claim
+from tiewise.checkpoint.audit import Audit
+from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.loaders import LoaderOutcome
 from tiewise.checkpoint.rule import SEVERITIES, Rule, difference
 from tiewise.checkpoint.untrusted import short
@@ -69,42 +69,36 @@ def rule_view(rule: Rule) -> RenderableType:
 
 def _claims(audit: Audit) -> Iterator[tuple[str, str]]:
     for claim in audit.claims.levels:
-        family = f" ({claim.model_type})" if claim.model_type else ""
+        if claim.written is not None:
+            what = f"{FLAG}: {str(claim.written).lower()}"
+        elif claim.default is None:
+            what = f"{FLAG} absent, and its class is not known"
+        else:
+            what = f"{FLAG} absent; its class takes {str(claim.default).lower()}"
+        family = short(f" ({claim.model_type})" if claim.model_type else "")
         decides = ", decides" if claim is audit.claims.deciding and len(audit.claims.levels) > 1 else ""
-        yield f"config {short(claim.level) or 'root'}", f"{_said(claim)}{short(family)}{decides}"
+        yield f"config {short(claim.level) or 'root'}", what + family + decides
     if not audit.claims.levels and audit.roles is not None:
         yield "config", "none: tying is known from the tensors alone"
 
 
-def _said(claim: Claim) -> str:
-    if claim.written is not None:
-        return f"{FLAG}: {str(claim.written).lower()}"
-    if claim.default is None:
-        return f"{FLAG} absent, and its class is not known"
-    return f"{FLAG} absent; its class takes {str(claim.default).lower()}"
-
-
 def _stored(audit: Audit) -> Iterator[tuple[str, str]]:
     roles = audit.roles
-    for part in audit.parts:
-        if part.role == "input":
-            yield ROLES["input"], _tensor(part)
+    said = [
+        (ROLES[role], f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}")
+        for role, tensor in audit.parts
+    ]
+    inputs = sum(role == "input" for role, _ in audit.parts)  # they come first
+    yield from said[:inputs]
     if roles is not None and roles.output is None and roles.input is not None:
         used = "not stored: the input table is used" if audit.claims.tied else "not stored"
         yield ROLES["output"], "none: this class has no token head" if roles.headless else used
-    for part in audit.parts:
-        if part.role != "input":
-            yield ROLES.get(part.role, part.role), _tensor(part)
+    yield from said[inputs:]
     if audit.ends is not None:
         spare = f"; {size(audit.spare)} stored twice" if audit.spare else ""
         yield "the two are", difference(audit.ends) + spare
     elif roles is not None and roles.input is not None and roles.output is not None:
         yield "the two are", "not compared" + ("" if audit.scan else " (headers only)")
-
-
-def _tensor(part: Part) -> str:
-    tensor = part.tensor
-    return f"{short(tensor.name)}  {tensor.dtype} {list(tensor.shape)}  {size(tensor.nbytes)}"
 
 
 def _loaders(outcomes: tuple[LoaderOutcome, ...]) -> Padding:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, in_layer, is_foreign, model_levels, read_claims
-from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, read_tokenizer
+from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
 from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
-from tiewise.core.errors import CheckpointError, SpecError
+from tiewise.core.errors import SpecError
 from tiewise.core.long_work import doing
 from tiewise.core.spec import BoundarySpec
 
@@ -24,7 +25,16 @@ SPEC = "tiewise_boundary"  # of the config: the boundary that this package insta
 _WIDTH_KEYS = ("emb", "hidden", "dim", "d_model")
 _NO_VOCABULARY = re.compile(r"type_vocab|multiple")  # segments of BERT, paddings
 _EXTRA_ROWS = {"mllama": 8, "moshi": 1, "musicgen": 1}  # of the input table, beyond vocab_size: an image, a start
+_EXTRA_KEYS = ("additional_vocab_size", "prompt_types", "prompt_length")
 TEXT_PARTS = ("text_config", "decoder", "generator", "llm_config", "language_config")
+
+
+class Pair(NamedTuple):
+    """The two stored tables, compared."""
+
+    table: Stored
+    head: Stored
+    alike: TableLikeness
 
 
 @dataclass(frozen=True)
@@ -64,11 +74,8 @@ class Facts:
     def tied(self) -> bool | None:
         """Whether the config ties the two ends: by its spec where our own class reads it, else by its flag."""
         spec = self.config.get(SPEC) if self.is_own else None
-        if isinstance(spec, str):
-            try:
-                return BoundarySpec.parse(spec).tables == 1
-            except SpecError:
-                pass
+        with suppress(SpecError):
+            return BoundarySpec.parse(spec).tables == 1 if isinstance(spec, str) else self.claims.tied
         return self.claims.tied
 
     @cached_property
@@ -96,14 +103,11 @@ class Facts:
         """Sizes of vocabularies that the config names at any level, and these with the extra rows of a family."""
         found: set[int] = set()
         for level in self.levels.values():
-            wanted = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
-            sizes = {size for value in wanted if (size := count(value)) is not None}
-            family = level.get("model_type")
-            extra = [rows for name, rows in _EXTRA_ROWS.items() if isinstance(family, str) and family.startswith(name)]
-            extra += [rows for rows in [count(level.get("additional_vocab_size"))] if rows is not None]
-            prompts = count(level.get("prompt_types")), count(level.get("prompt_length"))
-            extra += [prompts[0] * prompts[1]] if prompts[0] is not None and prompts[1] is not None else []
-            found |= sizes | {size + rows for size in sizes for rows in extra}
+            named = (value for key, value in level.items() if "vocab" in key and not _NO_VOCABULARY.search(key))
+            kind, number = str(level.get("model_type")), {key: count(level.get(key)) or 0 for key in _EXTRA_KEYS}
+            extra = {rows for name, rows in _EXTRA_ROWS.items() if kind.startswith(name)}
+            extra |= {0, number["additional_vocab_size"], number["prompt_types"] * number["prompt_length"]}
+            found |= {size + rows for size in map(count, named) if size is not None for rows in extra}
         return frozenset(found)
 
     @cached_property
@@ -112,19 +116,25 @@ class Facts:
         ends = [end for end in (self.roles.input, self.roles.output) if end is not None]
         return "quantization_config" in self.config or any(end.dtype not in FLOATING for end in ends)
 
-    @cached_property
+    @property
     def ends(self) -> TableLikeness | None:
         """How alike the two tables are; None unless both are stored, comparable, and may be read."""
+        return None if self.pair is None else self.pair.alike
+
+    @cached_property
+    def pair(self) -> Pair | None:
+        """The two tables and how alike they are; None as `ends`."""
         table, head = self.roles.input, self.roles.output
-        return None if table is None or head is None else self.compare(table, head)
+        alike = None if table is None or head is None else self.compare(table, head)
+        return None if table is None or head is None or alike is None else Pair(table, head, alike)
 
     @cached_property
     def unplaced(self) -> list[Stored]:
         """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
         roles = self.roles
-        placed = (*roles.inputs, roles.output, *roles.positions, *roles.biases)
-        known = {tensor.name for tensor in placed if tensor is not None}
-        rows = {end.rows for end in (roles.input, roles.output) if end is not None} | self.vocabularies
+        outputs = () if roles.output is None else (roles.output,)
+        known = {tensor.name for tensor in (*roles.inputs, *outputs, *roles.positions, *roles.biases)}
+        rows = {end.rows for end in (*roles.inputs[:1], *outputs)} | self.vocabularies
         return [
             tensor
             for tensor in self.folder.tensors.values()
@@ -134,16 +144,13 @@ class Facts:
 
     def explains(self, table: Stored) -> bool:
         """Whether a table is as wide as the model, or as something that the config or a stored map says."""
-        if self.text is None or self.text.hidden_size in (None, table.shape[1]):
+        width = table.shape[1]
+        if self.text is None or self.text.hidden_size in (None, width):
             return True
-        if any(table.shape[1] in tensor.shape for tensor in self.roles.maps):  # maps may follow one another
-            return True
-        return any(
-            value == table.shape[1]
-            for level in self.levels.values()
-            for key, value in level.items()
-            if any(word in key for word in _WIDTH_KEYS) and type(value) is int
-        )
+        named = (item for level in self.levels.values() for item in level.items())
+        said = (value for key, value in named if any(word in key for word in _WIDTH_KEYS) and type(value) is int)
+        # maps may follow one another
+        return any(width in tensor.shape for tensor in self.roles.maps) or width in said
 
     @cached_property
     def misfits(self) -> dict[str, tuple[int, ...]]:
@@ -195,14 +202,13 @@ class Facts:
     @cached_property
     def generation(self) -> Mapping[str, Any] | Fault:
         """generation_config.json; empty without one, a fault where it cannot be read."""
-        name = "generation_config.json"
+        name, faults = "generation_config.json", list[Fault]()
         if self.folder.single or not self.folder.has(name):
             return {}
-        try:
+        with noting(faults, name):
             record = self.folder.json(name)
-        except CheckpointError as error:
-            return Fault.of(name, error)
-        return record if isinstance(record, Mapping) else Fault(name, f"{name}: no JSON object", "write it again")
+            return record if isinstance(record, Mapping) else Fault(name, f"{name}: no JSON object", "write it again")
+        return faults[0]
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,19 +40,14 @@ class Fault:
     what: str
     fix: str
 
-    @classmethod
-    def of(cls, file: str, error: CheckpointError) -> Fault:
-        """The fault that an error tells of."""
-        return cls(file, error.what, error.fix)
 
-
-@dataclass(frozen=True)
-class Index:
-    """`model.safetensors.index.json`: which file should hold which tensor."""
-
-    name: str
-    weight_map: dict[str, str]
-    metadata: dict[str, Any]
+@contextmanager
+def noting(faults: list[Fault], file: str) -> Iterator[None]:
+    """Make an error in the block one of the `faults`, and go on behind it."""
+    try:
+        yield
+    except CheckpointError as error:
+        faults.append(Fault(file, error.what, error.fix))
 
 
 @dataclass(frozen=True)
@@ -61,11 +57,12 @@ class Folder:
     path: Path  # the folder, or the folder of the single file that was given
     files: tuple[str, ...]  # names of all entries directly inside, sorted (of a single file: that one)
     config: dict[str, Any] | None  # config.json; None where there is none or it cannot be read
-    index: Index | None  # of the shards; None for a single file
     # of the files of tensors, by file name. With an index the files it names, else every `.safetensors`.
     headers: dict[str, Header]
     # every tensor by name, from the file that the index maps it to (else the first that holds it)
     tensors: dict[str, Stored]
+    weight_map: dict[str, str] | None = None  # {tensor: its file} of the index of shards; None without one
+    total_size: Any = None  # what the index says of all tensors' bytes; None where it does not
     copies: tuple[Stored, ...] = ()  # tensors of a name that another file already gave
     extra: tuple[str, ...] = ()  # names of `.safetensors` files in the folder that the index does not name
     faults: tuple[Fault, ...] = ()  # what could not be read or cannot be true
@@ -111,35 +108,41 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
     """
     path = Path(path)
     faults: list[Fault] = []
+    config = weight_map = total_size = None
     if not os.path.isdir(path):
         if path.suffix != ".safetensors" and not os.path.isfile(path):
             what = "a pipe, device or socket" if os.path.exists(path) else "no such file or folder"
             raise CheckpointError(f"{path}: {what}", "give a checkpoint folder, or one .safetensors file")
         header, listed = read_header(path), _listing(path.parent)
         alone = [name for name in listed if name.endswith(".safetensors")] == [path.name]  # not one shard of several
-        config = _config(path.parent, faults) if CONFIG in listed and alone else None
+        if CONFIG in listed and alone:
+            with noting(faults, CONFIG):
+                config = _config(path.parent)
         files = (path.name, CONFIG) if config is not None else (path.name,)
         headers, tensors = {path.name: header}, dict(header.tensors)
-        return Folder(path.parent, files, config, None, headers, tensors, faults=tuple(faults), single=True)
+        return Folder(path.parent, files, config, headers, tensors, faults=tuple(faults), single=True)
 
     listed = _listing(path)
-    config = _config(path, faults) if CONFIG in listed else None
-    index = _index(path, faults) if INDEX in listed else None
+    if CONFIG in listed:
+        with noting(faults, CONFIG):
+            config = _config(path)
+    if INDEX in listed:
+        with noting(faults, INDEX):
+            weight_map, total_size = _index(path)
     stored = [name for name in listed if name.endswith(".safetensors") and not name.startswith("adapter_")]
-    wanted = sorted(set(index.weight_map.values())) if index is not None else stored
-    if index is None and SINGLE in stored:
-        wanted = [SINGLE]
+    wanted = [SINGLE] if SINGLE in stored else stored
+    if weight_map is not None:
+        wanted = sorted(set(weight_map.values()))
     if len(wanted) > MOST_SHARDS:
         raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", _OWN)
     headers, tensors, copies, count = {}, {}, [], 0
     there = frozenset(listed)
     for file in wanted:
-        try:
+        with noting(faults, file):
             if file not in there:
                 raise CheckpointError(f"{path / file}: no such file", "check the path")
             headers[file] = read_header(inside(path, file))
-        except CheckpointError as error:
-            faults.append(Fault.of(file, error))
+        if file not in headers:
             continue
         count += len(headers[file].tensors)
         if count > MOST_TENSORS:
@@ -147,11 +150,11 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         for name, tensor in headers[file].tensors.items():
             kept = tensors.setdefault(name, tensor)
             if kept is not tensor:  # the one counts that the index maps the name to, else the first
-                mapped = index is not None and index.weight_map.get(name) == file
+                mapped = weight_map is not None and weight_map.get(name) == file
                 copies.append(kept if mapped else tensor)
                 tensors[name] = tensor if mapped else kept
     extra = tuple(sorted(set(stored) - set(wanted)))
-    return Folder(path, listed, config, index, headers, tensors, tuple(copies), extra, tuple(faults))
+    return Folder(path, listed, config, headers, tensors, weight_map, total_size, tuple(copies), extra, tuple(faults))
 
 
 def _listing(path: Path) -> tuple[str, ...]:
@@ -166,37 +169,30 @@ def _listing(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _config(path: Path, faults: list[Fault]) -> dict[str, Any] | None:
-    try:
-        record = read_json(os.fspath(inside(path, CONFIG)), most=MOST_CONFIG)
-        if isinstance(record, dict):
-            return record
+def _config(path: Path) -> dict[str, Any]:
+    record = read_json(os.fspath(inside(path, CONFIG)), most=MOST_CONFIG)
+    if not isinstance(record, dict):
         raise CheckpointError(f"{path / CONFIG}: no JSON object", "take it from its source again")
-    except CheckpointError as error:
-        faults.append(Fault.of(CONFIG, error))
-        return None
+    return record
 
 
-def _index(path: Path, faults: list[Fault]) -> Index | None:
-    try:
-        record = read_json(os.fspath(inside(path, INDEX)), unique=True)
-        weight_map = record.get("weight_map") if isinstance(record, dict) else None
-        what = "it has no weight_map from tensors to files"
-        if isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values()):
-            files = sorted(set(weight_map.values()))
-            outside = next((file for file in files if file != Path(file).name), None)
-            if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
-                what = f"{len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
-            elif outside is not None:
-                what = f"names the file {short(outside)}, which does not lie in the folder"
-            else:
-                metadata = record.get("metadata")
-                return Index(INDEX, weight_map, metadata if isinstance(metadata, dict) else {})
-        fix = "take it from its source again, or delete it where all tensors are in one file"
-        raise CheckpointError(f"{path / INDEX}: {what}", fix)
-    except CheckpointError as error:
-        faults.append(Fault.of(INDEX, error))
-        return None
+def _index(path: Path) -> tuple[dict[str, str], Any]:
+    """Which file should hold which tensor, and the bytes that all should have."""
+    record = read_json(os.fspath(inside(path, INDEX)), unique=True)
+    weight_map = record.get("weight_map") if isinstance(record, dict) else None
+    what = "it has no weight_map from tensors to files"
+    if isinstance(weight_map, dict) and all(isinstance(file, str) for file in weight_map.values()):
+        files = sorted(set(weight_map.values()))
+        outside = next((file for file in files if file != Path(file).name), None)
+        if len(weight_map) > MOST_TENSORS or len(files) > MOST_SHARDS:
+            what = f"{len(weight_map):,} tensors in {len(files):,} files are no checkpoint"
+        elif outside is not None:
+            what = f"names the file {short(outside)}, which does not lie in the folder"
+        else:
+            metadata = record.get("metadata")
+            return weight_map, metadata.get("total_size") if isinstance(metadata, dict) else None
+    fix = "take it from its source again, or delete it where all tensors are in one file"
+    raise CheckpointError(f"{path / INDEX}: {what}", fix)
 
 
 MOST_TOKENS = 1_500_000  # the largest vocabulary known has 900,000
@@ -230,15 +226,14 @@ class Tokenizer:
     @cached_property
     def count(self) -> int:
         """Distinct ids."""
-        ids = np.fromiter(itertools.chain(self.base.values(), self.added), np.int64)
-        return len(np.unique(ids))
+        return len(np.unique(np.fromiter(itertools.chain(self.base.values(), self.added), np.int64)))
 
     @cached_property
     def used(self) -> frozenset[int]:
         """Ids that text can produce: all but placeholders, `[unused12]`, `<|reserved_special_token_3|>`, `<pad>`."""
-        texts = ((text, number) for text, number in self.base.items() if number not in self.added)
-        more = ((text, number) for number, text in self.added.items())
-        return frozenset(number for text, number in itertools.chain(texts, more) if not _RESERVED.fullmatch(text))
+        texts = ((number, text) for text, number in self.base.items() if number not in self.added)
+        every = itertools.chain(texts, self.added.items())
+        return frozenset(number for number, text in every if not _RESERVED.fullmatch(text))
 
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
@@ -249,14 +244,11 @@ def read_tokenizer(folder: Folder) -> Tokenizer | None:
     added: dict[int, str] = {}
     vocabulary = [name for name in _VOCABULARIES if folder.has(name)][:1]
     for name in (*vocabulary, *(name for name in ("added_tokens.json", "tokenizer_config.json") if folder.has(name))):
-        try:
+        with noting(faults, name):
             found_base, found_added = _read(folder, name)
-        except CheckpointError as error:
-            faults.append(Fault.of(name, error))
-            continue
-        files.append(name)
-        base = {**base, **found_base} if base else found_base
-        added |= found_added
+            files.append(name)
+            base = {**base, **found_base} if base else found_base
+            added |= found_added
     return Tokenizer(tuple(files), base, added, tuple(faults)) if base or added or faults else None
 
 

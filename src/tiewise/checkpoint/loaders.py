@@ -38,7 +38,6 @@ PLAIN = {
 
 
 STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
-_LOUD = (ERROR, ERROR)  # of a head alone, and of neither
 
 
 @dataclass(frozen=True)
@@ -57,6 +56,7 @@ class Loader:
         return (self.tied if flag else self.untied)[STATES.index(state)]
 
 
+_LOUD = (ERROR, ERROR)  # of a head alone, and of neither
 _DRAWN = (RANDOM_HEAD, UNTIED, UNTIED, RANDOM_TABLE, RANDOM_TABLE)
 TRANSFORMERS_4 = Loader(
     "transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, RANDOM_TABLE, RANDOM_TABLE), _DRAWN
@@ -120,9 +120,6 @@ class LoaderOutcome:
     predicted: bool = True
 
 
-_DECODERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")
-
-
 def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     """Return what each loader makes of a checkpoint; nothing where there is no config, or no tensors, to load."""
     claims = facts.claims
@@ -160,12 +157,13 @@ def _state(facts: Facts, compares: bool = False) -> str:
     if alike is None:
         packed = facts.roles.quantised_input or facts.roles.quantised_output
         return DIFFERENT if not packed and table.shape != head.shape else UNKNOWN
-    if alike.kind == SAME_VALUES and not (compares and alike.nan):
-        # equal in the narrower of their types: equal to a loader that works in that type
+    if compares and alike.nan:
+        return DIFFERENT
+    if alike.kind == SAME_VALUES:  # in the narrower of their types: equal to a loader that works in that type
         narrow = min(table.dtype, head.dtype, key=lambda name: (BITS[name], name))
         working = facts.config.get("dtype", facts.config.get("torch_dtype"))
         return SAME if TORCH_TYPES.get(working if isinstance(working, str) else "") == narrow else ROUNDED
-    return SAME if alike.equal and not (compares and alike.nan) else DIFFERENT
+    return SAME if alike.equal else DIFFERENT
 
 
 def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
@@ -196,7 +194,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
     for pair in anew:
         if not pair[0].endswith("bias"):
             return _outcome(loader, RANDOM_TABLE, _ANEW.format(*pair))
-    if not recent and _state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
+    if not recent and _state(facts) == ALONE and roles.named_like_head:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if facts.half_read and flag is not False:
         return _outcome(loader, DEPENDS, f"{short(facts.half_read[0].name)} is not read; another end takes its place.")
@@ -223,8 +221,8 @@ def _misfit(facts: Facts) -> str | None:
             return f"{short(end.name)} has {end.rows} rows, and the config says {wanted}."
         if not facts.explains(end):
             return f"{short(end.name)} is {end.shape[1]} wide, which nothing in the config explains."
-    for tensor in () if facts.quantised else roles.opaque:
-        return f"{short(tensor.name)} has the shape {list(tensor.shape)}, which no table has."
+    if roles.opaque and not facts.quantised:
+        return f"{short(roles.opaque[0].name)} has the shape {list(roles.opaque[0].shape)}, which no table has."
     for name, shape in facts.misfits.items():
         return f"{short(name)} has the shape {list(facts.folder.tensors[name].shape)}, and its class {list(shape)}."
     return None
@@ -238,7 +236,8 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
         return _outcome(loader, NO_HEAD)
     name = architecture(facts.config)
     t5_or_bart = facts.config.get("is_encoder_decoder") is True or facts.claims.t5_like
-    writes_text = not t5_or_bart and (name is None or name.endswith(_DECODERS))  # token by token
+    decoders = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForCondGeneration")
+    writes_text = not t5_or_bart and (name is None or name.endswith(decoders))  # token by token
     if loader is not LLAMA_CPP_T5 and not writes_text:
         return _outcome(loader, NOT_SERVED)
     if loader.name in ("llama.cpp", "mlx-lm") and not any(name.startswith("model") for name in facts.folder.headers):
@@ -247,7 +246,7 @@ def _server(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutcome:
         return _outcome(loader, ERROR, "The names in the file are those of a wrapped model: nothing in it is found.")
     if roles.unread:
         return _outcome(loader, DEPENDS, "The names in the file are not those of its class: its own code decides.")
-    if _state(facts) == ALONE and roles.ties.get(roles.input_name or "") == roles.output_name:
+    if _state(facts) == ALONE and roles.named_like_head:
         return _outcome(loader, DEPENDS, _CANONICAL)
     if not facts.claims.known and (roles.input is None or roles.output is None) and facts.unplaced:
         return _outcome(loader, DEPENDS, "An end may be stored under a name of its own: its own code decides.")

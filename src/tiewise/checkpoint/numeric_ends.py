@@ -61,16 +61,14 @@ def tied_names(facts: Facts) -> list[TiedNames]:
     # what stands before every name of this checkpoint: `_orig_mod.` and the like
     end, name = (roles.input, roles.input_name) if roles.input else (roles.output, roles.output_name)
     prefix = end.name.removesuffix(name) if end is not None and name is not None and end.name.endswith(name) else ""
-    found: dict[str, list[str]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for target, source in ties.items():
         while source in ties and ties[source] != target:
             source = ties[source]
-        found.setdefault(prefix + source, []).append(prefix + target)
+        found[prefix + source] = (*found.get(prefix + source, ()), prefix + target)
     tensors = facts.folder.tensors
-    return [
-        TiedNames(source, tuple(targets), tuple(tensors[n] for n in (source, *targets) if n in tensors))
-        for source, targets in found.items()
-    ]
+    held = {source: tuple(tensors[n] for n in (source, *targets) if n in tensors) for source, targets in found.items()}
+    return [TiedNames(source, targets, held[source]) for source, targets in found.items()]
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,7 @@ class PlainEnds:
 
 
 def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
-    """Return every stored table of both ends, after checking that their rows are numbers; `verb` is for errors.
-
-    Raises:
-        CheckpointError: no input table, a part that cannot be read, or quantised tables.
-    """
+    """Return every stored table of both ends, after checking that their rows are numbers; `verb` is for errors."""
     for fault in facts.folder.faults:
         if fault.file.endswith((".safetensors", ".json")):
             raise CheckpointError(fault.what, fault.fix)
@@ -112,11 +106,7 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
 
 
 def require_head(facts: Facts, verb: str) -> str:
-    """Return the name of the output table, stored or not.
-
-    Raises:
-        CheckpointError: the model has no token head.
-    """
+    """Return the name of the output table, stored or not."""
     if facts.roles.headless or facts.roles.output_name is None:
         fix = "a model without a token head has one end only; give one with a head"
         raise CheckpointError(f"{facts.path}: no output head was found, so there is nothing to {verb}", fix)
@@ -124,12 +114,7 @@ def require_head(facts: Facts, verb: str) -> str:
 
 
 def plain_ends(facts: Facts, verb: str, *, force: bool) -> PlainEnds:
-    """Return the tables of both ends; with `force` two different ones are two, whatever the config claims.
-
-    Raises:
-        CheckpointError: as `readable` and `require_head`; a boundary that only this package loads; or files and config
-            that do not agree on what the model is.
-    """
+    """Return the tables of both ends; with `force` two different ones are two, whatever the config claims."""
     readable(facts, verb)
     roles, where = facts.roles, facts.path
     if facts.is_own:
@@ -213,11 +198,7 @@ class StoredBoundary:
 
 
 def read_boundary(facts: Facts) -> StoredBoundary:
-    """Read it.
-
-    Raises:
-        CheckpointError: the tables are plain, or the tensors are not what the spec says.
-    """
+    """Read it."""
     written = facts.config.get(SPEC)
     if not facts.is_own or not isinstance(written, str):
         fix = "this is for checkpoints whose model_type is tiewise"
@@ -251,8 +232,8 @@ def read_boundary(facts: Facts) -> StoredBoundary:
 
     into = parts.get(f"{module_of(table.name)[0]}{IN_MAP}weight")
     out = {name.rpartition(".")[2]: tensor for name, tensor in parts.items() if OUT_MAP in name}
-    special = {"residual": {"p", "q"}, "spd": {"factor"}}
-    if (into is not None) != needs_in or set(out) != special.get(spec.kind, {"weight"} if needs_out else set()):
+    needed = {"residual": {"p", "q"}, "spd": {"factor"}}.get(spec.kind, {"weight"} if needs_out else set())
+    if (into is not None) != needs_in or set(out) != needed:
         stored = [*(["in_map"] if into is not None else []), *(f"out_map.{part}" for part in sorted(out))]
         raise _wrong(facts, f"{spec} does not have the maps that are stored ({', '.join(stored) or 'none'})")
     # wherever a map meets a table or another map: the width that it must have, and along which axis

@@ -50,14 +50,10 @@ class StoredModules:
                 if name in parts and (len(parts[name].shape) == 2 or f"{name}.absmax" in parts):
                     self.tables.setdefault(module, parts[name])
 
-    def table(self, module: str | None) -> Stored | None:
-        """The table that a module stores, packed or plain."""
-        return None if module is None else self.tables.get(module)
-
-    def quantised(self, module: str | None) -> tuple[Stored, ...]:
+    def quantised(self, module: str) -> tuple[Stored, ...]:
         """Every tensor of a quantised table, the packed numbers first; empty where `module` stores a plain one."""
-        table = self.table(module)
-        if table is None or module is None:
+        table = self.tables.get(module)
+        if table is None:
             return ()
         inside = f"{module}.weight"  # bitsandbytes hangs its statistics below the weight
         beside = [tensor for name, tensor in self.parts[module].items() if BESIDE.fullmatch(name)]
@@ -124,6 +120,11 @@ class Roles:
     opaque: tuple[Stored, ...] = ()
 
     @property
+    def named_like_head(self) -> bool:
+        """Whether the class saves the shared table under the head's name."""
+        return self.output is not None and self.ties.get(self.input_name or "") == self.output.name
+
+    @property
     def read_input(self) -> Stored | None:
         """The stored input table that transformers loads; None where it loads none."""
         return next((table for table in self.inputs if table.name not in self.unread), None)
@@ -153,7 +154,7 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         other = modules.usual_output()
         fits = other is not None and modules.tables[other].rows in {table.rows for table in tables}
         output = other if fits and other not in here.inputs else output
-    head = modules.table(output)
+    head = modules.tables.get(output or "")
 
     headless = tokenless or (known is not None and known.output is None)
     if known is None and name is not None and _HEADLESS.search(name) and not _HEADED.search(name):
@@ -212,8 +213,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         maps=tuple(maps),
         headless=headless,
         scalars=read_scalars(model_levels(config)),
-        quantised_input=modules.quantised(inputs[0] if inputs else None),
-        quantised_output=modules.quantised(output),
+        quantised_input=modules.quantised(inputs[0] if inputs else ""),
+        quantised_output=modules.quantised(output or ""),
         ties=here.tied,
         known=known,
         unread=unread,
@@ -292,10 +293,10 @@ def _partner(modules: StoredModules, ends: ClassEnds) -> str | None:
     source = module_of(ends.tied.get(f"{ends.output}.weight", ""))[0]
     stored = [name for name in ends.inputs if name in modules.tables]
     candidates = stored or [name for name in ends.inputs if name == source] or list(ends.inputs)
-    head = modules.table(ends.output)
+    head = modules.tables.get(ends.output or "")
 
     def rank(name: str) -> tuple[bool, bool, bool, int]:
-        table = modules.table(name)
+        table = modules.tables.get(name)
         fits = table is not None and head is not None and table.shape == head.shape
         return not fits, "decoder" not in name, name != source, candidates.index(name)
 

@@ -156,13 +156,8 @@ def difference(alike: TableLikeness) -> str:
     return f"{share}, {far}; {origin}"
 
 
-def flag_at(level: str) -> str:
-    """Return the dotted key of the flag at a level of the config."""
-    return dotted(level, FLAG)
-
-
-def dotted(level: str, key: str) -> str:
-    """Return the path of a key at a level of the config; keys above it come from the file."""
+def dotted(level: str, key: str = FLAG) -> str:
+    """Return the path of a key, the flag's where none is given, at a level of the config; the level is the file's."""
     return f"{short(level)}.{key}" if level else key
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, module_of, usual
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder
-from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Said, Told, describe, flag_at, names, rule
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, noting
+from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, short
@@ -122,12 +122,10 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
     if not isinstance(config, Mapping):
         raise CheckpointError(f"{folder.path / ADAPTER_CONFIG}: no JSON object", "take it from its source again")
     tensors: dict[str, Stored] = {}
-    faults = []
+    faults: list[Fault] = []
     if folder.has(WEIGHTS):
-        try:
+        with noting(faults, WEIGHTS):
             tensors = read_header(inside(folder.path, WEIGHTS)).tensors
-        except CheckpointError as error:
-            faults.append(Fault.of(WEIGHTS, error))
     elif folder.has(PICKLE):
         fix = "save the adapter again with safe_serialization=True"
         faults.append(Fault(PICKLE, f"{folder.path / PICKLE}: pickled tensors are not opened", fix))
@@ -206,7 +204,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
             flag = "on" if facts.ties else "off"
             what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
             severity = WARNING if facts.equal is None else ERROR
-        nested = [flag_at(claim.level) for claim in base.claims.levels if claim.level and claim.written]
+        nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
         merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
         if nested:
             merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import Fault, Folder
+from tiewise.checkpoint.hf_folder import Fault, Folder, noting
 from tiewise.checkpoint.rule import ERROR, WARNING, Said, Told, rule
 from tiewise.checkpoint.untrusted import inside, read_whole, short
 from tiewise.core.errors import CheckpointError
@@ -141,7 +141,7 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
         path = folder.path / name
         if left < 0 or not name.endswith(".py"):
             continue
-        try:
+        with noting(faults, name):
             text = read_whole(os.fspath(inside(folder.path, name)), MOST_BYTES)
             left -= len(text)
             if left < 0 or len(classes) > MOST_CLASSES:
@@ -150,8 +150,6 @@ def read_code(folder: Folder) -> tuple[dict[str, CodeClass], list[Fault]]:
             for node in _parsed(text, path) if any(word in text for word in _WORDS) else ():
                 if node.name not in classes:  # the first of a name counts
                     classes[node.name] = _summary(node, name)
-        except CheckpointError as error:
-            faults.append(Fault.of(name, error))
     return classes, faults
 
 
@@ -204,9 +202,8 @@ def _summary(node: ast.ClassDef, file: str) -> CodeClass:
 
 
 def _last(node: ast.expr) -> str | None:
-    if isinstance(node, ast.Name):
-        return node.id
-    return node.attr if isinstance(node, ast.Attribute) else None
+    """The last part of a dotted name."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else None
 
 
 def _ancestors(classes: Mapping[str, CodeClass], found: CodeClass) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tiewise.checkpoint.claims import count, module_of, usual
+from tiewise.checkpoint.claims import count, ends_with, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
 from tiewise.checkpoint.rule import (
@@ -27,13 +27,12 @@ from tiewise.checkpoint.rule import (
 )
 from tiewise.checkpoint.rules_adapter import AdapterFacts
 from tiewise.checkpoint.rules_gguf import GgufFacts
-from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.stored import FLOATING
 from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
 _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bin|pt|pth|ckpt|h5|msgpack)")
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
-_AGAIN = "download the file again, or write it again"
 
 
 @rule("B001", FATAL, "every file can be read, and every header describes exactly its file", kind=ANY)
@@ -46,18 +45,16 @@ def unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Told:
     Sources: https://github.com/huggingface/safetensors#format
     """
     if isinstance(facts, AdapterFacts):
-        yield from ((fault.file, fault.what, fault.fix or _AGAIN) for fault in facts.faults)
+        yield from ((fault.file, fault.what, fault.fix) for fault in facts.faults)
     if not isinstance(facts, Facts):
         return
-    folder = facts.folder
+    folder, tokenizer, generation = facts.folder, facts.tokenizer, facts.generation
     for fault in folder.faults:
         if fault.file != INDEX and folder.has(fault.file):
-            yield short(fault.file), _plain(fault, folder), fault.fix or _AGAIN
-    tokenizer = facts.tokenizer
-    beside = list(tokenizer.faults) if tokenizer is not None else []
-    beside += [facts.generation] if isinstance(facts.generation, Fault) else []
-    for fault in beside:
-        yield Said(fault.file, _plain(fault, folder), fault.fix or _AGAIN, severity=WARNING)
+            yield short(fault.file), _plain(fault, folder), fault.fix
+    beside = (*(tokenizer.faults if tokenizer is not None else ()), generation)
+    for fault in (one for one in beside if isinstance(one, Fault)):
+        yield Said(fault.file, _plain(fault, folder), fault.fix, severity=WARNING)
     if folder.pickles and not folder.headers and not folder.faults:
         what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
         fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
@@ -78,20 +75,19 @@ def index_and_shards(facts: Facts) -> Told:
     What to do: `tiewise repair` rebuilds the index; a missing shard must be downloaded.
     Sources: llama.cpp#12456; mergekit#385
     """
-    folder = facts.folder
-    mapped: dict[str, list[str]] = {}
-    for name, file in folder.index.weight_map.items() if folder.index is not None and folder.faults else ():
+    folder, held, weight_map = facts.folder, facts.folder.headers, facts.folder.weight_map
+    mapped: dict[str, list[str]] = {}  # in one pass: there may be as many missing shards as tensors
+    for name, file in (weight_map or {}).items() if folder.faults else ():
         mapped.setdefault(file, []).append(name)
     for fault in folder.faults:
         if fault.file == INDEX:
             yield INDEX, _plain(fault, folder), fault.fix
-        elif not folder.has(fault.file) and folder.index is not None:
+        elif not folder.has(fault.file) and weight_map is not None:
             lacking = mapped[fault.file]
             tensors = "1 tensor" if len(lacking) == 1 else f"{len(lacking):,} tensors"
             what = f"the index maps {tensors} to it ({names(lacking)}), and it is not there"
             yield short(fault.file), what, "download the missing file"
-    index, held = folder.index, folder.headers
-    if index is None:
+    if weight_map is None:
         if folder.config is None or folder.opened is not None or folder.has(INDEX) or not held:
             return
         shards = [name for name in held if _SHARD.fullmatch(name)]
@@ -103,20 +99,16 @@ def index_and_shards(facts: Facts) -> Told:
             fix = f"rename it to {SINGLE}" if len(held) == 1 else "write the checkpoint again"
             yield Said(short(next(iter(held))), what, fix, severity=ERROR)
         return
-    wrong = [name for name, file in index.weight_map.items() if file in held and name not in held[file].tensors]
-    elsewhere = [name for name in wrong if name in folder.tensors]
-    lost = [name for name in wrong if name not in folder.tensors]
-    if elsewhere:
-        where = index.weight_map[elsewhere[0]]
+    wrong = [name for name, file in weight_map.items() if file in held and name not in held[file].tensors]
+    if elsewhere := [name for name in wrong if name in folder.tensors]:
         what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
-        yield Said(short(where), what, facts.command("repair"), True, severity=ERROR)
-    if lost:
+        yield Said(short(weight_map[elsewhere[0]]), what, facts.command("repair"), True, severity=ERROR)
+    if lost := [name for name in wrong if name not in folder.tensors]:
         spare = lost == [facts.roles.output_name] and facts.claims.tied is True
         what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
         fix = facts.command("repair") if spare else "download the shards again, or the index that belongs to them"
         yield Said(INDEX, what, fix, spare, severity=ERROR)
-    unknown = [name for name in folder.tensors if name not in index.weight_map]
-    if unknown:
+    if unknown := [name for name in folder.tensors if name not in weight_map]:
         file = folder.tensors[unknown[0]].path.name
         what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
         yield Said(short(file), what, facts.command("repair"), True, severity=ERROR)
@@ -131,18 +123,16 @@ def stale(facts: Facts) -> Told:
     What to do: `tiewise repair` corrects the number; move old weights out of the folder.
     Sources: transformers `save_pretrained`; mlx-lm `load_model`
     """
-    folder = facts.folder
-    claimed = None if folder.index is None else folder.index.metadata.get("total_size")
+    folder, claimed = facts.folder, facts.folder.total_size
     held = sum(tensor.nbytes for tensor in folder.tensors.values())
     if claimed is not None and facts.complete and (isinstance(claimed, bool) or claimed != held):
         what = f"total_size is {shown(claimed)}, and the tensors have {held:,} bytes"
         yield INDEX, what, facts.command("repair"), True
     old = [name for name in folder.extra if name.startswith("model") or _SHARD.fullmatch(name)]
     if old:
-        what = (
-            f"{len(old)} more files beside the checkpoint's own ({names(old)}): mlx-lm reads every model*.safetensors"
-        )
         first = SINGLE in old and folder.opened == SINGLE
+        what = f"{len(old)} more files beside the checkpoint's own ({names(old)})"
+        what += ": mlx-lm reads every model*.safetensors"
         what += f"; transformers opens {SINGLE}, and not what the index names" if first else ""
         fix = "move them out of the folder if they are old"
         yield Said(short(old[0]), what, fix, severity=ERROR if first else WARNING)
@@ -180,24 +170,24 @@ def table_shapes(facts: Facts) -> Told:
     What to do: `tiewise resize --vocab` brings both ends and the bias to one size; a wrong width is a wrong table.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
-    table, head = (  # of a packed one the shape says nothing
-        end if end is not None and end.dtype in FLOATING and len(end.shape) == 2 else None
+    ends = [  # of a packed one the shape says nothing
+        end
         for end in (facts.roles.input, facts.roles.output)
-    )
-    if table is not None and head is not None and table.rows != head.rows:
+        if end is not None and end.dtype in FLOATING and len(end.shape) == 2
+    ]
+    if len({end.rows for end in ends}) == 2:
+        table, head = ends
         # two sizes are meant where the config names both, as for Marian with `decoder_vocab_size`
         meant = SPEC in facts.config or {table.rows, head.rows} <= facts.vocabularies
         if facts.tied is True or not meant:
             what = f"{describe(table)} and {describe(head)} count different tokens"
             yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
-    text = facts.text
-    if text is None or text.hidden_size is None:
+    if facts.text is None or facts.text.hidden_size is None:
         return
-    for end in (table, head):
-        if end is not None and not facts.explains(end):
-            what = f"{describe(end)} is {end.shape[1]:,} wide, the model {text.hidden_size:,}"
-            what += ", and neither a projection nor a width in the config explains it"
-            yield short(end.name), what, f"{CONFIG_FIX}, or take the table from its source"
+    for end in (end for end in ends if not facts.explains(end)):
+        what = f"{describe(end)} is {end.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
+        what += ", and neither a projection nor a width in the config explains it"
+        yield short(end.name), what, f"{CONFIG_FIX}, or take the table from its source"
 
 
 def _room(facts: Facts) -> int | None:
@@ -224,8 +214,8 @@ def ids_without_row(facts: Facts) -> Told:
         return
     over = sorted(number for number in tokenizer.added if number >= room)
     base = tokenizer.base_max >= room
-    shown = names([f"{number} {tokenizer.added[number]!r}" for number in over])
-    how = f"its vocabulary reaches id {tokenizer.base_max:,}" if base else f"{len(over):,} added tokens: {shown}"
+    listed = names([f"{number} {tokenizer.added[number]!r}" for number in over])
+    how = f"its vocabulary reaches id {tokenizer.base_max:,}" if base else f"{len(over):,} added tokens: {listed}"
     what = f"the tokenizer ({', '.join(tokenizer.files)}) gives ids up to {tokenizer.max_id:,}"
     what += f" and the input table has {room:,} rows; {how}"
     fix = facts.command("resize", f"--vocab {tokenizer.max_id + 1}")
@@ -287,12 +277,12 @@ def special_ids_outside(facts: Facts) -> Told:
     if not rows:
         return
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
-    levels: list[tuple[str, Mapping[str, Any]]] = [("", facts.config)]
-    if facts.text is not None and facts.text.level:
-        levels.append((short(facts.text.level), facts.levels.get(facts.text.level, {})))
+    levels: dict[str, Mapping[str, Any]] = {"": facts.config}
+    if facts.text is not None:
+        levels |= {short(facts.text.level): facts.levels.get(facts.text.level, {})}
     if isinstance(facts.generation, Mapping):
-        levels.append(("generation_config.json", facts.generation))
-    for level, record in levels:
+        levels |= {"generation_config.json": facts.generation}
+    for level, record in levels.items():
         for name in ("bos", "eos", "pad", "unk", "decoder_start"):
             key = f"{level}.{name}_token_id" if level else f"{name}_token_id"
             value = record.get(f"{name}_token_id")
@@ -314,24 +304,29 @@ def head_biases(facts: Facts) -> Told:
     What to do: take the bias from the source; `tiewise resize` changes tables and bias together.
     Sources: vllm#46835; transformers#35141; skeletoken#108
     """
-    roles = facts.roles
-    refused = facts.misfits
-    stored = {bias.name: bias for bias in roles.biases}
+    roles, refused = facts.roles, facts.misfits
+    biases = {bias.name: bias for bias in roles.biases}
     for target, source in roles.ties.items():  # names that the class holds to be one bias
-        a, b = stored.get(target), stored.get(source)
+        a, b = biases.get(target), biases.get(source)
         if facts.tied is True and facts.scan and a is not None and b is not None and not facts.same(a, b):
             what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
             fix = "find out which one was trained, and store that one alone"
             yield Said(short(target), what, fix, severity=ERROR)
     for target, source in facts.fresh:
-        if target not in stored and target.endswith("bias"):
+        if target not in biases and target.endswith("bias"):
             what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
             yield Said(short(target), what, f"store it as {short(target)} too", severity=ERROR)
     classes = facts.config.get("architectures")
     named = classes if isinstance(classes, list) else []
     generates = any(isinstance(name, str) and name.endswith("ForCausalLM") for name in named)
     rows = {end.rows for end in (*roles.inputs, roles.output) if end is not None} | facts.vocabularies
-    for bias in _head_biases(facts):
+    # beside these, vectors under a name of the head's bias, whatever their length
+    ends = {*usual().biases, *([f"{module_of(roles.output_name)[0]}.bias"] if roles.output_name is not None else [])}
+    biases |= {name: facts.folder.tensors[name] for name in refused}
+    for name, tensor in facts.folder.tensors.items():
+        if tensor.shape and tensor.shape[:-1] in ((), (1,)) and any(ends_with(name, end) for end in ends):
+            biases[name] = tensor
+    for bias in biases.values():
         if rows and bias.shape[-1] not in rows:
             what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {names(sorted(map(str, rows)))} rows"
             what += ": transformers refuses to load it" if bias.name in refused else ""
@@ -343,17 +338,3 @@ def head_biases(facts: Facts) -> Told:
         elif facts.tied is True and bias.name.endswith("lm_head.bias") and generates:
             what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
             yield Said(short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it", severity=INFO)
-
-
-def _head_biases(facts: Facts) -> list[Stored]:
-    """Vectors under a name of the head's bias, whatever their length."""
-    named = set(usual().biases)
-    if facts.roles.output_name is not None:
-        named.add(f"{module_of(facts.roles.output_name)[0]}.bias")
-    found = {tensor.name: tensor for tensor in facts.roles.biases}
-    found |= {name: facts.folder.tensors[name] for name in facts.misfits}
-    for name, tensor in facts.folder.tensors.items():
-        vector = len(tensor.shape) in (1, 2) and (len(tensor.shape) == 1 or tensor.shape[0] == 1)
-        if vector and any(name == bias or name.endswith(f".{bias}") for bias in named):
-            found[name] = tensor
-    return list(found.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tiewise.checkpoint.claims import FLAG, Claim
-from tiewise.checkpoint.facts import TEXT_PARTS, Facts
+from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
 from tiewise.checkpoint.loaders import LOST, predict
 from tiewise.checkpoint.rule import (
     CONFIG_FIX,
@@ -15,12 +15,11 @@ from tiewise.checkpoint.rule import (
     Told,
     describe,
     difference,
-    flag_at,
+    dotted,
     names,
     rule,
     said,
 )
-from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -57,17 +56,12 @@ def no_input(facts: Facts) -> Told:
     if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
         return
     like = [tensor.name for tensor in facts.unplaced]
-    if roles.output is not None and (not like or _is_canonical(facts, roles.output)):
+    if roles.output is not None and (not like or roles.named_like_head):
         return  # B016 says it, or there is nothing to say
     what = f"vocab_size is {text.vocab_size:,}, and none of {len(facts.folder.tensors):,} tensors is its input table"
     what += f"; one of these may be: {names(like)}" if like else ""
     fix = f"store it as {roles.input_name}" if roles.input_name else "store it under the name that its class gives it"
     yield roles.input_name or "input table", what, fix
-
-
-def _is_canonical(facts: Facts, head: Stored) -> bool:
-    """Whether the class saves the shared table under the head's name."""
-    return facts.roles.ties.get(facts.roles.input_name or "") == head.name
 
 
 @rule("B011", FATAL, "an untied model stores its output head")
@@ -91,7 +85,7 @@ def no_output(facts: Facts) -> Told:
     deciding = claims.deciding
     assert deciding is not None
     how = "false" if deciding.written is False else "absent, which this class reads as false"
-    why = "this class never ties" if claims.fixed is False else f"{flag_at(deciding.level)} is {how}"
+    why = "this class never ties" if claims.fixed is False else f"{dotted(deciding.level)} is {how}"
     what = f"{why}, and no output head is stored: transformers draws it at random"
     if roles.output is not None:
         wanted = roles.unread[roles.output.name]
@@ -99,14 +93,12 @@ def no_output(facts: Facts) -> Told:
         yield wanted, what, f"store it as {wanted}"
         return
     what += f"; one of these may be it: {names(like)}" if like else ""
-    below = [claim for claim in claims.levels if claim.written is True]
-    if below and claims.fixed is None:
-        what += f"; {flag_at(below[0].level)} is true"
-        fix, safe = facts.command("repair"), True
-    else:
-        safe = False
-        fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
-    yield roles.output_name or "output head", what, fix, safe
+    fix = f"if it was trained tied: {facts.command('tie', '--keep input')}; else take the head from its source"
+    below = [claim for claim in claims.levels if claim.written is True and claims.fixed is None]
+    if below:
+        what += f"; {dotted(below[0].level)} is true"
+        fix = facts.command("repair")
+    yield roles.output_name or "output head", what, fix, bool(below)
 
 
 @rule("B012", ERROR, "a tied model stores no head that differs from its table", scans=True)
@@ -120,17 +112,16 @@ def tied_but_different(facts: Facts) -> Told:
     keep the other with `tiewise tie --keep input|output`.
     Sources: vllm#51063; transformers#42507; peft#2777; transformers#45127; verl#6334; llama.cpp#9065
     """
-    alike, head = facts.ends, facts.roles.output
-    if facts.tied is not True or alike is None or head is None or not alike.differing:
+    claims, pair = facts.claims, facts.pair
+    if facts.tied is not True or pair is None or not pair.alike.differing:
         return
-    claims = facts.claims
     if claims.t5_like and claims.deciding is not None and claims.deciding.written is False:
         return  # T5 1.1 and its kin: a head of its own, said by the flag, which their class then does not follow
     safe = claims.fixed is None and not claims.t5_like
     one = f"choose one: {facts.command('tie', '--keep input')}"
     fix = f"keep both tables: {facts.command('repair')}; or {one}" if safe else one
-    what = f"the config ties, and {short(head.name)} is not {short(_input(facts).name)}: {difference(alike)}"
-    yield short(head.name), what, fix, safe
+    where = short(pair.head.name)
+    yield where, f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.alike)}", fix, safe
 
 
 @rule("B013", WARNING, "a tied model stores its table once", scans=True)
@@ -142,12 +133,16 @@ def tied_and_stored_twice(facts: Facts) -> Told:
     What to do: `tiewise dedupe` drops the head. Nothing else changes.
     Sources: mergekit#385; llama.cpp#13328; transformers#42507; DeepSpeed#3824
     """
-    alike, head = facts.ends, facts.roles.output
-    if facts.tied is True and alike is not None and head is not None and alike.equal:
-        how = "byte for byte" if alike.kind == IDENTICAL else "but for the signs of zeros"
-        what = f"{describe(head)} is {short(_input(facts).name)} {how}, {size(head.nbytes)} stored twice"
-        what += "; some values are NaN, so that transformers 5 keeps both" if alike.nan else ""
-        yield short(head.name), what, facts.command("dedupe"), True
+    pair = facts.pair
+    if facts.tied is True and pair is not None and pair.alike.equal:
+        what = f"{_twice(pair)}, {size(pair.head.nbytes)} stored twice"
+        what += "; some values are NaN, so that transformers 5 keeps both" if pair.alike.nan else ""
+        yield short(pair.head.name), what, facts.command("dedupe"), True
+
+
+def _twice(pair: Pair) -> str:
+    how = "byte for byte" if pair.alike.kind == IDENTICAL else "but for the signs of zeros"
+    return f"{describe(pair.head)} is {short(pair.table.name)} {how}"
 
 
 @rule("B014", INFO, "an untied model's two tables are not the same", scans=True)
@@ -159,13 +154,12 @@ def equal_but_not_tied(facts: Facts) -> Told:
     What to do: nothing if that is meant; else `tiewise tie --keep input` stores one table and says so.
     Sources: torchtitan: the Hugging Face backend clones the head for FSDP
     """
-    alike, head = facts.ends, facts.roles.output
-    if facts.tied is not True and alike is not None and head is not None and alike.equal:
+    pair = facts.pair
+    if facts.tied is not True and pair is not None and pair.alike.equal:
         how = f"the config says {said(facts.tied)}" if facts.claims.levels else "no config says whether they tie"
-        equal = "byte for byte" if alike.kind == IDENTICAL else "but for the signs of zeros"
-        what = f"{describe(head)} is {short(_input(facts).name)} {equal}, and {how}: {size(head.nbytes)} twice"
+        what = f"{_twice(pair)}, and {how}: {size(pair.head.nbytes)} twice"
         fix = f"nothing if training shall part them; else {facts.command('tie', '--keep input')}"
-        yield short(head.name), what, fix
+        yield short(pair.head.name), what, fix
 
 
 @rule("B015", WARNING, "two stored tables are the same, or two tables of their own", scans=True)
@@ -178,12 +172,11 @@ def drifted(facts: Facts) -> Told:
     again, and says by how much any logit changes.
     Sources: transformers#35141; pytorch#188346; Automodel#2571; lmms-engine#157
     """
-    alike, head = facts.ends, facts.roles.output
-    if alike is None or head is None or alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
+    if facts.pair is None or facts.pair.alike.kind not in (SAME_VALUES, SOME_ROWS, CLOSE):
         return
+    table, head, alike = facts.pair
     if facts.tied is True and alike.differing:
         return  # B012 says it, with more weight
-    table = _input(facts)
     types = f" ({table.dtype} and {head.dtype})" if table.dtype != head.dtype else ""
     what = f"{short(table.name)} and {short(head.name)}{types}: {difference(alike)}"
     keep = "--keep input" if alike.kind == SAME_VALUES else "--keep input (or output, or mean)"
@@ -203,21 +196,15 @@ def only_head_stored(facts: Facts) -> Told:
     roles = facts.roles
     if roles.output is None or roles.input is not None or not facts.complete or facts.unplaced:
         return
-    if _is_canonical(facts, roles.output):
+    if roles.named_like_head:
         return
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
-    safe = facts.claims.tied is True and not facts.claims.t5_like and roles.input_name is not None
-    safe = safe and not roles.quantised_output
-    fix = facts.command("repair" if safe else "tie")
-    if not safe:
-        fix = f"if it was trained tied: {fix}; else take the input table from its source"
+    plain = roles.input_name is not None and not roles.quantised_output
+    safe = plain and facts.claims.tied is True and not facts.claims.t5_like
+    fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
+    fix = facts.command("repair") if safe else fix
     yield short(roles.output.name), what, fix, safe
-
-
-def _input(facts: Facts) -> Stored:
-    assert facts.roles.input is not None  # as `facts.ends` is there
-    return facts.roles.input
 
 
 def _speaking(facts: Facts) -> list[Claim]:
@@ -244,8 +231,8 @@ def flag_absent(facts: Facts) -> Told:
     roles = facts.roles
     for claim in facts.claims.levels:
         if claim.malformed is not None:
-            what = f"{flag_at(claim.level)} is {claim.malformed}, which is neither true nor false"
-            yield flag_at(claim.level), what, *_mend(facts)
+            what = f"{dotted(claim.level)} is {claim.malformed}, which is neither true nor false"
+            yield dotted(claim.level), what, *_mend(facts)
     speaking = _speaking(facts)
     if not speaking or roles.headless or (roles.input is None and roles.output is None):
         return
@@ -273,14 +260,14 @@ def levels_disagree(facts: Facts) -> Told:
     written = [claim for claim in _speaking(facts) if claim.written is not None]
     if len({claim.written for claim in written}) < 2:
         return
-    listed = ", ".join(f"{flag_at(claim.level)} = {said(claim.written)}" for claim in written)
+    listed = ", ".join(f"{dotted(claim.level)} = {said(claim.written)}" for claim in written)
     tensors = {
         True: "the tensors say tied",
         False: "the tensors say untied",
         None: "the tensors were not compared or do not tell",
     }[facts.truth]
     wrong = next((claim for claim in written if claim.written is not facts.truth), written[-1])
-    yield flag_at(wrong.level), f"{listed}; {tensors}", *_mend(facts)
+    yield dotted(wrong.level), f"{listed}; {tensors}", *_mend(facts)
 
 
 @rule("B022", ERROR, "a T5-like model has one input table, and its flag is not taken for a switch")
@@ -303,11 +290,9 @@ def t5_ends(facts: Facts) -> Told:
         yield FLAG, what, fix
     for other in roles.inputs[1:] if facts.claims.tied is not False else ():
         if roles.input is not None and (alike := facts.compare(roles.input, other)) is not None and alike.differing:
-            what = (
-                f"{short(roles.input.name)} and {short(other.name)} are one table in this family: {difference(alike)}"
-            )
+            both = f"{short(roles.input.name)} and {short(other.name)}"
             fix = "find out which one was trained, and store that one alone"
-            yield short(other.name), what, fix
+            yield short(other.name), f"{both} are one table in this family: {difference(alike)}", fix
 
 
 @rule("B090", INFO, "numbers that act at the boundary are known")
@@ -345,9 +330,7 @@ def loaders_disagree(facts: Facts) -> Told:
         return
     mended = {outcome.loader for outcome in outcomes if outcome.right}
     lost = any(outcome.outcome in LOST for outcome in wrong) and not facts.is_own
-    note = facts.is_own or all(
-        outcome.loader in mended for outcome in wrong
-    )  # another version of each makes the right model
+    note = facts.is_own or mended.issuperset(outcome.loader for outcome in wrong)  # another version of each is right
     listed = names([f"{outcome.loader} {outcome.versions}: {outcome.outcome}" for outcome in wrong], most=len(wrong))
     what = f"{len(wrong)} of {len(outcomes)} loaders make another model of these tensors, or none: {listed}"
     fix = "repair the other findings, or load it with the rest"

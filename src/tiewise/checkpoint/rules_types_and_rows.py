@@ -27,8 +27,6 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
 from tiewise.core.long_work import doing
 
-MULTIPLE = 64  # that kernels and ranks like the number of rows to be of
-
 
 @rule("B040", WARNING, "types agree: both tables with each other, and the config with the bytes")
 def types_disagree(facts: Facts) -> Told:
@@ -40,21 +38,19 @@ def types_disagree(facts: Facts) -> Told:
     What to do: correct the config's dtype, or save the model in one type.
     Sources: transformers: dtype='auto'
     """
-    table, head = facts.roles.input, facts.roles.output
-    ends = [end for end in (table, head) if end is not None and end.dtype in FLOATING]
-    if table is not None and head is not None and len(ends) == 2 and table.dtype != head.dtype:
-        what = f"{describe(table)} and {describe(head)} have different types"
+    stored = (facts.roles.input, facts.roles.output)
+    ends = [end for end in stored if end is not None and end.dtype in FLOATING]
+    if len({end.dtype for end in ends}) == 2:
+        what = f"{describe(ends[0])} and {describe(ends[1])} have different types"
         fix = "none if the head is meant to be more precise; else save the model again in one type"
-        yield short(head.name), what, fix
-    if facts.quantised:
-        return
+        yield short(ends[1].name), what, fix
     key = next((key for key in ("dtype", "torch_dtype") if isinstance(facts.config.get(key), str)), "dtype")
     claimed = TORCH_TYPES.get(str(facts.config.get(key)).removeprefix("torch."))
     held: Counter[str] = Counter()
     for tensor in facts.folder.tensors.values():
         if tensor.dtype in FLOATING:
             held[tensor.dtype] += tensor.nbytes
-    if claimed is None or not held:
+    if facts.quantised or claimed is None or not held:
         return
     (most, count), total = held.most_common(1)[0], held.total()
     if most != claimed:
@@ -75,36 +71,32 @@ def rows_in_use(facts: Facts) -> Told:
     What to do: initialise the rows again and train them.
     Sources: trl#5608; LlamaFactory#6749; transformers#35141
     """
-    tokenizer = facts.tokenizer
-    known = tokenizer is not None and tokenizer.count > 0
+    tokenizer = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.count else None
     pads = {value for level in facts.levels.values() if type(value := level.get("pad_token_id")) is int}
     again = "initialise these rows again, or take them from the source"
     for table in (facts.roles.input, facts.roles.output):
         if table is None or table.dtype not in FLOATING or len(table.shape) != 2:
             continue
-        used = (tokenizer.used if tokenizer is not None and known else frozenset(range(table.rows))) - pads
+        used = (tokenizer.used if tokenizer is not None else frozenset(range(table.rows))) - pads
         where = short(table.name)
         with doing(f"reading {where}", table.nbytes):
             scan = scan_rows(table)
         if scan.not_finite:
             yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
-        zero = [row for row in scan.zero if row in used]
-        if zero:
+        if zero := [row for row in scan.zero if row in used]:
             what = f"{where}: {_rows(zero)} of tokens in use are zero"
-            yield Said(where, what, again, severity=WARNING if known else INFO)
+            yield Said(where, what, again, severity=INFO if tokenizer is None else WARNING)
         in_use = ([row for row in group if row in used] for group in scan.repeated)
-        groups = [group for group in in_use if len(group) > 1]
-        if groups:
+        if groups := [group for group in in_use if len(group) > 1]:
             listed = "; ".join(numbers(group[:4], len(group)) for group in groups[:4])
             what = f"{where}: {sum(map(len, groups)):,} rows of tokens in use are equal to another ({listed})"
             fix = "train these tokens, or initialise them apart"
             yield Said(where, f"{what}: one logit for each group", fix, severity=WARNING)
         far, median = outlying(scan.lengths, used)
         if far:
-            longest = max(float(scan.lengths[row]) for row in far)
             what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
             fix = "look at these tokens: were they added and not trained?"
-            yield Said(where, f"{what}, up to {longest:.3g}", fix, severity=INFO)
+            yield Said(where, f"{what}, up to {scan.lengths[far].max():.3g}", fix, severity=INFO)
 
 
 def _rows(found: Sequence[int]) -> str:
@@ -120,13 +112,12 @@ def not_divisible(facts: Facts) -> Told:
     What to do: if the model is to be trained on many ranks, `tiewise resize --multiple-of 64` pads both ends.
     Sources: accelerate#4171; pytorch#176076
     """
-    table = facts.roles.input
-    if table is None or facts.quantised or table.rows % MULTIPLE == 0:
+    table, step = facts.roles.input, 64
+    if table is None or facts.quantised or table.rows % step == 0:
         return
-    wanted = math.ceil(table.rows / MULTIPLE) * MULTIPLE
-    what = f"{table.rows:,} rows leave {table.rows % MULTIPLE} over when divided by {MULTIPLE}"
-    fix = f"none needed; {facts.command('resize', f'--multiple-of {MULTIPLE}')} makes {wanted:,} at both ends"
-    yield short(table.name), what, fix
+    what = f"{table.rows:,} rows leave {table.rows % step} over when divided by {step}"
+    fix = f"none needed; {facts.command('resize', f'--multiple-of {step}')}"
+    yield short(table.name), what, f"{fix} makes {math.ceil(table.rows / step) * step:,} at both ends"
 
 
 @rule("B081", INFO, "no large tensor is stored twice", deep=True)
@@ -147,18 +138,8 @@ def stored_twice(facts: Facts) -> Told:
         yield short(group[0].name), what, fix
 
 
-# where the config of a quantisation stands, and under which keys it lists the modules that it leaves alone
-_SECTIONS = ("quantization_config", "compression_config", "quantization")
-_LISTS = (
-    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
-    *("skip_modules", "modules_to_exclude", "exclude_layers"),
-)
-# a triple is whole only with these beside the packed numbers
-_NEEDED = {"qweight": ("scales",), "weight_packed": ("weight_scale",)}
+_NEEDED = {"qweight": ("scales",), "weight_packed": ("weight_scale",)}  # without which packed numbers mean nothing
 _CONFIG = "config.json"
-# a list given for one of these replaces the default one, which would keep tied modules and the head plain
-_REPLACED = ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
-MOST_LISTED = 100_000
 
 
 @dataclass(frozen=True)
@@ -194,27 +175,34 @@ class Quantised:
     says_head: bool | None = None
 
 
+_LISTS = (  # keys under which the config of a quantisation lists the modules that it leaves alone
+    *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
+    *("skip_modules", "modules_to_exclude", "exclude_layers"),
+)
+MOST_LISTED = 100_000
+
+
 def quantised_ends(facts: Facts) -> Quantised:
     """Say of each end whether it is stored quantised, and what the config says of it."""
     table, head = (_end(facts.folder.tensors, name) for name in (facts.roles.input_name, facts.roles.output_name))
-    nested = (facts.config.get(key) for key in ("text_config", "llm_config"))
-    levels = [facts.config, *(level for level in nested if isinstance(level, Mapping))]
-    found = (level.get(key) for level in levels for key in _SECTIONS)
+    levels = (facts.config, facts.config.get("text_config"), facts.config.get("llm_config"))
+    keys = ("quantization_config", "compression_config", "quantization")
+    found = (level.get(key) for level in levels if isinstance(level, Mapping) for key in keys)
     section = next((section for section in found if isinstance(section, Mapping)), None)
     if section is None:
         return Quantised(table, head)
     methods = (section.get(key) for key in ("quant_method", "quant_algo", "mode"))
     listed = {key: entries for key in _LISTS if isinstance(entries := section.get(key), list)}
     if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
-        listed["dynamic"] = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
-    lists = {
-        key: tuple(one for one in entries[:MOST_LISTED] if isinstance(one, str)) for key, entries in listed.items()
-    }
+        left = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
+        listed |= {"dynamic": left} if left else {}
     return Quantised(
         table,
         head,
         method=next((name for name in methods if isinstance(name, str)), ""),
-        lists={key: entries for key, entries in lists.items() if entries or key != "dynamic"},
+        lists={
+            key: tuple(one for one in entries[:MOST_LISTED] if isinstance(one, str)) for key, entries in listed.items()
+        },
         says_head=says if isinstance(says := section.get("lm_head"), bool) else None,
     )
 
@@ -231,12 +219,13 @@ def _end(tensors: Mapping[str, Stored], name: str | None) -> End:
     if name is None:
         return End()
     module = module_of(name)[0]
-    last = module.rpartition(".")[2]
-    parts = {}
+    last, parts = module.rpartition(".")[2], {}
     for stored, tensor in tensors.items():
-        if last in stored and (plain := unwrapped(stored)).startswith(f"{module}."):
-            parts[plain.removeprefix(f"{module}.")] = tensor
-    parts = {part: tensor for part, tensor in parts.items() if part in ("weight", *PACKED) or BESIDE.fullmatch(part)}
+        if last not in stored or not (plain := unwrapped(stored)).startswith(f"{module}."):
+            continue
+        part = plain.removeprefix(f"{module}.")
+        if part in ("weight", *PACKED) or BESIDE.fullmatch(part):
+            parts[part] = tensor
     quantised = any(part != "weight" or tensor.dtype not in FLOATING for part, tensor in parts.items())
     return End(module, tuple(sorted(parts)), quantised)
 
@@ -261,9 +250,7 @@ def half_quantised(facts: Facts) -> Told:
         one, other = (table, head) if table.quantised else (head, table)
         what = f"tie_word_embeddings is true, and {short(one.module)} is stored quantised ({names(one.parts)}) beside"
         what += f" a plain {short(other.module)}: a loader that ties drops one of the two, or finds no module for it"
-        fix = (
-            "set tie_word_embeddings to false at every level of config.json, or quantise again with the head left alone"
-        )
+        fix = "set tie_word_embeddings to false at every level of config.json"
         yield short(one.module), what, f"{fix}, or quantise again with the head left alone"
     says = found.says_head
     if says is None or not facts.complete or not table.parts:
@@ -305,10 +292,9 @@ def left_alone(facts: Facts) -> Told:
                 if plain and entry.endswith(f".{last}") and not f".{end.module}".endswith(f".{entry}"):
                     what = f'it names "{short(entry)}", and the module is {short(end.module)}'
                     yield where, what, f'write "{short(end.module)}"'
-        default = found.method in _REPLACED and entries and not found.output.quantised
-        if default and not leaves(found.output, entries):
-            what = (
-                f"{found.method} leaves alone {names(entries)}; a list replaces the default, so the head is converted"
-            )
+        # a list given for one of these replaces the default one, which would keep tied modules and the head plain
+        replaced = found.method in ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
+        if replaced and entries and not found.output.quantised and not leaves(found.output, entries):
+            what = f"{found.method} leaves alone {names(entries)}; a list replaces the default"
             stored = "it is the input table" if not found.output.parts else "it is stored plain"
-            yield where, f"{what}, and {stored}", f'add "{short(found.output.module)}" to it'
+            yield where, f"{what}, so the head is converted, and {stored}", f'add "{short(found.output.module)}" to it'

@@ -138,8 +138,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     record = parse_json(text, f"{path}: header", unique=True)
     if not isinstance(record, dict):
         raise CheckpointError(f"{path}: its header is no JSON object", _AGAIN)
-    metadata = record.pop("__metadata__", None)
-    metadata = {} if metadata is None else metadata
+    metadata = {} if (given := record.pop("__metadata__", None)) is None else given
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is no map from text to text", _AGAIN)
     data = 8 + length
@@ -214,9 +213,8 @@ class Reader:
                 what = f"{self.tensor.path}: cannot be read at byte {at:,} ({error.strerror})"
                 raise CheckpointError(what, "check the disk") from None
             if count == 0:
-                raise CheckpointError(
-                    f"{self.tensor.path}: it became shorter while it was read", "nothing else may write it"
-                )
+                what = f"{self.tensor.path}: it became shorter while it was read"
+                raise CheckpointError(what, "nothing else may write it")
             buffer, at = buffer[count:], at + count
 
     def rows(self, start: int = 0, stop: int | None = None) -> NDArray:
@@ -224,10 +222,10 @@ class Reader:
         tensor = self.tensor
         if tensor.dtype not in NUMPY:
             raise CheckpointError(f"{tensor.path}: {tensor.name} is packed ({tensor.dtype})", "dequantise it first")
-        stop = tensor.rows if stop is None else min(stop, tensor.rows)
-        raw = bytearray(max(0, stop - start) * self.row_bytes)
+        count = max(0, (tensor.rows if stop is None else min(stop, tensor.rows)) - start)
+        raw = bytearray(count * self.row_bytes)
         self.into(memoryview(raw), start * self.row_bytes)
-        return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((max(0, stop - start), *tensor.shape[1:]))
+        return np.frombuffer(raw, NUMPY[tensor.dtype]).reshape((count, *tensor.shape[1:]))
 
     def wide(self, start: int = 0, stop: int | None = None) -> NDArray:
         """Return rows [start, stop) of a floating tensor in fp32 (fp64 where it is stored so)."""

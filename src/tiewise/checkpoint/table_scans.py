@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,7 +59,7 @@ def same_numbers(a: Stored, b: Stored) -> bool:
     if (a.dtype, a.shape) != (b.dtype, b.shape) or a.dtype not in FLOATING:
         return False
     with Reader(a) as one, Reader(b) as other:
-        return not any(len(_differing(one.rows(*span), other.rows(*span))) for span in one.spans())
+        return not any(_differing(one.rows(*span), other.rows(*span)).size for span in one.spans())
 
 
 def same_bytes(a: Stored, b: Stored, look: Callable[[NDArray], None] = lambda block: None) -> bool:
@@ -141,10 +141,10 @@ _SAMPLE = 2**16
 class RowScan:
     """What was found in a table [V, E]."""
 
-    not_finite: tuple[int, ...]  # rows that hold NaN or an infinity
-    zero: tuple[int, ...]  # rows of zeros
+    not_finite: Sequence[int]  # rows that hold NaN or an infinity
+    zero: Sequence[int]  # rows of zeros
     # groups of rows (finite, not of zeros) that are equal bit for bit, each in ascending order
-    repeated: tuple[tuple[int, ...], ...]
+    repeated: Sequence[Sequence[int]]
     lengths: NDArray[np.float32]  # Euclidean length of each row [V]; NaN or infinite where the row is
 
 
@@ -171,25 +171,17 @@ def scan_rows(table: Stored) -> RowScan:
                 if home != number:
                     groups.setdefault(home, [home]).append(number)
             advance(stop * reader.row_bytes)
-    repeated = [tuple(group) for home, group in groups.items() if finite[home] and not zero[home]]
-    return RowScan(_numbers(~finite), _numbers(zero), tuple(repeated), lengths)
+    repeated = [group for home, group in groups.items() if finite[home] and not zero[home]]
+    return RowScan(np.nonzero(~finite)[0].tolist(), np.nonzero(zero)[0].tolist(), repeated, lengths)
 
 
-def _numbers(mask: NDArray[np.bool_]) -> tuple[int, ...]:
-    return tuple(int(row) for row in np.nonzero(mask)[0])
-
-
-def outlying(lengths: NDArray, rows: Iterable[int], factor: float = 10.0) -> tuple[tuple[int, ...], float]:
+def outlying(lengths: NDArray, rows: Iterable[int], factor: float = 10.0) -> tuple[list[int], float]:
     """Rows of the given ones whose length is `factor` times the median length or more, and the median."""
     chosen = np.fromiter(rows, np.int64)
-    chosen = chosen[(chosen < len(lengths))]
-    values = lengths[chosen]
-    values, chosen = values[np.isfinite(values)], chosen[np.isfinite(values)]
-    if not len(values):
-        return (), 0.0
-    median = float(np.median(values))
-    far = np.sort(chosen[values >= factor * median]) if median > 0 else chosen[:0]
-    return tuple(int(row) for row in far), median
+    chosen = chosen[chosen < len(lengths)]
+    chosen = np.sort(chosen[np.isfinite(lengths[chosen])])
+    median = float(np.median(lengths[chosen])) if len(chosen) else 0.0
+    return (chosen[lengths[chosen] >= factor * median].tolist() if median > 0 else []), median
 
 
 def duplicates(tensors: Iterable[Stored], same: Callable[[Stored, Stored], bool] = same_bytes) -> list[list[Stored]]:

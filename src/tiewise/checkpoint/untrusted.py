@@ -82,20 +82,15 @@ VALUE_BYTES = 75  # of memory for each comma, colon and bracket: a token with it
 
 
 def read_json(path: str, *, most: int = MOST_BYTES, unique: bool = False) -> Any:
-    """Return what a JSON file holds.
-
-    Args:
-        path: the file.
-        most: refuse more bytes than this.
-        unique: refuse an object that names a key twice (elsewhere the last wins, as in every other reader).
-    """
+    """Return what a JSON file of at most `most` bytes holds; `unique` as in `parse_json`."""
     return parse_json(read_whole(path, most), path, unique=unique)
 
 
 def parse_json(data: bytes, where: str, *, unique: bool = False) -> Any:
     """Return what JSON text in UTF-8 holds; `where` is named in errors.
 
-    `NaN` and `Infinity` are taken as transformers writes them (Mamba's configs do).
+    `unique` refuses an object that names a key twice; elsewhere the last wins, as in every other reader. `NaN` and
+    `Infinity` are taken as transformers writes them (Mamba's configs do).
     """
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -126,7 +121,8 @@ def require_bounded(data: bytes, values: int, where: str) -> None:
     if len(data) < 2**20:
         return
     width = 1 if data.isascii() else 4 if re.search(rb"[\xf0-\xff]", data) else 2  # bytes of a character in Python
-    characters = len(data) if width == 1 else len(data) - len(data.translate(None, _FIRST))
+    # of several bytes all but the first lie in this range
+    characters = len(data) if width == 1 else len(data.translate(None, bytes(range(0x80, 0xC0))))
     if 2 * width * characters + VALUE_BYTES * values > MOST_MEMORY:  # the text, and the same text in pieces
         fix = "no file of this kind is that large: take it from its source again"
         raise CheckpointError(f"{where}: reading it would take more than {MOST_MEMORY // 2**20} MB of memory", fix)
@@ -143,9 +139,6 @@ def require_memory(needed: int, purpose: str) -> None:
     if needed > free:
         fix = "close other programs, or run it on a larger machine"
         raise CheckpointError(f"{purpose} needs {size(needed)} of memory, and {size(free)} are free", fix)
-
-
-_FIRST = bytes(byte for byte in range(256) if not 0x80 <= byte < 0xC0)  # of a character; the others continue one
 
 
 def short(text: Any, most: int = 60) -> str:

@@ -116,7 +116,7 @@ def main() -> None:
         if said:
             print("tiewise:", " ".join(said.split()), file=sys.stderr)
     ranks = sys.modules.get("tiewise.training.ranks")
-    if ranks is None or not ranks.launched():
+    if "RANK" not in os.environ or ranks is None or not ranks.launched():
         sys.exit(code)
     # One of several processes goes without taking the interpreter down. Threads of the process group outlive it (the
     # wrapped model holds it) and may drop a tensor while the interpreter goes, which aborts the process

@@ -193,7 +193,19 @@ def prepare(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         sources = [_kept_stdin(folder, made) if text == "-" else resolve(text) for text in texts]
-        request = _request(sources, tokenizer, seed, fractions) | {"split": split, "apart": apart}
+        kept = Path(tokenizer).expanduser()
+        request = {  # everything that the result depends on; equal requests have equal results
+            "format": _FORMAT,
+            "texts": [source.text for source in sources],
+            "sources": [_fingerprint(source.files) for source in sources],
+            "tokenizer": tokenizer,
+            "tokenizer_files": _fingerprint([kept, *sorted(kept.glob("*"))] if kept.exists() else []),
+            "seed": seed,
+            "fractions": list(fractions),
+            "python": platform.python_version() if any(source.kind == "builtin" for source in sources) else None,
+            "split": split,
+            "apart": apart,
+        }
         try:
             prepared = load_prepared(folder)
         except DataError:  # nothing there, or damaged: prepare it
@@ -223,21 +235,6 @@ def _kept_stdin(folder: Path, made: list[Path]) -> Source:
                 raise DataError("standard input is empty", "pipe a text into the command")
         made.append(path)
     return replace(resolve(str(path)), text="-")
-
-
-def _request(sources: Sequence[Source], tokenizer: str, seed: int, fractions: Sequence[float]) -> dict[str, Any]:
-    """Everything that the result depends on; equal requests have equal results."""
-    path = Path(tokenizer).expanduser()
-    return {
-        "format": _FORMAT,
-        "texts": [source.text for source in sources],
-        "sources": [_fingerprint(source.files) for source in sources],
-        "tokenizer": tokenizer,
-        "tokenizer_files": _fingerprint([path, *sorted(path.glob("*"))] if path.exists() else []),
-        "seed": seed,
-        "fractions": list(fractions),
-        "python": platform.python_version() if any(source.kind == "builtin" for source in sources) else None,
-    }
 
 
 def _fingerprint(files: Sequence[Path]) -> dict[str, Any]:

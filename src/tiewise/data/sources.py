@@ -28,12 +28,12 @@ import stat
 import sys
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple
+from typing import BinaryIO, Literal
 
 import datasets
 import pyarrow
@@ -57,7 +57,7 @@ class Source:
     text: str
     kind: Literal["builtin", "stdin", "hub", "files"]
     files: tuple[Path, ...] = ()
-    field: str | None = None
+    field: str = FIELD  # of the rows of tables among them
 
     @property
     def size(self) -> int:
@@ -67,17 +67,15 @@ class Source:
 
 def resolve(text: str) -> Source:
     """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
-    if text == "builtin":
-        return Source(text, "builtin")
-    if text == "-":
-        return Source(text, "stdin")
+    if text in ("builtin", "-"):
+        return Source(text, "builtin" if text == "builtin" else "stdin")
     if text.startswith("hf:"):
-        folder = parse_hub_name(text.removeprefix("hf:")).folder
+        *_, folder = parse_hub_name(text.removeprefix("hf:"))
         files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else ()
         return Source(text, "hub", tuple(files))
     path, _, field = text.rpartition(":")
     if path.endswith(TABLES):
-        return Source(text, "files", find_files(path), field or None)
+        return Source(text, "files", find_files(path), field or FIELD)
     return Source(text, "files", find_files(text))
 
 
@@ -116,9 +114,9 @@ def _documents(source: Source, size: int) -> Iterator[Document]:
     for path in source.files if source.kind == "files" else ():
         with opened(path) as file:
             if path.suffix == ".parquet":
-                yield from _parquet_rows(file, path, source.field or FIELD)
+                yield from _parquet_rows(file, path, source.field)
             elif path.suffix in TABLES:
-                yield from _json_lines(file, path, source.field or FIELD)
+                yield from _json_lines(file, path, source.field)
             else:
                 yield from _parts(file, str(path), size)
 
@@ -233,45 +231,28 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[Document]
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}", "write it again") from None
 
 
-class HubName(NamedTuple):
-    """What stands behind `hf:`, taken apart; `folder` is set where it is a folder of this machine."""
+def parse_hub_name(name: str) -> tuple[str, str | None, str, Path | None]:
+    """Take `id[/config][:split]` apart; a DataError where no dataset can have this name.
 
-    path: str
-    config: str | None
-    split: str
-    folder: Path | None
-
-
-def parse_hub_name(name: str) -> HubName:
-    """Take `id[/config][:split]` apart; a DataError where no dataset can have this name."""
+    Returns:
+        (id, config, split, the folder where it is one of this machine).
+    """
     path, _, split = name.partition(":")
     folder, form = Path(path).expanduser(), "write hf:owner/name[/config][:split], or hf:./folder[:split]"
     if path and folder.is_dir():
-        return HubName(str(folder), None, split or "train", folder)
+        return str(folder), None, split or "train", folder
     parts = path.split("/")
     if path.startswith(("/", ".", "~")):
         raise DataError(f"hf:{name}: no folder {path!r}", form)
     if not all(parts) or len(parts) > 3:
         raise DataError(f"hf:{name} does not name a dataset", form)
-    return HubName("/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or "train", None)
+    return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or "train", None
 
 
 def _hub_documents(name: str) -> Iterator[Document]:
     """Yield the rows of the dataset behind `hf:`: its column `text`, or else its only column of strings."""
-    column = None
-    for number, row in enumerate(_hub_rows(name)):
-        if column is None:
-            strings = [column for column, value in row.items() if isinstance(value, str)]
-            column = FIELD if FIELD in strings else strings[0] if len(strings) == 1 else None
-        if column is None:
-            fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
-            raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
-        if row[column]:
-            yield Document(f"hf:{name}, row {number}", row[column])
-
-
-def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
     path, config, split, folder = parse_hub_name(name)
+    column = None
     try:
         if folder is not None and (folder / "state.json").exists():
             rows = datasets.load_from_disk(path)
@@ -286,7 +267,17 @@ def _hub_rows(name: str) -> Iterator[dict[str, Any]]:
                 if folder is not None or not streamed:
                     raise
                 rows = datasets.load_dataset(path, config, split=split)  # as the local cache holds it
-        yield from rows
+        for number, row in enumerate(rows):
+            if column is None:
+                strings = [column for column, value in row.items() if isinstance(value, str)]
+                column = FIELD if FIELD in strings else strings[0] if len(strings) == 1 else None
+            if column is None:
+                fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
+                raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
+            if row[column]:
+                yield Document(f"hf:{name}, row {number}", row[column])
+    except DataError:
+        raise
     except Exception as error:  # a dozen kinds come out of there: hub, network, formats, the file system
         fix = f"check the name and the network; offline, run `hf download --repo-type dataset {path}` first"
         fix = "check the split and the files in the folder" if folder is not None else fix
@@ -307,18 +298,12 @@ def builtin_documents() -> Iterator[Document]:
     `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order. Stripped
     and zipped ones carry neither.
     """
-    texts: dict[str, Callable[[], str]] = {}
+    topics: dict[str, str] = {}
     with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
         topics = importlib.import_module("pydoc_data.topics").topics
-        texts |= {f"topic {name}": partial(topics.get, name) for name in sorted(topics)}
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        inner = path.relative_to(library)
-        if _SKIPPED.isdisjoint(inner.parts):
-            texts[f"module {inner.as_posix()}"] = partial(_docstrings, path)
     found = False
-    for name, read in texts.items():
-        if text := read():
+    for name, text in chain(((f"topic {name}", topics[name]) for name in sorted(topics)), _modules()):
+        if text:
             found = True
             yield Document(name, "\n\n".join(paragraphs(text)))
     if not found:
@@ -326,21 +311,24 @@ def builtin_documents() -> Iterator[Document]:
         raise DataError(f"builtin: the Python at {sys.executable} carries no documentation", fix)
 
 
-def _docstrings(path: Path) -> str:
-    """All docstrings of one file in reading order; "" where the file is unreadable or not of this Python."""
-    try:
-        with warnings.catch_warnings():
+def _modules() -> Iterator[tuple[str, str]]:
+    """(name, all docstrings in reading order) of each module of the library that can be read, by this Python."""
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        inner = path.relative_to(library)
+        if not _SKIPPED.isdisjoint(inner.parts):
+            continue
+        text = ""
+        with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
-            tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ""
-    return "\n\n".join(text for node in _nodes(tree) if (text := ast.get_docstring(node)))
+            text = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
+        yield f"module {inner.as_posix()}", text
 
 
-def _nodes(node: ast.AST) -> Iterator[ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]:
-    if isinstance(node, _BODIES):
-        yield node
+def _docstrings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, _BODIES) and (text := ast.get_docstring(node)):
+        yield text
     for child in ast.iter_child_nodes(node):
         # definitions stand in statements only, also in those of `if` and `try`; expressions are most of a tree
         if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case):
-            yield from _nodes(child)
+            yield from _docstrings(child)

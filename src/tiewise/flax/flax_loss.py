@@ -36,24 +36,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from tiewise.core.backends import chunk_rows
+from tiewise.core.backends import LossOptions, check_loss, chunk_rows
 from tiewise.core.errors import UnsupportedError
-
-REDUCTIONS = ("mean", "sum", "none")
 
 
 @dataclass(frozen=True)
-class FlaxLossOptions:
+class FlaxLossOptions(LossOptions):
     """Options of `linear_cross_entropy`; each may also be passed to it by keyword."""
 
-    scale: float = 1.0  # factor on the product, before the bias
-    softcap: float | None = None  # c of the soft-cap; None leaves logits as they are
-    ignore_index: int = -100  # target value whose tokens count for nothing
-    label_smoothing: float = 0.0  # ε, in [0, 1]
-    z_loss: float = 0.0  # ζ, the coefficient of lse²
-    class_weight: Array | None = None  # w [V]; gets no gradient
-    reduction: str = "mean"  # `mean`, `sum` (both an fp32 scalar) or `none` (fp32, shaped like the targets)
-    chunk: int | None = None  # tokens per chunk; None chooses so that a chunk of logits is about 100 MB
     axis: str | None = None  # in `shard_map`, the mesh axis that rows of weight, bias and class_weight are split over
     vocab: int | None = None  # V where the rows are more, because they must split evenly: the rest is masked
 
@@ -94,7 +84,14 @@ def linear_cross_entropy(
     """
     o = replace(options, **overrides) if overrides else options
     features, weight, targets = jnp.asarray(features), jnp.asarray(weight), as_array(targets)
-    vocab = _check(features, weight, targets, bias, o)
+    if not jnp.issubdtype(targets.dtype, jnp.integer):
+        fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"
+        raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
+    check_loss(features, weight, targets, bias, o, lambda x: jnp.issubdtype(x.dtype, jnp.floating))
+    rows = weight.shape[0] * (1 if o.axis is None else lax.psum(1, o.axis))
+    if o.vocab is not None and not 1 <= o.vocab <= rows:
+        raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
+    vocab = rows if o.vocab is None else o.vocab
     note = f" (ignore_index={o.ignore_index})"
     check_range(targets, vocab, "target {} is outside the vocabulary of {}" + note, o.ignore_index)
     kind = jnp.promote_types(features.dtype, weight.dtype)  # the wider of the two, in which they are multiplied
@@ -127,33 +124,6 @@ def check_range(numbers: Any, limit: int, message: str, ignored: int | None = No
     outside = seen[wrong if ignored is None else wrong & (seen != ignored)]
     if outside.size:
         raise IndexError(message.format(int(outside.flat[0]), limit))
-
-
-def _check(features: Array, weight: Array, targets: Any, bias: Array | None, o: FlaxLossOptions) -> int:
-    """V, after refusing shapes that do not meet and options out of range."""
-    if not jnp.issubdtype(targets.dtype, jnp.integer):
-        fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"
-        raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
-    for name, array in (("features", features), ("a weight", weight)):
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            fix = "pass floating-point hidden states [..., E] and a table [V, E]; token ids are looked up first"
-            raise UnsupportedError(f"linear_cross_entropy of {name} of type {array.dtype}", fix)
-    if weight.ndim != 2 or features.shape[-1] != weight.shape[1] or features.shape[:-1] != targets.shape:
-        got = f"features {features.shape}, weight {weight.shape}, targets {targets.shape}"
-        raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")
-    for name, vector in (("bias", bias), ("class_weight", o.class_weight)):
-        if vector is not None and vector.shape != (weight.shape[0],):
-            raise ValueError(f"{name} has shape {vector.shape}; need [V] = [{weight.shape[0]}]")
-    if o.reduction not in REDUCTIONS:
-        raise ValueError(f"unknown reduction {o.reduction!r}; choose one of {', '.join(REDUCTIONS)}")
-    if not 0 <= o.label_smoothing <= 1 or o.z_loss < 0 or (o.chunk is not None and o.chunk < 1):
-        raise ValueError("need 0 ≤ label_smoothing ≤ 1, z_loss ≥ 0, chunk ≥ 1")
-    if o.softcap is not None and not o.softcap > 0:
-        raise ValueError(f"softcap must be positive, not {o.softcap}")
-    rows = weight.shape[0] * (1 if o.axis is None else lax.psum(1, o.axis))
-    if o.vocab is not None and not 1 <= o.vocab <= rows:
-        raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")
-    return rows if o.vocab is None else o.vocab
 
 
 class _LossInputs(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import unflatten_dict
 from jax import Array
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -115,11 +116,4 @@ def flat(tree: Any, separator: str = ".") -> dict[str, Any]:
 
 def nested(params: Mapping[str, Any]) -> dict[str, Any]:
     """Turn dotted names into nested dictionaries, as Linen's `params`."""
-    tree: dict[str, Any] = {}
-    for name, value in params.items():
-        *heads, leaf = name.split(".")
-        place = tree
-        for head in heads:
-            place = place.setdefault(head, {})
-        place[leaf] = value
-    return tree
+    return dict(unflatten_dict(dict(params), sep="."))

@@ -23,8 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import chunk_rows
-from tiewise.ops.chunked import LossOptions, accumulator
+from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.ops.chunked import accumulator
 from tiewise.ops.cross_entropy import check_problem, check_range, fused_loss
 
 _BUFFERS = 6  # of [chunk, V] that are alive at once

@@ -13,29 +13,14 @@ With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tiewise.core.backends import chunk_rows
+from tiewise.core.backends import LossOptions, chunk_rows
 
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
-
-
-@dataclass(frozen=True)
-class LossOptions:
-    """Options of `linear_cross_entropy`; each may also be passed to it by keyword."""
-
-    scale: float = 1.0  # factor on the product, before the bias
-    softcap: float | None = None  # c of c · tanh(z / c); None leaves logits as they are
-    ignore_index: int = -100  # target value whose tokens count for nothing
-    label_smoothing: float = 0.0  # ε, in [0, 1]
-    z_loss: float = 0.0  # ζ, the coefficient of lse²
-    class_weight: Tensor | None = None  # w [V]
-    reduction: str = "mean"  # or `sum` (both an fp32 scalar), or `none` (fp32, shaped like the targets)
-    chunk: int | None = None  # tokens per chunk; None chooses by vocabulary: about 100 MB of logits
 
 
 class Gradients(NamedTuple):

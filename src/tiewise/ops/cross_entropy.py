@@ -27,10 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tiewise.core.backends import REDUCTIONS, LossOptions, check_loss
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import LossOptions, accumulator, compute_dtype, sweep
+from tiewise.ops.chunked import accumulator, compute_dtype, sweep
 
-REDUCTIONS = ("mean", "sum", "none")
 _DEFAULT = LossOptions()
 
 
@@ -121,22 +121,7 @@ def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tenso
     if torch.is_floating_point(targets):
         fix = "pass class indices, or compute the logits and use torch.nn.functional.cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
-    for name, tensor in (("features", features), ("a weight", weight)):
-        if not tensor.is_floating_point():
-            fix = "pass floating-point hidden states [..., E] and a table [V, E]; token ids are looked up first"
-            raise UnsupportedError(f"linear_cross_entropy of {name} of type {tensor.dtype}", fix)
-    if features.shape[-1] != weight.shape[1] or features.shape[:-1] != targets.shape:
-        got = f"features {tuple(features.shape)}, weight {tuple(weight.shape)}, targets {tuple(targets.shape)}"
-        raise ValueError(f"shapes do not meet: {got}; need [..., E], [V, E], [...]")
-    for name, vector in (("bias", bias), ("class_weight", o.class_weight)):
-        if vector is not None and vector.shape != (weight.shape[0],):
-            raise ValueError(f"{name} has shape {tuple(vector.shape)}; need [V] = [{weight.shape[0]}]")
-    if o.reduction not in REDUCTIONS:
-        raise ValueError(f"unknown reduction {o.reduction!r}; choose one of {', '.join(REDUCTIONS)}")
-    if not 0 <= o.label_smoothing <= 1 or o.z_loss < 0 or (o.chunk is not None and o.chunk < 1):
-        raise ValueError("need 0 ≤ label_smoothing ≤ 1, z_loss ≥ 0, chunk ≥ 1")
-    if o.softcap is not None and not o.softcap > 0:
-        raise ValueError(f"softcap must be positive, not {o.softcap}")
+    check_loss(features, weight, targets, bias, o, torch.is_floating_point)
     if not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active():
         fix = "compute the logits there, or use tiewise.ops.cross_entropy.oracle"
         raise UnsupportedError("linear_cross_entropy inside a torch.func transform", fix)

@@ -52,16 +52,11 @@ class Model:
         return self.vocab / self.width if self.vocab else None
 
     @property
-    def table(self) -> int | None:
-        """Parameters of one table, V · E."""
-        return self.vocab * (self.table_width or self.width) if self.vocab else None
-
-    @property
     def table_share(self) -> float | None:
-        """Share of the whole that its table or two tables hold; None where something is not known."""
-        if self.table is None or self.parameters is None or self.tied is None:
+        """Share of the whole that its table or two tables, each V · E, hold; None where something is not known."""
+        if self.vocab is None or self.parameters is None or self.tied is None:
             return None
-        return self.table * (1 if self.tied else 2) / self.parameters
+        return self.vocab * (self.table_width or self.width) * (1 if self.tied else 2) / self.parameters
 
     @property
     def size(self) -> float | None:

@@ -16,7 +16,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder, Index
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.stored import BITS, Header
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, parse_json, read_whole, short
 from tiewise.core.errors import CheckpointError
@@ -74,8 +74,8 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
         except (KeyError, RecursionError) as error:  # a key with a dot in it; nested as deep as the parser goes
             what = f"{path}: the flag cannot be written into it ({short(error)})"
             raise CheckpointError(what, "write it by hand at every level, then run again") from None
-    if folder.index is not None and (shards or change.reindex):
-        texts[INDEX] = _index_text(folder, folder.index, change, tensors)
+    if folder.weight_map is not None and (shards or change.reindex):
+        texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
     others, notes = _others(folder, {*folder.headers, *texts, PROVENANCE})
     stale = [n for n in folder.pickles if n.endswith((".bin", ".msgpack", ".h5", ".ckpt", ".pth"))] + [*folder.extra]
     if stale and not folder.single:  # kept, since they are the user's, and named, since a tool may prefer them
@@ -106,12 +106,12 @@ def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> t
     return tuple(made)
 
 
-def _index_text(folder: Folder, index: Index, change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
+def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors: Mapping[str, NewTensor]) -> bytes:
     """Every tensor of the result in the file that holds it, and the sum of their bytes; the rest as it was.
 
     A name that no file holds stays unless the change drops it: it says that something is missing.
     """
-    path = inside(folder.path, index.name)
+    path = inside(folder.path, INDEX)
     text = read_whole(path, MOST_BYTES)
     record = parse_json(text, str(path), unique=True)
     metadata = record["metadata"] if isinstance(record.get("metadata"), dict) else {}
@@ -120,7 +120,6 @@ def _index_text(folder: Folder, index: Index, change: Change, tensors: Mapping[s
         after, before = (sum(math.prod(t.shape) for t in some.values()) for some in (tensors, folder.tensors))
         metadata["total_parameters"] += after - before
     record["metadata"] = metadata
-    old = index.weight_map
     files = {name: file for name, file in old.items() if name not in folder.tensors and name not in change.drop}
     files |= {name: tensor.file for name, tensor in tensors.items()}
     names = [name for name in old if name in files]

@@ -102,8 +102,8 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     if rules & ENDS:
         change = parted(facts) if facts.truth is False else joined(facts)
     if rules & INDEX:
-        index, head = facts.folder.index, facts.roles.output_name
-        only_there = index is not None and head in index.weight_map and head not in facts.folder.tensors
+        head = facts.roles.output_name
+        only_there = head in (facts.folder.weight_map or ()) and head not in facts.folder.tensors
         # the head of a tied model that only the index knows
         gone = {head} if only_there and head is not None and facts.claims.tied else set()
         change = replace(change, reindex=True, drop=change.drop | gone)
@@ -198,7 +198,7 @@ def _without_copies(
     """
     drop: set[str] = set()
     put = [] if chosen is None else [chosen]
-    known = set(facts.folder.tensors) | set(facts.folder.index.weight_map if facts.folder.index else ())
+    known = {*facts.folder.tensors, *(facts.folder.weight_map or ())}
     for names in tied_names(facts):
         if names.kept is None:
             continue

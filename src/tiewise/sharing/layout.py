@@ -193,7 +193,7 @@ class Layout:
     def record(self) -> dict[str, Any]:
         """As a config keeps it."""
         stacks = {
-            name: [{key: list(x) for key, x in same._asdict().items()} for same in found]
+            name: [{"layers": list(same.layers), "names": list(same.names)} for same in found]
             for name, found in self.stacks.items()
         }
         return {"spec": str(self.spec), "stacks": stacks}
@@ -204,9 +204,7 @@ class Layout:
         fix = "save the model again with tiewise"
         try:
             stacks = {
-                str(name): tuple(
-                    Same(tuple(map(int, same["layers"])), tuple(map(str, same["names"]))) for same in found
-                )
+                str(name): tuple(Same(tuple(map(int, s["layers"])), tuple(map(str, s["names"]))) for s in found)
                 for name, found in value["stacks"].items()
             }
             spec = SharingSpec.parse(str(value["spec"]))

@@ -206,13 +206,12 @@ def _share(layers: Any, group: list[int], name: str, rank: int, values: str | No
 
 
 class _Relaxed:
-    """What a linear map does once it has a difference of its own."""
+    """A linear map [..., in] → [..., out] through the shared matrix and the layer's own difference."""
 
     delta_in: Tensor
     delta_out: Tensor
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Rows [..., in] → [..., out], through the shared matrix and the layer's own difference."""
         shared: Tensor = super().forward(hidden)  # type: ignore[misc]
         return shared + F.linear(F.linear(hidden, self.delta_in), self.delta_out)
 

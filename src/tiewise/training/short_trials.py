@@ -22,7 +22,6 @@ from shutil import rmtree
 from typing import Any
 
 from tiewise.core.errors import Interrupted, RunError
-from tiewise.core.long_work import progress
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.run import kind_of, train
@@ -120,10 +119,7 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone) -> int:
     first = _pace(jobs[0], 2, folder, gone)  # what a process does once, it does here
     share = seconds * CALIBRATION_SHARE / len(jobs)
     steps = ranks.first_does(lambda: max(few, int(min(many, share / first.step))))
-    paces = []
-    for done, job in enumerate(jobs):
-        progress("speed", done, len(jobs))
-        paces.append(_pace(job, steps, folder, gone))
+    paces = [_pace(job, steps, folder, gone) for job in jobs]
 
     def needed(steps: int, tune: bool = s.tune) -> float:
         whole = [(pace, replace(job, settings=replace(s, steps=steps))) for job, pace in zip(jobs, paces, strict=True)]
@@ -155,7 +151,8 @@ def _pace(job: Job, steps: int, folder: Path, gone: Gone) -> Pace:
         return (gone() - begin) / max(1, measured)
 
     token = ranks.first_does(evaluation)
-    trial = short(replace(job, spec=job.spec.plainly(), settings=replace(job.settings, steps=4 * steps)), folder)
+    whole = replace(job, spec=job.spec.plainly(), settings=replace(job.settings, steps=4 * steps))
+    trial = replace(short(whole, folder), title="speed")
     begin = gone()
     try:
         result = train(trial).result

@@ -191,7 +191,7 @@ class StatefulTrainer(TiewiseTrainer):
 
     def _augmented(self, logits: Any, wanted: Tensor) -> Tensor:
         """Mean of the augmented loss over words, from what their logits [n, V] are computed of."""
-        scale, bias, softcap = logits.fold.scale_bias_softcap()
+        scale, bias, softcap = logits.fold  # what the boundary makes of hidden · tableᵀ
         if softcap is not None:
             raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
         table_in, table_out = self.installed.tables()
@@ -299,17 +299,13 @@ class RecurrentModels(Kind):
         steps = run_steps(s, job.text, job.seed)
         job = replace(job, settings=replace(s, steps=len(steps)))  # of varied lengths, another seed has more or fewer
         weights = [p for p in installed.model.parameters() if p.requires_grad]
-        optimizer: torch.optim.Optimizer
-        if o.optimizer == "sgd":
-            optimizer = AveragedSGD(weights, s.learning_rate, s.weight_decay)
-        else:
-            optimizer = torch.optim.AdamW(weights, s.learning_rate, weight_decay=s.weight_decay)
+        by: Any = AveragedSGD if o.optimizer == "sgd" else torch.optim.AdamW
         annealing = Annealing(job, installed, steps)
         return StatefulTrainer(
             installed,
             annealing,
             evaluator=partial(self.point, job, installed),
-            optimizers=(optimizer, None),
+            optimizers=(by(weights, s.learning_rate, weight_decay=s.weight_decay), None),
             args=arguments(
                 job,
                 per_device_train_batch_size=1,
