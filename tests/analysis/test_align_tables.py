@@ -127,7 +127,7 @@ def test_neighbours_equal_those_of_all_cosines(monkeypatch):
     assert near.estimate.low > max(near.null)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), d=st.integers(1, 24), noise=st.sampled_from([0.0, 1e-3]))
 def test_procrustes_recovers_a_planted_rotation(seed, d, noise):
     draw = np.random.default_rng(seed)

@@ -25,7 +25,7 @@ def counted(chain):
     return dict(zip(zip(chain.before.tolist(), chain.after.tolist(), strict=True), chain.counts.tolist(), strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.integers(0, 5), min_size=2, max_size=60), st.sampled_from(["u2", "i8", "u4"]))
 def test_counts_equal_a_loop(text, kind):
     chain = Chain.of(np.array(text, kind), 7)

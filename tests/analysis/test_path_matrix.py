@@ -87,7 +87,7 @@ def check_eigenvalues(found, matrix):
     np.testing.assert_allclose(found, values[abs(values) > 1e-9 * abs(values).max()], atol=1e-10 * abs(values).max())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(paths())
 def test_factored_equals_dense(path):
     matrix = dense(path)
@@ -101,7 +101,7 @@ def test_factored_equals_dense(path):
     assert (diagonal.value, diagonal.chance) == pytest.approx(expected, abs=1e-10 * size)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(paths(rows=(8, 16), width=(2, 3)))
 def test_eigenvalues_equal_dense(path):
     matrix, middle = dense(path), np.eye(path.rows) - 1 / path.rows
@@ -176,7 +176,7 @@ def test_new_york_city_by_hand():
     assert asymmetric_pairs(path, range(3))[0][2:] == pytest.approx((1.25, 1.25))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(paths())
 def test_probabilities_equal_a_dense_softmax(path):
     expected = log_softmax(dense_logits(path), axis=1)

@@ -103,7 +103,7 @@ def tables(draw):
 
 
 @pytest.mark.parametrize("form", WRITERS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(vectors=tables(), data=st.data())
 def test_every_format_gives_back_what_was_written(form, vectors, data):
     asked = data.draw(st.permutations(list(vectors)))[: data.draw(st.integers(1, len(vectors)))]
@@ -114,7 +114,7 @@ def test_every_format_gives_back_what_was_written(form, vectors, data):
     assert np.array_equal(found[1:].numpy(), np.stack([vectors[each] for each in asked]))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(word, min_size=1, max_size=8, unique=True), st.integers(1, 4), st.integers(-1, 3), st.integers(1, 50))
 def test_fasttext_models_give_the_mean_of_a_word_and_its_ngrams(words, shortest, more, bucket):
     words = [*words, "</s>"]
@@ -323,7 +323,7 @@ def test_a_folder_and_a_name_are_not_a_file(tmp_path):
         load_vectors(tmp_path / "text.safetensors", ["a"])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.sampled_from([*WRITERS, "fastText"]), st.data())
 def test_damaged_files_are_read_or_refused_and_never_anything_else(form, data):
     """Any byte replaced, and the end cut off anywhere."""

@@ -203,7 +203,7 @@ def assert_sane(audit):
     json.dumps(audit.record(), allow_nan=False)
 
 
-SLOW_DISK = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SLOW_DISK = settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @SLOW_DISK

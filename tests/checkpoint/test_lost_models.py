@@ -125,7 +125,7 @@ SHAPES = st.sampled_from([(V, 8), (V, 4), (V - 2, 8), (V,), (1, V), (1, V - 3)])
 FILES = st.sampled_from([FILE, FILE, FILE, "consolidated.safetensors", "model.fp16.safetensors"])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_no_loader_loses_a_model_without_an_error(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("any")

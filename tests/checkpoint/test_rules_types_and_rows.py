@@ -197,6 +197,7 @@ def test_fires(tmp_path, case):
 GENERATION = {"generation_config.json": {"eos_token_id": [2, 3], "pad_token_id": None}}
 COUNTS = "B030 B031 B032 B033 B034 B035"
 QUANT = "B050 B051"
+SIZES = "B030 B031 B032 B033 B034"  # of packed numbers a shape counts no tokens
 TINY_NUMBERS = table(64) * np.float32(1e-38)
 NORMS = {name: array.astype(BF16) for name, array in llama_tensors().items() if array.ndim == 2}
 LATER = {"decoder_vocab_size": V + 9, "decoder_start_token_id": V + 8}
@@ -232,6 +233,7 @@ SILENT = [
     *((QUANT, quantised(method(H), tied=False)) for method in METHODS),  # a head of its own
     *((QUANT, quantised(method(E))) for method in METHODS),  # one shared, quantised table
     *((QUANT, quantised(method(E), method(H))) for method in METHODS),
+    *((SIZES, quantised(method(E)) | {"tokenizer": bpe_tokenizer(24)}) for method in METHODS),
     (QUANT, quantised(gptq(H), tied=False, quant_method="gptq", lm_head=True)),
     (QUANT, quantised(quant_method="awq", modules_to_not_convert=["vision_tower"])),  # transformers adds its default
     (QUANT, quantised(compressed(E), quant_method="compressed-tensors", ignore=["gate"])),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tiewise.flax.flax_paths import enter, path_norms, probe
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.lists(st.integers(0, 6), min_size=5, max_size=5), st.sampled_from([None, 0, 3]), st.sampled_from([1.0, 0.5]))
 def test_path_gradients_sum_to_plain_autograd(ids, stopped, alpha):
     g = np.random.default_rng(0)

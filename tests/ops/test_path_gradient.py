@@ -37,7 +37,7 @@ def separate(table, body, ids, targets):
 
 
 @given(st.integers(0, 10_000), st.integers(1, 60), st.integers(2, 50))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_both_paths_sum_to_autograds_gradient_in_every_row(seed, n, v):
     table, body, ids, targets = setup(seed, n, v)
     leaf = table.clone().requires_grad_()

@@ -20,9 +20,9 @@ from tiewise.report.comparison_found import DEMO, SHARES, share
 from tiewise.report.comparison_page import (
     AHEAD,
     COSINE,
-    HELD_OUT,
     OUTPUT_SHARE,
     TRAINING,
+    VALIDATION,
     asymmetry,
     centred,
     render,
@@ -63,7 +63,7 @@ def losses(run):
 
 
 def test_loss_curves_are_the_mean_over_seeds(sample):
-    panel = line_panel(sample, HELD_OUT)
+    panel = line_panel(sample, VALIDATION)
     for arm in ARMS:
         runs = sample.of(arm)
         assert list(by_arm(panel)[arm].x) == [p.step for p in runs[0].curve if p.heldout_nll is not None]
@@ -75,7 +75,7 @@ def test_loss_curves_are_the_mean_over_seeds(sample):
 
 def test_a_step_that_one_seed_lacks_is_not_averaged(sample):
     short = replace(sample.runs[0], curve=[p for p in sample.runs[0].curve if p.step <= 400])
-    drawn = by_arm(line_panel(replace(sample, runs=[short, *sample.runs[1:]]), HELD_OUT))
+    drawn = by_arm(line_panel(replace(sample, runs=[short, *sample.runs[1:]]), VALIDATION))
     assert (max(drawn["tied"].x), max(drawn["untied"].x)) == (400, 800)
 
 
@@ -102,7 +102,7 @@ def test_path_share_is_the_share_of_norms_where_they_were_measured(sample):
 def test_a_diverged_seed_draws_the_finite_part(sample):
     curve = [CurvePoint(1, 1, heldout_nll=5.0), CurvePoint(2, 2, heldout_nll=math.inf), CurvePoint(3, 3, math.nan)]
     one = replace(sample, runs=[replace(sample.runs[0], curve=curve)])
-    assert list(by_arm(line_panel(one, HELD_OUT))["tied"].x) == [1]
+    assert list(by_arm(line_panel(one, VALIDATION))["tied"].x) == [1]
 
 
 def reach(trace, i):
@@ -126,7 +126,7 @@ def test_the_caption_subtracts_as_the_figure_does(reference):
     (panel,) = page_of.paired_differences(sample_comparison((reference, *(arm for arm in ARMS if arm != reference))))
     other = {"tied": "untied", "untied": "tied"}[reference]
     assert f"{other} − {reference}: " in panel.caption
-    assert f", {signed(by_arm(panel)[other].x[0])} held out" in panel.caption
+    assert f", {signed(by_arm(panel)[other].x[0])} in validation" in panel.caption
 
 
 def test_frequency_leaves_out_empty_bins_and_keeps_the_order(sample):
@@ -158,7 +158,7 @@ def test_shares_hold_their_intervals(alberts):
 
 
 def test_an_arm_keeps_its_style_in_every_figure(sample):
-    drawn = [line_panel(sample, measured) for measured in (HELD_OUT, TRAINING, AHEAD, OUTPUT_SHARE)]
+    drawn = [line_panel(sample, measured) for measured in (VALIDATION, TRAINING, AHEAD, OUTPUT_SHARE)]
     own = {(t.line.color, t.line.dash) for panel in drawn for t in panel.figure.data if t.name == "untied"}
     assert own == {(style(1).colour, style(1).dash)}
     assert by_arm(*page_of.frequency_panels(sample))["untied"].marker.color == style(1).colour

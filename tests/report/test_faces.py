@@ -175,7 +175,7 @@ def printed(inspection, **options):
 def test_the_first_minute_is_the_verdict_and_one_sentence_for_each_section(inspection):
     lines = printed(inspection)
     text = "\n".join(lines)
-    assert text.index("Tie or not?") < text.index("Which has the lower held-out") < text.index(HOSTILE)
+    assert text.index("Tie or not?") < text.index("Which has the lower validation") < text.index(HOSTILE)
     assert (
         sum(HOSTILE in line for line in lines) == len(inspection.sections) - 2
     )  # one sentence for each section, not each model

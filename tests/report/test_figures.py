@@ -11,7 +11,7 @@ from tests.report.comparison_sample import sample_comparison
 from tiewise.core.found import Curve, Found, Grid, Quantity
 from tiewise.planning.plan import plan
 from tiewise.report import figures, plan_page, sheet
-from tiewise.report.comparison_page import HELD_OUT, training_panels
+from tiewise.report.comparison_page import VALIDATION, training_panels
 from tiewise.report.figures import panels, styles, token_label
 
 
@@ -66,7 +66,7 @@ def test_a_boundary_has_one_colour_in_every_figure():
         others = [c for name, c in zip(names, found, strict=True) if "tied" not in name]
         assert not {blue, orange} & set(others)
     assert len(set(styles(["tied", *(f"tied+share={n}" for n in range(40))]).values())) == 41
-    for panel in (plan_page.growth_panels(plan("gpt2"))[0], *training_panels(sample_comparison(), HELD_OUT)):
+    for panel in (plan_page.growth_panels(plan("gpt2"))[0], *training_panels(sample_comparison(), VALIDATION)):
         drawn = {trace.name: trace.line.color for trace in panel.figure.data if trace.name in ("tied", "untied")}
         assert drawn == {"tied": blue, "untied": orange}
 

@@ -8,7 +8,7 @@ from tests.report.opened_page import Visit, browser, page_of, pytestmark  # noqa
 
 from tiewise.core.found import Listing
 from tiewise.planning.plan import plan
-from tiewise.report.comparison_page import HELD_OUT, training_panels, write_report
+from tiewise.report.comparison_page import VALIDATION, training_panels, write_report
 from tiewise.report.plan_page import write_plan
 from tiewise.report.sheet import PageSection, write
 from tiewise.training.results import ArmDirectPath
@@ -115,7 +115,7 @@ def test_never_wider_than_the_window_whatever_its_width(browser, report):  # noq
 
 def test_no_table_is_cut_or_scrolled_sideways(browser, report, tmp_path):  # noqa: F811
     """Its rows become blocks of named values where it is wider than its place."""
-    panels = training_panels(sample_comparison(), HELD_OUT)
+    panels = training_panels(sample_comparison(), VALIDATION)
     sections = [PageSection("One", panels, tables=[EVIDENCE])]
     long = write(page_of(*sections, contents=True), tmp_path / "page.html", "--out")
     cut = (

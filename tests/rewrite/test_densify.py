@@ -149,7 +149,7 @@ def test_ends_that_come_out_equal_stay_apart_where_the_class_ties_something_else
     assert not json.loads((tmp_path / "d" / "config.json").read_text())["tie_word_embeddings"]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(rows=st.integers(8, 40), width=st.sampled_from([8, 12, 16]), tied=st.booleans(), seed=st.integers(0, 2**32 - 1))
 def test_factor_then_densify_is_the_truncated_matrix(rows, width, tied, seed):
     rng = np.random.default_rng(seed)

@@ -35,7 +35,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     record=st.dictionaries(KEYS, VALUES, max_size=5),
     inner=st.dictionaries(KEYS, VALUES, max_size=3),

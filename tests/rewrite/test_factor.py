@@ -42,7 +42,7 @@ def truncated(matrix, rank):
 # the algebra
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     rows=st.integers(1, 40),
     width=st.integers(2, 24),

@@ -259,7 +259,7 @@ def scatter_vectors(model):
                 value.add_(torch.randn_like(value) * 0.1)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.integers(1, 8), st.sampled_from(["first", "mean"]), st.integers(0, 1000))
 def test_differences_are_the_best_of_their_rank(rank, values, seed):
     model = llama(num_hidden_layers=3)

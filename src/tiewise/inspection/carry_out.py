@@ -139,8 +139,8 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
         low, high = (math.nan, math.nan) if gap.low is None or gap.high is None else (-gap.high, -gap.low)
         loss = Quantity(
             names, -gap.mean, low, high, gap.n, chance=0.0, unit="nats per token",
-            question="Which has the lower held-out loss?", below=TWO, above=ONE,
-            why=f"below zero two tables predict held-out text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
+            question="Which has the lower validation loss?", below=TWO, above=ONE,
+            why=f"below zero two tables predict validation text better, over {gap.n} seed{'' if gap.n == 1 else 's'}",
         )  # fmt: skip
         groups["comparison", loss] = [names]
     for section in made:
@@ -162,9 +162,9 @@ def tie_or_not(subjects: Sequence[Subject], made: Sequence[SectionFound]) -> Tie
     verdict = NO_VERDICT
     if found is not None:
         (_, loss), *_ = rows
-        verdict = f"{loss.speaks} had the lower held-out loss, at this size and on this text"
+        verdict = f"{loss.speaks} had the lower validation loss, at this size and on this text"
         if math.isnan(loss.low):
             verdict = NO_INTERVAL
         elif loss.speaks == NEITHER:
-            verdict = "no difference of held-out loss was detected, at this size and on this text"
+            verdict = "no difference of validation loss was detected, at this size and on this text"
     return TieOrNot(tuple(rows), verdict)

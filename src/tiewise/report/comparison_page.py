@@ -48,9 +48,9 @@ DIRECT_PATH = (
 )
 MEMORY = "fp32 weights, gradients, and two moments: 16 bytes a parameter."
 JUDGED = {
-    MASKED: "Masked held-out tokens whose right token had the largest logit.",
-    "sop": "Held-out segments in a row, half of them swapped; the line is chance.",
-    "nsp": "Held-out segments, half of them of two documents; the line is chance.",
+    MASKED: "Masked validation tokens whose right token had the largest logit.",
+    "sop": "Validation segments in a row, half of them swapped; the line is chance.",
+    "nsp": "Validation segments, half of them of two documents; the line is chance.",
 }
 
 
@@ -73,10 +73,10 @@ def _head_share(point: CurvePoint) -> float | None:
     return point.path_b / (point.path_a + point.path_b)
 
 
-HELD_OUT = OverTraining("Held-out loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
+VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
 AHEAD = replace(
-    HELD_OUT,
-    title="Held-out loss minus {reference} over training",
+    VALIDATION,
+    title="Validation loss minus {reference} over training",
     unit=f"difference, {NATS}",
     caption="Below zero an arm is ahead of {reference}.",
     paired=True,
@@ -140,7 +140,7 @@ def render(comparison: Comparison) -> str:
         sections=[
             *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
             PageSection(
-                "Loss", [*frequency_panels(comparison), *training_panels(comparison, AHEAD, HELD_OUT, TRAINING)]
+                "Loss", [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
             ),
             PageSection(
                 "Masked tokens and pairs",
@@ -235,7 +235,7 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
 
 
 def paired_differences(comparison: Comparison) -> list[Panel]:
-    """Held-out and training nll minus the reference's with 95 % intervals, a row for each arm: a forest plot."""
+    """Validation and training nll minus the reference's with 95 % intervals, a row for each arm: a forest plot."""
     if not comparison.differences:
         return []
     every = [q for one in found(comparison).values() for q in one.quantities if not math.isnan(q.value)]
@@ -250,7 +250,9 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         # as the figure subtracts: the reference is what is taken away
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
-        caption += f" {names}: {tying} in training (the tying gap), {generalisation} held out (the generalisation gap)."
+        caption += (
+            f" {names}: {tying} in training (the tying gap), {generalisation} in validation (the generalisation gap)."
+        )
     metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
     rows = [
         [f"{d.arm} · {name}", str(difference(d)), plain(d.detectable), str(d.n)]
@@ -266,7 +268,7 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
 
 
 def frequency_panels(comparison: Comparison) -> list[Panel]:
-    """Held-out nll minus the reference's, by how often a token occurs in the training text, with 95 % intervals."""
+    """Validation nll minus the reference's, by how often a token occurs in the training text, with 95 % intervals."""
     binned = [d for d in comparison.differences if d.metric.startswith("frequency:")]
     if not binned:
         return []
