@@ -104,7 +104,8 @@ def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text,
 
 
 def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text):
-    (tmp_path / "long.txt").write_text((tmp_path / text).read_text() * 400)  # seconds to prepare
+    paragraphs = (f"{i} {line}" for i in range(400) for line in (tmp_path / text).read_text().split("\n\n"))
+    (tmp_path / "long.txt").write_text("\n\n".join(paragraphs))  # seconds to prepare, and none a repetition
     before = sorted(tmp_path.rglob("*"))
     processes = launch(tmp_path, 2, "compare", "-t", "long.txt", *TINY, *LONG, "--tokenizer=bpe:2000", "--out=run")
     while not (tmp_path / "run" / ".starting").exists():
