@@ -46,7 +46,7 @@ class Saving(TiewiseTrainer):
 def trained(tmp_path_factory):
     """A comparison of tied and untied, two seeds, whose sampled steps were saved."""
     root = tmp_path_factory.mktemp("course")
-    (root / "text.txt").write_text(prose(0, 150), encoding="utf-8")
+    (root / "text.txt").write_text(prose(150), encoding="utf-8")
     sizes = {"width": 16, "layers": 1, "heads": 2, "length": 16, "batch": 4, "steps": STEPS, "seeds": 2}
     settings = Settings(arms=("tied", "untied"), text=(str(root / "text.txt"),), tokenizer="bpe:300", **sizes)
     with pytest.MonkeyPatch.context() as patch:
