@@ -23,7 +23,6 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Folder, open_folder
 from tiewise.core import Late
 from tiewise.core.errors import CheckpointError, DataError, RunError
-from tiewise.core.frequency import token_counts
 from tiewise.training.folder import DATA, FINAL, folder_name, read_json
 from tiewise.training.results import Comparison
 from tiewise.training.settings import FILE as RUN
@@ -220,8 +219,8 @@ class Bench:
         """
         if not FULL:
             raise DataError(LACKS)
-        text = _CORPUS.load_prepared(run / DATA)
-        return token_counts(text.split("train"), text.vocab)
+        counts: Ids = _CORPUS.load_prepared(run / DATA).counts
+        return counts
 
     def _read(self, subject: Subject) -> Ids:
         effort, texts = self.request.effort, self.request.texts
