@@ -3,6 +3,7 @@
 import signal
 
 import pytest
+import torch.distributed as dist
 
 from tiewise.core.errors import RunError
 from tiewise.training import ranks
@@ -47,3 +48,16 @@ def test_a_batch_is_divided_or_refused(monkeypatch):
     assert ranks.share(12) == 4
     with pytest.raises(RunError, match="a batch of 8 cannot be divided between 3 processes; use --set batch=9"):
         ranks.share(8)
+
+
+def test_a_press_before_the_work_of_the_first_ends_it_undone(monkeypatch):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        monkeypatch.setattr(ranks, "_group", group := ranks._Group(dist))
+        done = []
+        group.press(signal.SIGINT, None)
+        with pytest.raises(KeyboardInterrupt):
+            ranks.first_does(lambda: done.append("work"))
+        assert done == []
+    finally:
+        dist.destroy_process_group()

@@ -122,6 +122,8 @@ def first_does(work: Callable[[], T]) -> T:
     if first():
         before = set_ctrl_c(raise_at_ctrl_c)  # nothing here needs a step to be finished
         try:
+            if _group.press.pressed:  # before this line: all end by it now, and not after the work
+                raise KeyboardInterrupt
             value = work()
         except BaseException as raised:
             error = raised
