@@ -38,7 +38,7 @@ from transformers.utils import ModelOutput
 from tiewise.boundary.saved import DepthTying, is_family
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.sharing.layout import ENTRY, LayerStack, make_layout
+from tiewise.sharing.layout import ENTRY, make_layout
 from tiewise.sharing.share import build_shared, is_relaxed
 
 STACK = "layers"  # the list of layers in the encoder
@@ -123,8 +123,7 @@ class OpenAlbertConfig(PreTrainedConfig):
         with torch.device("meta"):
             layer = AlbertLayer(self)
         parts = {name: name.partition(".")[0] for name, _ in layer.named_parameters()}
-        count = self.num_hidden_layers
-        layout = make_layout([LayerStack(STACK, (layer,) * count, (parts,) * count)], spec)
+        layout = make_layout({STACK: [(layer, parts)] * self.num_hidden_layers}, spec)
         setattr(self, ENTRY, layout.record())
 
 
