@@ -50,7 +50,7 @@ class AdapterFacts:
 
     path: Path  # the folder
     config: Mapping[str, Any]  # adapter_config.json
-    tensors: Mapping[str, Stored]  # by name; empty where they could not be read, or are pickled
+    tensors: dict[str, Stored]  # by name; empty where they could not be read, or are pickled
     faults: tuple[Fault, ...] = ()  # what could not be read
     base: Facts | None = None  # None where none was given
     scan: bool = True  # tables may be read (False: headers only)
@@ -96,10 +96,8 @@ class AdapterFacts:
                 at_end.setdefault(match["module"], {})[match["part"]] = tensor
         for module, parts in at_end.items():
             if low_rank := {part: tensor for part, tensor in parts.items() if part.startswith("lora_")}:
-                shape = [
-                    -1,
-                    -1,
-                ]  # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]
+                # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]
+                shape = [-1, -1]
                 for part, tensor in low_rank.items():
                     lookup, first = part.startswith("lora_embedding"), part.split(".")[0].endswith("A")
                     shape[first != lookup] = tensor.shape[first]
@@ -223,6 +221,7 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
     if facts.base is None:
         return
     roles, name = facts.base.roles, facts.config.get("base_model_name_or_path")
+    named = short(name) if isinstance(name, str) and name else "unnamed"
     for update, stored in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
         if update is None or stored is None or len(stored.shape) != 2:
             continue
@@ -231,9 +230,7 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
         if narrow or rows not in (-1, stored.rows):
             shape = f"[{'?' if rows < 0 else rows}, {'?' if width < 0 else width}]"
             what = f"its {update.kind} is of a table {shape}, and the base stores {describe(stored)}"
-            fix = (
-                f"give the base that it was trained on ({short(name) if isinstance(name, str) and name else 'unnamed'})"
-            )
+            fix = f"give the base that it was trained on ({named})"
             more = rows > stored.rows and not narrow
             yield short(update.module), what, facts.base.command("resize", f"--vocab {rows}") if more else fix
     worst = max((row for ids in facts.token_rows.values() for row in ids), default=-1)
