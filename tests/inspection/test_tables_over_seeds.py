@@ -14,7 +14,7 @@ from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import Estimate
-from tiewise.inspection.request import Bench
+from tiewise.inspection.bench import Bench
 from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_seeds
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult

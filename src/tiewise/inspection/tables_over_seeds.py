@@ -41,7 +41,7 @@ from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.estimates import Estimate, jackknife, mean_interval
 from tiewise.core.long_work import progress
-from tiewise.inspection.request import comparison_of
+from tiewise.inspection.bench import comparison_of
 from tiewise.training.folder import FINAL, folder_name
 
 Place = tuple[str, int, str]  # arm, seed, and which end: `input` and `output`, or `table` where there is one

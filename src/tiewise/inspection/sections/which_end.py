@@ -12,8 +12,8 @@ from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL, AlignSett
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import NotHere, section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import NotHere, section
 from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_seeds
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
