@@ -236,16 +236,16 @@ def test_a_notebook_shows_what_the_command_prints(tmp_path):
 
 
 RULE = '''
-from tiewise.checkpoint.rule import INFO, WARNING, Said, rule
+from tiewise.checkpoint.rule import Said, rule
 
-@rule("B099", WARNING, "nobody names a tensor Wanda")
+@rule("B099", "warning", "nobody names a tensor Wanda")
 def wanda(facts):
     """Wanda is no name for a tensor.
     What to do: choose another.
     Sources: somebody#1; somebody else
     """
     yield "config.json", "Wanda was seen", "call her otherwise", True
-    yield Said("config.json", "Wanda was heard", "listen again", severity=INFO)
+    yield Said("config.json", "Wanda was heard", "listen again", severity="info")
 '''
 
 

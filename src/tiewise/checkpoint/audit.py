@@ -15,7 +15,7 @@ from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.loaders import LoaderOutcome, predict
 from tiewise.checkpoint.roles import Roles
-from tiewise.checkpoint.rule import ADAPTER, ANY, FOLDER, GGUF, SEVERITIES, Finding, matching, rules
+from tiewise.checkpoint.rule import SEVERITIES, Finding, matching, rules
 from tiewise.checkpoint.rules_adapter import AdapterFacts, open_adapter
 from tiewise.checkpoint.rules_gguf import GgufFacts, open_gguf
 from tiewise.checkpoint.stored import Stored
@@ -25,7 +25,6 @@ from tiewise.core.errors import CheckpointError
 from tiewise.core.files import strict
 
 SCHEMA = 1
-FILE = "file"  # the kind of one `.safetensors`
 _VIEW = Late("tiewise.checkpoint.audit_view")  # a check from Python never needs rich
 MOST_OF_A_KIND = 10  # findings that are told one by one
 
@@ -157,21 +156,21 @@ def check(
     facts: Facts | AdapterFacts | GgufFacts
     if folder is None:
         facts = gguf = replace(open_gguf(path), source=made_of, scan=scan)
-        held, kind = gguf.tensors, GGUF
+        held, kind = gguf.tensors, "gguf"
         ends = {"input": gguf.table, "output": gguf.head}
         parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
-        audit = Audit(path, GGUF, parts=parts, spare=gguf.head.nbytes if gguf.head is not None and gguf.equal else 0)
+        audit = Audit(path, "gguf", parts=parts, spare=gguf.head.nbytes if gguf.head is not None and gguf.equal else 0)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
-        held, kind, audit = adapter.tensors, ADAPTER, Audit(path, ADAPTER)
+        held, kind, audit = adapter.tensors, "adapter", Audit(path, "adapter")
     else:
         if not folder.tensors and not folder.faults and not folder.pickles:
             fix = "give a checkpoint folder, or one .safetensors or .gguf file"
             raise CheckpointError(f"{path}: no file of tensors in it", fix)
         facts = whole = Facts(folder, scan)
-        held, kind, audit = folder.tensors, FOLDER, _whole(path, whole)
+        held, kind, audit = folder.tensors, "folder", _whole(path, whole)
 
-    elsewhere = {FOLDER: "for whole checkpoints", ADAPTER: "for adapters", GGUF: "for GGUF files"}
+    elsewhere = {"folder": "for whole checkpoints", "adapter": "for adapters", "gguf": "for GGUF files"}
     skipped: dict[str, str] = {}
     found: list[Finding] = []
     for name, rule in catalogue.items():
@@ -179,7 +178,7 @@ def check(
             skipped[name] = "ignored"
         elif name not in chosen:
             skipped[name] = "not selected"
-        elif rule.kind not in (kind, ANY):
+        elif rule.kind not in (kind, "any"):
             skipped[name] = elsewhere[rule.kind]
         elif rule.scans and not scan:
             skipped[name] = "compares the two tables, and only headers were read"
@@ -202,10 +201,10 @@ def check(
 
 def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
     """Yield ten findings of each kind of one rule, and one that stands for all others of it."""
-    seen: Counter[tuple[str, bool]] = Counter()
-    last: dict[tuple[str, bool], Finding] = {}
+    seen: Counter[str] = Counter()
+    last: dict[str, Finding] = {}
     for finding in findings:
-        kind = finding.severity, finding.safe
+        kind = f"{finding.severity} {finding.safe}"
         seen[kind] += 1
         if seen[kind] <= MOST_OF_A_KIND:
             yield finding
@@ -224,7 +223,7 @@ def _whole(path: Path, facts: Facts) -> Audit:
     groups |= {"position": roles.positions, "map": roles.maps}
     return Audit(
         path,
-        FILE if facts.folder.single else FOLDER,
+        "file" if facts.folder.single else "folder",
         facts.claims,
         roles,
         tuple(Part(role, tensor) for role, tensors in groups.items() for tensor in tensors),

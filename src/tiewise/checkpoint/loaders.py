@@ -35,8 +35,6 @@ PLAIN = {
     NO_HEAD: "The class has no token head.",
     NOT_SERVED: "No class of it is known for this kind of model.",
 }
-
-
 STATES = (NONE, SAME, DIFFERENT, ALONE, NEITHER)
 
 
@@ -56,50 +54,31 @@ class Loader:
         return (self.tied if flag else self.untied)[STATES.index(state)]
 
 
-_LOUD = (ERROR, ERROR)  # of a head alone, and of neither
-_DRAWN = (RANDOM_HEAD, UNTIED, UNTIED, RANDOM_TABLE, RANDOM_TABLE)
-TRANSFORMERS_4 = Loader(
-    "transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, RANDOM_TABLE, RANDOM_TABLE), _DRAWN
-)
+_LOUD, _RANDOM = (ERROR, ERROR), (RANDOM_TABLE, RANDOM_TABLE)  # of a head alone, and of neither
+_BY_FLAG, _AS_STORED = (TIED, TIED, DROPPED, *_LOUD), (TIED, UNTIED, UNTIED, *_LOUD)
+_NO_HEADS, _DRAWN = (TIED, DROPPED, DROPPED, *_LOUD), (RANDOM_HEAD, UNTIED, UNTIED, *_RANDOM)
+TRANSFORMERS_4 = Loader("transformers", "4", "transformers#42612", (TIED, TIED, DROPPED, *_RANDOM), _DRAWN)
 _SOURCE = "modeling_utils.py and core_model_loading.py of this version"
-TRANSFORMERS_5 = Loader(
-    "transformers", family_data()["transformers"], _SOURCE, (TIED, TIED, KEPT, TIED, RANDOM_TABLE), _DRAWN, True
-)
-VLLM_BEFORE = Loader(
-    "vLLM", "before August 2026", "vllm#51063", (TIED, TIED, DROPPED, *_LOUD), (RANDOM_HEAD, UNTIED, UNTIED, *_LOUD)
-)
-VLLM_AFTER = Loader(
-    "vLLM", "since August 2026", "vllm#51665", (TIED, TIED, KEPT, *_LOUD), (TIED, UNTIED, UNTIED, *_LOUD), True
-)
-_AS_STORED, _NO_HEADS = (TIED, UNTIED, UNTIED, *_LOUD), (TIED, DROPPED, DROPPED, *_LOUD)
+_VERSION: str = family_data()["transformers"]
+TRANSFORMERS_5 = Loader("transformers", _VERSION, _SOURCE, (TIED, TIED, KEPT, TIED, RANDOM_TABLE), _DRAWN, True)
+VLLM_BEFORE = Loader("vLLM", "before August 2026", "vllm#51063", _BY_FLAG, (RANDOM_HEAD, UNTIED, UNTIED, *_LOUD))
+VLLM_AFTER = Loader("vLLM", "since August 2026", "vllm#51665", (TIED, TIED, KEPT, *_LOUD), _AS_STORED, True)
 LLAMA_CPP = Loader("llama.cpp", "convert_hf_to_gguf", "llama.cpp#13328, llama.cpp#12456", _AS_STORED, _AS_STORED)
 LLAMA_CPP_GEMMA = replace(LLAMA_CPP, source="llama.cpp#9065", tied=_NO_HEADS, untied=_NO_HEADS)
 LLAMA_CPP_T5 = replace(LLAMA_CPP, source="llama.cpp#8055, llama.cpp#8141")
-MLX = Loader(
-    "mlx-lm",
-    "0.2x",
-    "mlx-lm, models/llama.py: sanitize",
-    (TIED, TIED, DROPPED, *_LOUD),
-    (ERROR, UNTIED, UNTIED, *_LOUD),
-)
-# flags, by level, with which the tests load these classes in every state of the matrix
+MLX = Loader("mlx-lm", "0.2x", "mlx-lm, models/llama.py: sanitize", _BY_FLAG, (ERROR, UNTIED, UNTIED, *_LOUD))
+
+# classes, and flags by level with which the tests load each in every state of the matrix
 _ROOT: tuple[dict[str, bool], ...] = ({"": True}, {"": False}, {})
 _NESTED = (*_ROOT, *({"": a, "text_config": b} for a in (True, False) for b in (True, False)), {"text_config": True})
-VERIFIED = dict.fromkeys(
-    (
-        *("LlamaForCausalLM", "GPT2LMHeadModel", "Gemma2ForCausalLM", "BertForMaskedLM", "T5ForConditionalGeneration"),
-        *("SwitchTransformersForConditionalGeneration", "BartForConditionalGeneration"),
-        "RemBertForCausalLM",  # never ties
-    ),
-    _ROOT,
-) | dict.fromkeys(
-    (
-        "LlavaForConditionalGeneration",  # either level ties
-        "Gemma3ForConditionalGeneration",  # the root decides
-        "Blip2ForConditionalGeneration",  # the text part decides
-    ),
-    _NESTED,
-)
+VERIFIED = {
+    **dict.fromkeys(("LlamaForCausalLM", "GPT2LMHeadModel", "Gemma2ForCausalLM", "BertForMaskedLM"), _ROOT),
+    **{f"{name}ForConditionalGeneration": _ROOT for name in ("T5", "SwitchTransformers", "Bart")},
+    "RemBertForCausalLM": _ROOT,  # never ties
+    "LlavaForConditionalGeneration": _NESTED,  # either level ties
+    "Gemma3ForConditionalGeneration": _NESTED,  # the root decides
+    "Blip2ForConditionalGeneration": _NESTED,  # the text part decides
+}
 
 
 _CANONICAL = "The class saves its shared table under the head's name: its own code decides."

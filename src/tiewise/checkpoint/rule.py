@@ -1,6 +1,6 @@
 """A rule: one thing that can be wrong with a checkpoint, what it finds, and the words that findings share.
 
-    @rule("B042", INFO, "the number of rows divides by 64")
+    @rule("B042", "info", "the number of rows divides by 64")
     def not_divisible(facts):
         '''What goes wrong, and in which tools.
         What to do: what helps.
@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import cleandoc
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.stored import Stored
@@ -28,9 +28,9 @@ from tiewise.checkpoint.table_scans import IDENTICAL, SAME_VALUES, SIGNS, UNRELA
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import CheckpointError
 
-FATAL, ERROR, WARNING, INFO = "fatal", "error", "warning", "info"
-SEVERITIES = (INFO, WARNING, ERROR, FATAL)  # from the least
-FOLDER, ADAPTER, GGUF, ANY = "folder", "adapter", "gguf", "any"
+Severity = Literal["info", "warning", "error", "fatal"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)  # from the least
+Kind = Literal["folder", "adapter", "gguf", "any"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Finding:
     """What a rule found."""
 
     rule: str  # its id, "B012"
-    severity: str  # fatal: no loader can be right; error: some loader is silently wrong, or fails; warning; info
+    severity: Severity  # fatal: no loader can be right; error: some loader is silently wrong, or fails; warning; info
     where: str  # file, tensor or config key
     evidence: str  # what was read, with numbers: one or two sentences
     repair: str  # the command that repairs it, or what to do by hand
@@ -53,7 +53,7 @@ class Said(NamedTuple):
     evidence: str
     repair: str
     safe: bool = False
-    severity: str | None = None  # where it is not the rule's own
+    severity: Severity | None = None  # where it is not the rule's own
 
 
 Told = Iterator[tuple[Any, ...]]  # each makes a `Said`
@@ -64,14 +64,14 @@ class Rule:
     """One entry of the catalogue."""
 
     id: str  # "B001" to "B090"
-    severity: str  # of its findings, unless a finding says otherwise
+    severity: Severity  # of its findings, unless a finding says otherwise
     title: str  # what must hold, in half a line
     explain: str  # what goes wrong where it does not hold, in which tools, and what to do
     sources: tuple[str, ...]  # public threads or documentation that show it
     look: Callable[[Any], Told]  # given `Facts`, or the facts of the adapter or GGUF file
     scans: bool = False  # it reads the two tables, and does not run where only headers may be read
     deep: bool = False  # it reads every row of every large tensor, and runs only when asked
-    kind: str = FOLDER  # of checkpoint that it looks at
+    kind: Kind = "folder"  # of checkpoint that it looks at
 
     def check(self, facts: Any) -> Iterator[Finding]:
         """Yield what it finds."""
@@ -83,7 +83,7 @@ _REGISTERED: dict[str, Rule] = {}
 
 
 def rule(
-    id: str, severity: str, title: str, *, scans: bool = False, deep: bool = False, kind: str = FOLDER
+    id: str, severity: Severity, title: str, *, scans: bool = False, deep: bool = False, kind: Kind = "folder"
 ) -> Callable[[Callable[[Any], Told]], Callable[[Any], Told]]:
     """Register a function over facts as a rule."""
 

@@ -17,7 +17,7 @@ from typing import Any
 from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, module_of, usual
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, noting
-from tiewise.checkpoint.rule import ADAPTER, ERROR, INFO, WARNING, Said, Told, describe, dotted, names, rule
+from tiewise.checkpoint.rule import Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, short
@@ -154,7 +154,7 @@ def _only(kind: type, value: Any) -> tuple[Any, ...]:
     return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
 
 
-@rule("B060", ERROR, "an adapter leaves a tied pair tied", kind=ADAPTER)
+@rule("B060", "error", "an adapter leaves a tied pair tied", kind="adapter")
 def adapter_on_tied(facts: AdapterFacts) -> Told:
     """The two ends of a tied model are one Parameter, and PEFT adapts modules. A low-rank update of one end acts at
     that end in training; a merge writes it into the shared table, and so changes the other end too. Updates of both
@@ -172,7 +172,7 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
         if ends:
             why = "no base was given" if base is None else "whether the base ties its ends is not known"
             what = f"it changes {_modules(ends)}; {why}, so what a merge makes of that is not known"
-            yield Said(where, what, f"tiewise check {shlex.quote(str(facts.path))} --base BASE", severity=INFO)
+            yield Said(where, what, f"tiewise check {shlex.quote(str(facts.path))} --base BASE", severity="info")
         return
     if not facts.tied:
         return
@@ -189,18 +189,18 @@ def adapter_on_tied(facts: AdapterFacts) -> Told:
     copies = [end for end in ends if end.kind == COPY]
     # where one is alone and the two shall be tied, PEFT wraps the other end with the same table when it loads it
     if copies and not (facts.ties if len(copies) == 1 else facts.equal):
-        what, severity = f"full copy of {_modules(copies)} alone", ERROR
+        what = f"full copy of {_modules(copies)} alone"
         if len(copies) == 2:
             read = "whose rows were not compared" if facts.equal is None else "which differ"
             flag = "on" if facts.ties else "off"
             what = f"full copies of {_modules(copies)}, {read} (ensure_weight_tying is {flag})"
-            severity = WARNING if facts.equal is None else ERROR
         nested = [dotted(claim.level) for claim in base.claims.levels if claim.level and claim.written]
         merged = "a merge makes two tables, and only a merge by PEFT (0.21) sets tie_word_embeddings to false"
         if nested:
             merged = f"a merge leaves {names(nested)} true, and loaders that believe it drop the trained head"
+        what = f"{what}, on a base whose two ends are one table: {merged}"
         fix = f"train with ensure_weight_tying=True, or {untie} and merge into that"
-        yield Said(where, f"{what}, on a base whose two ends are one table: {merged}", fix, severity=severity)
+        yield Said(where, what, fix, severity="warning" if len(copies) == 2 and facts.equal is None else "error")
     rows = {name: ids for name, ids in facts.token_rows.items() if name}
     if len(set(rows.values())) > 1:
         what = f"trainable_token_indices differ between {names(rows)}, which are one table in the base"
@@ -211,7 +211,7 @@ def _modules(ends: list[EndUpdate]) -> str:
     return " and ".join(short(end.module) for end in ends)
 
 
-@rule("B061", ERROR, "an adapter's tables have the shape of the base's", kind=ADAPTER)
+@rule("B061", "error", "an adapter's tables have the shape of the base's", kind="adapter")
 def adapter_shapes(facts: AdapterFacts) -> Told:
     """An adapter whose table has other rows or another width than the base's was trained on another base, or after a
     resize: the loader refuses it, or asks for a resize first.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import Fault, Folder, noting
-from tiewise.checkpoint.rule import ERROR, WARNING, Said, Told, rule
+from tiewise.checkpoint.rule import Said, Severity, Told, rule
 from tiewise.checkpoint.untrusted import inside, read_whole, short
 from tiewise.core.errors import CheckpointError
 
@@ -52,7 +52,7 @@ class CodeClass:
     names_flag: bool  # `tie_word_embeddings` stands somewhere in it
 
 
-@rule("B023", ERROR, "the code that comes with a checkpoint ties as transformers 5 asks")
+@rule("B023", "error", "the code that comes with a checkpoint ties as transformers 5 asks")
 def custom_code(facts: Facts) -> Told:
     """transformers 5 takes _tied_weights_keys as a dict {target: source}. A list, right in version 4, stops it while it
     builds or saves a model: 'list' object has no attribute 'keys'. An attribute of another name is not read at all, and
@@ -67,7 +67,7 @@ def custom_code(facts: Facts) -> Told:
     classes, faults = read_code(facts.folder) if used else ({}, [])
     for fault in faults:
         what = fault.what.removeprefix(f"{facts.folder.path}/")
-        yield Said(short(fault.file), what, fault.fix, severity=WARNING)
+        yield Said(short(fault.file), what, fault.fix, severity="warning")
     models = {name for auto, name in used.items() if auto.startswith("AutoModel")}
     for found in classes.values():
         above = _ancestors(classes, found)
@@ -80,7 +80,7 @@ def custom_code(facts: Facts) -> Told:
         what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"
         value = f"{FLAG}={bool(facts.truth)}"
         fix = f"write {FLAG} into config.json, or {value} among the arguments of {short(config.name)}.__init__"
-        yield _finding(WARNING, config, config.line, what, fix)
+        yield _finding("warning", config, config.line, what, fix)
 
 
 def _of_model(facts: Facts, found: CodeClass, above: Mapping[str, CodeClass | None]) -> Told:
@@ -95,17 +95,17 @@ def _of_model(facts: Facts, found: CodeClass, above: Mapping[str, CodeClass | No
             untied = facts.claims.tied is False
             how = "saving it raises" if untied else "transformers 5 stops while it builds the model:"
             what = f"{found.name}.{KEYS} is a list, and {how} 'list' object has no attribute 'keys'"
-            yield _finding(WARNING if untied else ERROR, found, tied.line, what, _line(facts, tied.entries))
+            yield _finding("warning" if untied else "error", found, tied.line, what, _line(facts, tied.entries))
         elif not right and not inherits:
             what = f"{found.name} sets {tied.name}, which transformers 5 does not read: the name is {KEYS}"
-            yield _finding(ERROR, found, tied.line, what, _line(facts, tied.entries or ()))
+            yield _finding("error", found, tied.line, what, _line(facts, tied.entries or ()))
     if found.has_head and not found.tied and not found.ties_itself and facts.claims.tied and not inherits:
         what = f"{found.name} has get_output_embeddings and no {KEYS}"
         what += ": transformers 5 leaves the head untied, and random"
-        yield _finding(ERROR, found, found.line, what, _line(facts, ()))
+        yield _finding("error", found, found.line, what, _line(facts, ()))
     if found.tie_weights is not None:
         what = f"{found.name}.tie_weights does not take {' and '.join(_ARGUMENTS)}, which transformers 5 passes"
-        yield _finding(ERROR, found, found.tie_weights, what, f"write: {_SIGNATURE}")
+        yield _finding("error", found, found.tie_weights, what, f"write: {_SIGNATURE}")
 
 
 def _line(facts: Facts, entries: tuple[str, ...]) -> str:
@@ -116,7 +116,7 @@ def _line(facts: Facts, entries: tuple[str, ...]) -> str:
     return f"write: {KEYS} = {{{pairs}}}"
 
 
-def _finding(severity: str, found: CodeClass, line: int, evidence: str, repair: str) -> Said:
+def _finding(severity: Severity, found: CodeClass, line: int, evidence: str, repair: str) -> Said:
     return Said(f"{short(found.file)}:{line}", short(evidence, 400), repair, severity=severity)
 
 

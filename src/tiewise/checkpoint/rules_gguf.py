@@ -14,13 +14,13 @@ import os
 import re
 import struct
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import NamedTuple
 
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.rule import ERROR, FATAL, GGUF, INFO, WARNING, Said, Told, describe, difference, rule
+from tiewise.checkpoint.rule import Said, Told, describe, difference, rule
 from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
@@ -44,12 +44,8 @@ class GgmlType(NamedTuple):
         return 8 * self.nbytes / self.block
 
 
-@lru_cache(maxsize=1)
-def ggml_types() -> dict[int, GgmlType]:
-    """Every type by its number."""
-    types = packaged_json("checkpoint/data/ggml_types.json")["types"]
-    return {int(number): GgmlType(*entry) for number, entry in types.items()}
-
+BY_NUMBER = {int(n): GgmlType(*entry) for n, entry in packaged_json("checkpoint/data/ggml_types.json")["types"].items()}
+BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
 MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
@@ -209,7 +205,7 @@ class _Header:
                 raise self.wrong(f"it names the {what} twice")
             if offset % align:
                 raise self.wrong(f"{what} begins at {offset:,}, no multiple of {align}")
-            held, width = ggml_types().get(kind), shape[-1] if shape else 1
+            held, width = BY_NUMBER.get(kind), shape[-1] if shape else 1
             if held is None or not held.block:
                 how = f"of the unknown type {kind:,}" if held is None else f"{held.name}, which ggml has removed"
                 fix = "convert it again; types of forks of llama.cpp are not known here"
@@ -288,7 +284,7 @@ class _Header:
 CONVERT = "convert the checkpoint again with convert_hf_to_gguf.py"
 
 
-@rule("B070", ERROR, "a GGUF file keeps its source's two ends", kind=GGUF)
+@rule("B070", "error", "a GGUF file keeps its source's two ends", kind="gguf")
 def gguf_ends(facts: GgufFacts) -> Told:
     """llama.cpp looks for output.weight, and takes token_embd.weight in its place where the file has none: right for a
     tied model, silently wrong for one whose head was trained on its own. Whether a converter writes the head depends on
@@ -306,7 +302,7 @@ def gguf_ends(facts: GgufFacts) -> Told:
     if table is None:
         if tokens is not None:
             what = f"it carries {tokens:,} tokens and no {TABLE}"
-            yield Said(short(facts.path.name), what, CONVERT, severity=FATAL)
+            yield Said(short(facts.path.name), what, CONVERT, severity="fatal")
         return
     for end in (table, head):
         if end is not None and tokens is not None and end.rows != tokens:
@@ -319,12 +315,12 @@ def gguf_ends(facts: GgufFacts) -> Told:
         what = f"it stores {describe(table)}, and its source {describe(stored)}"
         padded = table.shape[1:] == stored.shape[1:] and table.rows < stored.rows
         fix = "nothing, where the rows beyond the tokens are padding" if padded else CONVERT
-        yield Said(TABLE, what, fix, severity=WARNING if padded else ERROR)
+        yield Said(TABLE, what, fix, severity="warning" if padded else "error")
     if head is not None or own is None or source.claims.t5_like or (source.ends is not None and source.ends.equal):
         return
     if source.ends is None and stored.shape == own.shape:
         what = f"it stores no {HEAD}; its source stores {describe(own)}, which was not compared with the table"
-        yield Said(HEAD, what, "check with the tables read", severity=WARNING)
+        yield Said(HEAD, what, "check with the tables read", severity="warning")
         return
     how = difference(source.ends) if source.ends is not None else f"of another shape than {describe(stored)}"
     what = f"it stores no {HEAD}, so that {TABLE} answers for it; its source stores {describe(own)}: {how}"
@@ -332,7 +328,7 @@ def gguf_ends(facts: GgufFacts) -> Told:
     yield HEAD, what, f"{untie}, and {CONVERT} of today: older ones skip the head by name"
 
 
-@rule("B071", WARNING, "a GGUF file stores a shared table once, and finely enough", kind=GGUF)
+@rule("B071", "warning", "a GGUF file stores a shared table once, and finely enough", kind="gguf")
 def gguf_types(facts: GgufFacts) -> Told:
     """Converters used to write a tied table twice, once as output.weight; loaders need only token_embd.weight. A table
     that serves both ends is the head too, which suffers more from rounding than other tensors: llama-quantize gives it
@@ -348,10 +344,9 @@ def gguf_types(facts: GgufFacts) -> Told:
         if facts.equal:
             what = f"{HEAD} repeats {TABLE} byte for byte: {size(head.nbytes)} of {size(facts.size)}"
             fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
-            yield Said(HEAD, what, fix, severity=INFO)
+            yield Said(HEAD, what, fix, severity="info")
         return
-    types = {kind.name: kind for kind in ggml_types().values()}
-    kind, least = types[table.dtype], types["Q6_K"]
+    kind, least = BY_NAME[table.dtype], BY_NAME["Q6_K"]
     if facts.tokens is not None and kind.bits < least.bits:
         what = f"{TABLE} serves both ends as {kind.name}, {kind.bits:.2f} bits a value; a head asks for {least.name}"
         yield TABLE, what, f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"

@@ -10,21 +10,7 @@ from typing import Any
 from tiewise.checkpoint.claims import count, ends_with, module_of, usual
 from tiewise.checkpoint.facts import SPEC, Facts
 from tiewise.checkpoint.hf_folder import INDEX, SINGLE, Fault, Folder, is_id
-from tiewise.checkpoint.rule import (
-    ANY,
-    CONFIG_FIX,
-    ERROR,
-    FATAL,
-    INFO,
-    WARNING,
-    Said,
-    Told,
-    describe,
-    dotted,
-    names,
-    rule,
-    shown,
-)
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, dotted, names, rule, shown
 from tiewise.checkpoint.rules_adapter import AdapterFacts
 from tiewise.checkpoint.rules_gguf import GgufFacts
 from tiewise.checkpoint.untrusted import short
@@ -34,7 +20,7 @@ _MODEL_PICKLE = re.compile(r"(pytorch_model|model|tf_model|flax_model)[^/]*\.(bi
 _MODALITY = re.compile(r"image|audio|video|vision", re.IGNORECASE)
 
 
-@rule("B001", FATAL, "every file can be read, and every header describes exactly its file", kind=ANY)
+@rule("B001", "fatal", "every file can be read, and every header describes exactly its file", kind="any")
 def unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Told:
     """A safetensors file is a length, a header and tensors that lie one behind the other up to the last byte. A file
     that was cut short by a full disk or a broken download, or that a tool wrote wrongly, breaks one of these. Loaders
@@ -53,7 +39,7 @@ def unreadable(facts: Facts | AdapterFacts | GgufFacts) -> Told:
             yield short(fault.file), _plain(fault, folder), fault.fix
     beside = (*(tokenizer.faults if tokenizer is not None else ()), generation)
     for fault in (one for one in beside if isinstance(one, Fault)):
-        yield Said(fault.file, _plain(fault, folder), fault.fix, severity=WARNING)
+        yield Said(fault.file, _plain(fault, folder), fault.fix, severity="warning")
     if folder.pickles and not folder.headers and not folder.faults:
         what = f"its weights are only in {names(folder.pickles)}, which unpickling would execute: they are not opened"
         fix = "load it in a sandbox that you trust and save it as safetensors; then check that"
@@ -64,7 +50,7 @@ def _plain(fault: Fault, folder: Folder) -> str:
     return fault.what.removeprefix(f"{folder.path}/")
 
 
-@rule("B002", FATAL, "the index and the shards name the same tensors")
+@rule("B002", "fatal", "the index and the shards name the same tensors")
 def index_and_shards(facts: Facts) -> Told:
     """model.safetensors.index.json maps every tensor to the shard that holds it. Tools that add, drop or rename tensors
     without rewriting it leave names that no shard holds, or tensors that no loader asks for. llama.cpp's converter
@@ -96,24 +82,24 @@ def index_and_shards(facts: Facts) -> Told:
         elif isinstance(folder.config.get("model_type"), str):
             what = f"transformers looks for {SINGLE} or {INDEX}, and the folder has {names(list(held))}"
             fix = f"rename it to {SINGLE}" if len(held) == 1 else "write the checkpoint again"
-            yield Said(short(next(iter(held))), what, fix, severity=ERROR)
+            yield Said(short(next(iter(held))), what, fix, severity="error")
         return
     wrong = [name for name, file in weight_map.items() if file in held and name not in held[file].tensors]
     if elsewhere := [name for name in wrong if name in folder.tensors]:
         what = f"{len(elsewhere):,} tensors lie in another shard than the index says ({names(elsewhere)})"
-        yield Said(short(weight_map[elsewhere[0]]), what, facts.command("repair"), True, severity=ERROR)
+        yield Said(short(weight_map[elsewhere[0]]), what, facts.command("repair"), True, severity="error")
     if lost := [name for name in wrong if name not in folder.tensors]:
         spare = lost == [facts.roles.output_name] and facts.claims.tied is True
         what = f"the index names {len(lost):,} tensors that no shard holds ({names(lost)})"
         fix = facts.command("repair") if spare else "download the shards again, or the index that belongs to them"
-        yield Said(INDEX, what, fix, spare, severity=ERROR)
+        yield Said(INDEX, what, fix, spare, severity="error")
     if unknown := [name for name in folder.tensors if name not in weight_map]:
         file = folder.tensors[unknown[0]].path.name
         what = f"{len(unknown):,} stored tensors are missing from the index ({names(unknown)}): some loaders skip them"
-        yield Said(short(file), what, facts.command("repair"), True, severity=ERROR)
+        yield Said(short(file), what, facts.command("repair"), True, severity="error")
 
 
-@rule("B003", WARNING, "total_size is right, and no older weights lie beside the checkpoint")
+@rule("B003", "warning", "total_size is right, and no older weights lie beside the checkpoint")
 def stale(facts: Facts) -> Told:
     """The index states the bytes of all tensors; a wrong number is harmless to most loaders and a sign that the file
     was edited or kept from before a rewrite. Files of weights that the index does not name are read by some tools all
@@ -134,15 +120,15 @@ def stale(facts: Facts) -> Told:
         what += ": mlx-lm reads every model*.safetensors"
         what += f"; transformers opens {SINGLE}, and not what the index names" if first else ""
         fix = "move them out of the folder if they are old"
-        yield Said(short(old[0]), what, fix, severity=ERROR if first else WARNING)
+        yield Said(short(old[0]), what, fix, severity="error" if first else "warning")
     others = [name for name in folder.extra if name not in old]
     others += [name for name in folder.pickles if folder.headers and _MODEL_PICKLE.fullmatch(name)]
     if others:
         what = f"weights in other formats or layouts lie beside ({names(others)}); they are not compared"
-        yield Said(short(others[0]), what, "remove them if they are older than the safetensors", severity=INFO)
+        yield Said(short(others[0]), what, "remove them if they are older than the safetensors", severity="info")
 
 
-@rule("B004", ERROR, "no name lies in two shards")
+@rule("B004", "error", "no name lies in two shards")
 def name_in_two_shards(facts: Facts) -> Told:
     """Two shards that hold one name leave it to the loader which of the two it takes: the one that the index maps, or
     the one that is read last. Where both are equal this only wastes bytes; where they differ, two loaders make two
@@ -161,7 +147,7 @@ def name_in_two_shards(facts: Facts) -> Told:
         yield where, what, fix, bool(equal)
 
 
-@rule("B030", FATAL, "both tables have the shapes that the model needs")
+@rule("B030", "fatal", "both tables have the shapes that the model needs")
 def table_shapes(facts: Facts) -> Told:
     """Input and output table must count the same tokens unless the config names two vocabularies, and be as wide as the
     model unless a projection or a factored table stands between (ALBERT, ELECTRA, OPT-350m, tiewise's own). A resize
@@ -192,7 +178,7 @@ def _room(facts: Facts) -> int | None:
     return None if facts.roles.counted is None else facts.roles.counted.rows + more
 
 
-@rule("B031", FATAL, "every id of the tokenizer has a row")
+@rule("B031", "fatal", "every id of the tokenizer has a row")
 def ids_without_row(facts: Facts) -> Told:
     """An id beyond the table reads outside it: a crash on the CPU, a device-side assert on a GPU, a wrong row in
     kernels that do not check. It comes from adding tokens to the tokenizer without resizing the model, or from saving
@@ -213,10 +199,10 @@ def ids_without_row(facts: Facts) -> Told:
     what += f" and the input table has {room:,} rows; {how}"
     fix = facts.command("resize", f"--vocab {tokenizer.max_id + 1}")
     foreign = all(_MODALITY.search(tokenizer.added[number]) for number in over)
-    yield Said(tokenizer.files[0], what, fix, severity=FATAL if base else WARNING if foreign else ERROR)
+    yield Said(tokenizer.files[0], what, fix, severity="fatal" if base else "warning" if foreign else "error")
 
 
-@rule("B032", INFO, "rows without a token are padding")
+@rule("B032", "info", "rows without a token are padding")
 def padding(facts: Facts) -> Told:
     """Tables are often longer than the tokenizer, so that the row count divides by 64 or by the number of ranks. That
     is healthy. It bites when a script calls resize_token_embeddings(len(tokenizer)), which then shrinks the table, or
@@ -235,7 +221,7 @@ def padding(facts: Facts) -> Told:
     yield short(table.name), what, fix
 
 
-@rule("B033", ERROR, "vocab_size is the number of rows")
+@rule("B033", "error", "vocab_size is the number of rows")
 def vocab_size(facts: Facts) -> Told:
     """Loaders size both tables by vocab_size and then find other shapes in the files: transformers stops, or with
     ignore_mismatched_sizes draws the table anew; vLLM and llama.cpp stop. It comes from resizing in one tool and
@@ -257,7 +243,7 @@ def vocab_size(facts: Facts) -> Told:
     yield key, what, f"{CONFIG_FIX}: {key} = {table.rows}"
 
 
-@rule("B034", WARNING, "special ids lie inside the vocabulary")
+@rule("B034", "warning", "special ids lie inside the vocabulary")
 def special_ids_outside(facts: Facts) -> Told:
     """bos, eos, pad, unk and decoder_start ids are read from config.json, its text level and generation_config.json.
     One beyond the tables crashes at the first padded batch, or generation never stops because no token can be the end.
@@ -287,7 +273,7 @@ def special_ids_outside(facts: Facts) -> Told:
                 yield key, what, f"{CONFIG_FIX}: {key}"
 
 
-@rule("B035", WARNING, "the head's bias is as long as the vocabulary, and one")
+@rule("B035", "warning", "the head's bias is as long as the vocabulary, and one")
 def head_biases(facts: Facts) -> Told:
     """A bias of the head has one entry for each row, in the shape that its class gives it; transformers 5 refuses any
     other. Resizing a table without it leaves it short (transformers#35141, skeletoken#108). A bias on a tied causal
@@ -304,11 +290,11 @@ def head_biases(facts: Facts) -> Told:
         if facts.tied is True and facts.scan and a is not None and b is not None and not facts.same(a, b):
             what = f"{short(target)} is not {short(source)}, and the two are one in this class: loaders differ in which"
             fix = "find out which one was trained, and store that one alone"
-            yield Said(short(target), what, fix, severity=ERROR)
+            yield Said(short(target), what, fix, severity="error")
     for target, source in facts.fresh:
         if target not in biases and target.endswith("bias"):
             what = f"{short(source)} is stored alone, and an untied model of this class starts {short(target)} anew"
-            yield Said(short(target), what, f"store it as {short(target)} too", severity=ERROR)
+            yield Said(short(target), what, f"store it as {short(target)} too", severity="error")
     classes = facts.config.get("architectures")
     named = classes if isinstance(classes, list) else []
     generates = any(isinstance(name, str) and name.endswith("ForCausalLM") for name in named)
@@ -324,10 +310,10 @@ def head_biases(facts: Facts) -> Told:
             what = f"{describe(bias)} has {bias.shape[-1]:,} entries, the tables {names(sorted(map(str, rows)))} rows"
             what += ": transformers refuses to load it" if bias.name in refused else ""
             fix = "take the bias from the source; `tiewise resize` changes tables and bias together"
-            yield Said(short(bias.name), what, fix, severity=ERROR if bias.name in refused else WARNING)
+            yield Said(short(bias.name), what, fix, severity="error" if bias.name in refused else "warning")
         elif bias.name in refused:
             what = f"{describe(bias)} has the shape {list(refused[bias.name])} in its class: transformers refuses it"
-            yield Said(short(bias.name), what, "store it in that shape", severity=ERROR)
+            yield Said(short(bias.name), what, "store it in that shape", severity="error")
         elif facts.tied is True and bias.name.endswith("lm_head.bias") and generates:
             what = f"{describe(bias)} belongs to a tied head: a loader that skips tied heads by prefix drops it"
-            yield Said(short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it", severity=INFO)
+            yield Said(short(bias.name), what, "none needed; vLLM before its fix of #46835 drops it", severity="info")

@@ -5,27 +5,13 @@ from __future__ import annotations
 from tiewise.checkpoint.claims import FLAG, Claim
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts, Pair
 from tiewise.checkpoint.loaders import LOST, predict
-from tiewise.checkpoint.rule import (
-    CONFIG_FIX,
-    ERROR,
-    FATAL,
-    INFO,
-    WARNING,
-    Said,
-    Told,
-    describe,
-    difference,
-    dotted,
-    names,
-    rule,
-    said,
-)
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, difference, dotted, names, rule, said
 from tiewise.checkpoint.table_scans import CLOSE, IDENTICAL, SAME_VALUES, SOME_ROWS
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
 
 
-@rule("B010", FATAL, "the input table is stored under a name that a loader knows")
+@rule("B010", "fatal", "the input table is stored under a name that a loader knows")
 def no_input(facts: Facts) -> Told:
     """Without an input table every token is a random vector, or loading stops. It happens where a tool saved only part
     of a model, or saved it under names of its own: wrappers of DDP, FSDP and torch.compile put prefixes before every
@@ -41,16 +27,16 @@ def no_input(facts: Facts) -> Told:
         how = "the table is drawn at random" if lost else "the head takes its place"
         what = f"{short(name)} is not a name that its class is loaded from, which looks for {wanted}: {how}"
         fix = f"store it as {wanted}, and every tensor that is named like it likewise"
-        yield Said(wanted, what, fix, severity=FATAL if lost else ERROR)
+        yield Said(wanted, what, fix, severity="fatal" if lost else "error")
     for table in facts.half_read:
         wanted = roles.unread[table.name]
         what = f"{short(table.name)} is not a name that its class is loaded from, which looks for {wanted}"
-        yield Said(wanted, what, f"store it as {wanted}", severity=ERROR)
+        yield Said(wanted, what, f"store it as {wanted}", severity="error")
     for target, source in facts.fresh:
         if not target.endswith("bias"):
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
-            yield Said(target, what, fix, severity=ERROR)
+            yield Said(target, what, fix, severity="error")
     if text is None or text.vocab_size is None or not facts.complete or roles.input is not None:
         return
     if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
@@ -64,7 +50,7 @@ def no_input(facts: Facts) -> Told:
     yield roles.input_name or "input table", what, fix
 
 
-@rule("B011", FATAL, "an untied model stores its output head")
+@rule("B011", "fatal", "an untied model stores its output head")
 def no_output(facts: Facts) -> Told:
     """The config says that the two ends do not share a table, and the head is not there. transformers 4 and 5 draw it
     at random; 5 names it as missing, 4 says nothing. vLLM left it uninitialised before August 2026 (#51665) and has
@@ -101,7 +87,7 @@ def no_output(facts: Facts) -> Told:
     yield roles.output_name or "output head", what, fix, bool(below)
 
 
-@rule("B012", ERROR, "a tied model stores no head that differs from its table", scans=True)
+@rule("B012", "error", "a tied model stores no head that differs from its table", scans=True)
 def tied_but_different(facts: Facts) -> Told:
     """The config says tied, and two different tables are stored. transformers 4 overwrote the head with the input
     table, and so did vLLM before August 2026 (vllm#51063); mlx-lm still drops it; transformers 5 keeps both, warns, and
@@ -124,7 +110,7 @@ def tied_but_different(facts: Facts) -> Told:
     yield where, f"the config ties, and {where} is not {short(pair.table.name)}: {difference(pair.alike)}", fix, safe
 
 
-@rule("B013", WARNING, "a tied model stores its table once", scans=True)
+@rule("B013", "warning", "a tied model stores its table once", scans=True)
 def tied_and_stored_twice(facts: Facts) -> Told:
     """The head is a byte-for-byte copy of the input table. It costs disk, download and, in loaders that take what is
     stored, memory: a merge of Gemma 2 gained a billion parameters so (mergekit#385), and llama.cpp keeps both
@@ -145,7 +131,7 @@ def _twice(pair: Pair) -> str:
     return f"{describe(pair.head)} is {short(pair.table.name)} {how}"
 
 
-@rule("B014", INFO, "an untied model's two tables are not the same", scans=True)
+@rule("B014", "info", "an untied model's two tables are not the same", scans=True)
 def equal_but_not_tied(facts: Facts) -> Told:
     """Two equal tables under a config that says untied: someone untied the model and has not trained it since, or a
     save wrote false for a tied model. Every loader makes the right model of it. Toolkits that shard a model clone a
@@ -162,7 +148,7 @@ def equal_but_not_tied(facts: Facts) -> Told:
         yield short(pair.head.name), what, fix
 
 
-@rule("B015", WARNING, "two stored tables are the same, or two tables of their own", scans=True)
+@rule("B015", "warning", "two stored tables are the same, or two tables of their own", scans=True)
 def drifted(facts: Facts) -> Told:
     """Tables that were trained apart share nothing: every row differs by about its own length. Tables that are equal
     after a cast, equal but for some rows, or within a tenth of each other were one table not long ago. Usual causes:
@@ -183,7 +169,7 @@ def drifted(facts: Facts) -> Told:
     yield short(head.name), what, f"nothing if meant; else {facts.command('tie', keep)}"
 
 
-@rule("B016", ERROR, "a single shared table is stored under the input table's name")
+@rule("B016", "error", "a single shared table is stored under the input table's name")
 def only_head_stored(facts: Facts) -> Told:
     """Only the head's name is stored. transformers 5 ties in both directions; other loaders look for the input table
     and stop, or leave it random. CodeShell was published so, and llama.cpp had to learn it (llama.cpp#12456). It comes
@@ -219,7 +205,7 @@ def _mend(facts: Facts) -> tuple[str, bool]:
     return facts.command("repair"), True
 
 
-@rule("B020", WARNING, "the flag is written, as true or false")
+@rule("B020", "warning", "the flag is written, as true or false")
 def flag_absent(facts: Facts) -> Told:
     """Where tie_word_embeddings is absent, each loader takes a default of its own: transformers 4 true for every model,
     transformers 5 that of the class (false for Llama, true for Gemma), mlx-lm true for Llama. A head that is stored may
@@ -245,10 +231,10 @@ def flag_absent(facts: Facts) -> Told:
     kind = facts.config.get("model_type")
     family = short(kind) if isinstance(kind, str) else "an unknown family"
     what = f"{FLAG} is absent in a config of {family}, {meant}, and {stored}; loaders' defaults differ"
-    yield Said(FLAG, what, *_mend(facts), severity=INFO if harmless else WARNING)
+    yield Said(FLAG, what, *_mend(facts), severity="info" if harmless else "warning")
 
 
-@rule("B021", ERROR, "all levels of a nested config say the same")
+@rule("B021", "error", "all levels of a nested config say the same")
 def levels_disagree(facts: Facts) -> Told:
     """A multimodal config says it twice: at its root and in text_config (or decoder, generator). transformers reads the
     level of the class that owns the head, vLLM and mlx-lm read the text level, and each was wrong for some model: VLMs
@@ -270,7 +256,7 @@ def levels_disagree(facts: Facts) -> Told:
     yield dotted(wrong.level), f"{listed}; {tensors}", *_mend(facts)
 
 
-@rule("B022", ERROR, "a T5-like model has one input table, and its flag is not taken for a switch")
+@rule("B022", "error", "a T5-like model has one input table, and its flag is not taken for a switch")
 def t5_ends(facts: Facts) -> Told:
     """T5 and its descendants always share one input table between encoder and decoder, and read tie_word_embeddings =
     false also as "do not scale before the head". With the flag false and only `shared` stored, transformers 4 draws the
@@ -295,7 +281,7 @@ def t5_ends(facts: Facts) -> Told:
             yield short(other.name), f"{both} are one table in this family: {difference(alike)}", fix
 
 
-@rule("B090", INFO, "numbers that act at the boundary are known")
+@rule("B090", "info", "numbers that act at the boundary are known")
 def boundary_numbers(facts: Facts) -> Told:
     """Some families multiply or cap at the vocabulary's ends: Granite embedding_multiplier and logits_scaling, Cohere
     logit_scale, Gemma the square root of the width and a soft cap, OPT and ALBERT a projection, T5 the scale before the
@@ -312,7 +298,7 @@ def boundary_numbers(facts: Facts) -> Told:
         yield short(next(iter(scalars))), what, fix
 
 
-@rule("B080", WARNING, "every loader makes the same model of it")
+@rule("B080", "warning", "every loader makes the same model of it")
 def loaders_disagree(facts: Facts) -> Told:
     """Loaders decide by different things: transformers by the flag of one level of the config, vLLM by any level,
     llama.cpp mostly by which tensors are stored, mlx-lm by the flag with a default of its own. One folder can so be two
@@ -337,4 +323,4 @@ def loaders_disagree(facts: Facts) -> Told:
     if len(wrong) == len(outcomes):
         fix = f"repair the other findings; {wrong[0].loader} {wrong[0].versions}: {wrong[0].sentence}"
     fix = f"export it dense: {facts.command('densify')}" if facts.is_own else fix
-    yield Said(facts.path.name, what, fix, severity=ERROR if lost else INFO if note else WARNING)
+    yield Said(facts.path.name, what, fix, severity="error" if lost else "info" if note else "warning")

@@ -10,19 +10,7 @@ from typing import Any
 from tiewise.checkpoint.claims import PACKED
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.roles import End
-from tiewise.checkpoint.rule import (
-    CONFIG_FIX,
-    ERROR,
-    INFO,
-    WARNING,
-    Said,
-    Told,
-    describe,
-    names,
-    numbers,
-    rule,
-    said,
-)
+from tiewise.checkpoint.rule import CONFIG_FIX, Said, Told, describe, names, numbers, rule, said
 from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
@@ -30,7 +18,7 @@ from tiewise.core.files import size
 from tiewise.core.long_work import doing
 
 
-@rule("B040", WARNING, "types agree: both tables with each other, and the config with the bytes")
+@rule("B040", "warning", "types agree: both tables with each other, and the config with the bytes")
 def types_disagree(facts: Facts) -> Told:
     """A head in another type than its table cannot be compared or shared by bytes, and a loader casts one of them. The
     config's dtype is what transformers 5 and vLLM load by default: where the files are more precise than it says, the
@@ -58,10 +46,10 @@ def types_disagree(facts: Facts) -> Told:
         rounds = BITS[most] > BITS[claimed]
         effect = "loaders that follow the config round the weights" if rounds else "loaders only widen the weights"
         what = f"{key} says {claimed}, and {most} is the type of {count / total:.0%} of the bytes: {effect}"
-        yield Said(key, what, f"{CONFIG_FIX}: {key}", severity=WARNING if rounds else INFO)
+        yield Said(key, what, f"{CONFIG_FIX}: {key}", severity="warning" if rounds else "info")
 
 
-@rule("B041", ERROR, "rows of tokens in use are finite, not zero, and not equal to one another", deep=True)
+@rule("B041", "error", "rows of tokens in use are finite, not zero, and not equal to one another", deep=True)
 def rows_in_use(facts: Facts) -> Told:
     """NaN or an infinity in one row of a head makes every loss NaN: an error. A row of zeros gives its token the same
     logit everywhere, and two equal rows cannot be told apart: a warning, since only these tokens suffer (of zeros only
@@ -86,25 +74,25 @@ def rows_in_use(facts: Facts) -> Told:
             yield where, f"{where}: {_rows(scan.not_finite)} hold NaN or infinity", again
         if zero := [row for row in scan.zero if row in used]:
             what = f"{where}: {_rows(zero)} of tokens in use are zero"
-            yield Said(where, what, again, severity=INFO if tokenizer is None else WARNING)
+            yield Said(where, what, again, severity="info" if tokenizer is None else "warning")
         in_use = ([row for row in group if row in used] for group in scan.repeated)
         if groups := [group for group in in_use if len(group) > 1]:
             listed = "; ".join(numbers(group[:4], len(group)) for group in groups[:4])
             what = f"{where}: {sum(map(len, groups)):,} rows of tokens in use are equal to another ({listed})"
             fix = "train these tokens, or initialise them apart"
-            yield Said(where, f"{what}: one logit for each group", fix, severity=WARNING)
+            yield Said(where, f"{what}: one logit for each group", fix, severity="warning")
         far, median = outlying(scan.lengths, used)
         if far:
             what = f"{where}: {_rows(far)} are at least ten times as long as the median {median:.3g}"
             fix = "look at these tokens: were they added and not trained?"
-            yield Said(where, f"{what}, up to {scan.lengths[far].max():.3g}", fix, severity=INFO)
+            yield Said(where, f"{what}, up to {scan.lengths[far].max():.3g}", fix, severity="info")
 
 
 def _rows(found: Sequence[int]) -> str:
     return f"{len(found):,} rows ({numbers(found[:8], len(found))})"
 
 
-@rule("B042", INFO, "the number of rows divides by 64")
+@rule("B042", "info", "the number of rows divides by 64")
 def not_divisible(facts: Facts) -> Told:
     """Matrix kernels are fastest where the vocabulary divides by 64, and tensor parallelism and FSDP want it to divide
     by the number of ranks: with an uneven vocabulary FSDP2 left the last rank without updates (accelerate#4171). Many
@@ -121,7 +109,7 @@ def not_divisible(facts: Facts) -> Told:
     yield short(table.name), what, f"{fix} makes {math.ceil(table.rows / step) * step:,} at both ends"
 
 
-@rule("B081", INFO, "no large tensor is stored twice", deep=True)
+@rule("B081", "info", "no large tensor is stored twice", deep=True)
 def stored_twice(facts: Facts) -> Told:
     """Layers that share parameters, encoder and decoder tables of one vocabulary, and exports that fold a transpose of
     the table (optimum#2241, over 30 % larger) store the same bytes under several names. It is only waste, and often
@@ -169,7 +157,7 @@ def leaves(end: End, entries: list[str]) -> bool:
     return any(module.rpartition(".")[2] in entry or module.startswith(f"{entry}.") for entry in entries if entry)
 
 
-@rule("B050", ERROR, "a quantisation treats both ends of a tied pair alike")
+@rule("B050", "error", "a quantisation treats both ends of a tied pair alike")
 def half_quantised(facts: Facts) -> Told:
     """A tied model has one table for both ends. Where a tool quantises the head and leaves the table plain, the config
     still says tied: loaders then drop the quantised head, or stop at a parameter for which they have no module, and the
@@ -202,7 +190,7 @@ def half_quantised(facts: Facts) -> Told:
         yield "config.json", what, f"set quantization_config.lm_head to {said(not says)} by hand"
 
 
-@rule("B051", WARNING, "what a quantisation leaves alone are modules of the model")
+@rule("B051", "warning", "what a quantisation leaves alone are modules of the model")
 def left_alone(facts: Facts) -> Told:
     """Every method has a list of modules that it leaves plain. A list that is given to transformers replaces the
     default one for bitsandbytes, FP8 and others, and with it the exception of the head and of tied modules: the head is

@@ -24,7 +24,7 @@ from typing import Any
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder, open_folder
-from tiewise.checkpoint.rule import ERROR, names
+from tiewise.checkpoint.rule import names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_whole, short
@@ -257,8 +257,8 @@ def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: boo
             f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report this"
         )
     if not force:  # no rule is broken, of those that need no tables, that the source does not break
-        broken = {finding.rule for finding in check(source.path, scan=False).at_least(ERROR)}
-        for worse in check(made, scan=False).at_least(ERROR):
+        broken = {finding.rule for finding in check(source.path, scan=False).at_least("error")}
+        for worse in check(made, scan=False).at_least("error"):
             if worse.rule not in broken:
                 what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
                 raise CheckpointError(what, "--force keeps it all the same")

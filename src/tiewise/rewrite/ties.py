@@ -16,7 +16,7 @@ from tiewise.checkpoint.claims import FLAG
 from tiewise.checkpoint.facts import TEXT_PARTS, Facts
 from tiewise.checkpoint.numeric_ends import readable, require_head, tied_names
 from tiewise.checkpoint.roles import BY_DATA
-from tiewise.checkpoint.rule import INFO, difference
+from tiewise.checkpoint.rule import difference
 from tiewise.checkpoint.stored import Reader, Stored, rounded, widened
 from tiewise.checkpoint.table_scans import likeness
 from tiewise.checkpoint.untrusted import short
@@ -92,7 +92,7 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     """
     findings = check(facts.path).findings
     rules = {finding.rule for finding in findings if finding.safe}
-    left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != INFO]
+    left = [f"{found.rule}: {found.repair}" for found in findings if not found.safe and found.severity != "info"]
     listed = "; ".join(left[:3]) + (f"; and {len(left) - 3} more" if len(left) > 3 else "")
     if not rules:
         fix = f"by hand: {listed}" if left else "tiewise check finds nothing wrong"
