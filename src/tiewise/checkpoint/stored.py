@@ -27,32 +27,16 @@ from numpy.typing import NDArray
 from tiewise.checkpoint.untrusted import open_regular, parse_json, short
 from tiewise.core.errors import CheckpointError
 
-_TYPES = (  # of the format: bits, and the numpy type that holds one element where there is one
-    ("BOOL", 8, np.bool_),
-    ("F4", 4, None),
-    ("F6_E2M3", 6, None),
-    ("F6_E3M2", 6, None),
-    ("U8", 8, np.uint8),
-    ("I8", 8, np.int8),
-    ("F8_E5M2", 8, ml_dtypes.float8_e5m2),
-    ("F8_E4M3", 8, ml_dtypes.float8_e4m3fn),
-    ("F8_E5M2FNUZ", 8, ml_dtypes.float8_e5m2fnuz),
-    ("F8_E4M3FNUZ", 8, ml_dtypes.float8_e4m3fnuz),
-    ("F8_E8M0", 8, ml_dtypes.float8_e8m0fnu),
-    ("I16", 16, "<i2"),
-    ("U16", 16, "<u2"),
-    ("F16", 16, "<f2"),
-    ("BF16", 16, ml_dtypes.bfloat16),
-    ("I32", 32, "<i4"),
-    ("U32", 32, "<u4"),
-    ("F32", 32, "<f4"),
-    ("C64", 64, "<c8"),
-    ("F64", 64, "<f8"),
-    ("I64", 64, "<i8"),
-    ("U64", 64, "<u8"),
-)
-BITS = {name: bits for name, bits, _ in _TYPES}
-NUMPY: dict[str, np.dtype] = {name: np.dtype(kind) for name, _, kind in _TYPES if kind is not None}
+# of the format's types those of which numpy can hold one element
+_KINDS: dict[str, Any] = {
+    **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
+    **{f"F{8 * size}": f"<f{size}" for size in (2, 4, 8)},
+    **{"BOOL": np.bool_, "C64": "<c8", "BF16": ml_dtypes.bfloat16, "F8_E8M0": ml_dtypes.float8_e8m0fnu},
+    **{"F8_E5M2": ml_dtypes.float8_e5m2, "F8_E5M2FNUZ": ml_dtypes.float8_e5m2fnuz},
+    **{"F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E4M3FNUZ": ml_dtypes.float8_e4m3fnuz},
+}
+NUMPY: dict[str, np.dtype] = {name: np.dtype(kind) for name, kind in _KINDS.items()}
+BITS = {name: 8 * kind.itemsize for name, kind in NUMPY.items()} | {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}
 TORCH_TYPES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # by the name in a config
 FLOATING = tuple(TORCH_TYPES.values())  # what a table is stored in, unless it is quantised
 
@@ -142,12 +126,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path}: __metadata__ is no map from text to text", _AGAIN)
     data = 8 + length
-    tensors = []
-    for name, entry in record.items():
-        if (wrong := _wrong(entry)) is not None:
-            raise CheckpointError(f"{path}: tensor {short(name)}: {wrong[0]}", wrong[1])
-        start, end = (data + offset for offset in entry["data_offsets"])
-        tensors.append(Stored(name, path, entry["dtype"], tuple(entry["shape"]), start, end))
+    tensors = [_placed(path, name, entry, data) for name, entry in record.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.end))
     end = data
     for tensor in tensors:
@@ -161,21 +140,24 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     return Header(path, {tensor.name: tensor for tensor in tensors}, metadata, data, size)
 
 
-def _wrong(entry: Any) -> tuple[str, str] | None:
-    """Return what is wrong with an entry and the way out; None where nothing is."""
+def _placed(path: Path, name: str, entry: Any, data: int) -> Stored:
+    """The tensor of an entry whose bytes are as many as its type and shape need; `data` is where offsets begin."""
+    record = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = record.get("dtype"), record.get("shape"), record.get("data_offsets")
+    fix = _AGAIN
     if not isinstance(entry, dict):
-        return "its entry is no JSON object", _AGAIN
-    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in BITS:
-        return f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
-    if not _sizes(shape) or len(shape) > MOST_AXES:
-        return f"its shape {short(shape)} is none", _AGAIN
-    if not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        return f"its data_offsets {short(offsets)} are none", _AGAIN
-    held = offsets[1] - offsets[0]
-    if BITS[dtype] * math.prod(shape) != 8 * held:
-        return f"{held:,} bytes do not hold {short(f'{dtype} {shape}')}", _AGAIN
-    return None
+        wrong = "its entry is no JSON object"
+    elif not isinstance(dtype, str) or dtype not in BITS:
+        wrong, fix = f"unknown dtype {short(dtype)}", "is it of a newer version of the format?"
+    elif not _sizes(shape) or len(shape) > MOST_AXES:
+        wrong = f"its shape {short(shape)} is none"
+    elif not _sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        wrong = f"its data_offsets {short(offsets)} are none"
+    elif BITS[dtype] * math.prod(shape) != 8 * (held := offsets[1] - offsets[0]):
+        wrong = f"{held:,} bytes do not hold {short(f'{dtype} {shape}')}"
+    else:
+        return Stored(name, path, dtype, tuple(shape), data + offsets[0], data + offsets[1])
+    raise CheckpointError(f"{path}: tensor {short(name)}: {wrong}", fix)
 
 
 def _sizes(values: Any) -> TypeGuard[list[int]]:
