@@ -233,8 +233,8 @@ def test_quantised_heads(parts):
     tensors = made({"model.embed_tokens.weight": (9, 4)} | {f"lm_head.{part}": shape for part, shape in parts.items()})
     roles = find_roles(tensors, {"model_type": "llama", "vocab_size": 9})
     assert roles.output.name == f"lm_head.{next(iter(parts))}"
-    assert {tensor.name for tensor in roles.quantised_output} == {f"lm_head.{part}" for part in parts}
-    assert roles.quantised_input == ()
+    assert set(roles.output_end.parts) == set(parts)
+    assert (roles.input_end.quantised, roles.output_end.quantised) == (False, True)
 
 
 @pytest.mark.parametrize(
