@@ -26,7 +26,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
-LIMITS = {"compare": 42, "check": 18, "inspect": 25}
+LIMITS = {"compare": 42, "check": 18, "inspect": 22}
 OURS = re.compile(re.escape(str(ROOT)) + r".*\.py$")  # a template's code has a name too
 V, D = 48, 8
 
@@ -59,7 +59,7 @@ def inspect(place: Path) -> None:
     """One section, from Python: measured, held as evidence, as JSON, in words and as a page."""
     import tiewise
     from tiewise.report.faces import inspection_view
-    from tiewise.report.inspection_page import write_inspection
+    from tiewise.report.figures import write_inspection
 
     found = tiewise.inspect(folder(place / "model", tied=False), only=["alignment"])
     assert found.record()

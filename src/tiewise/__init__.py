@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from tiewise.core.spec import BoundarySpec as BoundarySpec
     from tiewise.core.spec import Vocabularies as Vocabularies
     from tiewise.hf import load as load
-    from tiewise.inspection.carry_out import inspect as inspect
-    from tiewise.inspection.section import Inspection as Inspection
+    from tiewise.inspection.inspection import Inspection as Inspection
+    from tiewise.inspection.inspection import inspect as inspect
     from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
     from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
@@ -82,8 +82,7 @@ _OFFERS = {
     "core.sharing_spec": "SharingSpec",
     "core.spec": "BoundarySpec Vocabularies",
     "hf": "load",
-    "inspection.carry_out": "inspect",
-    "inspection.section": "Inspection",
+    "inspection.inspection": "Inspection inspect",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
     "ops.cross_entropy": "linear_cross_entropy",
     "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",

@@ -14,8 +14,7 @@ from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
 from transformers import LlamaForCausalLM
 
-from tiewise.inspection.request import SECTIONS
-from tiewise.inspection.section import sections
+from tiewise.inspection.inspection import NAMES, sections
 from tiewise.sharing.share import share_layers
 
 RUNNING = ["bigrams", "gradients", "lens", "refinement"]
@@ -119,12 +118,12 @@ def check_in_a_browser(path):
 
 
 def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.request.subjects_of", lambda paths: pytest.fail("it was opened"))
+    monkeypatch.setattr("tiewise.inspection.inspection.subjects_of", lambda paths: pytest.fail("it was opened"))
     refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
 
 
 def test_the_sections_that_can_be_asked_for_are_those_of_the_folder():
-    assert {one.name for one in sections()} == set(SECTIONS)
+    assert {one.name for one in sections()} == set(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -201,19 +200,19 @@ def test_values_that_are_no_numbers_are_never_figures(here, tmp_path):
     assert left_out["tokens left out"] == 1
 
 
-@pytest.mark.parametrize("where", ["tiewise.inspection.carry_out.inspected", "tiewise.inspection.request.subjects_of"])
+@pytest.mark.parametrize("where", ["inspected", "subjects_of"])
 def test_an_interruption_writes_nothing(here, tmp_path, monkeypatch, where):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(where, interrupted)
+    monkeypatch.setattr(f"tiewise.inspection.inspection.{where}", interrupted)
     said = here("tied", "--out", "seen")
     assert (said.code, said.out, said.err) == (130, "", "tiewise: interrupted; nothing was written\n")
     assert not (tmp_path / "seen").exists()
 
 
 def test_what_cannot_be_written_is_refused_before_anything_is_measured(here, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.carry_out.inspected", lambda *_: pytest.fail("it was measured"))
+    monkeypatch.setattr("tiewise.inspection.inspection.inspected", lambda *_: pytest.fail("it was measured"))
     refused(here("tied", "--out", "text.txt/seen"), "text.txt is a file; choose another --out")
 
     def read_only(**_):

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tiewise.analysis import token_texts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.cli.main import COMMANDS
-from tiewise.inspection.request import SECTIONS
+from tiewise.inspection.inspection import NAMES
 
 TORCH, PLOTS = "pip install 'tiewise[torch]'", "pip install 'tiewise[plots]'"
 WORK = [
@@ -104,7 +104,7 @@ def test_inspection_measures_tables_and_says_what_all_else_needs(said):
         assert f"\n{title}\n" in out
     assert " ".join(out.split()).count("needs torch and transformers: pip install 'tiewise[torch]'") == 1
     sections = json.loads(said["inspect untied tied --samples=50 --json"]["out"])["sections"]
-    assert set(sections) == {"evidence", *SECTIONS}
+    assert set(sections) == {"evidence", *NAMES}
     assert set(sections["which_end"]["found"]) == {"tied"}
 
 

@@ -11,9 +11,7 @@ from tests.inspection.tiny_folders import write_model
 
 from tiewise.core.estimates import Estimate, p_value
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Quantity
-from tiewise.inspection.carry_out import NO_INTERVAL, NO_VERDICT, tie_or_not
-from tiewise.inspection.request import subjects_of
-from tiewise.inspection.section import SectionFound, measure
+from tiewise.inspection.inspection import NO_INTERVAL, NO_VERDICT, SectionFound, measure, subjects_of, tie_or_not
 
 
 @pytest.fixture

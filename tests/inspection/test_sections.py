@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tiewise.inspection.section import SECTIONS, sections
+from tiewise.inspection.inspection import SECTIONS, sections
 
 
 def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():

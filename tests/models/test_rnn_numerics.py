@@ -5,7 +5,7 @@ import torch
 from rnn_tools import KINDS, random_state, tiny, torch_modules, words
 from torch import nn
 
-from tiewise.models.rnn import CELLS, Weights, run_fused, run_stepped
+from tiewise.models.rnn import CELLS, run_fused, run_stepped
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 SIZES = {
@@ -48,15 +48,13 @@ def sigmoid(x):
 
 def by_hand(cell, x, state, weights, mask):
     """Every gate from its own slice of the matrices, one position and one formula at a time."""
-    width = weights.recurrent.shape[1]
-    h, rows = state[0], []
+    matrix, recurrent, bias, recurrent_bias = weights
+    width, (h, *_), rows = recurrent.shape[1], state, []
 
     def gate(k, t):
         part = slice(k * width, (k + 1) * width)
-        given = x[:, t] if weights.input is None else x[:, t] @ weights.input[part].T
-        recalled = (h * mask) @ weights.recurrent[part].T
-        other = 0 if weights.recurrent_bias is None else weights.recurrent_bias[part]
-        return given + weights.input_bias[part], recalled + other
+        given = x[:, t] if matrix is None else x[:, t] @ matrix[part].T
+        return given + bias[part], (h * mask) @ recurrent[part].T + recurrent_bias[part]
 
     s = state[-1]
     for t in range(x.shape[1]):
@@ -76,16 +74,16 @@ def by_hand(cell, x, state, weights, mask):
     return torch.stack(rows, 1), (h, s) if cell == "lstm" else (h,)
 
 
-def drawn(cell, bias="two", inner=True, width_from=3, width=4, rows=2, length=5):
+def drawn(cell, bias="two", width_from=3, width=4, rows=2, length=5):
     source = torch.Generator().manual_seed(7)
 
     def draw(*shape):
         return torch.randn(*shape, dtype=torch.double, generator=source).requires_grad_()
 
     size = CELLS[cell].gates * width
-    matrix = draw(size, width_from) if inner else None
-    weights = Weights(matrix, draw(size, width), draw(size), draw(size) if bias == "two" else None)
-    x = draw(rows, length, width_from if inner else width)
+    second = draw(size) if bias == "two" else torch.zeros(size, dtype=torch.double)
+    weights = [draw(size, width_from), draw(size, width), draw(size), second]
+    x = draw(rows, length, width_from)
     state = tuple(draw(rows, width) for _ in range(CELLS[cell].states))
     mask = (torch.rand(rows, width, generator=source, dtype=torch.double) > 0.4).double() / 0.6
     return x, state, weights, mask
@@ -97,8 +95,8 @@ def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
     assert 0 < mask.count_nonzero() < mask.numel()
     found, after = run_stepped(CELLS[cell], x, state, weights, mask)
     wanted, behind = by_hand(cell, x, state, weights, mask)
-    torch.testing.assert_close((found, after), (wanted, behind), **EXACT)
-    leaves = [x, *state, *(each for each in vars(weights).values() if each is not None)]
+    torch.testing.assert_close((found, after), (wanted, [behind]), **EXACT)
+    leaves = [x, *state, *(each for each in weights if each.requires_grad)]
     signal = torch.randn(found.shape, dtype=torch.double, generator=torch.Generator().manual_seed(3))
     gradients = [torch.autograd.grad((each * signal).sum(), leaves) for each in (found, wanted)]
     torch.testing.assert_close(*gradients, **EXACT)
@@ -106,8 +104,8 @@ def test_steps_under_a_mask_are_the_cell_written_by_hand(cell, bias):
 
 def test_in_bfloat16_gradients_are_as_near_as_those_of_the_cell_written_by_hand():
     x, state, weights, mask = drawn("lstm", rows=40, width=30, width_from=30)
-    flat = [each.detach().float().requires_grad_() for each in weights.flat()]
-    given = x.detach().float(), tuple(part.detach().float() for part in state), Weights(*flat), mask.float()
+    flat = [each.detach().float().requires_grad_() for each in weights]
+    given = x.detach().float(), tuple(part.detach().float() for part in state), flat, mask.float()
 
     def gradients(hidden):
         return torch.autograd.grad(hidden.float().sum(), flat)
@@ -122,25 +120,28 @@ def test_in_bfloat16_gradients_are_as_near_as_those_of_the_cell_written_by_hand(
 
 @pytest.mark.parametrize("cell", ["tanh", "relu"])
 def test_without_an_input_matrix_the_word_itself_is_added(cell):
-    x, state, weights, mask = drawn(cell, inner=False)
+    x, state, (_, recurrent, bias, second), mask = drawn(cell, width_from=4)
+    layer = tiny(cell=cell, input_matrix=False, hidden_size=4).rnn.layers[0]
+    for name, value in (("weight_hh", recurrent), ("bias_ih", bias), ("bias_hh", second)):
+        getattr(layer, name).data.copy_(value)
+    weights, plain = layer.weights(0.0), (None, recurrent, bias, second)
     for kept in (mask, torch.ones_like(mask)):
-        wanted = by_hand(cell, x, state, weights, kept)
-        torch.testing.assert_close(run_stepped(CELLS[cell], x, state, weights, kept), wanted, **EXACT)
-    once, (last,) = run_fused(CELLS[cell], x, [state], [weights], 0.0)
-    torch.testing.assert_close((once, last), wanted, **EXACT)
+        wanted, behind = by_hand(cell, x, state, plain, kept)
+        found = run_stepped(CELLS[cell], x, state, weights, kept)
+        torch.testing.assert_close(found, (wanted, [behind]), **EXACT)
+    torch.testing.assert_close(run_fused(CELLS[cell], x, [state], [weights], 0.0), (wanted, [behind]), **EXACT)
 
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_gradients_of_steps_under_a_mask(cell):
     x, state, weights, mask = drawn(cell, width_from=2, width=3, length=4)
-    tensors = [x, *state, *weights.flat()]
 
     def run(x, *others):
         state, matrices = others[: CELLS[cell].states], others[CELLS[cell].states :]
-        hidden, after = run_stepped(CELLS[cell], x, state, Weights(*matrices), mask)
+        hidden, (after,) = run_stepped(CELLS[cell], x, state, matrices, mask)
         return hidden, *after
 
-    assert torch.autograd.gradcheck(run, tensors)
+    assert torch.autograd.gradcheck(run, [x, *state, *weights])
 
 
 @pytest.mark.parametrize("settings", [{}, {"cell": "gru"}, {"cell": "tanh", "input_matrix": False}], ids=str)

@@ -17,9 +17,17 @@ from tests.inspection.test_tables_over_seeds import planted, write_run
 from tests.internals.one_layer_models import one_layer
 
 from tiewise.core.found import NEITHER, ONE, TWO, Found, Listing, Quantity
-from tiewise.inspection.carry_out import EVIDENCE, tie_or_not
-from tiewise.inspection.request import Request, subjects_of
-from tiewise.inspection.section import ALL, Inspection, SectionFound, TieOrNot, sections
+from tiewise.inspection.bench import Request
+from tiewise.inspection.inspection import (
+    ALL,
+    EVIDENCE,
+    Inspection,
+    SectionFound,
+    TieOrNot,
+    sections,
+    subjects_of,
+    tie_or_not,
+)
 from tiewise.inspection.sections import gradients, gradients_over_training, refinement
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.bigrams import Fits, bigrams_of

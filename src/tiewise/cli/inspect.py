@@ -42,11 +42,12 @@ def inspect(
 
     Every measure with its interval and its chance level. What needs a text is left out without --text.
     """
-    from tiewise.inspection.request import Effort, Request, pairs_of, subjects_of
+    from tiewise.inspection.bench import Effort, Request
+    from tiewise.inspection.inspection import checked, inspected, pairs_of, subjects_of
 
     effort = Effort(windows, length, samples=samples, lens_steps=lens_steps, held_out=held_out)
     names = tuple(name.strip() for name in (only or "").split(",") if name.strip())
-    request = Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort).checked()
+    request = checked(Request(tuple(text or ()), pairs_of(tokens) if tokens else (), names, seed, effort))
     with o.interruptible("; nothing was written"):
         if out is not None:
             _check_room(out, overwrite)
@@ -58,13 +59,11 @@ def inspect(
                 o.need_torch()
             if request.pairs:
                 o.need("tokenizers")
-        from tiewise.inspection.carry_out import inspected
-
         with o.progress_bar(quiet, reads=False):
             found = inspected(subjects, request)
     record = found.record()
     if out is not None:
-        from tiewise.report.inspection_page import write_inspection
+        from tiewise.report.figures import write_inspection
         from tiewise.report.sheet import write
 
         try:

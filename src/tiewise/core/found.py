@@ -96,6 +96,13 @@ class Quantity:
             return NEITHER
         return self.below if self.high < min(bar) else self.above if self.low > max(bar) else NEITHER
 
+    @property
+    def no_effect(self) -> str:
+        """What no effect gives, in words: its chance, and the most that permuted data gave."""
+        digits = 3 if self.unit != "%" else 4
+        chance = [] if self.chance is None else [plain(self.chance, digits)]
+        return ", ".join(chance + ([f"permuted up to {plain(max(self.null), digits)}"] if self.null else [])) or NONE
+
     def __str__(self) -> str:
         """0.192 [0.184, 0.199], or 5.2851 ± 0.0042 over seeds: the one form in which a number is written."""
         if not math.isfinite(self.value):

@@ -33,12 +33,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPooling, SequenceClassifierOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from tiewise.boundary.saved import DepthTying, is_family
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.sharing.layout import ENTRY, LayerStack, make_layout
+from tiewise.sharing.layout import ENTRY, make_layout
 from tiewise.sharing.share import build_shared, is_relaxed
 
 STACK = "layers"  # the list of layers in the encoder
@@ -91,8 +91,7 @@ class OpenAlbertConfig(PreTrainedConfig):
             self.intermediate_size = 4 * self.hidden_size
         sizes = ("vocab_size", "embedding_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
         for name in (*sizes, "intermediate_size", "max_position_embeddings", "type_vocab_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value := getattr(self, name), int) or value < 1:
                 raise SpecError(f"{name} = {value!r}", "sizes are whole numbers, 1 or more")
         width, heads = self.hidden_size, self.num_attention_heads
         if width % heads:
@@ -123,9 +122,7 @@ class OpenAlbertConfig(PreTrainedConfig):
         with torch.device("meta"):
             layer = AlbertLayer(self)
         parts = {name: name.partition(".")[0] for name, _ in layer.named_parameters()}
-        count = self.num_hidden_layers
-        layout = make_layout([LayerStack(STACK, (layer,) * count, (parts,) * count)], spec)
-        setattr(self, ENTRY, layout.record())
+        setattr(self, ENTRY, make_layout({STACK: [(layer, parts)] * self.num_hidden_layers}, spec).record())
 
 
 def preset(name: str, **changes: Any) -> OpenAlbertConfig:
@@ -188,9 +185,8 @@ class AlbertAttention(nn.Module):
 
     def forward(self, x: Tensor, readable: Tensor | None) -> Tensor:
         """x [B, T, H] → [B, T, H]; `readable` bool [B, 1, 1, T]."""
-        q, k, v = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        heads = (self.heads, -1)
+        q, k, v = (part(x).unflatten(-1, heads).transpose(1, 2) for part in (self.query, self.key, self.value))
         dropped = self.share if self.training else 0.0
         read = F.scaled_dot_product_attention(q, k, v, attn_mask=readable, dropout_p=dropped)
         return self.norm(x + self.dropout(self.dense(read.transpose(1, 2).flatten(2))))
@@ -284,6 +280,7 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
         self.pooler = nn.Linear(config.hidden_size, config.hidden_size)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -311,8 +308,7 @@ class OpenAlbertModel(OpenAlbertPreTrainedModel):
             x = layer(x, readable)
             states.append(x)
         pooled = torch.tanh(self.pooler(x[:, 0]))
-        output = BaseModelOutputWithPooling(x, pooled, tuple(states) if output_hidden_states else None)
-        return output if kwargs.get("return_dict") is not False else output.to_tuple()
+        return BaseModelOutputWithPooling(x, pooled, tuple(states) if output_hidden_states else None)
 
 
 class Predictions(nn.Module):
@@ -350,6 +346,7 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
         """Replace it."""
         self.predictions.decoder = new_embeddings
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -368,21 +365,19 @@ class OpenAlbertForPreTraining(OpenAlbertPreTrainedModel):
             pair_labels: [B], 1 where the second segment follows the first in the text.
             predict: bool [B, T]; give logits of these positions alone, which is all that a loss needs.
         """
-        states = kwargs.get("output_hidden_states", False)
-        encoded = self.albert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states=states)
+        kwargs |= {"token_type_ids": token_type_ids, "position_ids": position_ids, "return_dict": True}
+        encoded = self.albert(input_ids, attention_mask, **kwargs)
         hidden = encoded.last_hidden_state
         logits = self.predictions(hidden if predict is None else hidden[predict])
         pairs = self.pair(encoded.pooler_output)
-        mlm_loss = pair_loss = None
+        total = mlm_loss = pair_loss = None
         if labels is not None:
             wanted = labels if predict is None else labels[predict]
-            mlm_loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), wanted.reshape(-1))
+            total = mlm_loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), wanted.reshape(-1))
         if pair_labels is not None:
             pair_loss = F.cross_entropy(pairs, pair_labels)
-        losses = [loss for loss in (mlm_loss, pair_loss) if loss is not None]
-        total = sum(losses[1:], losses[0]) if losses else None
-        output = OpenAlbertOutput(total, logits, pairs, mlm_loss, pair_loss, encoded.hidden_states)
-        return output if kwargs.get("return_dict") is not False else output.to_tuple()
+            total = pair_loss if total is None else total + pair_loss
+        return OpenAlbertOutput(total, logits, pairs, mlm_loss, pair_loss, encoded.hidden_states)
 
 
 class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
@@ -396,19 +391,17 @@ class OpenAlbertForSequenceClassification(OpenAlbertPreTrainedModel):
         self.classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
+    @can_return_tuple
     def forward(self, input_ids: Tensor, labels: Tensor | None = None, **kwargs: Any) -> Any:
         """Score sequences [B, T]: logits [B, num_labels]; the loss is that of every transformers classifier.
 
         `labels`: [B] classes, [B] numbers where num_labels is 1, [B, num_labels] where several may hold.
         """
-        wanted = kwargs.pop("return_dict", None)
-        encoded = self.albert(input_ids, **kwargs)
+        encoded = self.albert(input_ids, **kwargs, return_dict=True)
         logits = self.classifier(self.dropout(encoded.pooler_output))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config)
-        output = SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
-        return output if wanted is not False else output.to_tuple()
+        given = {"labels": labels, "pooled_logits": logits, "config": self.config}
+        loss = None if labels is None else self.loss_function(**given)
+        return SequenceClassifierOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states)
 
 
 # weights of transformers' ALBERT, both ways
@@ -421,12 +414,8 @@ PAIRS = (
 )
 _MAY_LACK = ("albert.pooler.", "pooler.", "pair.")  # of ours: a model for masked tokens alone has none of these
 # fields that both configs have under one name
-_SAME = (
-    *("vocab_size", "embedding_size", "hidden_size", "num_attention_heads", "intermediate_size", "hidden_act"),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout_prob", "layer_norm_eps"),
-    *("max_position_embeddings", "type_vocab_size", "initializer_range", "tie_word_embeddings"),
-    *("pad_token_id", "bos_token_id", "eos_token_id", "id2label", "label2id"),
-)
+_SAME = [name for name in OpenAlbertConfig.__annotations__ if name not in ("num_hidden_layers", "norm", "projection")]
+_SAME += ["id2label", "label2id"]
 # beginnings of names, ours → theirs, outside the layers and within one; whatever else is called the same
 _NAMES = {
     "albert.embeddings.token.": "albert.embeddings.word_embeddings.",
@@ -461,16 +450,14 @@ def from_hugging_face(theirs: Any) -> Any:
         raise UnsupportedError(f"{groups} groups of {inner} layers each", "groups or repeats, not both, can be shared")
     pairs = hasattr(theirs, "sop_classifier")
     if pairs and config.num_labels != 2:
-        fix = "in order or swapped: set num_labels=2"
-        raise UnsupportedError(f"sentence order with {config.num_labels} labels", fix)
+        what = f"sentence order with {config.num_labels} labels"
+        raise UnsupportedError(what, "in order or swapped: set num_labels=2")
     spec = SharingSpec("all", groups=groups, cycle=inner if inner > 1 else 0)
     fields = {name: getattr(config, name) for name in _SAME}
     if kind is OpenAlbertForPreTraining and not pairs:
         del fields["id2label"], fields["label2id"]  # of no head of theirs, and our pairs have two
     made = OpenAlbertConfig(**fields, num_hidden_layers=config.num_hidden_layers * inner, sharing=spec)
-    ours = kind(made).to(theirs.dtype)
-    _copy_weights(ours, theirs, into_ours=True)
-    return ours.train(theirs.training)
+    return _filled(kind(made), theirs)
 
 
 def to_hugging_face(ours: Any) -> Any:
@@ -495,13 +482,14 @@ def to_hugging_face(ours: Any) -> Any:
         num_hidden_groups=groups,
         inner_group_num=inner,
     )
-    other = getattr(transformers, theirs)(made).to(ours.dtype)
-    _copy_weights(ours, other, into_ours=False)
-    return other.train(ours.training)
+    return _filled(getattr(transformers, theirs)(made), ours)
 
 
 @torch.no_grad()
-def _copy_weights(ours: nn.Module, theirs: Any, *, into_ours: bool) -> None:
+def _filled(made: Any, given: Any) -> Any:
+    """Return `made` with the weights, dtype and mode of `given`; one of the two is ours, the other transformers'."""
+    made = made.to(given.dtype).train(given.training)
+    ours, theirs = (made, given) if isinstance(made, OpenAlbertPreTrainedModel) else (given, made)
     values, config = theirs.state_dict(), theirs.config
     encoder = "" if hasattr(ours, "albert") else "albert."  # an encoder alone names its parts without it
     for own_name, mine in ours.state_dict().items():
@@ -513,7 +501,7 @@ def _copy_weights(ours: nn.Module, theirs: Any, *, into_ours: bool) -> None:
             within = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{inner}."
         begun = next((begin for begin in _NAMES if name.startswith(begin)), "")
         named = (within + _NAMES.get(begun, "") + name.removeprefix(begun)).removeprefix(encoder)
-        if named not in values and own_name.startswith(_MAY_LACK):
-            continue
-        target, source = (mine, values[named]) if into_ours else (values[named], mine)
-        target.copy_(source.flip(0) if own_name.startswith("pair.") else source)
+        if named in values or not own_name.startswith(_MAY_LACK):
+            target, source = (mine, values[named]) if made is ours else (values[named], mine)
+            target.copy_(source.flip(0) if own_name.startswith("pair.") else source)
+    return made

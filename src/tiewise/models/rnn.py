@@ -40,14 +40,13 @@ from itertools import groupby
 from typing import Any, ClassVar
 
 import torch
-import torch.nn as nn
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from tiewise.boundary.saved import ENTRY
 from tiewise.core.errors import SpecError, UnsupportedError
@@ -95,20 +94,8 @@ CELLS = {
 }
 
 
-@dataclass(frozen=True)
-class Weights:
-    """What one layer multiplies by: input [G·H, E] or None (the identity), recurrent [G·H, H], biases [G·H] or None."""
-
-    input: Tensor | None
-    recurrent: Tensor
-    input_bias: Tensor
-    recurrent_bias: Tensor | None
-
-    def flat(self) -> list[Tensor]:
-        """All four, as torch's kernels take them."""
-        like, bias = self.recurrent, self.recurrent_bias
-        matrix = torch.eye(len(like), dtype=like.dtype, device=like.device) if self.input is None else self.input
-        return [matrix, like, self.input_bias, torch.zeros_like(self.input_bias) if bias is None else bias]
+# What one layer multiplies by, as torch's kernels take it: input [G·H, E], recurrent [G·H, H], their biases [G·H] each.
+Weights = list[Tensor]
 
 
 def run_fused(
@@ -119,10 +106,10 @@ def run_fused(
     Returns: the last layer's h [B, T, H], and every layer's state behind the last token.
     """
     before = [torch.stack(parts) for parts in zip(*states, strict=True)]
-    flat = [tensor for layer in weights for tensor in layer.flat()]
     # as in training wherever a gradient is wanted: cuDNN keeps nothing for the backward pass otherwise
     keeps = dropout > 0 or torch.is_grad_enabled()
     hidden = before if cell.states > 1 else before[0]
+    flat = [tensor for layer in weights for tensor in layer]
     with warnings.catch_warnings():
         if x.is_cuda:  # its kernel copies weights into one buffer, a small part of the work, and warns that it does
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
@@ -130,21 +117,23 @@ def run_fused(
     return y, list(zip(*(part.unbind(0) for part in after), strict=True))
 
 
-def run_stepped(cell: Cell, x: Tensor, state: LayerState, weights: Weights, mask: Tensor) -> tuple[Tensor, LayerState]:
+def run_stepped(
+    cell: Cell, x: Tensor, state: LayerState, weights: Weights, mask: Tensor
+) -> tuple[Tensor, list[LayerState]]:
     """Run one layer over x [B, T, E], h multiplied by `mask` [B, H] before its matrix at every step.
 
-    Returns: h [B, T, H], and the state behind the last token.
+    Returns: as `run_fused`.
     """
-    given = x + weights.input_bias if weights.input is None else F.linear(x, weights.input, weights.input_bias)
+    matrix, recurrent, bias, recurrent_bias = weights
     read: list[Tensor] = []
-    biases = _Together.apply(weights.recurrent, weights.recurrent_bias, read, x.shape[:2])
-    matrix, hidden = weights.recurrent.detach().T, []
-    for now, bias in zip(given.unbind(1), biases, strict=True):
+    biases = _Together.apply(recurrent, recurrent_bias, read, x.shape[:2])
+    product, hidden = recurrent.detach().T, []
+    for given, begin in zip(F.linear(x, matrix, bias).unbind(1), biases, strict=True):
         masked = state[0] * mask
         read.append(masked.detach())
-        state = cell.step(now, torch.addmm(bias, masked, matrix), state)
+        state = cell.step(given, torch.addmm(begin, masked, product), state)
         hidden.append(state[0])
-    return torch.stack(hidden, 1), state
+    return torch.stack(hidden, 1), [state]
 
 
 class _Together(Function):
@@ -155,18 +144,17 @@ class _Together(Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, bias: Tensor | None, read: list[Tensor], sizes: tuple[int, int]) -> Tensor:
-        ctx.read, ctx.dtype, ctx.biased = read, matrix.dtype, bias is not None
+    def forward(ctx: Any, matrix: Tensor, bias: Tensor, read: list[Tensor], sizes: tuple[int, int]) -> Tensor:
+        ctx.read, ctx.dtype = read, matrix.dtype
         rows, steps = sizes
-        begin = matrix.new_zeros(len(matrix)) if bias is None else bias
-        return begin.repeat(steps, rows, 1)
+        return bias.repeat(steps, rows, 1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         flat = grad.flatten(0, 1)
         matrix = flat.T @ torch.cat(ctx.read).to(flat.dtype)
-        return matrix.to(ctx.dtype), flat.sum(0).to(ctx.dtype) if ctx.biased else None, None, None
+        return matrix.to(ctx.dtype), flat.sum(0).to(ctx.dtype), None, None
 
 
 def mask(like: Tensor, shape: tuple[int, ...], share: float) -> Tensor:
@@ -208,20 +196,14 @@ class RecurrentLayer(nn.Module):
         self.bias_ih = nn.Parameter(torch.empty(rows))
         self.bias_hh = nn.Parameter(torch.empty(rows)) if config.lstm_bias == "two" else None
 
-    @property
-    def width(self) -> int:
-        """H."""
-        return self.weight_hh.shape[1]
-
-    @property
-    def reads(self) -> int:
-        """E."""
-        return self.width if self.weight_ih is None else self.weight_ih.shape[1]
-
     def weights(self, dropped: float) -> Weights:
-        """Return what to multiply by, a share of the recurrent weights dropped."""
-        recurrent = F.dropout(self.weight_hh, dropped) if dropped else self.weight_hh
-        return Weights(self.weight_ih, recurrent, self.bias_ih, self.bias_hh)
+        """Return what to multiply by, a share of the recurrent matrix dropped; what is lacking changes nothing."""
+        like, recurrent = self.bias_ih, F.dropout(self.weight_hh, dropped)
+        second = torch.zeros_like(like) if self.bias_hh is None else self.bias_hh
+        matrix = self.weight_ih
+        if matrix is None:
+            return [torch.eye(len(like), dtype=like.dtype, device=like.device), recurrent, like, second]
+        return [matrix, recurrent, like, second]
 
 
 class RecurrentStack(nn.Module):
@@ -239,35 +221,32 @@ class RecurrentStack(nn.Module):
         Raises:
             SpecError: a state of another shape, or x of another width, which the kernel of an LSTM does not notice.
         """
-        config = self.config
-        layers: list[RecurrentLayer] = list(self.layers)  # type: ignore[arg-type]
-        if x.shape[2] != layers[0].reads:
-            what = f"the first layer reads vectors of {layers[0].reads}, and is given {x.shape[2]} columns"
+        config, (reads, *widths), cell = self.config, self.config.widths, CELLS[self.config.cell]
+        if x.shape[2] != reads:
+            what = f"the first layer reads vectors of {reads}, and is given {x.shape[2]} columns"
             raise SpecError(what, f"let a map stand between: projected:{x.shape[2]} without in=none")
-        cell = CELLS[config.cell]
-        shapes = [[(len(x), layer.width)] * cell.states for layer in layers]
+        shapes = [[(len(x), width)] * cell.states for width in widths]
         if state is None:
             state = tuple(tuple(map(x.new_zeros, parts)) for parts in shapes)
         found = [[tuple(part.shape) for part in parts] for parts in state]
         if found != shapes:
             what = f"the state has the shapes {found}, and {len(x)} sequences need {shapes}"
             raise SpecError(what, "give each sequence the state that its own last piece returned")
-        before = [tuple(part.to(x.dtype) for part in parts) for parts in state]
         shares = (config.layer_dropout, config.recurrent_dropout, config.weight_dropout)
         between, on_h, on_weights = shares if self.training else (0.0, 0.0, 0.0)
         # one call runs consecutive layers of one width, unless a mask is shared over time
         alone = on_h > 0 or (between > 0 and config.variational)
-        runs = ([each] for each in layers) if alone else (list(run) for _, run in groupby(layers, lambda it: it.width))
         after: list[LayerState] = []
-        for run in runs:
+        for _, run in groupby(range(len(widths)), lambda place: place if alone else widths[place]):
             x = drop(x, between, config.variational) if after else x
-            states, weights = before[len(after) : len(after) + len(run)], [layer.weights(on_weights) for layer in run]
+            places = list(run)
+            states = [tuple(part.to(x.dtype) for part in state[place]) for place in places]
+            weights: list[Weights] = [self.layers[place].weights(on_weights) for place in places]  # type: ignore[operator]
             if on_h:
-                x, last = run_stepped(cell, x, states[0], weights[0], mask(x, (len(x), run[0].width), on_h))
-                after.append(last)
+                x, last = run_stepped(cell, x, states[0], weights[0], mask(x, states[0][0].shape, on_h))
             else:
-                x, lasts = run_fused(cell, x, states, weights, between if len(run) > 1 else 0.0)
-                after += lasts
+                x, last = run_fused(cell, x, states, weights, between if len(places) > 1 else 0.0)
+            after += last
         return x, tuple(after)
 
 
@@ -315,12 +294,13 @@ class RNNConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
-        sizes = {"vocab_size": self.vocab_size, "hidden_size": self.hidden_size, "layers": self.num_hidden_layers}
-        optional = {name: getattr(self, name) for name in ("output_vocab_size", "embedding_size", "last_hidden_size")}
-        sizes |= {name: value for name, value in optional.items() if value is not None}
-        for name, value in sizes.items():
+        sizes = ("vocab_size", "hidden_size", "num_hidden_layers")
+        optional = ("output_vocab_size", "embedding_size", "last_hidden_size")
+        for name in (*sizes, *(name for name in optional if getattr(self, name) is not None)):
+            value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
-                raise SpecError(f"{name} = {value!r}", "sizes are whole numbers, 1 or more")
+                what = "layers" if name == "num_hidden_layers" else name
+                raise SpecError(f"{what} = {value!r}", "sizes are whole numbers, 1 or more")
         if self.cell not in CELLS:
             raise SpecError(f"unknown cell {str(self.cell)[:40]!r}", f"choose one of {', '.join(CELLS)}")
         if self.lstm_bias not in ("one", "two"):
@@ -397,11 +377,11 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             self._tied_weights_keys = {}  # type: ignore[misc]  # of this model, not of its class
             (table_width, *_, read), adapted = config.widths, getattr(config, ENTRY, None) is not None
             if config.tie_word_embeddings and not adapted:  # a boundary's maps may make the two ends meet
-                if rows_in != rows_out:
-                    fix = "set one_table, which gives both ends the rows of the larger vocabulary"
-                    raise SpecError(f"tied tables of {rows_in} and {rows_out} rows", fix)
                 what = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
                 fix = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"
+                if rows_in != rows_out:
+                    what = f"tied tables of {rows_in} and {rows_out} rows"
+                    fix = "set one_table, which gives both ends the rows of the larger vocabulary"
                 raise SpecError(what, fix)
         self.post_init()
 
@@ -413,6 +393,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         """Replace the head."""
         self.head = new_embeddings
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor,
@@ -432,7 +413,7 @@ class RNNLM(PreTrainedModel, GenerationMixin):
             shift_labels: [B, T] in place of labels: position i's own target, so that a piece loses none at its end. An
                 installed model keeps its loss fused in evaluation where `labels` are given beside them.
             logits_to_keep: give logits of the last positions alone (0: of all).
-            **kwargs: `num_items_in_batch`, by which the loss is divided; `return_dict`.
+            **kwargs: `num_items_in_batch`, by which the loss is divided.
 
         Raises:
             SpecError: padding on the left, or a state of other sequences.
@@ -449,17 +430,20 @@ class RNNLM(PreTrainedModel, GenerationMixin):
         logits = self.head(read[:, -logits_to_keep:])
         if config.outputs < self.head.out_features:
             logits = logits[..., : config.outputs]
-        added = self._penalty(hidden, read) if training and (config.ar or config.tar) else None
+        added = None
+        if training and (config.ar or config.tar):  # arXiv:1708.02182 §4.2
+            added = config.ar * read.pow(2).mean()
+            if hidden.shape[1] > 1:
+                added = added + config.tar * hidden.diff(dim=1).pow(2).mean()
         loss, items = None, kwargs.get("num_items_in_batch")
         if labels is not None or shift_labels is not None:
             targets = None if shift_labels is None else shift_labels.contiguous()
-            given = {"num_items_in_batch": items, "shift_labels": targets}
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.outputs, **given)
+            given = {"labels": labels, "shift_labels": targets, "num_items_in_batch": items}
+            loss = self.loss_function(logits=logits, vocab_size=config.outputs, **given)
             if added is not None:
-                counted = targets if targets is not None else labels[:, 1:]  # type: ignore[index]  # one of them
+                counted = labels[:, 1:] if targets is None else targets  # type: ignore[index]  # one of them
                 loss = loss + added * (1.0 if items is None else (counted != -100).sum() / items)
-        output = RNNOutput(loss, logits, state, added)
-        return output if kwargs.get("return_dict") is not False else output.to_tuple()
+        return RNNOutput(loss, logits, state, added)
 
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, state: State | None = None, **kwargs: Any
@@ -476,19 +460,14 @@ class RNNLM(PreTrainedModel, GenerationMixin):
     def _beam_search(self, *args: Any, **kwargs: Any) -> Any:
         raise UnsupportedError("beam search would give one beam another's hidden state", "use num_beams=1")
 
-    def _penalty(self, hidden: Tensor, read: Tensor) -> Tensor:
-        """α·mean(read²) + β·mean((h_t - h_{t-1})²): AR and TAR, arXiv:1708.02182 §4.2."""
-        found = self.config.ar * read.pow(2).mean()
-        return found + self.config.tar * hidden.diff(dim=1).pow(2).mean() if hidden.shape[1] > 1 else found
-
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, RecurrentLayer):
-            reach = self.config.body_range if self.config.body_range is not None else module.width**-0.5
+            reach = self.config.body_range
+            reach = module.weight_hh.shape[1] ** -0.5 if reach is None else reach
             for parameter in module.parameters():
                 init.uniform_(parameter, -reach, reach)
         elif isinstance(module, nn.Embedding | nn.Linear):
             init.uniform_(module.weight, -self.config.table_range, self.config.table_range)
-            bias = getattr(module, "bias", None)
-            if bias is not None:
-                init.zeros_(bias)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                init.zeros_(module.bias)

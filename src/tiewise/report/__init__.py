@@ -2,5 +2,5 @@
 
 - `faces`, `figures`: sentences, tables and figures of any `Found`.
 - `sheet`: the one page, a template that escapes by itself.
-- `comparison_*`, `inspection_page`, `plan_*`: what each command shows.
+- `comparison_*`, `plan_*`: what each command shows.
 """

@@ -3,7 +3,7 @@
     verdict, deciding, evidence    tie or not? in a sentence; a row for each question that can decide; all behind it
     sentence, summary              of a section: the answer, and a row for each model
     numbers, every, notes          every number, for whoever asks
-    inspection_view                all of it in a terminal; `figures` draws the same
+    inspection_view                all of it in a terminal; `figures` draws the same, and makes a page of it
 
 A reader of the terminal who wants the numbers says `--full` or `--only`, or opens the page.
 """
@@ -20,8 +20,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, Quantity, plain
-from tiewise.inspection.section import SECTIONS, Inspection, SectionFound, TieOrNot, measure
+from tiewise.core.found import NEITHER, NONE, ONE, TWO, Found, Listing, plain
+from tiewise.inspection.inspection import SECTIONS, Inspection, SectionFound, TieOrNot, measure
 
 TITLE = "Tie or not?"
 MORE = "--full prints the tables, --out DIR writes them with figures as a page."
@@ -99,7 +99,7 @@ def every(found: Mapping[str, Found]) -> Iterator[Listing]:
     quantities = [q for one in found.values() for q in one.quantities]
     if quantities:
         header = ["measure", "model", "value [95 %]", "unit", "no effect", "how to read it"]
-        rows = [[q.name, q.of, str(q), q.unit or NONE, no_effect(q), q.why] for q in quantities]
+        rows = [[q.name, q.of, str(q), q.unit or NONE, q.no_effect, q.why] for q in quantities]
         yield Listing("Every number", header, rows)
     yield from listings(found)
 
@@ -109,13 +109,6 @@ def listings(found: Mapping[str, Found]) -> Iterator[Listing]:
     for one in found.values():
         for listing in one.listings:
             yield Listing(f"{listing.name}, {listing.of}", listing.header, listing.rows)
-
-
-def no_effect(q: Quantity) -> str:
-    """What no effect gives beside a quantity: its chance, and the most that permuted data gave."""
-    digits = 3 if q.unit != "%" else 4
-    chance = [] if q.chance is None else [plain(q.chance, digits)]
-    return ", ".join(chance + ([f"permuted up to {plain(max(q.null), digits)}"] if q.null else [])) or NONE
 
 
 def notes(section: SectionFound) -> list[str]:

@@ -2,6 +2,7 @@
 
     lines, dots, stacked, heat, plane    one figure each, of curves, quantities, parts, a grid, points
     panels                               all that a section's `Found` has to show
+    write_inspection                     the page of an inspection: a section's answer, and its panels
 
 Whatever is compared keeps its colour, dash and marker through all figures. Colours are mid tones with a contrast of at
 least 3 : 1 on both page backgrounds, so a figure changes theme by its template alone; they never carry meaning alone.
@@ -11,17 +12,20 @@ from __future__ import annotations
 
 import html
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count as natural
+from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
 
 from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, Stack, plain, visible
-from tiewise.report.faces import no_effect
-from tiewise.report.sheet import LIGHT, MARGIN, Panel
+from tiewise.inspection.inspection import Inspection
+from tiewise.report import faces
+from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet, write
 
 COLOURS = ("#2f7fd1", "#d1660a", "#2a9468", "#9466d6", "#d4475a", "#13879a", "#9a7b12", "#c4559c")
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
@@ -169,7 +173,7 @@ def dots(
         figure.update_xaxes(title="", tickformat=".1~%" if forest else ".0%")
     if units == ["probability"]:
         figure.update_xaxes(type="log", dtick=1, exponentformat="power")
-    rows = [[q.name, q.of, str(q), no_effect(q)] for q in quantities]
+    rows = [[q.name, q.of, str(q), q.no_effect] for q in quantities]
     return Panel(figure, why, Listing("", ["measure", "model", "value [95 %]", "no effect"], rows))
 
 
@@ -408,3 +412,48 @@ def heat(grid: Grid) -> Panel:
 def token_label(token: str) -> str:
     """Return a token as plotly text: visible, and with its markup escaped (a quote is no markup to plotly)."""
     return html.escape(visible(token), quote=False)
+
+
+# the page of an inspection
+
+
+def write_inspection(inspection: Inspection, folder: str | os.PathLike[str], command: str) -> Path:
+    """Write `report.html` into `folder`, whole or not at all, and return its path.
+
+    Raises:
+        RunError: when the file cannot be written there.
+    """
+    return write(inspection_page(inspection, command), Path(folder) / "report.html", "--out")
+
+
+def inspection_page(inspection: Inspection, command: str) -> str:
+    """Return the page as text: the verdict, what can decide, then an answer, a table and a figure for each section."""
+    models = [subject.label for subject in inspection.subjects]
+    (evidence,) = inspection.sections[0].found.values()
+    decisive, sections = faces.deciding(evidence, models), []
+    for part in (part for part in inspection.sections[1:] if part.found):
+        title, figures = faces.title(part.name), panels(part.found)
+        made = PageSection(
+            title,
+            figures[:1],
+            said=[faces.sentence(part.found)],
+            tables=[faces.summary(part.found, title)],
+            more=figures[1:],
+            folded=list(faces.every(part.found)),
+            notes=faces.notes(part),
+        )
+        sections.append(made)
+    return Sheet(
+        command_name="inspect",
+        title=f"{', '.join(models)}: tiewise inspection",
+        subject=", ".join(models),
+        heading=faces.TITLE,
+        answer=[faces.verdict(evidence)],
+        results=PageSection(
+            "What can decide", tables=[decisive], folded=[faces.evidence(evidence)] if decisive.rows else []
+        ),
+        sections=[*sections, PageSection("Not measured", notes=faces.absent(inspection.sections))],
+        command=command,
+        facts=[("Models", [(subject.label, str(subject.folder.path)) for subject in inspection.subjects])],
+        contents=True,
+    ).render()

@@ -13,7 +13,8 @@ import inspect
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import wraps
@@ -22,14 +23,14 @@ from typing import Any
 
 from tiewise.checkpoint.audit import check
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, CONFIG, INDEX, Folder, open_folder
+from tiewise.checkpoint.hf_folder import CONFIG, INDEX, Folder, open_folder
 from tiewise.checkpoint.rule import ERROR, names
 from tiewise.checkpoint.stored import read_header
 from tiewise.checkpoint.table_scans import same_bytes
-from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_json, read_whole, short
+from tiewise.checkpoint.untrusted import MOST_BYTES, inside, open_regular, read_whole, short
 from tiewise.core import __version__
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size, strict, to_record
+from tiewise.core.files import size, to_record
 from tiewise.core.long_work import doing
 from tiewise.rewrite.change import DELETE, Change
 from tiewise.rewrite.file_plan import PROVENANCE, FilePlan, plan_files, write_files
@@ -147,18 +148,15 @@ def rewrite(
     """Open a checkpoint, ask the verb `make` what shall change, and write that to the new folder `to`.
 
     `force` keeps the result although its headers and config break a rule that the source's do not.
-
-    Raises:
-        CheckpointError: the source is damaged, changes meanwhile, or is refused by the verb; the destination is
-            unusable or full; or the result does not stand up to its audit. Nothing is left at `to` or beside it.
     """
     if Path(source).suffix == ".gguf":
         fix = "rewrite the Hugging Face folder from which it was made, and convert that"
         raise CheckpointError(f"{source}: a GGUF file is not rewritten", fix)
     folder, to = open_folder(source), Path(to)
     if not folder.tensors and not folder.faults:
-        fix = "merge it into its base first" if folder.has(ADAPTER_CONFIG) else "give a folder with model.safetensors"
-        kind = "an adapter" if folder.has(ADAPTER_CONFIG) else "a folder without safetensors"
+        kind, fix = "a folder without safetensors", "give a folder with model.safetensors"
+        if folder.is_adapter:
+            kind, fix = "an adapter", "merge it into its base first"
         raise CheckpointError(f"{source}: {kind} has no two ends to rewrite", fix)
     facts = Facts(folder)
     change = make(facts, force=force, **options)
@@ -230,43 +228,40 @@ def _states(folder: Folder, plan: FilePlan) -> dict[str, tuple[int, int, int, in
 
 def verify(source: Facts, change: Change, plan: FilePlan, made: Path, force: bool) -> None:
     """Open the result as any reader would, before it gets its name; raise where it is not what was planned."""
+    result, put = open_folder(made), {tensor.name for tensor in change.put}
 
-    def not_kept(what: str) -> CheckpointError:
-        fix = "was the source written meanwhile? If not, report this"
-        return CheckpointError(f"the result was not kept: {what}", fix)
+    def flaws() -> Iterator[str]:
+        yield from (fault.what for fault in result.faults)
+        yield from (f"{short(copy.name)} is stored twice" for copy in result.copies)
+        found = {name: (tensor.dtype, tensor.shape, tensor.path.name) for name, tensor in result.tensors.items()}
+        wanted = {name: (tensor.dtype, tensor.shape, tensor.file) for name, tensor in plan.tensors.items()}
+        for name in sorted(found.keys() | wanted.keys()):
+            if found.get(name) != wanted.get(name):
+                yield f"{short(name)} is not stored as planned"
+        for path, value in change.config.items():
+            at: Any = result.config
+            for key in path.split("."):
+                at = at.get(key, DELETE) if isinstance(at, dict) else DELETE
+            if at != value:
+                yield f"config.json does not say {short(path)} as planned"
+        kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
+        total, done = sum(tensor.nbytes for tensor in kept), 0
+        for tensor in kept:  # what stays has the bytes that it had
+            with doing("checking the result", total, begun=done):
+                if not same_bytes(source.folder.headers[tensor.file].tensors[tensor.name], result.tensors[tensor.name]):
+                    yield f"{short(tensor.name)} differs from the source"
+            done += tensor.nbytes
 
-    result = open_folder(made)
-    if result.faults:
-        raise not_kept(result.faults[0].what)
-    if result.copies:
-        raise not_kept(f"{short(result.copies[0].name)} is stored twice")
-    found = {name: (tensor.dtype, tensor.shape, tensor.path.name) for name, tensor in result.tensors.items()}
-    wanted = {name: (tensor.dtype, tensor.shape, tensor.file) for name, tensor in plan.tensors.items()}
-    if found != wanted:
-        different = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
-        raise not_kept(f"{short(different[0])} is not stored as planned")
-    for path, value in change.config.items():
-        at: Any = result.config
-        for key in path.split("."):
-            at = at.get(key, DELETE) if isinstance(at, dict) else DELETE
-        if at != value:
-            raise not_kept(f"config.json does not say {short(path)} as planned")
-    # what stays has the bytes that it had
-    put, done = {tensor.name for tensor in change.put}, 0
-    kept = [tensor for tensors in plan.shards.values() for tensor in tensors if tensor.name not in put]
-    total = sum(tensor.nbytes for tensor in kept)
-    for tensor in kept:
-        old = source.folder.headers[tensor.file].tensors[tensor.name]
-        with doing("checking the result", total, begun=done):
-            if old.nbytes and not same_bytes(old, result.tensors[tensor.name]):
-                raise not_kept(f"{short(tensor.name)} differs from the source")
-        done += tensor.nbytes
+    for flaw in flaws():
+        raise CheckpointError(
+            f"the result was not kept: {flaw}", "was the source written meanwhile? If not, report this"
+        )
     if not force:  # no rule is broken, of those that need no tables, that the source does not break
         broken = {finding.rule for finding in check(source.path, scan=False).at_least(ERROR)}
-        worse = [finding for finding in check(made, scan=False).at_least(ERROR) if finding.rule not in broken]
-        if worse:
-            what = f"the result was not kept: {worse[0].rule} at {worse[0].where}: {worse[0].evidence}"
-            raise CheckpointError(what, "--force keeps it all the same")
+        for worse in check(made, scan=False).at_least(ERROR):
+            if worse.rule not in broken:
+                what = f"the result was not kept: {worse.rule} at {worse.where}: {worse.evidence}"
+                raise CheckpointError(what, "--force keeps it all the same")
     if change.accept is not None:
         change.accept(made)
 
@@ -280,7 +275,6 @@ def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, fo
         with os.fdopen(open_regular(header.path), "rb") as opened:
             read[f"{file} (header)"] = opened.read(header.data_start)
     digests = {name: hashlib.sha256(text).hexdigest() for name, text in read.items()}
-    moved = change.moved
     operation = {
         "command": command,
         "version": __version__,
@@ -292,16 +286,12 @@ def _provenance(folder: Folder, change: Change, plan: FilePlan, command: str, fo
         "replaced": sorted(put & stored),
         "kept": len(set(plan.tensors) - put),
         "config": {key: "DELETE" if value is DELETE else value for key, value in change.config.items()},
-        "measured": strict({"logits": moved.logits, "input_rows": moved.input_rows, "how": moved.how}),
+        "measured": to_record(change.moved),
         "notes": [*change.notes, *plan.notes],
     }
-    earlier: Any = []
-    if folder.has(PROVENANCE):
-        try:
-            record = read_json(os.fspath(inside(folder.path, PROVENANCE)))
-            earlier = record.get("operations") if isinstance(record, dict) else None
-        except CheckpointError:  # a file of that name that is not ours
-            pass
+    earlier: Any = None
+    with suppress(CheckpointError, AttributeError):  # a file of that name that is not ours
+        earlier = folder.json(PROVENANCE).get("operations") if folder.has(PROVENANCE) else None
     operations = [*(earlier if isinstance(earlier, list) else []), operation]
     record = {"tiewise": VERSION, "operations": operations}
     return (json.dumps(record, indent=2, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace")

@@ -62,7 +62,6 @@ from tiewise.rewrite.ties import flags
 
 tokenizers = Late("tokenizers")  # no part of a base install
 GRAM_BYTES = 32 * 2**20  # of rows in fp64 added at once: reading the Gram matrix then costs less than its products
-COLUMNS = 256  # of the Gram matrix updated at once
 WORK_MATRICES = 5  # D × D in fp64: WᵀW, LAPACK's copy of it, its workspace of two, the eigenvectors
 MOST_BYTES = 64 * 2**20  # of a file of counts
 
@@ -101,9 +100,6 @@ def factor(
     if "auto_map" in facts.config:
         fix = "only families that transformers itself has can be factored"
         raise CheckpointError(f"{facts.path}: its classes ({short(classes)}) come as custom code", fix)
-    # stacks that share one input table do so by the flag, whatever the head has
-    shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
-    config: dict[str, Any] = {**flags(facts, True)} if shared and not facts.claims.t5_like else {}
     groups = []
     if counts is not None or text is not None:
         seen = read_counts(counts if text is None else count_tokens(facts.path, Path(text)), ends.input.rows)
@@ -112,12 +108,12 @@ def factor(
     require_memory(memory_needed(widest, rank), f"{facts.path}: the decomposition of a table {widest} wide")
 
     made: list[Factored] = []
+    put: list[NewTensor] = []
     notes: list[str] = []
     moves: list[tuple[float, float]] = []  # of each table: largest change of a logit, and of a row
     for table in ends.tables:
         name, width = short(table.name), table.shape[1]
-        needs = size(memory_needed(width, rank))
-        with doing(f"decomposing {name} (needs {needs} of memory)", table.nbytes):
+        with doing(f"decomposing {name} (needs {size(memory_needed(width, rank))} of memory)", table.nbytes):
             factored = low_rank(table, rank)
         with doing(f"measuring {name}", table.nbytes):
             errors, norms, logits = factored.measured()
@@ -125,33 +121,30 @@ def factor(
             what = f"{table.path}: a row of {name} is too long for one of rank {rank} in {table.dtype}"
             raise CheckpointError(what, "cast the checkpoint to BF16 or F32 first")
         made.append(factored)
+        put.append(NewTensor(table.name, table.dtype, (table.rows, rank), table.path.name, factored.pieces))
         moves.append((logits, float(errors.max(initial=0.0) ** 0.5)))
-        least = f"(the least that is possible: {factored.optimum:.4g})"
+        squares = np.square(factored.singular)
+        least = f"(the least that is possible: {relative(squares[rank:], squares):.4g})"
         notes.append(f"{name}: relative error {relative(errors, norms):.4g} at rank {rank} of {width} {least}")
         for label, its in groups:
             error = f"relative error {relative(errors[its], norms[its]):.4g}"
             notes.append(f"{name}: {int(its.sum()):,} tokens seen {label} times: {error}")
     if ends.spare:
         notes.append(f"{', '.join(short(table.name) for table in ends.spare)}: a copy, dropped")
-
-    put = [NewTensor(f.table.name, f.table.dtype, (f.table.rows, rank), f.table.path.name, f.pieces) for f in made]
-    lookup, head = made[0], made[-1]
-    maps = {f"{module_of(ends.input.name)[0]}.in_map": (lookup.table, lookup.map)}
-    maps[f"{ends.head}.out_map"] = (head.table, head.map.T)
-    for name, (table, values) in maps.items():
+    in_map, out_map = f"{module_of(ends.input.name)[0]}.in_map.weight", f"{ends.head}.out_map.weight"
+    for name, table, values in ((in_map, ends.input, made[0].map), (out_map, ends.tables[-1], made[-1].map.T)):
         write = partial(iter, [values.tobytes()])
-        put.append(NewTensor(f"{name}.weight", table.dtype, values.shape, table.path.name, write))
+        put.append(NewTensor(name, table.dtype, values.shape, table.path.name, write))
+
     kind = "factored" if ends.output is None else "factored-untied"
+    # stacks that share one input table do so by the flag, whatever the head has
+    shared = any(tied.source == ends.input.name and len(tied.targets) > 1 for tied in tied_names(facts))
+    config: dict[str, Any] = {**flags(facts, True)} if shared and not facts.claims.t5_like else {}
     config |= {"model_type": OWN_TYPE, BASE_TYPE: family, SPEC: str(BoundarySpec(kind, width=rank))}
     config["architectures"] = [OWN_PREFIX + name for name in classes]
     how = f"every row of both ends, at {PROBES} random hidden vectors of unit root mean square"
-    return Change(
-        Moved(moves[-1][0], moves[0][1], how),
-        drop=frozenset(table.name for table in ends.spare),
-        put=tuple(put),
-        config=config,
-        notes=tuple(notes),
-    )
+    drop = frozenset(table.name for table in ends.spare)
+    return Change(Moved(moves[-1][0], moves[0][1], how), drop, tuple(put), config, notes=tuple(notes))
 
 
 def memory_needed(width: int, rank: int) -> int:
@@ -178,12 +171,6 @@ class Factored:
         """Q, rounded."""
         return self.basis.astype(NUMPY[self.table.dtype])
 
-    @property
-    def optimum(self) -> float:
-        """Relative Frobenius error of the best approximation of this rank, before any rounding to a stored type."""
-        squares = np.square(self.singular)
-        return relative(squares[self.basis.shape[1] :], squares)
-
     def chunks(self) -> Iterator[tuple[NDArray[np.float64], NDArray]]:
         """Yield (rows of W [., D], rows of the narrow table [., k]), a few MB at a time; progress in bytes read."""
         step = max(1, CHUNK_BYTES // (8 * self.table.shape[1]))
@@ -198,13 +185,8 @@ class Factored:
         return (narrow.tobytes() for _, narrow in self.chunks())
 
     def measured(self) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-        """Hold the factors against their table.
-
-        Returns:
-            (squared length of each row's error [V], of each row [V], largest change of a logit at the hidden vectors).
-        """
-        back = self.map.astype(np.float64).T
-        probes = hidden_vectors(self.table.shape[1]).T
+        """Hold the factors against W: squared length of each row's error [V], of each row [V], largest logit change."""
+        back, probes = self.map.astype(np.float64).T, hidden_vectors(self.table.shape[1]).T
         errors, norms, logits = [np.zeros(0)], [np.zeros(0)], 0.0
         with np.errstate(over="ignore", invalid="ignore"):  # the caller looks at the result
             for rows, narrow in self.chunks():
@@ -218,7 +200,7 @@ class Factored:
 def low_rank(table: Stored, rank: int) -> Factored:
     """Find the best factors of rank k of a table [V, D]; refuse NaN and infinity. Progress in bytes read."""
     width = table.shape[1]
-    gram = np.zeros((width, width))  # WᵀW; only its lower triangle is right, which is what `eigh` reads
+    gram = np.zeros((width, width))  # WᵀW
     stored_bytes = GRAM_BYTES * table.nbytes // max(1, 8 * table.rows * width)
     with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
         for start, stop in reader.spans(max(1, stored_bytes)):
@@ -226,19 +208,16 @@ def low_rank(table: Stored, rank: int) -> Factored:
             if not np.isfinite(rows).all():
                 what = f"{table.path}: {table.name} holds NaN or infinity in rows {start} to {stop - 1}"
                 raise CheckpointError(what, "tiewise check --deep names the rows; repair them first")
-            for low in range(0, width, COLUMNS):
-                high = min(low + COLUMNS, width)
-                gram[low:high, :high] += rows[:, low:high].T @ rows[:, :high]
+            gram += rows.T @ rows  # of which numpy computes one half, and mirrors it
             advance(stop * reader.row_bytes)
     if not np.isfinite(gram).all():  # of fp64 tables only: squares of all other types fit
         raise CheckpointError(f"{table.path}: the values of {table.name} are too large", "scale the table down first")
     values, vectors = np.linalg.eigh(gram)  # ascending
     del gram
-    singular = np.sqrt(np.maximum(values[::-1], 0.0))
     basis = vectors[:, : -rank - 1 : -1].copy()
     del vectors
     largest = np.take_along_axis(basis, np.abs(basis).argmax(axis=0)[None], axis=0)
-    return Factored(table, basis * np.where(largest < 0, -1.0, 1.0), singular)
+    return Factored(table, basis * np.where(largest < 0, -1.0, 1.0), np.sqrt(np.maximum(values[::-1], 0.0)))
 
 
 def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
@@ -248,7 +227,24 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
     if isinstance(counts, str | os.PathLike):
         name = os.fspath(counts)
         try:
-            found = np.asarray(_stored_counts(name), np.float64)
+            if name.endswith(".npy"):
+                with os.fdopen(open_regular(name), "rb") as file:
+                    found = np.load(file, allow_pickle=False)
+            elif name.endswith(".safetensors"):
+                (vector,) = read_header(name).tensors.values()
+                with Reader(vector) as reader:
+                    found = reader.rows()
+            elif name.endswith(".json"):
+                found = read_json(name, most=MOST_BYTES, unique=True)
+            else:
+                found = [float(line) for line in read_whole(name, MOST_BYTES).split()]
+            if isinstance(found, dict):
+                ids, values = [int(key) for key in found], list(found.values())
+                if ids and not 0 <= min(ids) <= max(ids) < MOST_BYTES:
+                    raise ValueError("its keys are no token ids")
+                found = np.zeros(max(ids, default=-1) + 1)
+                found[ids] = values
+            found = np.asarray(found, np.float64)
         except CheckpointError:
             raise
         except (ValueError, TypeError, OverflowError, EOFError) as error:
@@ -260,31 +256,6 @@ def read_counts(counts: Any, rows: int) -> NDArray[np.float64]:
         fix = "were they made with this model's tokenizer?"
         raise CheckpointError(f"{name}: it counts token {len(found) - 1:,}, and the table has {rows:,} rows", fix)
     return np.pad(found.astype(np.float64), (0, rows - len(found)))
-
-
-def _stored_counts(name: str) -> Any:
-    """What a file holds, by its suffix; ValueError where that is no counts."""
-    kind = Path(name).suffix
-    if kind == ".npy":
-        with os.fdopen(open_regular(name), "rb") as file:
-            return np.load(file, allow_pickle=False)
-    if kind == ".safetensors":
-        tensors = list(read_header(name).tensors.values())
-        if len(tensors) != 1 or len(tensors[0].shape) != 1 or tensors[0].dtype not in NUMPY:
-            raise ValueError("it holds other than one vector")
-        with Reader(tensors[0]) as reader:
-            return reader.rows()
-    if kind != ".json":
-        return [float(line) for line in read_whole(name, MOST_BYTES).split()]
-    record = read_json(name, most=MOST_BYTES, unique=True)
-    if not isinstance(record, dict):
-        return record
-    ids = [int(key) for key in record]
-    if ids and not 0 <= min(ids) <= max(ids) < MOST_BYTES:
-        raise ValueError("its keys are no token ids")
-    made = np.zeros(max(ids, default=-1) + 1)
-    made[ids] = list(record.values())
-    return made
 
 
 def count_tokens(folder: Path, text: Path) -> list[int]:
@@ -342,21 +313,28 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     one = lookup.mark == head.mark
     merged = set() if one else _merged(facts, boundary)
     tied = one or bool(merged)
-    put = [_dense_tensor(lookup.table.name, lookup)] if lookup.changed else []
+    put = {lookup.table.name: lookup} if lookup.changed else {}
     if not tied and (head.changed or head.table.name != boundary.head_name):
-        put.append(_dense_tensor(boundary.head_name, head))
+        put[boundary.head_name] = head
+    copies = []
     # whatever else the class ties by the flag that turns false: BART's stacks, BERT's second bias
     for names in [] if tied or t5_like else tied_names(facts):
         for name in names.missing:
-            if names.kept is not None and name != boundary.head_name:
-                same = names.kept.name == lookup.table.name
-                put.append(_dense_tensor(name, lookup) if same else copy_of(names.kept, name))
+            if names.kept is not None and names.kept.name == lookup.table.name:
+                put.setdefault(name, lookup)
+            elif names.kept is not None and name != boundary.head_name:
+                copies.append(copy_of(names.kept, name))
+    tables = (
+        NewTensor(name, end.table.dtype, (end.table.rows, end.width), end.table.path.name, end.pieces)
+        for name, end in put.items()
+    )
     drop = {tensor.name for tensor in boundary.maps} | merged
     if spec.bias:
         drop |= {boundary.head_name.removesuffix("weight") + "bias"} & facts.folder.tensors.keys()
     classes = classes if isinstance(classes, list) else []
     plain = [name.removeprefix(OWN_PREFIX) if isinstance(name, str) else name for name in classes]
     config = {"model_type": family, BASE_TYPE: DELETE, SPEC: DELETE, "architectures": plain}
+    config |= {} if one or t5_like else flags(facts, tied)
 
     notes = ["both ends use one table" if tied else "each end has a table of its own"]
     if not tied and t5_like:
@@ -371,13 +349,15 @@ def densify(facts: Facts, *, force: bool = False) -> Change:
     trained += [f"{name}={value:g}" for name in ("penalty", "decay") if (value := getattr(spec, name))]
     if trained:
         notes.append(f"{short(', '.join(trained))} acts in training only, and plain tables do not know of it")
-    return Change(
-        moved,
-        drop=frozenset(drop),
-        put=tuple(put),
-        config=config | ({} if one or t5_like else flags(facts, tied)),
-        notes=tuple(notes),
-    )
+    return Change(moved, frozenset(drop), (*tables, *copies), config, notes=tuple(notes))
+
+
+def _rounding(end: Dense) -> Pair | None:
+    """The table before and after rounding; None where nothing is computed."""
+    if not end.changed:
+        return None
+    exact = TableRows(end.table.rows, end.width, end.exact)
+    return exact, TableRows(end.table.rows, end.width, lambda start, stop: end.rounded(start, stop).astype(float))
 
 
 def _merged(facts: Facts, boundary: StoredBoundary) -> set[str]:
@@ -394,16 +374,3 @@ def _merged(facts: Facts, boundary: StoredBoundary) -> set[str]:
             return set()  # BERT's two biases, trained apart
         gone |= {other.name for other in tied.stored if other.name in tied.targets}
     return gone
-
-
-def _rounding(end: Dense) -> Pair | None:
-    """The table before and after rounding; None where nothing is computed."""
-    if not end.changed:
-        return None
-    exact = TableRows(end.table.rows, end.width, end.exact)
-    return exact, TableRows(end.table.rows, end.width, lambda start, stop: end.rounded(start, stop).astype(float))
-
-
-def _dense_tensor(name: str, dense: Dense) -> NewTensor:
-    table = dense.table
-    return NewTensor(name, table.dtype, (table.rows, dense.width), table.path.name, dense.pieces)

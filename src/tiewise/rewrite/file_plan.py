@@ -10,11 +10,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tiewise.checkpoint.hf_folder import CONFIG, INDEX, PICKLES, Folder
 from tiewise.checkpoint.stored import BITS, Header
@@ -61,11 +61,10 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
     for file, header in folder.headers.items():
         gone = {n for n in header.tensors if n in change.drop or (file, n) in change.drop_copies}
         put = [tensor for tensor in change.put if tensor.file == file]
+        after = arranged(header, gone, put)
         if gone or put:
-            shards[file] = after = arranged(header, gone, put)
-        else:
-            after = tuple(copy_of(tensor, n) for n, tensor in header.tensors.items())
-        tensors |= {tensor.name: replace(tensor, file=file) for tensor in after}
+            shards[file] = after
+        tensors |= {tensor.name: tensor for tensor in after}
     texts: dict[str, bytes] = {}
     if change.config:
         path = inside(folder.path, CONFIG)
@@ -76,16 +75,37 @@ def plan_files(folder: Folder, change: Change) -> FilePlan:
             raise CheckpointError(what, "write it by hand at every level, then run again") from None
     if folder.weight_map is not None and (shards or change.reindex):
         texts[INDEX] = _index_text(folder, folder.weight_map, change, tensors)
-    others, notes = _others(folder, {*folder.headers, *texts, PROVENANCE})
+
+    notes: list[str] = []
     stale = [n for n in folder.pickles if n.endswith((".bin", ".msgpack", ".h5", ".ckpt", ".pth"))] + [*folder.extra]
     if stale and not folder.single:  # kept, since they are the user's, and named, since a tool may prefer them
         named = ", ".join(map(short, stale[:3])) + (" …" if len(stale) > 3 else "")
         how = "stay as they were and do not know of this change: delete them where a tool prefers them"
-        notes.insert(0, f"{named} {how}")
-    shared = [file for file in folder.headers if file not in shards] + [f for f in others if f.endswith(WEIGHTS)]
-    copied = tuple(file for file in others if not file.endswith(WEIGHTS))
-    kept = {file: made for file, made in shards.items() if made}
-    return FilePlan(kept, tuple(sorted(shared)), copied, texts, tensors, tuple(notes))
+        notes.append(f"{named} {how}")
+    shared = [file for file in folder.headers if file not in shards]
+    copied: list[str] = []
+    left = [name for name in reversed(folder.files) if name not in {*folder.headers, *texts, PROVENANCE}]
+    while left:  # paths below the folder, what a folder holds in its place; links to folders are not entered
+        file = left.pop()
+        path = folder.path / file
+        if file in LEFT_OUT:
+            notes.append(f"{file} stays behind: it speaks of the source")
+        elif not path.is_dir():
+            inside(folder.path, file)
+            (shared if file.endswith(WEIGHTS) else copied).append(file)
+        elif path.is_symlink():
+            notes.append(f"{short(file)} stays behind: a link to a folder")
+        elif file.count("/") == MOST_DEPTH:
+            what = f"{path}: folders are nested deeper than {MOST_DEPTH}"
+            raise CheckpointError(what, "give the checkpoint's own folder")
+        else:
+            try:
+                left += (f"{file}/{name}" for name in sorted(os.listdir(path), reverse=True))
+            except OSError as error:
+                what = f"{path}: cannot be listed ({error.strerror})"
+                raise CheckpointError(what, "check its permissions") from None
+    kept = {file: after for file, after in shards.items() if after}
+    return FilePlan(kept, tuple(sorted(shared)), tuple(copied), texts, tensors, tuple(notes))
 
 
 def arranged(header: Header, gone: Iterable[str], put: Iterable[NewTensor]) -> tuple[NewTensor, ...]:
@@ -119,50 +139,15 @@ def _index_text(folder: Folder, old: Mapping[str, str], change: Change, tensors:
     if type(metadata.get("total_parameters")) is int:
         after, before = (sum(math.prod(t.shape) for t in some.values()) for some in (tensors, folder.tensors))
         metadata["total_parameters"] += after - before
-    record["metadata"] = metadata
     files = {name: file for name, file in old.items() if name not in folder.tensors and name not in change.drop}
     files |= {name: tensor.file for name, tensor in tensors.items()}
     names = [name for name in old if name in files]
     ordered = names == sorted(names)  # else in their old order, new ones last
     names += [name for name in files if name not in old]
-    record["weight_map"] = {name: files[name] for name in (sorted(names) if ordered else names)}
+    record |= {"metadata": metadata, "weight_map": {n: files[n] for n in (sorted(names) if ordered else names)}}
     indent = re.match(rb"\s*[\[{][ \t]*\r?\n([ \t]+)", text)  # as the old text is indented and ended
     made = json.dumps(record, indent=indent[1].decode() if indent else None)
     return made.encode() + (b"\n" if text.endswith(b"\n") else b"")
-
-
-def _others(folder: Folder, taken: set[str]) -> tuple[list[str], list[str]]:
-    """(every other file, as a path below the folder, sorted; notes on what is left out)."""
-    files: list[str] = []
-    notes: list[str] = []
-    for name in folder.files:
-        if name in LEFT_OUT:
-            notes.append(f"{name} stays behind: it speaks of the source")
-        elif name not in taken:
-            for file in _walk(folder.path, name, 0):
-                if (folder.path / file).is_dir():
-                    notes.append(f"{short(file)} stays behind: a link to a folder")
-                else:
-                    inside(folder.path, file)
-                    files.append(file)
-    return files, notes
-
-
-def _walk(root: Path, name: str, depth: int) -> Iterator[str]:
-    """Files below `name`, and links to folders, which are not entered."""
-    path = root / name
-    if path.is_symlink() or not path.is_dir():
-        yield name
-        return
-    if depth == MOST_DEPTH:
-        what = f"{path}: folders are nested deeper than {MOST_DEPTH}"
-        raise CheckpointError(what, "give the checkpoint's own folder")
-    try:
-        entries = sorted(os.listdir(path))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be listed ({error.strerror})", "check its permissions") from None
-    for entry in entries:
-        yield from _walk(root, f"{name}/{entry}", depth + 1)
 
 
 # writing
@@ -215,8 +200,7 @@ def write_tensors(path: Path, tensors: Sequence[NewTensor], metadata: Mapping[st
             if count != tensor.nbytes:
                 raise AssertionError(f"{tensor.name}: {count} bytes came, {tensor.nbytes} were announced")
             done += count
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     return done
 
 
@@ -236,54 +220,42 @@ def edited(text: str, changes: Mapping[str, Any]) -> str:
         *levels, key = path.split(".")
         at = _after_space(text, 0)
         for level in levels:
-            at = {member.key: member.value for member in _members(text, at)}[level]
+            _, _, at, _ = _members(text, at)[level]
         members = _members(text, at)
-        keys = [member.key for member in members]
-        if key in keys:
-            place = len(keys) - 1 - keys[::-1].index(key)  # of two, readers take the last
-            found = members[place]
-            start, end, new = found.value, found.end, "" if value is DELETE else json.dumps(value)
-            if value is DELETE and place + 1 < len(members):
-                start, end = found.lead, members[place + 1].lead
-            elif value is DELETE:  # with the comma before it
-                start = members[place - 1].end if place else found.lead
+        if key in members and value is not DELETE:
+            _, _, start, end = members[key]
+            new = json.dumps(value)
+        elif key in members:  # with one comma: that behind it, or before the last that before it
+            start, _, _, end = members[key]
+            new, behind = "", _after_space(text, end)
+            if text[behind] == ",":
+                end = behind + 1
+            elif text[start - 1] == ",":
+                start -= 1
         elif value is DELETE:
             continue
         else:
-            new = f"{json.dumps(key)}: {json.dumps(value)}"
-            later = next((m for m in members if m.key > key), None) if keys == sorted(keys) else None
-            if later is not None:
-                start, new = later.lead, f"{text[later.lead : later.start]}{new},"
-            elif members:
-                last = members[-1]
-                start, new = last.end, f",{text[last.lead : last.start]}{new}"
-            else:
-                start = at + 1
-            end = start
+            new, keys = f"{json.dumps(key)}: {json.dumps(value)}", list(members)
+            later = next((name for name in keys if name > key), None) if keys == sorted(keys) else None
+            lead, first, _, end = members[later or keys[-1]] if keys else (at + 1, at + 1, 0, at + 1)
+            space = text[lead:first]
+            new = f"{space}{new}," if later else f",{space}{new}" if keys else new
+            start = end = lead if later else end
         text = text[:start] + new + text[end:]
     return text
 
 
-class _Member(NamedTuple):
-    """One `"key": value` of an object, by its places in the text."""
-
-    key: str
-    lead: int  # where the white space before its key starts
-    start: int
-    value: int
-    end: int
-
-
-def _members(text: str, at: int) -> list[_Member]:
+def _members(text: str, at: int) -> dict[str, tuple[int, int, int, int]]:
+    """{key: (its white space, itself, its value, the end of that)} of an object, by places; of two the last counts."""
     if text[at] != "{":
         raise KeyError("no object")
-    found: list[_Member] = []
+    found = {}
     lead = at + 1
     while text[start := _after_space(text, lead)] != "}":
         key, end = _DECODER.raw_decode(text, start)
         value = _after_space(text, _after_space(text, end) + 1)  # past the colon
         _, end = _DECODER.raw_decode(text, value)
-        found.append(_Member(key, lead, start, value, end))
+        found[key] = (lead, start, value, end)
         lead = _after_space(text, end)
         if text[lead] == "}":
             break

@@ -105,22 +105,13 @@ def become(path: Path, real: Path) -> None:
 
 def sweep(real: Path) -> None:
     """Remove what killed runs for this destination have left beside it."""
-    ours = re.compile(rf"(\.{re.escape(real.name)}\.tiewise-(\d+)-[0-9a-f]{{8}})(?:{re.escape(LOCK)})?")
-    try:
+    ours = re.compile(rf"(\.{re.escape(real.name)}\.tiewise-\d+-[0-9a-f]{{8}})(?:{re.escape(LOCK)})?")
+    names: list[str] = []
+    with suppress(OSError):  # a folder that may be written but not listed
         names = os.listdir(real.parent)
-    except OSError:  # a folder that may be written but not listed
-        return
-    for name, process in {match[1]: int(match[2]) for match in map(ours.fullmatch, names) if match}.items():
-        if os.name != "nt":  # where asking would press Ctrl-C; the lock tells
-            try:
-                os.kill(process, 0)
-                continue  # it lives
-            except ProcessLookupError:
-                pass
-            except (OSError, OverflowError):  # somebody else's
-                continue
+    for name in {match[1] for match in map(ours.fullmatch, names) if match}:
         lock = _lock(real.parent / name)
-        if _taken(lock):  # else held on another machine, or on a file system that cannot tell
+        if _taken(lock):  # else its process lives, here or on another machine, or the file system cannot tell
             shutil.rmtree(real.parent / name, ignore_errors=True)
             _released(lock)
 
@@ -130,11 +121,9 @@ def _lock(path: Path) -> FileLock:
 
 
 def _taken(lock: FileLock) -> bool:
-    try:
+    with suppress(Timeout, OSError, NotImplementedError):
         lock.acquire()
-    except (Timeout, OSError, NotImplementedError):
-        return False
-    return True
+    return lock.is_locked
 
 
 def _released(lock: FileLock) -> None:

@@ -91,23 +91,22 @@ def resize(
     count = _new_count(facts, rows, vocab, multiple_of, given, shrink)
 
     # a row is in use where the tokenizer can produce its id, and at every table it is finite and not zero
-    own = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.base_max >= 0 else given
-    used = np.ones(rows, np.bool_)
-    if own is not None and own.base_max >= 0:
-        used = np.isin(np.arange(rows), list(own.used))
-    lengths = [_lengths(table) for table in tables]
-    for length in lengths:
-        used &= np.isfinite(length) & (length > 0)
+    own = next((words for words in (facts.tokenizer, given) if words is not None and words.base_max >= 0), None)
+    used = np.ones(rows, np.bool_) if own is None else np.isin(np.arange(rows), list(own.used))
+    lengths = np.zeros((len(tables), rows))
+    for table, length in zip(tables, lengths, strict=True):
+        with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
+            for start, stop in reader.spans():
+                length[start:stop] = np.linalg.norm(reader.rows(start, stop).astype(np.float64), axis=1)
+    used &= (np.isfinite(lengths) & (lengths > 0)).all(axis=0)
     if count > rows and not used.any():
         fix = "train or repair the model first: new rows are drawn from those in use"
         raise CheckpointError(f"{facts.path}: no row of {short(tables[0].name)} is in use", fix)
 
-    more = max(0, count - rows)
-    if more:
+    notes = [f"rows {count:,} to {rows - 1:,} are dropped"]
+    if more := max(0, count - rows):
         drawn = f"drawn like the {int(used.sum()):,} rows in use, with seed {seed}"
         notes = [f"rows {rows:,} to {count - 1:,} are new, {drawn}"]
-    else:
-        notes = [f"rows {count:,} to {rows - 1:,} are dropped"]
     for table, length in zip(tables if more else (), lengths, strict=False):
         new = np.linalg.norm(next(new_rows(table, used, more, seed)), axis=1)
         low, high = np.quantile(length[used], (0.05, 0.95))
@@ -131,20 +130,19 @@ def resize(
     return Change(KEPT, put=tuple(put), config=config, notes=(*notes, *left_to_do))
 
 
-def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> list[str]:
+def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:
     """What else the user should see to; refused unless forced where a table of neither end has as many rows.
 
     Such are Gemma 4's per-layer table, and a draft head's own pair.
     """
-    notes = []
+    notes: tuple[str, ...] = ()
     if facts.folder.config is None:
-        notes.append("there is no config.json: write the new vocab_size into the one that goes with this file")
+        notes = ("there is no config.json: write the new vocab_size into the one that goes with this file",)
     known = resized | {position.name for position in facts.roles.positions}
     for name, tensor in facts.folder.tensors.items():
-        if name in known or len(tensor.shape) != 2 or tensor.rows != rows:
-            continue
         # any but a matrix within a layer has its rows for tokens
-        if not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]:
+        of_tokens = not in_layer(name) or "embed" in name or "head" in module_of(name)[0].rpartition(".")[2]
+        if name not in known and len(tensor.shape) == 2 and tensor.rows == rows and of_tokens:
             what = f"{facts.path}: {short(name)} has {tensor.rows:,} rows too, and belongs to neither end"
             notes += refuse(what, "nothing here resizes it: resize the model in transformers", force)
     return notes
@@ -164,14 +162,12 @@ def _new_count(
     if not shrink:
         fix = "rows beyond the tokenizer are padding that other tools may count on; --shrink drops them all the same"
         raise CheckpointError(f"{facts.path}: {wanted:,} tokens are fewer than its {rows:,} rows", fix)
-    own = facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0
-    named = -1  # the largest id that a config names as a token, at any level
-    for record in (facts.config, facts.generation if isinstance(facts.generation, Mapping) else {}):
-        for path, found in _leaves(record):
+    needed = max(given, facts.tokenizer.max_id + 1 if facts.tokenizer is not None else 0)
+    for record in (facts.config, facts.generation):  # which name tokens, at any level
+        for path, found in _leaves(record) if isinstance(record, Mapping) else ():
             if path.endswith(("token_id", "token_ids", "token_index")):
                 ids = found if isinstance(found, list) else [found]
-                named = max([named, *(n for n in ids if type(n) is int and n < rows)])
-    needed = max(own, given, named + 1)
+                needed = max([needed, *(n + 1 for n in ids if type(n) is int and n < rows)])
     if wanted < needed:
         fix = f"choose {needed:,} or more"
         raise CheckpointError(f"{facts.path}: its tokenizer and config name token {needed - 1:,}", fix)
@@ -185,16 +181,6 @@ def _leaves(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}.{path}", leaf) for path, leaf in _leaves(value))
         else:
             yield str(key), value
-
-
-def _lengths(table: Stored) -> NDArray[np.float64]:
-    """Euclidean length of each row [V]."""
-    found = np.zeros(table.rows)
-    with Reader(table) as reader, np.errstate(over="ignore", invalid="ignore"):
-        for start, stop in reader.spans():
-            rows = reader.wide(start, stop)
-            found[start:stop] = np.einsum("ij,ij->i", rows, rows, dtype=np.float64)
-    return np.sqrt(found)
 
 
 def _pieces(part: Stored, used: NDArray[np.bool_], count: int, seed: int) -> Pieces:
@@ -213,28 +199,28 @@ def new_rows(
 
     A new row depends on the seed and its own number, not on how many are drawn with it.
     """
-    blocks, n = -(-count // NEW_BLOCK), int(used.sum())
+    blocks, n = range(-(-count // NEW_BLOCK)), int(used.sum())
     width = part.shape[1] if len(part.shape) == 2 else 1
     at_once = max(1, sum_bytes // (8 * NEW_BLOCK * width))
-    for first in range(0, blocks, at_once):  # each with one reading of the part
-        group = range(first, min(first + at_once, blocks))
+    for first in blocks[::at_once]:  # each with one reading of the part
+        group = blocks[first : first + at_once]
         sums = np.zeros((len(group), NEW_BLOCK, width))  # Σ gᵢ xᵢ
         weights = np.zeros((len(group), NEW_BLOCK, 1))  # Σ gᵢ
         total = np.zeros(width)
         with Reader(part) as reader:
             for old, start in enumerate(range(0, part.rows, OLD_BLOCK)):
-                inside = used[start : start + OLD_BLOCK]
-                if not inside.any():
+                inside = np.flatnonzero(used[start : start + OLD_BLOCK])
+                if not len(inside):
                     continue
-                rows = reader.wide(start, start + OLD_BLOCK).reshape(len(inside), width)[inside]
+                rows = reader.wide(start, start + OLD_BLOCK).reshape(-1, width)[inside]
                 total += rows.sum(axis=0, dtype=np.float64)
                 for at, new in enumerate(group):
-                    g = np.random.default_rng([seed, new, old]).standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)
-                    g = g[: len(inside)][inside]
+                    draw = np.random.default_rng([seed, new, old])
+                    g = draw.standard_normal((OLD_BLOCK, NEW_BLOCK), np.float32)[inside]
                     sums[at] += g.T @ rows
                     weights[at, :, 0] += g.sum(axis=0, dtype=np.float64)
         mean = total / n
-        sums -= weights * mean
+        sums -= weights * mean  # in place: the sums are most of the memory
         sums /= max(1, n - 1) ** 0.5
         sums += mean
         for new, made in zip(group, sums, strict=True):

@@ -24,8 +24,7 @@ from tiewise.core.errors import CheckpointError
 from tiewise.rewrite.change import Change, Moved, NewTensor, Pieces, TableRows, copy_of, measure_move, refuse
 from tiewise.rewrite.engine import verb
 
-INPUT, OUTPUT, MEAN = "input", "output", "mean"
-KEEP = (INPUT, OUTPUT, MEAN)
+KEEP = ("input", "output", "mean")
 ENDS = frozenset({"B011", "B012", "B013", "B016", "B020", "B021"})  # the flag, a head stored twice, or alone
 INDEX = frozenset({"B002", "B003"})
 COPIES = frozenset({"B004"})
@@ -102,10 +101,8 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
     if rules & ENDS:
         change = parted(facts) if facts.truth is False else joined(facts)
     if rules & INDEX:
-        head = facts.roles.output_name
-        only_there = head in (facts.folder.weight_map or ()) and head not in facts.folder.tensors
-        # the head of a tied model that only the index knows
-        gone = {head} if only_there and head is not None and facts.claims.tied else set()
+        head, only_named = facts.roles.output_name, set(facts.folder.weight_map or ()) - set(facts.folder.tensors)
+        gone = {head} & only_named if head is not None and facts.claims.tied else set()
         change = replace(change, reindex=True, drop=change.drop | gone)
     if rules & COPIES:
         stored, found = facts.folder.tensors, facts.folder.copies
@@ -116,10 +113,10 @@ def repair(facts: Facts, *, force: bool = False) -> Change:
         change = replace(change, notes=(*change.notes, f"not repaired: {listed}"))
 
     def accept(made: Path) -> None:
-        again = next((finding for finding in check(made).findings if finding.safe), None)
-        if again is not None:
-            what = f"the result was not kept: {again.rule} is left ({again.evidence})"
-            raise CheckpointError(what, "report this with the output of tiewise check")
+        for again in check(made).findings:
+            if again.safe:
+                what = f"the result was not kept: {again.rule} is left ({again.evidence})"
+                raise CheckpointError(what, "report this with the output of tiewise check")
 
     return replace(change, accept=accept)
 
@@ -174,12 +171,11 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
         what = f"{facts.path}: {both} differ: {_how_they_differ(table, head)}"
         raise CheckpointError(what, "say which to keep: --keep input, output or mean; or tiewise untie keeps both")
     old_input, old_output = TableRows.of(table), TableRows.of(head)
-    name, file = _table_name(facts), table.path.name
-    chosen: NewTensor | None = None
-    if keep == INPUT:
+    name, file, chosen = _table_name(facts), table.path.name, None
+    if keep == "input":
         moved = measure_move((old_output, old_input), None)
-    elif keep == OUTPUT:
-        chosen = NewTensor(name, head.dtype, head.shape, file, copy_of(head, name).write)
+    elif keep == "output":
+        chosen = replace(copy_of(head, name), file=file)
         moved = measure_move(None, (old_input, old_output))
     else:
         mean = TableRows(table.rows, table.shape[1], lambda start, stop: widened(_mean(table, head, start, stop)))
@@ -216,9 +212,7 @@ def _without_copies(
 
 def _mean_bytes(table: Stored, head: Stored) -> Pieces:
     with Reader(table) as reader:
-        spans = list(reader.spans())
-    for start, stop in spans:
-        yield _mean(table, head, start, stop).reshape(-1).view(np.uint8).data
+        yield from (_mean(table, head, *span).tobytes() for span in reader.spans())
 
 
 def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:

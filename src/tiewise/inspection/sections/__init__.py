@@ -1,1 +1,1 @@
-"""The sections of an inspection, one file each: see `tiewise.inspection.section`."""
+"""The sections of an inspection, one file each: see `tiewise.inspection.inspection`."""

@@ -8,8 +8,8 @@ from tiewise.analysis.paired_rows import one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.found import Curve, Found, Quantity
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 
 
 @section(asks="Are input and output table alike?", place=40)

@@ -34,8 +34,8 @@ from tiewise.core.long_work import progress
 from tiewise.data.sentence_pairs import MARKS, Packing, Vocabulary, find_sentences
 from tiewise.data.tokenizer import Ids, make_tokenizer, windows
 from tiewise.data.training_rows import IGNORED, Masking, PairRows
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import Repeat, one_block
 from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, relative

@@ -16,8 +16,8 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import DataError
 from tiewise.core.found import NONE, Found, Listing, Quantity, Stack, count, visible
 from tiewise.core.long_work import doing, progress
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"

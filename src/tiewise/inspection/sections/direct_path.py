@@ -20,8 +20,8 @@ from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
 from tiewise.core.found import Found, Listing, Quantity, count, plain, visible
 from tiewise.core.long_work import doing, progress
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 
 OWN_TOKENS = 2000  # whose whole row of logits is looked at
 ASYMMETRY = "‖M − Mᵀ‖²/‖M‖²"

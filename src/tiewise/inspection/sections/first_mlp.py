@@ -29,8 +29,8 @@ from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import DataError, InstallError
 from tiewise.core.found import NONE, Found, Grid, Listing, Quantity, count, plain
 from tiewise.core.long_work import doing
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"

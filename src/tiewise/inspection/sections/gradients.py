@@ -26,8 +26,8 @@ from tiewise.core.found import ONE, Curve, Found, Listing, Quantity, count, plai
 from tiewise.core.frequency import BINS, bin_of, token_counts
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.two_paths import (
     NEXT,

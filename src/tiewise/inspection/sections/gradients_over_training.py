@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from tiewise.core.estimates import mean_interval
 from tiewise.core.found import Curve, Found, Listing, Quantity, count
-from tiewise.inspection.request import Bench, Subject, comparison_of
-from tiewise.inspection.section import NotHere, section
+from tiewise.inspection.bench import Bench, Subject, comparison_of
+from tiewise.inspection.inspection import NotHere, section
 from tiewise.training.results import RunResult
 
 TENTHS = 10

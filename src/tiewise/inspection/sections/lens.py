@@ -28,8 +28,8 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NONE, Curve, Found, Listing, Quantity, plain
 from tiewise.core.long_work import progress
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.stack import AppliedStack, find_stack
 

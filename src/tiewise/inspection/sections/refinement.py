@@ -31,8 +31,8 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Quantity
 from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 from tiewise.internals.loaded import Opened
 from tiewise.internals.repeats import Repeat, keys, repeats, shared_fractions
 from tiewise.internals.stack import AppliedStack, LayerCall, find_stack, relative, states_of

@@ -19,8 +19,8 @@ from tiewise.core.estimates import Estimate, mean_interval
 from tiewise.core.found import TWO, Curve, Found, Listing, Points, Quantity, count, plain
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.core.long_work import doing
-from tiewise.inspection.request import Bench, Subject
-from tiewise.inspection.section import section
+from tiewise.inspection.bench import Bench, Subject
+from tiewise.inspection.inspection import section
 
 FREQUENT = 0.5  # of the sample: the text's most frequent tokens; the rest is drawn from all
 NAMED = 6  # tokens of a view that carry their text

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
 from tiewise.data.tokenizer import read_tokens
-from tiewise.inspection.request import Bench, Effort, Request, subjects_of
+from tiewise.inspection.bench import Bench, Effort, Request
+from tiewise.inspection.inspection import subjects_of
 
 WORDS = [f"w{i}" for i in range(39)]
 SMALL = Effort(length=2)
@@ -40,7 +41,6 @@ def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
     draw = np.random.default_rng(0)
     standard_input(monkeypatch, "\n".join(" ".join(draw.choice(WORDS, 12)) for _ in range(30)))
     bench = Bench(Request(texts=("-",), effort=SMALL), subjects)
-    bench.check()
     first, second = map(bench.ids, subjects)
     assert len(first) == 360
     np.testing.assert_array_equal(first, second)
@@ -49,7 +49,7 @@ def test_standard_input_is_read_once_for_all_models(subjects, monkeypatch):
 def test_empty_standard_input_is_one_line(subjects, monkeypatch):
     standard_input(monkeypatch, "")
     with pytest.raises(DataError, match="standard input holds no text; give a text that is not empty"):
-        Bench(Request(texts=("-",), effort=SMALL), subjects).check()
+        Bench(Request(texts=("-",), effort=SMALL), subjects).ids(subjects[0])
 
 
 def test_an_endless_standard_input_ends(subjects, monkeypatch):

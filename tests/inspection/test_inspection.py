@@ -12,12 +12,21 @@ from tests.inspection.tiny_folders import write_model
 from tiewise.core.errors import CheckpointError, DataError, RunError
 from tiewise.core.found import ONE, Found, Quantity
 from tiewise.core.long_work import heard, progress
-from tiewise.inspection import request, section, sections
-from tiewise.inspection.carry_out import NO_VERDICT, inspect, inspected
-from tiewise.inspection.request import Effort, Request, labels, pairs_of, subjects_of
-from tiewise.inspection.section import NotHere, Section
+from tiewise.inspection import inspection, sections
+from tiewise.inspection.bench import Effort, Request
+from tiewise.inspection.inspection import (
+    NO_VERDICT,
+    NotHere,
+    Section,
+    checked,
+    inspect,
+    inspected,
+    labels,
+    pairs_of,
+    subjects_of,
+)
 from tiewise.report.faces import inspection_view
-from tiewise.report.inspection_page import render
+from tiewise.report.figures import inspection_page
 
 
 def counted(subject, bench):
@@ -93,7 +102,7 @@ def test_progress_is_of_the_whole_and_only_grows(subjects):
 
 
 def test_a_text_lets_the_measures_of_text_run(subjects, monkeypatch):
-    monkeypatch.setattr("tiewise.inspection.request.Bench.check", lambda bench: None)
+    monkeypatch.setattr("tiewise.inspection.bench.Bench.ids", lambda bench, subject: None)
     assert set(inspected(subjects, Request(texts=("builtin",)), MEASURES).found("read")) == {"a", "b"}
 
 
@@ -150,7 +159,7 @@ def test_what_is_no_pair_is_refused(text):
 def test_too_little_effort_is_refused(name, value):
     option = name.replace("_", "-")
     with pytest.raises(DataError, match=f"--{option} {value}; use {value + 1} or more"):
-        Effort(**{name: value}).checked()
+        checked(Request(effort=Effort(**{name: value})))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +181,7 @@ def test_a_folder_that_is_no_subject_says_what_it_is(tmp_path, files, times, err
 
 SOURCE = """
 from tiewise.core.found import ONE, Found, Quantity
-from tiewise.inspection.section import section
+from tiewise.inspection.inspection import section
 
 @section(asks="Is the table square?", place=1)
 def squareness(subject, bench):
@@ -188,10 +197,9 @@ def added(tmp_path, monkeypatch):
     (tmp_path / "sections").mkdir()
     (tmp_path / "sections/squareness.py").write_text(SOURCE)
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path / "sections")])
-    for module, name in ((request, "SECTIONS"), (section, "NAMES")):
-        monkeypatch.setattr(module, name, (*getattr(module, name), "squareness"))
+    monkeypatch.setattr(inspection, "NAMES", (*inspection.NAMES, "squareness"))
     yield
-    section.SECTIONS.pop("squareness", None)
+    inspection.SECTIONS.pop("squareness", None)
 
 
 def test_a_section_is_one_file(added, tmp_path):
@@ -202,7 +210,7 @@ def test_a_section_is_one_file(added, tmp_path):
     assert (row["question"], row["speaks"], row["section"]) == ("Is it square?", ONE, "squareness")
     said = io.StringIO()
     Console(file=said, width=80).print(inspection_view(found, full=True))
-    page = render(found, "tiewise inspect")
+    page = inspection_page(found, "tiewise inspect")
     for text in ("Is the table square?", "Hardly.", "ratio of its sides", "0.500", "Is it square?", "a note"):
         assert text in said.getvalue()
         assert text in page

@@ -1,0 +1,168 @@
+"""What a section is given: one checkpoint under a name, what is asked of it, and a `Bench` that all sections share.
+
+On the bench lie texts in each model's own tokens, and models that are loaded once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.hf_folder import Folder
+from tiewise.core import Late
+from tiewise.core.errors import CheckpointError, DataError, RunError
+from tiewise.training.folder import DATA, read_json
+from tiewise.training.results import Comparison
+
+if TYPE_CHECKING:
+    from tiewise.internals.loaded import Opened
+
+FULL = find_spec("torch") is not None and find_spec("transformers") is not None  # else tables alone are read
+LACKS = "needs torch and transformers: pip install 'tiewise[torch]'"
+_CORPUS, _TOKENIZER = Late("tiewise.data.corpus"), Late("tiewise.data.tokenizer")
+_LOADED = Late("tiewise.internals.loaded")
+RESULTS = "results.json"
+FEWEST = 10  # windows: eight to measure on, two to hold out
+STDIN = "-"
+BYTES = 64  # of standard input that are kept for each token that is read: no text needs so many
+T = TypeVar("T")
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is read and run; more of each makes intervals shorter."""
+
+    windows: int = 64  # pieces of text that models are run on; a quarter as many more are held out for the lenses
+    length: int = 128  # tokens of each, or as many as the model has positions
+    tokens: int = 2_000_000  # most tokens of the text that are read for bigrams and frequencies
+    samples: int = 4000  # rows of a table that are compared pair by pair
+    lens_steps: int = 250  # steps that every tuned lens is trained for
+    held_out: float = 0.2  # share of the rows that maps between two tables are not fitted on; 0 fits and scores all
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to inspect a model for."""
+
+    texts: tuple[str, ...] = ()  # sources of text, as `--text` takes them; none leaves out what needs a text
+    pairs: tuple[tuple[str, str], ...] = ()  # token texts (before, after) whose transitions are asked for
+    only: tuple[str, ...] = ()  # names of sections; none for all that the models and the text allow
+    seed: int = 0  # of every draw
+    effort: Effort = Effort()  # how much work
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One checkpoint under a name."""
+
+    label: str  # what it is called in words and figures
+    folder: Folder  # the checkpoint
+    run: Path | None = None  # the comparison's folder, where it comes from one
+
+
+def comparison_of(run: Path) -> Comparison:
+    """Read what a comparison measured."""
+    record = read_json(run / RESULTS)
+    if record is None:
+        raise RunError(f"{run / RESULTS} cannot be read", "run the comparison again")
+    return Comparison.from_dict(record)
+
+
+@dataclass
+class Bench:
+    """Texts and models of one inspection, read and loaded at first use."""
+
+    request: Request
+    subjects: tuple[Subject, ...]
+    _made: dict[object, Any] = field(default_factory=dict)
+
+    def once(self, name: object, make: Callable[[], T]) -> T:
+        """Return what `make` gave when it was first asked for under this name."""
+        if name not in self._made:
+            self._made[name] = make()
+        made: T = self._made[name]
+        return made
+
+    def reads(self, subject: Subject) -> bool:
+        """Whether there is a text for this model, and what reads it."""
+        return FULL and (bool(self.request.texts) or subject.run is not None)
+
+    def ids(self, subject: Subject) -> Ids:
+        """The text in this model's tokens [N]; of a comparison without one, the text that it held out.
+
+        Raises:
+            DataError: as `read_tokens`; or the text is too short for the windows that models are run on.
+        """
+        return self.once(("ids", subject.label), lambda: self._read(subject))
+
+    def _read(self, subject: Subject) -> Ids:
+        effort, texts = self.request.effort, self.request.texts
+        if not texts and subject.run is not None:
+            ids: Ids = _CORPUS.load_prepared(subject.run / DATA).split("heldout")[: effort.tokens].astype("int64")
+        else:
+            table = Facts(subject.folder).roles.input
+            if table is None:
+                what = f"{subject.folder.path}: no input table is stored"
+                raise CheckpointError(what, "`tiewise check` says what is")
+            if STDIN in texts:
+                kept, _ = self.once(STDIN, lambda: _kept(BYTES * effort.tokens))
+                texts = tuple(kept if text == STDIN else text for text in texts)
+            ids = _TOKENIZER.read_tokens(subject.folder.path, texts, table.rows, effort.tokens)
+        if len(ids) < FEWEST * effort.length:
+            needs = f"{FEWEST} windows of {effort.length} need {FEWEST * effort.length:,}"
+            raise DataError(f"the text has {len(ids):,} tokens, {needs}", "give a longer text, or --length")
+        return ids
+
+    def windows(self, subject: Subject) -> tuple[Ids, Ids]:
+        """(windows to measure on [n, T], windows held out [m, T]), taken in turn from the whole text."""
+        effort = self.request.effort
+        length = min(effort.length, self.opened(subject).longest or effort.length)
+        ids = self.ids(subject)
+        count = min(effort.windows + effort.windows // 4, len(ids) // length)
+        found, held = _TOKENIZER.windows(ids, length, count), np.arange(count) % 5 == 4
+        return found[~held], found[held]
+
+    def opened(self, subject: Subject) -> Opened:
+        """The model, loaded; raises as `open_model`."""
+        found: Opened = self.once(("model", subject.label), lambda: _LOADED.open_model(subject.folder.path))
+        return found
+
+    @staticmethod
+    def training_counts(run: Path) -> Ids:
+        """How often each token occurs in a comparison's training text.
+
+        Raises:
+            DataError: the prepared text is not there, or what reads it.
+        """
+        if not FULL:
+            raise DataError(LACKS)
+        counts: Ids = _CORPUS.load_prepared(run / DATA).counts
+        return counts
+
+
+def _kept(most: int) -> tuple[str, TemporaryDirectory[str]]:
+    """Standard input, which passes once and every model reads: a file of whole lines until there are `most` bytes.
+
+    It lies there as long as its folder is held.
+    """
+    folder, count = TemporaryDirectory(prefix="tiewise-"), 0
+    path = os.path.join(folder.name, STDIN)
+    with open(path, "wb") as file:
+        for line in sys.stdin.buffer:
+            count += file.write(line)
+            if count >= most:
+                break
+    if not count:
+        raise DataError("standard input holds no text", "give a text that is not empty")
+    return path, folder
