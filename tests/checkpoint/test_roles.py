@@ -179,8 +179,8 @@ def test_quantised_heads(parts):
     stored = {f"lm_head.{part}": shape for part, shape in parts.items()}
     roles = found(E, {"model_type": "llama", "vocab_size": 9}, **stored)
     assert roles.output.name == next(iter(stored))
-    assert {tensor.name for tensor in roles.quantised_output} == set(stored)
-    assert roles.quantised_input == ()
+    assert set(roles.output_end.parts) == set(parts)
+    assert (roles.input_end.quantised, roles.output_end.quantised) == (False, True)
 
 
 HEADLESS = ["LlamaForSequenceClassification", "BertModel", "LlamaForCausalLMRewardModel", "BertForQuestionAnswering"]
