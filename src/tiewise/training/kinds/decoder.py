@@ -81,7 +81,7 @@ class Decoders(Kind):
         d = int(config.get_text_config().hidden_size)
         if s.model == "llama":
             ffn, heads, layers = config.intermediate_size, s.heads, s.layers
-            body = replace(small_decoder(d), layers=layers, ffn=ffn, heads=heads, kv_heads=heads, head_dim=d // heads)
+            body = replace(small_decoder(d), layers=layers, ffn=ffn, heads=heads, head_dim=d // heads)
         else:
             with suppress(PlanError):
                 body = read(config.to_dict()).fresh
