@@ -98,6 +98,14 @@ class Folder:
         return read_json(os.fspath(inside(self.path, name)))
 
 
+def json_object(folder: Path, name: str, most: int = MOST_BYTES) -> dict[str, Any]:
+    """Return the object that a JSON file of a folder holds, of at most `most` bytes."""
+    record = read_json(os.fspath(inside(folder, name)), most=most)
+    if not isinstance(record, dict):
+        raise CheckpointError(f"{folder / name}: no JSON object", "take it from its source again")
+    return record
+
+
 def open_folder(path: str | os.PathLike[str]) -> Folder:
     """Read a Hugging Face folder, or one `.safetensors` (with the config.json beside it, if there is one).
 
@@ -117,15 +125,15 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         alone = [name for name in listed if name.endswith(".safetensors")] == [path.name]  # not one shard of several
         if CONFIG in listed and alone:
             with noting(faults, CONFIG):
-                config = _config(path.parent)
+                config = json_object(path.parent, CONFIG, MOST_CONFIG)
         files = (path.name, CONFIG) if config is not None else (path.name,)
-        headers, tensors = {path.name: header}, dict(header.tensors)
-        return Folder(path.parent, files, config, headers, tensors, faults=tuple(faults), single=True)
+        held = dict(header.tensors)
+        return Folder(path.parent, files, config, {path.name: header}, held, faults=tuple(faults), single=True)
 
     listed = _listing(path)
     if CONFIG in listed:
         with noting(faults, CONFIG):
-            config = _config(path)
+            config = json_object(path, CONFIG, MOST_CONFIG)
     if INDEX in listed:
         with noting(faults, INDEX):
             weight_map, total_size = _index(path)
@@ -135,19 +143,17 @@ def open_folder(path: str | os.PathLike[str]) -> Folder:
         wanted = sorted(set(weight_map.values()))
     if len(wanted) > MOST_SHARDS:
         raise CheckpointError(f"{path}: {len(wanted):,} shards are no checkpoint", _OWN)
-    headers, tensors, copies, count = {}, {}, [], 0
+    headers, tensors, copies = dict[str, Header](), dict[str, Stored](), list[Stored]()
     there = frozenset(listed)
     for file in wanted:
         with noting(faults, file):
             if file not in there:
                 raise CheckpointError(f"{path / file}: no such file", "check the path")
             headers[file] = read_header(inside(path, file))
-        if file not in headers:
-            continue
-        count += len(headers[file].tensors)
-        if count > MOST_TENSORS:
+        found = headers[file].tensors if file in headers else {}
+        if len(tensors) + len(copies) + len(found) > MOST_TENSORS:
             raise CheckpointError(f"{path}: more than {MOST_TENSORS:,} tensors are no checkpoint", _OWN)
-        for name, tensor in headers[file].tensors.items():
+        for name, tensor in found.items():
             kept = tensors.setdefault(name, tensor)
             if kept is not tensor:  # the one counts that the index maps the name to, else the first
                 mapped = weight_map is not None and weight_map.get(name) == file
@@ -167,13 +173,6 @@ def _listing(path: Path) -> tuple[str, ...]:
     if len(names) > MOST_FILES:
         raise CheckpointError(f"{path}: {len(names):,} entries are no checkpoint", _OWN)
     return tuple(names)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    record = read_json(os.fspath(inside(path, CONFIG)), most=MOST_CONFIG)
-    if not isinstance(record, dict):
-        raise CheckpointError(f"{path / CONFIG}: no JSON object", "take it from its source again")
-    return record
 
 
 def _index(path: Path) -> tuple[dict[str, str], Any]:
@@ -238,12 +237,10 @@ class Tokenizer:
 
 def read_tokenizer(folder: Folder) -> Tokenizer | None:
     """Read the tokenizer files of a folder; None where it has none. What cannot be read becomes a fault."""
-    files: list[str] = []
-    faults: list[Fault] = []
-    base: dict[str, int] = {}
-    added: dict[int, str] = {}
+    files, faults = list[str](), list[Fault]()
+    base, added = dict[str, int](), dict[int, str]()
     vocabulary = [name for name in _VOCABULARIES if folder.has(name)][:1]
-    for name in (*vocabulary, *(name for name in ("added_tokens.json", "tokenizer_config.json") if folder.has(name))):
+    for name in (*vocabulary, *filter(folder.has, ("added_tokens.json", "tokenizer_config.json"))):
         with noting(faults, name):
             found_base, found_added = _read(folder, name)
             files.append(name)
@@ -262,9 +259,7 @@ def _read(folder: Folder, name: str) -> tuple[dict[str, int], dict[int, str]]:
         return {text.rstrip("\r"): number for number, text in enumerate(lines)}, {}
     if name in PIECES:
         return {str(number): number for number in range(count_pieces(data, where))}, {}
-    record = folder.json(name)
-    if not isinstance(record, Mapping):
-        raise CheckpointError(f"{where}: no JSON object", "take it from its source again")
+    record = json_object(folder.path, name)
     if name == "tokenizer.json":
         model, listed = record.get("model"), record.get("added_tokens")
         entries = [one for one in (listed if isinstance(listed, list) else ()) if isinstance(one, Mapping)]

@@ -16,12 +16,11 @@ from typing import Any
 
 from tiewise.checkpoint.claims import ends_with, in_layer, is_foreign, module_of, usual
 from tiewise.checkpoint.facts import Facts
-from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, noting
+from tiewise.checkpoint.hf_folder import ADAPTER_CONFIG, Fault, Folder, json_object, noting
 from tiewise.checkpoint.rule import Said, Told, describe, dotted, names, rule
 from tiewise.checkpoint.stored import Stored, read_header
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, short
-from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import doing
 
 WEIGHTS, PICKLE = "adapter_model.safetensors", "adapter_model.bin"
@@ -132,9 +131,7 @@ class AdapterFacts:
 
 def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -> AdapterFacts:
     """Read an adapter's config and the header of its tensors; `adapter_model.bin` is not opened."""
-    config = folder.json(ADAPTER_CONFIG)
-    if not isinstance(config, Mapping):
-        raise CheckpointError(f"{folder.path / ADAPTER_CONFIG}: no JSON object", "take it from its source again")
+    config = json_object(folder.path, ADAPTER_CONFIG)
     tensors: dict[str, Stored] = {}
     faults: list[Fault] = []
     if folder.has(WEIGHTS):
