@@ -11,7 +11,7 @@ import transformers as tr
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightRenaming, rename_source_key
 
-from tiewise.checkpoint.claims import class_ends, family, family_data, without_tokens
+from tiewise.checkpoint.claims import Family, class_ends, family, family_data, without_tokens
 from tiewise.core.files import packaged_json
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def test_the_file_is_small_and_one_line_a_family():
 def test_asked_by_config():
     assert family("llama").tie is False
     assert family("gpt2").tie is True
-    assert family("nobody") is None
+    assert family("nobody") == Family()
     assert class_ends("llama", None) == class_ends("llama", "LlamaForCausalLM") is not None
     assert class_ends("nobody", "BertForMaskedLM").output == "cls.predictions.decoder"
     assert class_ends("llama", "LlamaForSequenceClassification") is None

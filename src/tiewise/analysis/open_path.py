@@ -162,7 +162,7 @@ def open_path(folder: Folder) -> DirectPath:
             raise CheckpointError(what, "give a model whose tables are as wide as its body")
         source = StoredTable(table)
         target = source if head is None else StoredTable(head)
-    level: Mapping[str, Any] = facts.config if facts.text is None else facts.levels.get(facts.text.level, facts.config)
+    level = facts.levels.get(facts.text.level, facts.config)
     family = level.get(BASE_TYPE if facts.is_own else "model_type")
     scalars = {key.rpartition(".")[2]: value for key, value in roles.scalars.items()}
     ending = FAMILIES.get(family) if isinstance(family, str) else None

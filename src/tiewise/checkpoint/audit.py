@@ -75,6 +75,8 @@ class Audit:
     def record(self) -> dict[str, Any]:
         """Return it as JSON can hold it; the fields are described in docs/check-schema.md."""
         roles, claims = self.roles, self.claims
+        said = {key: getattr(claims, key) for key in ("tied", "known", "t5_like", "fixed")}
+        levels = [asdict(claim) | {"effective": claim.effective} for claim in claims.levels]
         return strict(
             {
                 "schema": SCHEMA,
@@ -86,13 +88,7 @@ class Audit:
                 "tensors": self.tensors,
                 "bytes": self.nbytes,
                 "spare_bytes": self.spare,
-                "claims": {
-                    "tied": claims.tied,
-                    "known": claims.known,
-                    "t5_like": claims.t5_like,
-                    "fixed": claims.fixed,
-                    "levels": [asdict(claim) | {"effective": claim.effective} for claim in claims.levels],
-                },
+                "claims": said | {"levels": levels},
                 "found_by": None if roles is None else roles.source,
                 "headless": None if roles is None else roles.headless,
                 "names": None if roles is None else {"input": roles.input_name, "output": roles.output_name},
@@ -144,13 +140,10 @@ def check(
     catalogue = rules()
     chosen, ignored = matching(select) if select else frozenset(catalogue), matching(ignore)
     folder = None if path.suffix == ".gguf" else open_folder(path)
-    given = (
-        ("base", base, "an adapter's folder", folder is not None and folder.is_adapter),
-        ("beside", beside, "a GGUF file", folder is None),
-    )
-    for name, value, what, fits in given:
-        if value is not None and not fits:
-            raise CheckpointError(f"{name} is given, and this is not {what}", f"leave {name} out")
+    if base is not None and (folder is None or not folder.is_adapter):
+        raise CheckpointError("base is given, and this is not an adapter's folder", "leave base out")
+    if beside is not None and folder is not None:
+        raise CheckpointError("beside is given, and this is not a GGUF file", "leave beside out")
     source = base if base is not None else beside
     made_of = Facts(open_folder(source), scan) if source is not None else None
     facts: Facts | AdapterFacts | GgufFacts
@@ -159,7 +152,7 @@ def check(
         held, kind = gguf.tensors, "gguf"
         ends = {"input": gguf.table, "output": gguf.head}
         parts = tuple(Part(role, tensor) for role, tensor in ends.items() if tensor is not None)
-        audit = Audit(path, "gguf", parts=parts, spare=gguf.head.nbytes if gguf.head is not None and gguf.equal else 0)
+        audit = Audit(path, "gguf", parts=parts, spare=parts[1].tensor.nbytes if gguf.equal else 0)
     elif folder.is_adapter:
         facts = adapter = open_adapter(folder, made_of, scan)
         held, kind, audit = adapter.tensors, "adapter", Audit(path, "adapter")

@@ -153,11 +153,9 @@ def family_data() -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def family(model_type: str | None) -> Family | None:
-    """Return what is known of a `model_type`; None where it is not in the data."""
-    record = family_data()["families"].get(model_type)
-    if record is None:
-        return None
+def family(model_type: str | None) -> Family:
+    """Return what is known of a `model_type`; nothing of one that is not in the data."""
+    record = family_data()["families"].get(model_type, {})
     return Family(**record | {"classes": {name: _ends(entry) for name, entry in record.get("classes", {}).items()}})
 
 
@@ -166,8 +164,7 @@ def class_ends(model_type: str | None, architecture: str | None) -> ClassEnds | 
 
     A class is looked for in its family first, then in any other (several families share `EncoderDecoderModel`).
     """
-    own = family(model_type)
-    classes = own.classes if own is not None else {}
+    classes = family(model_type).classes
     if architecture is None:
         main = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "ForMaskedLM", "MTModel", "ForPreTraining")
         ranked = (name for end in (*main, "") for name in sorted(classes) if name.endswith(end))
@@ -182,8 +179,7 @@ def without_tokens(model_type: str | None, architecture: str | None) -> bool:
     """Whether a known class has no table of tokens at all: the data was made from it, and found none."""
     if model_type in family_data()["tokenless"]:
         return True
-    known = family(model_type)
-    if known is None or known.classes or architecture is None:
+    if model_type not in family_data()["families"] or family(model_type).classes or architecture is None:
         return False
     return architecture not in family_data()["not_built"] and class_ends(model_type, architecture) is None
 
@@ -234,21 +230,19 @@ class Claims:
     fixed: bool | None = None
 
     @property
-    def deciding(self) -> Claim | None:
-        """The level whose flag decides; None without a config.
+    def deciding(self) -> Claim:
+        """The level whose flag decides; one that claims nothing without a config.
 
         Where two levels decide, one that says true is enough: that is how transformers 5 lifts the flag of a
         `text_config` to the root.
         """
-        deciding = [claim for claim in self.levels if claim.decides] or list(self.levels[:1])
-        return next((claim for claim in deciding if claim.effective), deciding[0] if deciding else None)
+        deciding = [claim for claim in self.levels if claim.decides] or [*self.levels[:1], Claim("")]
+        return next((claim for claim in deciding if claim.effective), deciding[0])
 
     @property
     def tied(self) -> bool | None:
         """Whether the config, read as its class reads it, ties the two ends; None where that cannot be known."""
-        if self.fixed is not None:
-            return self.fixed
-        return None if self.deciding is None else self.deciding.effective
+        return self.deciding.effective if self.fixed is None else self.fixed
 
 
 def read_claims(config: Mapping[str, Any] | None) -> Claims:
@@ -256,7 +250,7 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     if not isinstance(config, Mapping):
         return Claims()
     kind = family_type(config)
-    known, ends = family(kind), class_ends(kind, architecture(config)) or class_ends(kind, None)
+    ends = class_ends(kind, architecture(config)) or class_ends(kind, None)
     levels = dict(model_levels(config))
     # by the data, else the outermost one that has the flag, else the root
     outermost = next((path for path, level in levels.items() if FLAG in level), "")
@@ -264,23 +258,22 @@ def read_claims(config: Mapping[str, Any] | None) -> Claims:
     claims = []
     for path in dict.fromkeys((*levels, *deciding)):
         level = levels.get(path, {})  # absent: the class takes its own default
-        own = family(family_type(level) or (known.levels.get(path) if known is not None else None))
-        keys, flag = {} if own is None else own.sizes, level.get(FLAG)
+        own, flag = family(family_type(level) or family(kind).levels.get(path)), level.get(FLAG)
         widths = ("hidden_size", "d_model", "n_embd", "model_dim", "dim", "n_embed")
         claim = Claim(
             path,
             model_type=family_type(level),
             written=flag if isinstance(flag, bool) else None,
-            default=None if own is None else False if own.loose and FLAG in level and flag is None else own.tie,
+            default=False if own.loose and FLAG in level and flag is None else own.tie,
             decides=path in deciding,
-            vocab_size=_first_count(level, keys.get("vocab_size", ""), "vocab_size"),
-            hidden_size=_first_count(level, keys.get("hidden_size", ""), *widths),
+            vocab_size=_first_count(level, own.sizes.get("vocab_size", ""), "vocab_size"),
+            hidden_size=_first_count(level, own.sizes.get("hidden_size", ""), *widths),
             malformed=short(flag) if FLAG in level and not isinstance(flag, bool) else None,
         )
         claims.append(claim)
     fixed = None if ends is None or not (ends.always or ends.never) else ends.always
     t5_like = kind in ("mt5", "switch_transformers") or bool(fixed and ends is not None and "shared" in ends.inputs)
-    return Claims(tuple(claims), t5_like=t5_like, known=known is not None, fixed=fixed)
+    return Claims(tuple(claims), t5_like=t5_like, known=kind in family_data()["families"], fixed=fixed)
 
 
 def architecture(config: Mapping[str, Any]) -> str | None:
@@ -356,11 +349,11 @@ def read_scalars(levels: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str, f
     """
     found = {}
     for path, level in levels:
-        known = family(family_type(level))
+        defaults = family(family_type(level)).scalars
         width = next((number(level.get(key)) for key in ("hidden_size", "d_model") if key in level), None)
         idle = SCALARS | (dict.fromkeys(WIDTHS, width) if width is not None else {})
         for key, nothing in idle.items():
-            value = number(level.get(key, known.scalars.get(key) if known is not None else None))
+            value = number(level.get(key, defaults.get(key)))
             if value is not None and value != nothing:
                 found[f"{path}.{key}" if path else key] = value
     return found

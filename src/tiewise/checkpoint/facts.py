@@ -84,14 +84,10 @@ class Facts:
         return dict(model_levels(self.config))
 
     @cached_property
-    def text(self) -> Claim | None:
+    def text(self) -> Claim:
         """The level that describes the vocabulary: the deciding one, or the part below it that has a `vocab_size`."""
-        deciding = self.claims.deciding
-        below = [claim for claim in self.claims.levels if claim.level.rpartition(".")[2] in TEXT_PARTS]
-        for claim in (*below, deciding):
-            if claim is not None and claim.vocab_size is not None:
-                return claim
-        return deciding
+        below = (claim for claim in self.claims.levels if claim.level.rpartition(".")[2] in TEXT_PARTS)
+        return next((claim for claim in below if claim.vocab_size is not None), self.claims.deciding)
 
     @cached_property
     def roles(self) -> Roles:
@@ -143,7 +139,7 @@ class Facts:
     def explains(self, table: Stored) -> bool:
         """Whether a table is as wide as the model, or as something that the config or a stored map says."""
         width = table.shape[1]
-        if self.text is None or self.text.hidden_size in (None, width):
+        if self.text.hidden_size in (None, width):
             return True
         named = (item for level in self.levels.values() for item in level.items())
         said = (value for key, value in named if any(word in key for word in _WIDTH_KEYS) and type(value) is int)
@@ -155,7 +151,7 @@ class Facts:
         """{stored bias of the head: shape that the class gives it} where the two are not the same."""
         roles = self.roles
         rows = [table.rows for table in reversed(roles.pair) if not roles.packed(table)]
-        rows += [self.text.vocab_size] if self.text is not None and self.text.vocab_size is not None else []
+        rows += [self.text.vocab_size] if self.text.vocab_size is not None else []
         if roles.known is None or not rows:
             return {}
         found: dict[str, tuple[int, ...]] = {}

@@ -107,7 +107,7 @@ def predict(facts: Facts) -> tuple[LoaderOutcome, ...]:
     # transformers 4 asks the text part, whose base default is true
     below = (claim for claim in claims.levels if claim.level in TEXT_PARTS and claim.written is not None)
     text = next(below, claims.deciding)
-    of_text = text is None or text.effective is not False
+    of_text = text.effective is not False
     # vLLM takes a flag that is true at any level, mlx-lm the flag as written at any, true where absent
     written = [claim.written for claim in claims.levels if claim.written is not None]
     of_any = True if any(written) and claims.fixed is not False else claims.tied
@@ -162,9 +162,8 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
         lost = roles.read_input is None and (roles.unread or missing)
         return _outcome(loader, RANDOM_TABLE if lost else NO_HEAD)
     deciding = facts.claims.deciding
-    if recent and deciding is not None and deciding.malformed is not None:
-        known = family(deciding.model_type)
-        loose = "" if known is None else known.loose
+    if recent and deciding.malformed is not None:
+        loose = family(deciding.model_type).loose
         if loose != "any" and (loose, deciding.malformed) != ("null", "None"):
             return _outcome(loader, ERROR, "The flag is neither true nor false, and its config class refuses that.")
     if (misfit := _misfit(facts)) is not None:
@@ -192,7 +191,7 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
 
 def _misfit(facts: Facts) -> str | None:
     """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
-    roles, wanted = facts.roles, None if facts.text is None else facts.text.vocab_size
+    roles, wanted = facts.roles, facts.text.vocab_size
     for table in (roles.read_input, roles.read_output):
         if table is None or roles.packed(table):
             continue

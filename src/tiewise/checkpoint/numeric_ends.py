@@ -201,11 +201,10 @@ def read_boundary(facts: Facts) -> StoredBoundary:
     if not facts.is_own or not isinstance(written, str):
         fix = "this is for checkpoints whose model_type is tiewise"
         raise CheckpointError(f"{facts.path}: its tables are plain already", fix)
-    claims = (facts.text, facts.claims.deciding)
-    widths = (claim.hidden_size for claim in claims if claim is not None and claim.hidden_size is not None)
+    width = facts.text.hidden_size or facts.claims.deciding.hidden_size or 2**62
     try:
         spec = BoundarySpec.parse(written)
-        needs_in, needs_out = spec.maps(next(widths, 2**62))
+        needs_in, needs_out = spec.maps(width)
     except SpecError as error:
         raise _wrong(facts, short(error.what, 120)) from None
     if spec.out_bias:

@@ -74,7 +74,7 @@ def custom_code(facts: Facts) -> Told:
         if found.name in models or any(_MODEL.fullmatch(name) for name in above):
             yield from _of_model(facts, found, {name: classes.get(name) for name in above})
     config, deciding = classes.get(used.get("AutoConfig", "")), facts.claims.deciding
-    if config is None or deciding is None or deciding.written is not None or facts.roles.headless:
+    if config is None or deciding.written is not None or facts.roles.headless:
         return
     if config.bases and all(_BASE_CONFIG.fullmatch(base) for base in config.bases) and not config.names_flag:
         what = f"{config.name} gives {FLAG} no value, nor does config.json: true for transformers 4, false for 5"

@@ -163,7 +163,7 @@ def table_shapes(facts: Facts) -> Told:
         if facts.tied is True or not meant:
             what = f"{describe(table)} and {describe(head)} count different tokens"
             yield short(head.name), what, facts.command("resize", f"--vocab {max(table.rows, head.rows)}")
-    if facts.text is None or facts.text.hidden_size is None:
+    if facts.text.hidden_size is None:
         return
     for end in (end for end in ends if not facts.explains(end)):
         what = f"{describe(end)} is {end.shape[1]:,} wide, the model {facts.text.hidden_size:,}"
@@ -231,7 +231,7 @@ def vocab_size(facts: Facts) -> Told:
     Sources: transformers#45236; LlamaFactory#6749
     """
     text, table = facts.text, facts.roles.counted
-    if text is None or text.vocab_size is None or table is None or table.rows == text.vocab_size:
+    if text.vocab_size is None or table is None or table.rows == text.vocab_size:
         return
     padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
     multiples = (count(level.get(key)) for level in facts.levels.values() for key in padded)
@@ -257,8 +257,7 @@ def special_ids_outside(facts: Facts) -> Told:
         return
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
     levels: dict[str, Mapping[str, Any]] = {"": facts.config}
-    if facts.text is not None:
-        levels |= {short(facts.text.level): facts.levels.get(facts.text.level, {})}
+    levels |= {short(facts.text.level): facts.levels.get(facts.text.level, {})}
     if isinstance(facts.generation, Mapping):
         levels |= {"generation_config.json": facts.generation}
     for level, record in levels.items():

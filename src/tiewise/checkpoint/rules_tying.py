@@ -37,7 +37,7 @@ def no_input(facts: Facts) -> Told:
             what = f"{source} is stored alone, and an untied model of this class draws {target} at random"
             fix = f"store it as {target} too, or write the flag as true if it was trained so"
             yield Said(target, what, fix, severity="error")
-    if text is None or text.vocab_size is None or not facts.complete or roles.input is not None:
+    if text.vocab_size is None or not facts.complete or roles.input is not None:
         return
     if (roles.headless and roles.known is None) or (facts.quantised and roles.opaque):
         return
@@ -69,7 +69,6 @@ def no_output(facts: Facts) -> Told:
     if not claims.known and (like or facts.quantised):
         return  # its own code may know them
     deciding = claims.deciding
-    assert deciding is not None
     how = "false" if deciding.written is False else "absent, which this class reads as false"
     why = "this class never ties" if claims.fixed is False else f"{dotted(deciding.level)} is {how}"
     what = f"{why}, and no output head is stored: transformers draws it at random"
@@ -101,7 +100,7 @@ def tied_but_different(facts: Facts) -> Told:
     claims, pair = facts.claims, facts.pair
     if facts.tied is not True or pair is None or not pair.alike.differing:
         return
-    if claims.t5_like and claims.deciding is not None and claims.deciding.written is False:
+    if claims.t5_like and claims.deciding.written is False:
         return  # T5 1.1 and its kin: a head of its own, said by the flag, which their class then does not follow
     safe = claims.fixed is None and not claims.t5_like
     one = f"choose one: {facts.command('tie', '--keep input')}"
@@ -270,7 +269,7 @@ def t5_ends(facts: Facts) -> Told:
     if not facts.claims.t5_like or not facts.complete:
         return
     roles, claim = facts.roles, facts.claims.deciding
-    if claim is not None and claim.written is False and roles.output is None and roles.input is not None:
+    if claim.written is False and roles.output is None and roles.input is not None:
         what = f"{FLAG} is false and no head is stored; this family reads false also as 'do not scale before the head'"
         fix = f"if it was trained tied, {CONFIG_FIX}: true, with scale_decoder_outputs as it was trained"
         yield FLAG, what, fix

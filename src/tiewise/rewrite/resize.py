@@ -121,7 +121,7 @@ def resize(
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
     config: dict[str, int] = {}
     if facts.folder.config is not None:
-        level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
+        level = facts.text.level if facts.text.level in facts.levels else ""
         # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that
         # of the vocabulary's level
         leaves = _leaves(facts.config)

@@ -69,8 +69,8 @@ def dedupe(facts: Facts, *, force: bool = False) -> Change:
     The flag becomes true at every level of the config. No logit changes.
     """
     _require_ends(facts, "dedupe")
-    table, head, deciding = facts.roles.input, facts.roles.output, facts.claims.deciding
-    if facts.claims.t5_like and head is not None and deciding is not None and deciding.effective is False:
+    table, head = facts.roles.input, facts.roles.output
+    if facts.claims.t5_like and head is not None and facts.claims.deciding.effective is False:
         drop, put = _without_copies(facts, head)  # the head is trained apart; only the stacks share the table
         change = Change(drop=drop - {head.name}, put=put)
     elif table is not None and head is not None and not facts.same(table, head):
@@ -156,7 +156,7 @@ def joined(facts: Facts, keep: str | None = None, force: bool = False) -> Change
     if claims.fixed is False:
         what = f"{facts.path}: its class never ties, so that a dropped head would be drawn at random"
         notes += refuse(what, "keep both tables", force)
-    elif claims.t5_like and claims.deciding is not None and claims.deciding.effective is False:
+    elif claims.t5_like and claims.deciding.effective is False:
         what = f"{facts.path}: this family reads the flag true also as 'scale before the head', which is now off"
         notes += refuse(what, "keep it as it is", force)
     config = flags(facts, True)
