@@ -206,7 +206,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
             question="Do the two uses of the table pull the same way?", above=ONE,
             why="above zero a step for one use helps the other; below zero, as in any tied model at rest, they oppose",
         )  # fmt: skip
-    yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all batches")
+    yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
     yield mean("norm of the head path per batch", (x.b for x in splits), "norm", main=False)
     yield aside("loss", found.nll, "nats per token", n=found.predicted)
