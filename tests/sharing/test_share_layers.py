@@ -491,12 +491,17 @@ def test_counts_are_those_that_the_budget_predicts(name):
         assert share_layers(model, text).parameters == before, text
 
 
-def test_norms_are_placed_by_what_reads_them_even_where_two_give_the_same_values():
-    (stack,) = find_stacks(four_layers("gpt_neox"))  # parallel branches, two norms of the same input, both new
-    assert stack.parts[0]["input_layernorm.weight"] == "attention"
-    assert stack.parts[0]["post_attention_layernorm.weight"] == "ffn"
-    (stack,) = find_stacks(four_layers("phi"))  # parallel branches that read one norm
-    assert stack.parts[0]["input_layernorm.weight"] == "own"
+@pytest.mark.parametrize(
+    ("name", "norm", "part"),
+    [
+        ("gpt_neox", "input_layernorm.weight", "attention"),  # parallel branches, two norms of the same input, both new
+        ("gpt_neox", "post_attention_layernorm.weight", "ffn"),
+        ("phi", "input_layernorm.weight", "own"),  # parallel branches that read one norm
+    ],
+)
+def test_norms_are_placed_by_what_reads_them_even_where_two_give_the_same_values(name, norm, part):
+    (((_, parts), *_),) = find_stacks(four_layers(name)).values()
+    assert parts[norm] == part
 
 
 def test_finding_stacks_leaves_no_trace():

@@ -14,7 +14,7 @@ steps in place, as there is nothing to change, and hooks on a gradient that the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -48,11 +48,6 @@ class Counts:
     fused: int = 0
     materialised: int = 0
     operations: list[str] = field(default_factory=list)
-
-    def reset(self) -> None:
-        """Start counting anew."""
-        self.fused = self.materialised = 0
-        self.operations.clear()
 
 
 class Deferred:
@@ -117,58 +112,56 @@ class Deferred:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def float(self, **kwargs: Any) -> Any:
-        """Cast to fp32, in which the fused loss accumulates in any case."""
-        return self.to(torch.float32, **kwargs)
+    # each records a method of torch (`_RECORDERS` says which) as a step, or is None where the fold cannot hold it
 
-    def to(self, *args: Any, **kwargs: Any) -> Any:
-        """Cast to fp32 or stay as it is; a copy, another device or another type computes the logits."""
+    def _to(self, *args: Any, **kwargs: Any) -> Deferred | None:
+        """Cast to fp32, in which the fused loss accumulates in any case, or stay as it is."""
         try:
             device, dtype, _, layout = torch._C._nn._parse_to(*args, **kwargs)
         except (RuntimeError, TypeError):  # a copy, deferred logits whose type is wanted, or nothing that torch knows
-            return self._compute("to", *args, **kwargs)
+            return None
         dtype = dtype or self.dtype
         if device not in (None, self.device) or dtype not in (self.dtype, torch.float32) or layout is not None:
-            return self._compute("to", *args, **kwargs)
+            return None
         return self if dtype == self.dtype else self._with(Tensor.to, dtype, dtype=dtype)
 
-    def contiguous(self, *args: Any, **kwargs: Any) -> Any:
-        """Return itself: logits that do not exist are contiguous."""
-        return self._compute("contiguous", *args, **kwargs) if args or kwargs else self
+    def _float(self, **kwargs: Any) -> Deferred | None:
+        return self._to(torch.float32, **kwargs)
 
-    def view(self, *shape: Any, **kwargs: Any) -> Any:
+    def _contiguous(self) -> Deferred:
+        return self  # logits that do not exist are contiguous
+
+    def _view(self, *shape: Any) -> Deferred | None:
         """Reshape the leading dimensions."""
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         width = self.table.shape[0]
         if sizes and (sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width)):
             return self._with(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
-        return self._compute("view", *shape, **kwargs)
+        return None
 
-    def reshape(self, *shape: Any, **kwargs: Any) -> Any:
-        """Reshape the leading dimensions."""
-        return self._compute("reshape", **kwargs) if kwargs else self.view(*shape)
+    def _flatten(self, start_dim: int = 0, end_dim: int = -1) -> Deferred | None:
+        last = end_dim % self.ndim == self.ndim - 1
+        return None if last else self._with(hidden=self.hidden.flatten(start_dim, end_dim))
 
-    def flatten(self, start_dim: int = 0, end_dim: int = -1) -> Any:
-        """Merge leading dimensions."""
-        if end_dim % self.ndim == self.ndim - 1:
-            return self._compute("flatten", start_dim, end_dim)
-        return self._with(hidden=self.hidden.flatten(start_dim, end_dim))
-
-    def __getitem__(self, index: Any) -> Any:
+    def _at(self, index: Any) -> Deferred | None:
         split = _split_index(index, self.ndim)
         if split is None:
-            return self._compute("__getitem__", index)
+            return None
         positions, tokens = split
         if tokens == slice(None):
             return self._with(hidden=self.hidden[positions])
-        scale, folded, post = self.fold
-        if folded is not self.bias or (folded is not None and scale != 1.0):  # a bias of steps has all tokens
-            return self._compute("__getitem__", index)
-        bias = None if folded is None else folded[tokens]
+        scale, bias, post = self.fold
+        if bias is not self.bias or (bias is not None and scale != 1.0):  # a bias of steps has all tokens
+            return None
+        bias = None if bias is None else bias[tokens]
         changed = {"table": self.table[tokens], "bias": bias, "fold": Fold(scale, bias, post)}
         return self._with(hidden=self.hidden[positions], **changed)
 
-    # what follows records a step, or is None where the fold cannot hold it
+    def _times(self, other: Any) -> Deferred | None:
+        return self._scaled(Tensor.mul, other, other)
+
+    def _divided(self, other: Any) -> Deferred | None:
+        return self._scaled(Tensor.div, other, 1 / other) if isinstance(other, int | float) and other else None
 
     def _scaled(self, function: Any, number: Any, factor: Any) -> Deferred | None:
         """`function` of `number` multiplies by a finite `factor`; a soft-cap is only known with a positive one."""
@@ -179,12 +172,6 @@ class Deferred:
             fold = Fold(scale * factor, None if bias is None else bias * factor)
             return self._with(function, number, fold=fold)
         return self._with(function, number, fold=Fold(scale, bias, post * factor)) if factor > 0 else None
-
-    def _times(self, other: Any) -> Deferred | None:
-        return self._scaled(Tensor.mul, other, other)
-
-    def _divided(self, other: Any) -> Deferred | None:
-        return self._scaled(Tensor.div, other, 1 / other) if isinstance(other, int | float) and other else None
 
     def _plus(self, other: Any) -> Deferred | None:
         """Add a vector [V] (or [1, V], [1, 1, V]) of biases."""
@@ -198,24 +185,9 @@ class Deferred:
         fold = Fold(scale, vector if bias is None else bias + vector)
         return self._with(Tensor.add, vector, fold=fold, dtype=dtype)
 
-    def tanh(self) -> Any:
+    def _tanh(self) -> Deferred | None:
         """Squash, once, as the middle of a soft-cap."""
-        if self.fold.post is not None:
-            return self._compute("tanh")
-        return self._with(Tensor.tanh, fold=self.fold._replace(post=1.0))
-
-    def cross_entropy(self, targets: Tensor, **options: Any) -> Tensor:
-        """Fused loss of logits shaped [N, V] against `targets` [N]; options as in `LossOptions`."""
-        if not torch.compiler.is_compiling():
-            self.counts.fused += 1
-        scale, bias, softcap = self.fold
-        if softcap is not None:  # post · tanh(z) = softcap(post · z), with softcap(z) = c · tanh(z / c)
-            scale, bias = scale * softcap, None if bias is None else bias * softcap
-        everything = LossOptions(scale=scale, softcap=softcap, **options)
-        with torch.set_grad_enabled(self.requires_grad):
-            loss = linear_cross_entropy(self.hidden, self.table, targets, bias, everything)
-        # transformers casts logits to fp32, which narrows those of an fp64 model: its loss is fp32 then
-        return loss.to(self.dtype) if loss.dtype == torch.float64 else loss
+        return None if self.fold.post is not None else self._with(Tensor.tanh, fold=self.fold._replace(post=1.0))
 
     def real(self, because: str = "real") -> Tensor:
         """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
@@ -234,28 +206,31 @@ class Deferred:
             self._real = logits
         return logits
 
-    def _compute(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = tree_map(lambda x: _real(x, name), (args, kwargs))
-        return getattr(self.real(name), name)(*args, **kwargs)
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Fuse the cross-entropy, record what has a method here, and compute the logits for everything else."""
+        """Fuse the cross-entropy, record what can be, refuse what would be lost, and compute everything else."""
         kwargs = kwargs or {}
-        if func is F.cross_entropy:
-            loss = fused_cross_entropy(*args, **kwargs)
-            if loss is not None:
-                return loss
-        deferred = bool(args) and isinstance(args[0], Deferred)
-        if deferred and func in _RECORDED and "out" not in kwargs:
-            return getattr(cls, _RECORDED[func])(*args, **kwargs)
-        if func in _COMMUTING and len(args) == 2 and not kwargs and not deferred:
-            return getattr(cls, _COMMUTING[func])(*args[::-1])
+        if func is F.cross_entropy and (loss := fused_cross_entropy(*args, **kwargs)) is not None:
+            return loss
+        operands = args[::-1] if func in _COMMUTING and args and not isinstance(args[0], Deferred) else args
+        if func in _RECORDED and operands and isinstance(operands[0], Deferred):
+            try:
+                recorded = _RECORDED[func](*operands, **kwargs)
+            except TypeError:  # arguments that are not recorded
+                recorded = None
+            if recorded is not None:
+                return recorded
         name = getattr(func, "__name__", str(func))
-        changed = (args[:1] if _in_place(name) or kwargs.get("inplace") else (), kwargs.get("out"))
+        augmented = name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")  # __imul__ of __mul__, not __invert__
+        in_place = augmented or name in ("__setitem__", "__delitem__") or (name[-1:] == "_" and name[-2:] != "__")
+        changed = (args[:1] if in_place or kwargs.get("inplace") else (), kwargs.get("out"))
         if any(isinstance(x, Deferred) for x in tree_leaves(changed)):
-            raise _changes(name)
-        args, kwargs = tree_map(lambda x: _real(x, name), (args, kwargs))
+            what = f"{name} would change logits in place, and these are deferred: never computed"
+            raise UnsupportedError(what, "use the operation that returns a new tensor, or take .real() first")
+        if name in ("register_hook", "retain_grad"):
+            what = f"{name} asks for the gradient of logits, and these are deferred: the fused loss never makes it"
+            raise UnsupportedError(what, "take .real() first and compute the loss from that")
+        args, kwargs = tree_map(lambda x: x.real(name) if isinstance(x, Deferred) else x, (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -269,17 +244,21 @@ def fused_cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    """Take `F.cross_entropy`'s arguments; None where the fused loss does not compute what they ask for."""
+    """`F.cross_entropy` of deferred logits [N, V], fused; None where the fused loss does not compute what is asked."""
     if not isinstance(input, Deferred) or not torch.is_tensor(target) or target.is_floating_point():
         return None
     if input.dim() != 2 or target.dim() != 1 or (size_average, reduce) != (None, None):
         return None
-    options = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
-    return input.cross_entropy(target, class_weight=weight, **options)
-
-
-def _real(value: Any, because: str) -> Any:
-    return value.real(because) if isinstance(value, Deferred) else value
+    if not torch.compiler.is_compiling():
+        input.counts.fused += 1
+    scale, bias, softcap = input.fold
+    if softcap is not None:  # post · tanh(z) = softcap(post · z), with softcap(z) = c · tanh(z / c)
+        scale, bias = scale * softcap, None if bias is None else bias * softcap
+    options = LossOptions(scale, softcap, ignore_index, label_smoothing, class_weight=weight, reduction=reduction)
+    with torch.set_grad_enabled(input.requires_grad):
+        loss = linear_cross_entropy(input.hidden, input.table, target, bias, options)
+    # transformers casts logits to fp32, which narrows those of an fp64 model: its loss is fp32 then
+    return loss.to(input.dtype) if loss.dtype == torch.float64 else loss
 
 
 def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
@@ -287,11 +266,17 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
 
     (..., :-1, :) → (..., :-1, :), all        0 → (0,), all        (..., :n) → (..., :), :n        (:, -1, 5) → None
     """
-    items = index if isinstance(index, tuple) else (index,)
-    used, dots = [_dimensions(item) for item in items], sum(item is Ellipsis for item in items)
-    if None in used or dots > 1:
-        return None
-    if sum(used) != dims and (not dots or items[-1] is Ellipsis):  # type: ignore[arg-type]
+    items, used, dots = index if isinstance(index, tuple) else (index,), 0, False
+    for item in items:
+        if item is Ellipsis and not dots:
+            dots = True
+        elif torch.is_tensor(item):
+            used += item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
+        elif isinstance(item, int | slice) and not isinstance(item, bool):
+            used += 1
+        elif item is not None:  # two ellipses, or what takes more thought than it is worth
+            return None
+    if used != dims and (not dots or items[-1] is Ellipsis):
         return items, slice(None)
     last = items[-1]
     if not isinstance(last, slice) or last.step not in (None, 1):
@@ -299,58 +284,24 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
     return (*items[:-1], slice(None)), last
 
 
-def _dimensions(item: Any) -> int | None:
-    """How many dimensions an item consumes; None where that takes more thought than it is worth."""
-    if item is Ellipsis or item is None:
-        return 0
-    if torch.is_tensor(item):
-        return item.dim() if item.dtype in (torch.bool, torch.uint8) else 1
-    return 1 if isinstance(item, int | slice) and not isinstance(item, bool) else None
-
-
-def _in_place(name: str) -> bool:
-    augmented = name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")  # __imul__ of __mul__, not __invert__
-    return augmented or name in ("__setitem__", "__delitem__") or (name.endswith("_") and not name.endswith("__"))
-
-
-def _changes(name: str) -> UnsupportedError:
-    what = f"{name} would change logits in place, and these are deferred: never computed"
-    return UnsupportedError(what, "use the operation that returns a new tensor, or take .real() first")
-
-
 # name of a method -> what records it, where it can
-_RECORDERS = dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._times)
-_RECORDERS |= dict.fromkeys(("__add__", "__radd__", "add"), Deferred._plus)
-_COMMUTING_NAMES = tuple(_RECORDERS)
+_COMMUTE = dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._times)
+_COMMUTE |= dict.fromkeys(("__add__", "__radd__", "add"), Deferred._plus)
+_RECORDERS: dict[str, Callable[..., Deferred | None]] = {"to": Deferred._to, "float": Deferred._float}
+_RECORDERS |= {"view": Deferred._view, "reshape": Deferred._view, "flatten": Deferred._flatten}
+_RECORDERS |= {"contiguous": Deferred._contiguous, "tanh": Deferred._tanh, "__getitem__": Deferred._at, **_COMMUTE}
 _RECORDERS |= dict.fromkeys(("__truediv__", "div", "divide", "true_divide"), Deferred._divided)
-
-
-def _functions(names: Iterable[str]) -> dict[Any, str]:
-    """{function: name of its method}, as Dynamo, and a tensor on the left, route past the methods what they ask for.
-
-    They are found by identity: a compiled function has no name that Dynamo could compare.
-    """
-    return {getattr(home, name): name for name in names for home in (torch, Tensor) if hasattr(home, name)}
-
-
-_COMMUTING = _functions(_COMMUTING_NAMES)
-_RECORDED = _functions([*_RECORDERS, "tanh", "flatten", "reshape"])
+# and by the functions of torch and Tensor, since a compiled function has no name that Dynamo could compare
+_COMMUTING, _RECORDED = (
+    {getattr(home, name): found[name] for name in found for home in (torch, Tensor) if hasattr(home, name)}
+    for found in (_COMMUTE, _RECORDERS)
+)
 
 
 def _method(name: str) -> Callable[..., Any]:
     """What stands for a tensor's method: recorded, refused, or computed."""
-    record = _RECORDERS.get(name)
-
-    def method(self: Deferred, *args: Any, **kwargs: Any) -> Any:
-        if _in_place(name):
-            raise _changes(name)
-        if name in ("register_hook", "retain_grad"):
-            what = f"{name} asks for the gradient of logits, and these are deferred: the fused loss never makes it"
-            raise UnsupportedError(what, "take .real() first and compute the loss from that")
-        recorded = record(self, *args) if record is not None and len(args) == 1 and not kwargs else None
-        return self._compute(name, *args, **kwargs) if recorded is None else recorded
-
-    return method
+    function = getattr(Tensor, name)
+    return lambda self, *args, **kwargs: Deferred.__torch_function__(function, (), (self, *args), kwargs)
 
 
 _OPERATORS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__format__", "__reduce_ex__")

@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss, ForMaskedLMLoss
 
 from tiewise.boundary.boundary import dense_output
+from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import BACKWARD_HOOK, LazyLogits, Link, computed
 from tiewise.boundary.locate import SEED, Journal, untraced
 from tiewise.core.errors import InstallError, TiewiseError
@@ -129,7 +130,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     _agree(f"{kind}: loss", loss, reference, dtype)
     if reference_logits is not None:
         _agree(f"{kind}: logits", computed(logits), reference_logits, dtype)
-    link.counts.reset()
+    link.counts = Counts()
     _run(model, batch, training=True)
     if link.counts.materialised:
         operations = ", ".join(dict.fromkeys(link.counts.operations))
@@ -142,7 +143,7 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     if not link.counts.fused:
         fix = "the loss must be torch.nn.functional.cross_entropy of what the head module returns"
         raise InstallError(f"{kind} computes its loss past its output head", fix)
-    link.counts.reset()
+    link.counts = Counts()
     return reference
 
 
@@ -230,20 +231,18 @@ class FusedLabelSmoother:
 
     epsilon: float  # label smoothing ε
     shifts: bool  # whether position i predicts label i + 1
-    ignore_index: int = -100  # label that counts for nothing
 
     def __call__(
         self, model_output: Any, labels: Tensor, shift_labels: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
         """Smoothed cross-entropy, averaged over the labels of this batch or over `num_items_in_batch`."""
-        logits = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
+        logits: Any = model_output["logits"] if isinstance(model_output, dict) else model_output[0]
         logits = logits.deferred if isinstance(logits, LazyLogits) else logits
         if self.shifts:  # the Trainer's `shift_labels` goes by the name of the model's class
             logits, labels = logits[..., :-1, :], labels[..., 1:]
         loss = F.cross_entropy(
             logits.flatten(0, -2),
             labels.reshape(-1),
-            ignore_index=self.ignore_index,
             reduction="mean" if num_items_in_batch is None else "sum",
             label_smoothing=self.epsilon,
         )

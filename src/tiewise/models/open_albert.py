@@ -38,7 +38,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 from tiewise.boundary.saved import DepthTying, is_family
 from tiewise.core.errors import SpecError, UnsupportedError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.sharing.layout import ENTRY, LayerStack, make_layout
+from tiewise.sharing.layout import ENTRY, make_layout
 from tiewise.sharing.share import build_shared, is_relaxed
 
 STACK = "layers"  # the list of layers in the encoder
@@ -122,8 +122,7 @@ class OpenAlbertConfig(PreTrainedConfig):
         with torch.device("meta"):
             layer = AlbertLayer(self)
         parts = {name: name.partition(".")[0] for name, _ in layer.named_parameters()}
-        stack = LayerStack(STACK, (layer,) * self.num_hidden_layers, (parts,) * self.num_hidden_layers)
-        setattr(self, ENTRY, make_layout([stack], spec).record())
+        setattr(self, ENTRY, make_layout({STACK: [(layer, parts)] * self.num_hidden_layers}, spec).record())
 
 
 def preset(name: str, **changes: Any) -> OpenAlbertConfig:

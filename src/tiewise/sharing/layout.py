@@ -1,8 +1,8 @@
 """Which parameters of which layers are one: found in a model, made from a spec, written in a config and read back.
 
-    for stack in find_stacks(model):
-        stack.name, len(stack.layers)            # "bert.encoder.layer", 12
-        stack.parts[0]["output.LayerNorm.weight"]     # "ffn"
+    (stack, layers), *_ = find_stacks(model).items()      # "bert.encoder.layer", of 12
+    layer, parts = layers[0]
+    parts["output.LayerNorm.weight"]                      # "ffn"
 
 A stack is an outermost list of modules that a forward pass on token ids runs. What mixes tokens is told by name
 (attention, attn, mixer, …), as every family of transformers has it; all other matrices are ffn. Norms are placed by
@@ -19,9 +19,10 @@ The layout is written out, not derived again, so that a checkpoint loads as it w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,62 +36,47 @@ from tiewise.core.sharing_spec import SharingSpec
 _MIXES = re.compile(r"att(n|ention)|mixer|mamba|ssm", re.IGNORECASE)
 _ROWS, _LENGTH = 2, 5
 _FIX = "sharing works on models that run on token ids"
+# by a stack's name its layers in order, and of every parameter of each, by name: attention, ffn, or own (neither's)
+Stacks = dict[str, list[tuple[nn.Module, dict[str, str]]]]
+# of a layer's modules that hold parameters, by path and in order: what the first call of each read and wrote
+_Calls = dict[str, tuple[Tensor | None, Tensor | None]]
 
 
-@dataclass(frozen=True)
-class LayerStack:
-    """Layers of one list, in order."""
-
-    name: str  # of the list in its model
-    layers: tuple[nn.Module, ...]
-    parts: tuple[dict[str, str], ...]  # of every layer: names of parameters → attention, ffn, or own (neither's)
-
-
-class _Call(NamedTuple):
-    """The first call of a module that holds parameters."""
-
-    path: str  # in its layer
-    module: nn.Module
-    read: Tensor | None
-    wrote: Tensor | None
-
-
-def find_stacks(model: Any) -> list[LayerStack]:
+def find_stacks(model: Any) -> Stacks:
     """Find the stacks of a model and place every parameter of every layer, by running it on a few random ids."""
     kind = type(model).__name__
     if on_meta(model):
         raise InstallError(f"{kind} is on the meta device", "load its weights first")
     if any(hasattr(value, "full_tensor") for value in model.parameters()):  # FSDP would undo it at the next forward
         raise InstallError(f"{kind} is sharded", "share its layers before fully_shard")
-    lists: dict[str, tuple[nn.Module, ...]] = {}
+    lists: dict[str, nn.ModuleList] = {}
     inside: set[int] = set()
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and id(module) not in inside:
             inside |= {id(part) for part in module.modules()}
             if len(module) and all(any(value.ndim > 1 for value in layer.parameters()) for layer in module):
-                lists[name] = tuple(module)
+                lists[name] = module
     calls = _calls(model, [layer for layers in lists.values() for layer in layers])
-    stacks = []
+    stacks: Stacks = {}
     for name, layers in lists.items():
         runs = [calls[id(layer)] for layer in layers]
         if all(runs):
-            begins = next(call.module for call in runs[-1] if not isinstance(call.module, nn.Embedding))
+            begins = next(m for m in map(layers[-1].get_submodule, runs[-1]) if not isinstance(m, nn.Embedding))
             pairs = zip(layers, runs, strict=True)
-            parts = tuple(_parts(name, *pair, norm_first=not _is_matrix(begins)) for pair in pairs)
-            stacks.append(LayerStack(name, layers, parts))
+            stacks[name] = [(layer, _parts(name, layer, run, not _is_matrix(begins))) for layer, run in pairs]
     if not stacks:
         raise InstallError(f"{kind} has no list of layers that token ids run through", _FIX)
     return stacks
 
 
-def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
-    """For every layer by its id, its calls in order, in one forward pass on random ids that leaves no trace."""
-    kind, calls = type(model).__name__, {id(layer): list[_Call]() for layer in layers}
+def _calls(model: Any, layers: list[nn.Module]) -> dict[int, _Calls]:
+    """For every layer by its id, the calls in one forward pass on random ids that leaves no trace."""
+    kind, calls = type(model).__name__, {id(layer): _Calls() for layer in layers}
 
-    def noted(path: str, into: list[_Call]) -> Any:
+    def noted(path: str, into: _Calls) -> Any:
         def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if all(call.module is not module for call in into):
-                into.append(_Call(path, module, _first((*args, *kwargs.values())), _first((output,))))
+            if path not in into:
+                into[path] = _first((*args, *kwargs.values())), _first((output,))
 
         return after
 
@@ -105,7 +91,7 @@ def _calls(model: Any, layers: list[nn.Module]) -> dict[int, list[_Call]]:
     with ExitStack() as held:
         for layer in {id(layer): layer for layer in layers}.values():
             for path, module in layer.named_modules():
-                if any(True for _ in module.parameters(recurse=False)):
+                if list(module.parameters(recurse=False)):
                     hook = noted(path, calls[id(layer)])
                     held.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
         try:
@@ -129,14 +115,28 @@ def _is_matrix(module: nn.Module) -> bool:
     return any(value.ndim > 1 for value in module.parameters(recurse=False))
 
 
-def _parts(stack: str, layer: nn.Module, calls: list[_Call], norm_first: bool) -> dict[str, str]:
+def _parts(stack: str, layer: nn.Module, calls: _Calls, norm_first: bool) -> dict[str, str]:
     """What each parameter of a layer is of: attention, ffn, or own (neither's)."""
     kinds = {  # of the modules with a matrix
         path: "attention" if _MIXES.search(f"{stack.rpartition('.')[2]}.{path}") else "ffn"
         for path, module in layer.named_modules(remove_duplicate=False)
         if path and _is_matrix(module)
     }
-    place = {call.path: index for index, call in enumerate(calls)}
+    matrices = [path for path in calls if path in kinds]
+
+    def of_norm(path: str) -> str:
+        norm = calls[path][1]
+        if norm_first and norm is not None:
+            read = [(x, kinds[by]) for by in matrices if (x := calls[by][0]) is not None and x.numel() == norm.numel()]
+            # two norms may give equal values, as new ones do; a cast gives another tensor
+            same = {kind for x, kind in read if x.data_ptr() == norm.data_ptr()}
+            readers = same or {kind for x, kind in read if torch.equal(x.flatten(), norm.flatten())}
+            if readers:
+                return readers.pop() if len(readers) == 1 else "own"
+        order = list(calls)
+        before = [by for by in matrices if order.index(by) < order.index(path)]
+        return kinds[(before[-1:] or matrices)[0]]  # the matrix that ran before it, else the first behind
+
     parts = {}
     for name, _ in layer.named_parameters(remove_duplicate=False):
         path = name.rpartition(".")[0]
@@ -145,24 +145,8 @@ def _parts(stack: str, layer: nn.Module, calls: list[_Call], norm_first: bool) -
         elif _MIXES.search(path.rpartition(".")[0]):
             parts[name] = "attention"
         else:
-            called = path and path in place
-            parts[name] = _norm_part(calls, place[path], kinds, norm_first) if called else "own"
+            parts[name] = of_norm(path) if path and path in calls and matrices else "own"
     return parts
-
-
-def _norm_part(calls: list[_Call], place: int, kinds: dict[str, str], norm_first: bool) -> str:
-    """Which of the two a norm belongs to."""
-    norm = calls[place].wrote
-    matrices = [(call.read, kinds[call.path]) for call in calls if call.path in kinds]
-    if norm_first and norm is not None:
-        reads = [(x, kind) for x, kind in matrices if x is not None and x.numel() == norm.numel()]
-        # two norms may give equal values, as new ones do; a cast gives another tensor
-        same = {kind for x, kind in reads if x.data_ptr() == norm.data_ptr()}
-        readers = same or {kind for x, kind in reads if torch.equal(x.flatten(), norm.flatten())}
-        if readers:
-            return readers.pop() if len(readers) == 1 else "own"
-    before = sum(call.path in kinds for call in calls[:place])  # the matrix that ran before it, else the first behind
-    return matrices[max(0, before - 1)][1] if matrices else "own"
 
 
 # what they share
@@ -170,32 +154,27 @@ def _norm_part(calls: list[_Call], place: int, kinds: dict[str, str], norm_first
 ENTRY = "tiewise_sharing"
 
 
-class Same(NamedTuple):
-    """Parameters `names` (of a layer) that layer i has in common with layer `layers[i]`."""
-
-    layers: tuple[int, ...]
-    names: tuple[str, ...]
-
-    @property
-    def groups(self) -> list[list[int]]:
-        """Layers that share, two or more each."""
-        found = [[i for i, of in enumerate(self.layers) if of == source] for source in sorted(set(self.layers))]
-        return [group for group in found if len(group) > 1]
+def groups_of(sources: Sequence[int]) -> list[list[int]]:
+    """Layers that share, two or more each; `sources` has for every layer the first one with the same Parameter."""
+    groups = [[i for i, of in enumerate(sources) if of == source] for source in sorted(set(sources))]
+    return [group for group in groups if len(group) > 1]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """What a model shares: its spec, and for every stack by name what its layers have in common."""
+    """What a model shares: its spec, and for every stack by name the sources of every parameter's name in a layer."""
 
     spec: SharingSpec
-    stacks: dict[str, tuple[Same, ...]]
+    stacks: dict[str, dict[str, tuple[int, ...]]]
 
     def record(self) -> dict[str, Any]:
         """As a config keeps it."""
-        stacks = {
-            name: [{"layers": list(same.layers), "names": list(same.names)} for same in found]
-            for name, found in self.stacks.items()
-        }
+        stacks = {}
+        for stack, shared in self.stacks.items():
+            names: dict[tuple[int, ...], list[str]] = {}
+            for name, sources in shared.items():
+                names.setdefault(sources, []).append(name)
+            stacks[stack] = [{"layers": list(sources), "names": alike} for sources, alike in names.items()]
         return {"spec": str(self.spec), "stacks": stacks}
 
     @classmethod
@@ -204,33 +183,32 @@ class Layout:
         fix = "save the model again with tiewise"
         try:
             stacks = {
-                str(name): tuple(Same(tuple(map(int, s["layers"])), tuple(map(str, s["names"]))) for s in found)
-                for name, found in value["stacks"].items()
+                str(stack): {str(name): tuple(map(int, s["layers"])) for s in found for name in s["names"]}
+                for stack, found in value["stacks"].items()
             }
             spec = SharingSpec.parse(str(value["spec"]))
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             what = f"config.json: {ENTRY} is not a layout of shared layers ({type(error).__name__})"
             raise InstallError(what, fix) from None
-        for layers in (same.layers for found in stacks.values() for same in found):
+        for layers in (sources for shared in stacks.values() for sources in shared.values()):
             if any(not 0 <= source <= layer or layers[source] != source for layer, source in enumerate(layers)):
                 raise InstallError(f"config.json: {ENTRY} names a source that is no layer before", fix)
         return cls(spec, stacks)
 
 
-def make_layout(stacks: list[LayerStack], spec: SharingSpec) -> Layout:
+def make_layout(stacks: Stacks, spec: SharingSpec) -> Layout:
     """Decide what `stacks` share under `spec`: like with like, a sublayer of other shapes with its own kind alone.
 
     With a rank, matrices of linear maps are shared and everything else stays each layer's own.
     """
-    found: dict[str, tuple[Same, ...]] = {}
-    for stack in stacks:
+    found = {}
+    for stack, layers in stacks.items():
         first: dict[Any, int] = {}  # the first layer with parameters like these, in each group
         sources: dict[str, list[int]] = {}
-        count = len(stack.layers)
-        for index, (layer, parts) in enumerate(zip(stack.layers, stack.parts, strict=True)):
-            group = spec.group_of(index, count)
-            for kind in ("attention", "ffn", "own"):
-                names = [name for name, part in parts.items() if part == kind and spec.kind in ("all", kind)]
+        for index, (layer, parts) in enumerate(layers):
+            group = spec.group_of(index, len(layers))
+            for kind in ("attention", "ffn", "own") if spec.kind == "all" else (spec.kind,):
+                names = [name for name, part in parts.items() if part == kind]
                 shapes = {name: tuple(layer.get_parameter(name).shape) for name in names}
                 owners = {name: layer.get_submodule(name.rpartition(".")[0]) for name in names}
                 # T5 keeps a table of relative positions in the first layer for all
@@ -240,13 +218,10 @@ def make_layout(stacks: list[LayerStack], spec: SharingSpec) -> Layout:
                     if spec.rank and not (name.endswith(".weight") and type(owners[name]) in (nn.Linear, Conv1D)):
                         continue
                     key = (group, kind, name, shapes[name], None if name in lookups else alike)
-                    sources.setdefault(name, list(range(count)))[index] = first.setdefault(key, index)
-        by_sources: dict[tuple[int, ...], list[str]] = {}
-        for name, layers in sources.items():
-            by_sources.setdefault(tuple(layers), []).append(name)
-        shared = (Same(layers, tuple(names)) for layers, names in by_sources.items())
-        if same := tuple(one for one in shared if one.groups):
-            found[stack.name] = same
-    if spec.kind in ("attention", "ffn") and not any(spec.kind in p.values() for s in stacks for p in s.parts):
+                    sources.setdefault(name, list(range(len(layers))))[index] = first.setdefault(key, index)
+        shared = {name: tuple(of) for name, of in sources.items() if groups_of(of)}
+        if shared:
+            found[stack] = shared
+    if spec.kind != "all" and not any(spec.kind in p.values() for layers in stacks.values() for _, p in layers):
         raise SpecError(f"{spec}: no {spec.kind} found in these layers", "choose all")
     return Layout(spec, found)

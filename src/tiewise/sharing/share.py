@@ -28,7 +28,7 @@ from tiewise.boundary.locate import Journal, own_config
 from tiewise.boundary.saved import ENTRIES, Entry, declare_family, forget, swapped
 from tiewise.core.errors import InstallError, SpecError
 from tiewise.core.sharing_spec import SharingSpec
-from tiewise.sharing.layout import ENTRY, Layout, Same, find_stacks, make_layout
+from tiewise.sharing.layout import ENTRY, Layout, find_stacks, groups_of, make_layout
 
 VALUES = ("first", "mean")
 
@@ -61,32 +61,29 @@ class Shared:
         relaxed = [module for module in self.model.modules() if is_relaxed(module)]
         return sum(module.delta_in.numel() + module.delta_out.numel() for module in relaxed)
 
+    @torch.no_grad()
     def separate(self) -> None:
         """Give every layer parameters of its own with the values that it has now, and the model its own type."""
         layout = self.layout
         if layout is None:
             return
-        for stack, found in layout.stacks.items():
-            layers = _layers(self.model, stack, found)
-            shared = [
-                (name, layer) for same in found for group in same.groups for name in same.names for layer in group
-            ]
-            kept: set[int] = set()
-            for name, layer in shared:
-                owner, leaf = _owner(layers[layer], name)
-                old = getattr(owner, leaf)
-                own = old.detach()
-                if is_relaxed(owner):
-                    difference = owner.delta_out.detach() @ owner.delta_in.detach()
-                    own = own + (difference.T if isinstance(owner, Conv1D) else difference)
-                    del owner.delta_in, owner.delta_out
-                    owner.__class__ = owner.plain_class
-                elif id(old) in kept:
-                    own = own.clone()
-                else:  # the first of those that share keeps the parameter
-                    kept.add(id(old))
-                    continue
-                setattr(owner, leaf, nn.Parameter(own, requires_grad=old.requires_grad))
+        for stack, shared in layout.stacks.items():
+            layers = _layers(self.model, stack, shared)
+            for name, sources in shared.items():
+                path, _, leaf = name.rpartition(".")
+                for first, *others in groups_of(sources):
+                    for layer in (first, *others):
+                        owner = layers[layer].get_submodule(path)
+                        old = getattr(owner, leaf)
+                        own = old.clone()
+                        if is_relaxed(owner):
+                            difference = owner.delta_out @ owner.delta_in
+                            own += difference.T if isinstance(owner, Conv1D) else difference
+                            del owner.delta_in, owner.delta_out
+                            owner.__class__ = owner.plain_class
+                        elif layer == first:
+                            continue  # it keeps the parameter
+                        setattr(owner, leaf, nn.Parameter(own, requires_grad=old.requires_grad))
             del layers._tied_weights_keys
         forget(self.model, ENTRY)
         _refresh_keys(self.model, Journal())
@@ -147,59 +144,47 @@ def _refresh_keys(model: Any, journal: Journal) -> None:
     journal.set(model, "all_tied_weights_keys", model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
+@torch.no_grad()
 def _apply(model: Any, layout: Layout, journal: Journal, values: str | None) -> None:
     """Share as a layout says; `values` None while a checkpoint is being loaded, which brings the values."""
-    for stack, found in layout.stacks.items():
-        layers = _layers(model, stack, found)
+    rank = layout.spec.rank
+    for stack, shared in layout.stacks.items():
+        layers = _layers(model, stack, shared)
         keys: dict[str, str] = {}
-        for same in found:
-            for group in same.groups:
-                for name in same.names:
-                    _share(layers, group, name, layout.spec.rank, values, journal)
-                    keys |= {f"{layer}.{name}": f"{group[0]}.{name}" for layer in group[1:]}
+        for name, sources in shared.items():
+            path, _, leaf = name.rpartition(".")
+            for group in groups_of(sources):
+                owners = [layers[layer].get_submodule(path) for layer in group]
+                own = [getattr(owner, leaf) for owner in owners]
+                chosen = first = own[0]
+                if values == "mean":
+                    if not first.is_floating_point():
+                        raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
+                    wide = torch.promote_types(first.dtype, torch.float32)
+                    mean = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
+                    chosen = nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
+                for owner, before in zip(owners, own, strict=True):
+                    journal.set(owner, leaf, chosen)
+                    if rank:
+                        _relax(owner, rank, None if values is None else before - chosen, journal)
+                keys |= {f"{layer}.{name}": f"{group[0]}.{name}" for layer in group[1:]}
         journal.set(layers, "_tied_weights_keys", keys)
 
 
-def _layers(model: nn.Module, stack: str, found: tuple[Same, ...]) -> Any:
+def _layers(model: nn.Module, stack: str, shared: dict[str, tuple[int, ...]]) -> Any:
     """Return the list of layers that a layout calls `stack`, in the model that was saved or in a part of it."""
     lists = {name: module for name, module in model.named_modules() if isinstance(module, nn.ModuleList)}
     near = [name for name in lists if name.endswith(f".{stack}") or stack.endswith(f".{name}")]
-    name = stack if stack in lists else near[0] if len(near) == 1 else None
-    own = (layer.named_parameters(remove_duplicate=False) for layer in lists.get(name or "", ()))
-    parameters = [{parameter for parameter, _ in named} for named in own]
-    fits = name is not None and all(
-        len(same.layers) == len(parameters)
-        and all(set(same.names) <= parameters[i] for group in same.groups for i in group)
-        for same in found
+    layers = lists.get(stack if stack in lists or len(near) != 1 else near[0], ())
+    has = [{name for name, _ in layer.named_parameters(remove_duplicate=False)} for layer in layers]
+    fits = all(
+        len(sources) == len(has) and all(name in has[layer] for group in groups_of(sources) for layer in group)
+        for name, sources in shared.items()
     )
-    if name is None or not fits:
+    if not (layers and fits):
         what = f"{type(model).__name__}: its layers are not those of {stack!r} that its config says are shared"
         raise InstallError(what, "load it with the class it was saved from")
-    return lists[name]
-
-
-def _owner(layer: nn.Module, name: str) -> tuple[Any, str]:
-    """Return the module of a layer that holds a parameter, and the parameter's name in it."""
-    path, _, leaf = name.rpartition(".")
-    return layer.get_submodule(path), leaf
-
-
-@torch.no_grad()
-def _share(layers: Any, group: list[int], name: str, rank: int, values: str | None, journal: Journal) -> None:
-    """Give the layers of a group one parameter, and with a rank what they differ by from it."""
-    owners = [_owner(layers[layer], name) for layer in group]
-    own = [getattr(owner, leaf) for owner, leaf in owners]
-    chosen = first = own[0]
-    if values == "mean":
-        if not first.is_floating_point():
-            raise InstallError(f"parameters of type {first.dtype} have no mean", 'choose values="first"')
-        wide = torch.promote_types(first.dtype, torch.float32)
-        mean = sum((one.to(wide) for one in own[1:]), first.to(wide)) / len(own)
-        chosen = nn.Parameter(mean.to(first.dtype), requires_grad=first.requires_grad)
-    for (owner, leaf), before in zip(owners, own, strict=True):
-        journal.set(owner, leaf, chosen)
-        if rank:
-            _relax(owner, rank, None if values is None else before - chosen, journal)
+    return layers
 
 
 # differences of low rank
