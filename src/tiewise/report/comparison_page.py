@@ -40,9 +40,7 @@ NOTE = (
     "Mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
     "Perplexity is exp of the mean validation nll. Training memory: weights, gradients and moments in fp32."
 )
-BIGRAMS = (
-    "Last columns: direct-path logit of “right after left” less “left after right”; 0 for one table without a map."
-)
+BIGRAMS = "Last columns: direct-path logit of “right after left” less “left after right”; 0 for a table without a map."
 DIRECT_PATH = (
     "Logit of the next token (column) by the current one's embedding alone (row), less what rows and columns share; "
     "colours saturate on the diagonal."
