@@ -17,7 +17,7 @@ import pyarrow.parquet
 import pytest
 
 from tiewise.core.errors import DataError
-from tiewise.data.sources import builtin_documents, open_sources, parse_hub_name
+from tiewise.data.sources import builtin_texts, open_sources, parse_hub_name
 
 PROSE = "\n\n".join(f"Paragraph {i} says {'word ' * (i % 40)}." for i in range(1000))
 
@@ -264,9 +264,9 @@ def test_names():
 @pytest.fixture(scope="module")
 def documents():
     loaded = set(sys.modules)
-    found = list(builtin_documents())
+    found = list(builtin_texts())
     assert "turtle" not in set(sys.modules) - loaded  # its docstrings are read, it is not imported
-    return {document.name: document.text for document in found}
+    return dict(found)
 
 
 def test_builtin_holds_topics_then_docstrings_of_this_python_alone(documents):
@@ -296,7 +296,7 @@ def test_docstrings_in_reading_order_with_nested_ones(tmp_path, monkeypatch):
         (tmp_path / f"{name}.py").write_bytes(data)
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
-    assert [(d.name, d.text) for d in builtin_documents()] == [("module a.py", "one\n\ntwo\n\nthree")]
+    assert list(builtin_texts()) == [("module a.py", "one\n\ntwo\n\nthree")]
     (tmp_path / "a.py").unlink()
     with pytest.raises(DataError, match=r"carries no documentation; name a text of your own"):
-        list(builtin_documents())
+        list(builtin_texts())
