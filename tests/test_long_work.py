@@ -73,14 +73,14 @@ def test_a_press_that_was_swallowed_is_remembered(listening):
         press()
     assert ctrl_c_behind(raised(of_its_own))
     with Interrupt() as interrupt:
-        assert interrupt.caught
+        assert interrupt.pressed
 
 
 def test_training_that_nobody_interrupted_begins_so(listening):
     with Interrupt() as interrupt:
-        assert not interrupt.caught
+        assert not interrupt.pressed
         press()
-        assert interrupt.caught
+        assert interrupt.pressed
     assert not ctrl_c_was_pressed()
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from tiewise.analysis.align_tables import align, closer
+from tiewise.analysis.align_tables import align, closer, toward
 from tiewise.analysis.paired_rows import Pairs, by_text, one_vocabulary
 from tiewise.analysis.table_maps import AlignSettings
 from tiewise.checkpoint.stored import read_header
@@ -199,13 +199,13 @@ def test_closer_names_the_table_that_it_was_made_from():
     leans = {(lean.measure, lean.view): lean for lean in found}
     for name in ("orthogonal", "linear", "neighbours"):
         lean = leans[name, "centred"]
-        assert lean.toward == "output"
+        assert toward(lean.difference) == "output"
         assert lean.difference.value == pytest.approx(lean.output.value - lean.input.value, abs=1e-12)
         assert lean.difference.low < lean.difference.value < lean.difference.high
     swapped = closer(table, second, first, pairs, AlignSettings(neighbours=5))
-    assert {lean.toward for lean in swapped if lean.measure != "identity"} == {"input"}
+    assert {toward(lean.difference) for lean in swapped if lean.measure != "identity"} == {"input"}
     same = closer(table, second, second, pairs, AlignSettings(neighbours=5))
-    assert {lean.toward for lean in same} == {"neither"}
+    assert {toward(lean.difference) for lean in same} == {"neither"}
 
 
 def test_zero_rows_are_counted_and_can_be_left_out():

@@ -100,7 +100,7 @@ def without(a, b, counts, powers):
 @pytest.mark.parametrize("powers", [LINE, CURVE])
 @pytest.mark.parametrize("piece", [2**30, 64 * 40])
 def test_it_equals_the_dense_regression(powers, piece, monkeypatch):
-    monkeypatch.setattr("tiewise.analysis.paired_rows.CHUNK_BYTES", piece)  # also when summed over many pieces
+    monkeypatch.setattr("tiewise.analysis.table_maps.CHUNK_BYTES", piece)  # also when summed over many pieces
     counts = zipf()
     shape = np.log1p(counts)[:, None] * gaussian(3, 10, 1) + np.sqrt(counts)[:, None] * gaussian(4, 10, 1)
     a, b = gaussian(0) + shape + 5, (gaussian(0) + 2 * gaussian(1) + shape)[:, :7] - 3

@@ -22,7 +22,7 @@ from tiewise.inspection.sections import tokens
 from tiewise.inspection.sections.alignment import alignment_of
 from tiewise.inspection.sections.tokens import tokens_of
 from tiewise.inspection.sections.which_end import across, found_over_seeds
-from tiewise.inspection.tables_over_seeds import AGAIN, OTHER_SEED, SAME_SEED, Again, Leaning, OverSeeds
+from tiewise.inspection.tables_over_seeds import AGAIN, OTHER_SEED, SAME_SEED, Leaning, OverSeeds
 from tiewise.report.figures import panels
 
 ROWS, WIDTH = 400, 8
@@ -113,7 +113,7 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
         Leaning("orthogonal", *low, arm="tied", seeds=seeds, pairs=pairs),
         *((Leaning(CKA_CURVE, *low, **corrected(without)),) if counted else ()),
     )
-    again = (Again(AGAIN.format("untied", "output"), "orthogonal", about(0.7), ((1, 2, 0.7),)),)
+    again = {(AGAIN.format("untied", "output"), "orthogonal"): ((1, 2, 0.7),)}
     share = {"untied output": about(0.48)} if counted else {}
     left_out = ("tied, seed 3: diverged",)
     return OverSeeds("untied", ("tied",), (1, 2, 3), 4000, leanings, again, left_out, counted, share)

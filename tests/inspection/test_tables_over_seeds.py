@@ -15,7 +15,7 @@ from tiewise.analysis.table_maps import AlignSettings
 from tiewise.core.errors import RunError
 from tiewise.core.estimates import Estimate
 from tiewise.inspection.bench import Bench
-from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_seeds
+from tiewise.inspection.tables_over_seeds import AGAIN, ONE_MODEL, OTHER_SEED, SAME_SEED, over_pairs, over_seeds
 from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
@@ -95,8 +95,8 @@ def found(tmp_path_factory):
 
 def test_the_answer_of_every_measure_is_the_planted_one(found):
     assert (found.untied, found.arms, found.seeds, found.tokens) == ("untied", ("tied",), (1, 2, 3), ROWS)
-    toward = {x.measure: x.toward for x in found.leanings if x.seeds == OTHER_SEED}
-    assert toward == {
+    sides = {x.measure: toward(x.difference) for x in found.leanings if x.seeds == OTHER_SEED}
+    assert sides == {
         "identity": "neither",
         **dict.fromkeys(("orthogonal", "linear", "neighbours", CKA, CKA_LINE, CKA_CURVE), "output"),
     }
@@ -104,10 +104,12 @@ def test_the_answer_of_every_measure_is_the_planted_one(found):
     assert [pair[:2] for pair in found.leaning("tied", "linear").pairs] == beside
     assert [pair[:2] for pair in found.leaning("tied", "linear", SAME_SEED).pairs] == [(1, 1), (2, 2), (3, 3)]
     kinds = [*(AGAIN.format("untied", end) for end in ("input", "output")), ONE_MODEL.format("untied")]
-    assert list(dict.fromkeys(x.what for x in found.again)) == [*kinds, AGAIN.format("tied", "table")]
-    rotated = {x.what: x.score for x in found.again if x.measure == "orthogonal"}
-    assert rotated[AGAIN.format("untied", "output")].value > 0.7 > 0.3 > rotated[AGAIN.format("untied", "input")].value
-    assert abs(rotated[ONE_MODEL.format("untied")].value) < 0.05
+    rotated = {
+        what: over_pairs(pairs).value for (what, measure), pairs in found.again.items() if measure == "orthogonal"
+    }
+    assert list(rotated) == [*kinds, AGAIN.format("tied", "table")]
+    assert rotated[kinds[1]] > 0.7 > 0.3 > rotated[kinds[0]]
+    assert abs(rotated[kinds[2]]) < 0.05
 
 
 def test_of_one_seed_the_means_and_intervals_are_those_of_the_pairs(found):
@@ -133,20 +135,19 @@ def interval(whole, without):
 def test_of_different_seeds_a_seed_is_left_out_with_all_its_pairs(tmp_path):
     seeds = (1, 2, 3)
     found = measured(write_run(tmp_path / "run", planted(seeds, share=0.7)), QUICK)
-    own = {x.what: x for x in found.again if x.measure == CKA}
-    for row in (own[AGAIN.format("untied", "output")], own[AGAIN.format("tied", "table")]):
-        assert [pair[:2] for pair in row.pairs] == [(1, 2), (1, 3), (2, 3)]
-        assert row.score.value == pytest.approx(left_out(row.pairs, None))
-        without = [left_out(row.pairs, seed) for seed in seeds]
-        assert (row.score.low, row.score.high) == interval(row.score.value, without)
+    own = [found.again[AGAIN.format(*of), CKA] for of in (("tied", "table"), ("untied", "output"))]
+    for pairs in own:
+        assert [pair[:2] for pair in pairs] == [(1, 2), (1, 3), (2, 3)]
+        score = over_pairs(pairs)
+        assert score.value == pytest.approx(left_out(pairs, None))
+        assert (score.low, score.high) == interval(score.value, [left_out(pairs, seed) for seed in seeds])
 
     lean = found.leaning("tied", CKA)
     scores = [(a, b, second) for a, b, _, second in lean.pairs]
     assert (lean.output.low, lean.output.high) == interval(left_out(scores, None), [left_out(scores, s) for s in seeds])
 
     def corrected(seed):
-        table, output = (own[AGAIN.format(*of)].pairs for of in (("tied", "table"), ("untied", "output")))
-        return left_out(scores, seed) / math.sqrt(left_out(table, seed) * left_out(output, seed))
+        return left_out(scores, seed) / math.sqrt(math.prod(left_out(pairs, seed) for pairs in own))
 
     assert lean.corrected["output"].value == pytest.approx(corrected(None))
     expected = interval(corrected(None), [corrected(seed) for seed in seeds])
@@ -171,10 +172,10 @@ def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
         models["untied"][seed][IN] += start
         models["tied"][seed][IN] += start
     found = measured(write_run(tmp_path / "run", models), QUICK)
-    assert found.leaning("tied", "orthogonal", SAME_SEED).toward == "input"
+    assert toward(found.leaning("tied", "orthogonal", SAME_SEED).difference) == "input"
     assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
     assert abs(found.leaning("tied", "orthogonal").input.value) < 0.1
-    assert found.leaning("tied", CKA).toward == "output"
+    assert toward(found.leaning("tied", CKA).difference) == "output"
 
 
 def zipf():
@@ -241,13 +242,13 @@ def test_what_is_more_than_frequency_stays_and_a_run_without_its_text_gives_the_
 def test_one_seed_gives_no_answer_and_two_give_one_without_an_interval(tmp_path):
     one = measured(write_run(tmp_path / "one", planted((1,))), QUICK)
     assert {x.seeds for x in one.leanings} == {SAME_SEED}
-    assert {x.toward for x in one.leanings} == {"not known"}
-    assert [x.what for x in one.again if x.measure == "linear"] == [ONE_MODEL.format("untied")]
+    assert {toward(x.difference) for x in one.leanings} == {"not known"}
+    assert [what for what, measure in one.again if measure == "linear"] == [ONE_MODEL.format("untied")]
     two = measured(write_run(tmp_path / "two", planted((1, 2))), QUICK)
     assert two.leaning("tied", "orthogonal").difference.rows == 2
     assert math.isnan(two.leaning("tied", "orthogonal").difference.low)  # both pairs are of the same two seeds
-    assert two.leaning("tied", "orthogonal").toward == "not known"
-    assert {x.score.rows for x in two.again if "two seeds" in x.what} == {1}
+    assert toward(two.leaning("tied", "orthogonal").difference) == "not known"
+    assert {len(pairs) for (what, _), pairs in two.again.items() if "two seeds" in what} == {1}
 
 
 def test_diverged_and_unfinished_models_are_left_out_and_named(tmp_path):

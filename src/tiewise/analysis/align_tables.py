@@ -5,7 +5,7 @@
                    permuted rows to which the maps are fitted again
     without map    nearest neighbours, CKA, norms, shared subspaces, spectra
 
-Tables are read in pieces; memory holds a few d×d matrices and one piece, or the sampled rows of one table.
+Memory holds a few d×d matrices and a piece of the rows, or the sampled rows of one table.
 
 `closer` asks whether one table is more like the first or the second of two others, paired over the same tokens.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tiewise.analysis.model_tables import AnyTable, as_table
-from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Paired, Pairs, Products, directions, nearest, shared
+from tiewise.analysis.paired_rows import CURVE, LINE, Matrix, Pairs, Products, directions, nearest, shared
 from tiewise.analysis.table_maps import (
     CENTRED,
     IDENTITY,
@@ -30,6 +30,7 @@ from tiewise.analysis.table_maps import (
     RAW,
     AlignSettings,
     Fitter,
+    Key,
     fitted_chance,
 )
 from tiewise.core.errors import DataError
@@ -109,23 +110,24 @@ class Alignment:
         title = f"The two tables of {of}" if of else "Input against output"
         unseen = HELD_OUT if self.fitted_rows < self.pairs else FITTED
         for score in sorted(self.scores, key=lambda score: (score.rows, score.view) != (unseen, CENTRED)):
-            name, unit, why, main, asks = score.measure, "CKA", "", score.measure != NORMS, False
+            name, main, why, question = score.measure, score.measure != NORMS, "", ""
+            by_chance, unit = f"± {plain(1.96 * score.deviation, 3)}", "cosine" if score.rows else "CKA"
             if score.rows:  # a map
-                main, seen = (score.rows, score.view) == (unseen, CENTRED), score.rows == FITTED
-                asks = decides and main and name == IDENTITY and not seen
-                name, unit = spelled(name) + (", not centred" if score.view == RAW else ""), "cosine"
-                name += "" if main else f", on rows {'it was fitted on' if seen else 'held out'}"
-                why = f"tokens that the map {'was fitted on' if seen else 'has not seen'}; by chance "
-                why += f"{plain(score.chance, 3)} ± {plain(1.96 * score.deviation, 3)}"
+                main, how = (score.rows, score.view) == (unseen, CENTRED), "was fitted on"
+                why = f"tokens that the map {how if score.rows == FITTED else 'has not seen'}; by chance "
+                why += f"{plain(score.chance, 3)} {by_chance}"
+                if decides and main and (name, score.rows) == (IDENTITY, HELD_OUT):
+                    question = "Are input and output table alike?"
+                    why = "above chance both stored tables point the same way row by row, whether trained or started so"
+                name = spelled(name) + (", not centred" if score.view == RAW else "")
+                name += "" if main else f", on rows {f'it {how}' if score.rows == FITTED else 'held out'}"
             elif name == NEIGHBOURS:
                 name, unit, why = f"nearest {self.k} in common", "%", "tokens that are nearest in both tables"
             elif name in (NORMS, NORMS_BY_RANK):
-                unit, why = "correlation", f"0 ± {plain(1.96 * score.deviation, 3)} by chance"
-            if asks:
-                why = "above chance the two stored tables point the same way row by row, whether trained or started so"
+                unit, why = "correlation", f"0 {by_chance} by chance"
             yield Quantity.of_estimate(
                 name, score.estimate, chance=score.chance, null=score.null, unit=unit, of=of, main=main and not of,
-                figure=title if main else "", why=why, question="Are input and output table alike?" if asks else "",
+                figure=title if main else "", why=why, question=question,
                 below=TWO if score.rows else NEITHER, above=ONE if score.rows else NEITHER,
             )  # fmt: skip
         small: dict[str, Any] = {"of": of, "main": False}
@@ -158,19 +160,15 @@ def align(
         DataError: counts of other tokens, or that are none.
     """
     settings = settings or AlignSettings()
-    table_a, table_b = as_table(a), as_table(b)
-    dtype = settings.dtype(len(pairs), (table_a.width, table_b.width))
     if counts is not None and np.shape(counts) != (len(pairs),):
         shape = list(np.shape(counts))
         raise DataError(f"counts of shape {shape} for {len(pairs):,} pairs", "give one count for each pair")
-    beside = np.zeros((len(pairs), 0)) if counts is None else directions(counts)
-    paired = Paired(table_a, table_b, pairs, dtype, beside)
-    fitter = Fitter(paired, settings)
-    products, norms, _ = paired.sums(fitter.held)
-    products.join(fitter.products)
+    beside = None if counts is None else directions(counts)
+    fitter = Fitter(as_table(a), as_table(b), pairs, settings, beside)
     scores = _map_scores(fitter, settings)
     which, k = settings.sample(len(pairs))
-    if settings.neighbours:
+    if k:
+        table_a, table_b, dtype = fitter.a, fitter.b, fitter.dtype
         ids_a, ids_b = nearest(table_a, pairs.a[which], k, dtype), nearest(table_b, pairs.b[which], k, dtype)
         generator, null = np.random.default_rng(settings.seed), []
         for _ in range(max(1, settings.permutations)):
@@ -179,27 +177,28 @@ def align(
         # rows share neighbours, so that the interval is a little narrow
         common = mean_interval(shared(ids_a, ids_b))
         scores.append(Score(NEIGHBOURS, common, k / (len(which) - 1), null=tuple(null)))
-    whole = products.without()
-    taken_out = {}
+    products, norms, _ = fitter.sums(fitter.held)
+    products.join(fitter.products)
+    centred, taken_out = products.without(), {}
     for powers in sorted({0, *(min(powers, products.along_a.shape[1]) for powers in (LINE, CURVE))}):
-        rest = products.without(powers) if powers else whole
         measure = CKA_CURVE if powers > LINE else CKA_LINE if powers else CKA
+        rest = products.without(powers)
         value, chance = cka(rest, powers)
         if powers:
-            grams = (rest.gram_a, whole.gram_a), (rest.gram_b, whole.gram_b)
+            grams = (rest.gram_a, centred.gram_a), (rest.gram_b, centred.gram_b)
             gone = [1 - float(np.trace(one)) / float(np.trace(all_)) if np.trace(all_) else 0.0 for one, all_ in grams]
             taken_out[measure] = gone[0], gone[1]
             value, chance = (0.0, 0.0) if max(gone) > 1 - _NOTHING_LEFT else (value, chance)
         scores.append(Score(measure, Estimate(value, math.nan, math.nan, len(pairs)), chance))
     norms_a, norms_b = (np.concatenate(both) for both in zip(fitter.norms, norms, strict=True))
     by_value, by_rank = norm_correlations(norms_a, norms_b)
-    both_spectra, subspaces = spectra(products, whole, settings.subspaces)
+    both_spectra, subspaces = spectra(products, settings.subspaces)
     return Alignment(
         pairs=len(pairs),
         matched=pairs.how,
         fitted_rows=len(fitter.rows),
         zero_rows=int(((norms_a == 0) | (norms_b == 0)).sum()),
-        precision="fp64" if dtype == np.float64 else "fp32",
+        precision="fp64" if fitter.dtype == np.float64 else "fp32",
         error=fitter.error,
         scores=(*scores, by_rank, by_value),
         k=k,
@@ -211,29 +210,33 @@ def align(
 
 
 def _map_scores(fitter: Fitter, settings: AlignSettings) -> list[Score]:
-    paired, fit, held = fitter.paired, fitter.rows, fitter.held
+    fit, held = fitter.rows, fitter.held
     generator = np.random.default_rng([settings.seed, 1])
     most = settings.scored if len(held) else len(fit)
     place = np.sort(generator.choice(len(fit), min(most, len(fit)), replace=False))
     scored = {FITTED: fit[place]} | ({HELD_OUT: held} if len(held) else {})
-    maps = fitter.fit(fitter.products.cross)
+    maps = fitter.fit()
     seen = {rows: fitter.cosines(maps, which, which) for rows, which in scored.items()}
-    nulls: dict[str, list[list[float]]] = {rows: [] for rows in scored}
+    nulls: dict[str, list[dict[Key, Matrix]]] = {rows: [] for rows in scored}
     for _ in range(settings.permutations):
         order = generator.permutation(fit)
         partners = {FITTED: order[place], HELD_OUT: generator.permutation(held)}
-        again = fitter.fit(fitter.products.cross if fitter.names == [IDENTITY] else paired.cross(fit, order))
+        again = fitter.fit(order)
         for rows, which in scored.items():
-            cosines = fitter.cosines(again, which, partners[rows])
-            nulls[rows].append([float(values.mean()) for values in cosines])
-    made = []
-    for rows, values in seen.items():
-        for at, fitted in enumerate(maps):
-            chance = fitted_chance(fitted.name, len(fit), *paired.widths) if rows == FITTED else 0.0
-            deviation = 1 / math.sqrt(len(values[at]) * paired.widths[1])
-            null = tuple(found[at] for found in nulls[rows])
-            made.append(Score(fitted.name, mean_interval(values[at]), chance, deviation, null, rows, fitted.view))
-    return made
+            nulls[rows].append(fitter.cosines(again, which, partners[rows]))
+    return [
+        Score(
+            measure=name,
+            estimate=mean_interval(values),
+            chance=fitted_chance(name, len(fit), *fitter.widths) if rows == FITTED else 0.0,
+            deviation=1 / math.sqrt(len(values) * fitter.widths[1]),
+            null=tuple(float(null[name, view].mean()) for null in nulls[rows]),
+            rows=rows,
+            view=view,
+        )
+        for rows, of_rows in seen.items()
+        for (name, view), values in of_rows.items()
+    ]
 
 
 def cka(centred: Products, taken_out: int = 0) -> tuple[float, float]:
@@ -269,15 +272,11 @@ class Subspace:
     cosines: tuple[float, ...]  # of the principal angles, falling
 
 
-def spectra(
-    products: Products, centred: Products, ks: tuple[int, ...]
-) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
-    """(spectra of both tables, their leading subspaces of `ks` directions) from products as they are and centred."""
-    found, axes = [], []
-    for gram, raw, mean in (
-        (centred.gram_a, products.gram_a, products.mean_a),
-        (centred.gram_b, products.gram_b, products.mean_b),
-    ):
+def spectra(products: Products, ks: tuple[int, ...]) -> tuple[tuple[Spectrum, Spectrum], tuple[Subspace, ...]]:
+    """(spectra of both tables, their leading subspaces of `ks` directions), of rows less their mean."""
+    (mean_a, mean_b), centred, found, axes = products.means, products.without(), [], []
+    sides = (centred.gram_a, products.gram_a, mean_a), (centred.gram_b, products.gram_b, mean_b)
+    for gram, raw, mean in sides:
         rising, vectors = np.linalg.eigh(gram)
         values = np.maximum(rising[::-1], 0)
         axes.append((values, vectors[:, ::-1]))
@@ -290,10 +289,10 @@ def spectra(
     between, spaces = axes_a.T @ centred.cross @ axes_b, []
     for k in sorted({min(k, rank) for k in ks if min(k, rank) > 0}):
         over_tokens = between[:k, :k] / np.sqrt(np.outer(values_a[:k], values_b[:k]))
-        sides = [("tokens", over_tokens, k / (products.rows - 1))]
+        views = [("tokens", over_tokens, k / (products.rows - 1))]
         if axes_a.shape == axes_b.shape:
-            sides.append(("coordinates", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
-        for over, product, chance in sides:
+            views.append(("coordinates", axes_a[:, :k].T @ axes_b[:, :k], k / len(axes_a)))
+        for over, product, chance in views:
             cosines = np.minimum(np.linalg.svd(product, compute_uv=False), 1.0)
             value = float(np.square(cosines).mean())
             spaces.append(Subspace(over, k, value, min(1.0, chance), tuple(map(float, cosines))))
@@ -328,11 +327,6 @@ class Lean:
     chance: float = 0.0  # of either score
     view: str = CENTRED  # `centred` or `raw`
 
-    @property
-    def toward(self) -> str:
-        """The side that the difference speaks for."""
-        return toward(self.difference)
-
 
 def toward(difference: Estimate) -> str:
     """Of a difference output − input: the side that its interval speaks for, NEITHER, or NOT_KNOWN without one."""
@@ -354,25 +348,24 @@ def closer(
         CheckpointError: as `align` does.
     """
     settings = settings or AlignSettings()
-    tied, others, cosines = as_table(table), (as_table(input_other), as_table(output_other)), []
-    for other in others:
-        dtype = settings.dtype(len(pairs), (other.width, tied.width))
-        turned = Pairs(pairs.b, pairs.a, pairs.how)
-        fitter = Fitter(Paired(other, tied, turned, dtype, np.zeros((len(pairs), 0))), settings)
-        maps, seen = fitter.fit(fitter.products.cross), fitter.held if len(fitter.held) else fitter.rows
-        names = ((fitted.name, fitted.view) for fitted in maps)
-        cosines.append(dict(zip(names, fitter.cosines(maps, seen, seen), strict=True)))
-    chance = 0.0
+    tied, cosines, turned = as_table(table), [], Pairs(pairs.b, pairs.a, pairs.how)
     which, k = settings.sample(len(pairs))
-    if k:
-        own, chance = nearest(tied, pairs.a[which], k, np.float32), k / (len(which) - 1)
-        for found, other in zip(cosines, others, strict=True):
-            found[NEIGHBOURS, CENTRED] = shared(own, nearest(other, pairs.b[which], k, np.float32))
-    leans = []
-    for (measure, view), second in cosines[1].items():
-        if (measure, view) in cosines[0]:
-            first = cosines[0][measure, view]
-            apart = paired_bootstrap(first, second, settings.seed)
-            level = chance if measure == NEIGHBOURS else 0.0
-            leans.append(Lean(measure, mean_interval(first), mean_interval(second), apart, level, view))
-    return tuple(leans)
+    own = nearest(tied, pairs.a[which], k, np.float32) if k else None
+    for other in (as_table(input_other), as_table(output_other)):
+        fitter = Fitter(other, tied, turned, settings)
+        seen = fitter.held if len(fitter.held) else fitter.rows
+        cosines.append(fitter.cosines(fitter.fit(), seen, seen))
+        if own is not None:
+            cosines[-1][NEIGHBOURS, CENTRED] = shared(own, nearest(other, pairs.b[which], k, np.float32))
+    return tuple(
+        Lean(
+            measure=measure,
+            input=mean_interval(cosines[0][measure, view]),
+            output=mean_interval(second),
+            difference=paired_bootstrap(cosines[0][measure, view], second, settings.seed),
+            chance=k / (len(which) - 1) if measure == NEIGHBOURS else 0.0,
+            view=view,
+        )
+        for (measure, view), second in cosines[1].items()
+        if (measure, view) in cosines[0]
+    )

@@ -4,7 +4,7 @@ Rows are paired by the token's text, never by its place: two tokenizers give one
 index only where both tables belong to one vocabulary: the two ends of one model, or the same texts in the same order.
 
 AᵀA, BᵀB and AᵀB, summed over pieces of the rows, are all that maps and spectra need. A piece's product is computed in
-fp32 or fp64 and added in fp64, so that in fp32 the error is that of one piece's product; it is measured on the first.
+fp32 or fp64 and added in fp64, so that in fp32 the error is that of one piece's product.
 
 Rows of one frequency are alike in any language model's tables, whatever they mean. To take that out, each column is
 regressed on powers of f = log(count + 1) over the paired rows: a projection, whose directions q [n, k] over tokens,
@@ -26,8 +26,8 @@ from tiewise.core.long_work import progress
 
 Matrix = NDArray[np.float64]
 Order = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 FEWEST = 16  # paired rows below which nothing is said
-CHUNK_BYTES = 40 * 2**20  # of rows held in fp32
 LINE, CURVE = 1, 3  # powers of f that are taken out
 _NEW = 1e-9  # share of a power's norm below which it is a combination of lower ones
 BLOCK = 2048  # rows of one tile of similarities: two tiles and their sorting stay within 100 MB
@@ -44,12 +44,9 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.a)
 
-    def without(self, mask_a: NDArray[np.bool_] | None = None, mask_b: NDArray[np.bool_] | None = None) -> Pairs:
-        """Leave out pairs whose row is marked in either table's mask, bool [V]: zero, repeated, unused."""
-        keep = np.ones(len(self), bool)
-        for mask, rows in ((mask_a, self.a), (mask_b, self.b)):
-            if mask is not None:
-                keep &= ~mask[rows]
+    def without(self, mask_a: Mask, mask_b: Mask | None = None) -> Pairs:
+        """Leave out pairs whose row is marked in its table's mask [V]: zero, repeated, unused."""
+        keep = ~mask_a[self.a] if mask_b is None else ~(mask_a[self.a] | mask_b[self.b])
         return Pairs(self.a[keep], self.b[keep], self.how)
 
 
@@ -60,11 +57,7 @@ def one_vocabulary(rows_a: int, rows_b: int) -> Pairs:
 
 
 def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pairs:
-    """Pair rows whose tokens have the same text; where a text stands twice in a vocabulary, its first row counts.
-
-    Args:
-        texts_a: text of each row of the first table; None for a row without a token.
-        texts_b: the same for the second.
+    """Pair rows whose tokens have the same text, None for no token; of a text that stands twice, the first row counts.
 
     Raises:
         CheckpointError: the two have no token in common.
@@ -80,95 +73,27 @@ def by_text(texts_a: Sequence[str | None], texts_b: Sequence[str | None]) -> Pai
     return Pairs(rows[:, 0], rows[:, 1], "by token text")
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Two tables, the pairs of their rows, and the type in which rows are multiplied."""
-
-    a: TokenTable
-    b: TokenTable
-    pairs: Pairs
-    dtype: type[np.floating]
-    beside: Matrix  # directions over the pairs [pairs, k], to be summed with both tables; k is 0 for none
-
-    def __post_init__(self) -> None:
-        for table, wanted in ((self.a, self.pairs.a), (self.b, self.pairs.b)):
-            if len(wanted) and int(wanted.max()) >= table.rows:
-                raise CheckpointError(
-                    f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(wanted.max()):,}",
-                    "give the tokenizer that belongs to the table",
-                )
-        if len(self.pairs) < FEWEST:
-            raise CheckpointError(
-                f"{len(self.pairs)} paired rows are too few to align", f"at least {FEWEST} tokens must be in both"
-            )
-
-    @property
-    def widths(self) -> tuple[int, int]:
-        """(d1, d2)."""
-        return self.a.width, self.b.width
-
-    def take(self, first: Order, second: Order) -> tuple[NDArray, NDArray]:
-        """Rows of A at pairs `first` and of B at pairs `second`, [n, d1] and [n, d2]."""
-        return self.a.take(self.pairs.a[first], self.dtype), self.b.take(self.pairs.b[second], self.dtype)
-
-    def slices(self, count: int) -> list[slice]:
-        """Pieces of `count` pairs, about CHUNK_BYTES of fp32 in each table."""
-        step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
-        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
-
-    def sums(self, which: Order) -> tuple[Products, tuple[Matrix, Matrix], float]:
-        """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
-
-        The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
-        """
-        products = Products.nothing(*self.widths, self.beside.shape[1])
-        norms, error = (np.zeros(len(which)), np.zeros(len(which))), 0.0
-        for piece in self.slices(len(which)):
-            a, b = self.take(which[piece], which[piece])
-            for table, sizes, values in zip((self.a, self.b), norms, (a, b), strict=True):
-                sizes[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
-                if not np.isfinite(sizes[piece]).all():
-                    raise CheckpointError(f"{table.name}: rows with NaN or infinite values", "mask them out")
-            products.add(a, b, self.beside[which[piece]])
-            if self.dtype != np.float64 and not error:
-                wide_a, wide_b = a[:1024].astype(np.float64), b[:1024].astype(np.float64)
-                scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
-                off = float(np.linalg.norm(a[:1024].T @ b[:1024] - wide_a.T @ wide_b))
-                error = off / scale if scale else 0.0
-            progress("products", piece.stop, len(which))
-        return products, norms, error
-
-    def cross(self, first: Order, second: Order) -> Matrix:
-        """AᵀB [d1, d2] over rows of A at pairs `first` and of B at pairs `second`."""
-        cross = np.zeros(self.widths)
-        for piece in self.slices(len(first)):
-            a, b = self.take(first[piece], second[piece])
-            cross += a.T @ b
-            progress("permuted products", piece.stop, len(first))
-        return cross
-
-
 @dataclass
 class Products:
-    """Sums over n pairs of rows (a_i [d1], b_i [d2]), in fp64."""
+    """Sums over n pairs of rows a_i [d1], b_i [d2] and, beside them, q_i [k], in fp64."""
 
     rows: int  # n
     sum_a: Matrix  # Σ a_i, [d1]
-    sum_b: Matrix  # Σ b_i, [d2]
+    sum_b: Matrix  # [d2]
     gram_a: Matrix  # Σ a_i a_iᵀ, [d1, d1]
-    gram_b: Matrix  # Σ b_i b_iᵀ, [d2, d2]
+    gram_b: Matrix  # [d2, d2]
     cross: Matrix  # Σ a_i b_iᵀ, [d1, d2]
-    along_a: Matrix  # Σ a_i q_iᵀ, [d1, k]; k is 0 where nothing is summed beside
-    along_b: Matrix  # Σ b_i q_iᵀ, [d2, k]
+    along_a: Matrix  # Σ a_i q_iᵀ, [d1, k]
+    along_b: Matrix  # [d2, k]
 
     @classmethod
     def nothing(cls, d1: int, d2: int, k: int = 0) -> Products:
-        """Sums over no rows, with k directions beside."""
+        """Sums over no rows."""
         shapes = (d1,), (d2,), (d1, d1), (d2, d2), (d1, d2), (d1, k), (d2, k)
         return cls(0, *(np.zeros(shape) for shape in shapes))
 
     def add(self, a: NDArray, b: NDArray, q: NDArray) -> None:
-        """Add rows a [n, d1], b [n, d2] and directions beside them q [n, k], multiplied in the type of a and b."""
+        """Add rows a [n, d1], b [n, d2] and q [n, k], multiplied in the type of a and b."""
         self.rows += len(a)
         self.sum_a += a.sum(axis=0, dtype=np.float64)
         self.sum_b += b.sum(axis=0, dtype=np.float64)
@@ -183,22 +108,16 @@ class Products:
             mine += more
 
     @property
-    def mean_a(self) -> Matrix:
-        """Mean row of A, [d1]."""
-        return self.sum_a / max(1, self.rows)
-
-    @property
-    def mean_b(self) -> Matrix:
-        """Mean row of B, [d2]."""
-        return self.sum_b / max(1, self.rows)
+    def means(self) -> tuple[Matrix, Matrix]:
+        """Mean rows of A [d1] and of B [d2]."""
+        return self.sum_a / max(1, self.rows), self.sum_b / max(1, self.rows)
 
     def without(self, k: int = 0) -> Products:
         """Return the sums of rows less their mean, the first k directions taken out of every column: (1 − QQᵀ)A, …
 
-        All rows over which the directions are orthonormal must have been added.
+        All rows over which the directions are orthonormal, and orthogonal to 1, must have been added.
         """
-        a, b, n = self.mean_a, self.mean_b, self.rows
-        along_a, along_b = self.along_a[:, :k], self.along_b[:, :k]
+        (a, b), n, along_a, along_b = self.means, self.rows, self.along_a[:, :k], self.along_b[:, :k]
         return Products(
             n,
             np.zeros_like(a),
@@ -206,7 +125,7 @@ class Products:
             self.gram_a - n * np.outer(a, a) - along_a @ along_a.T,
             self.gram_b - n * np.outer(b, b) - along_b @ along_b.T,
             self.cross - n * np.outer(a, b) - along_a @ along_b.T,
-            self.along_a[:, k:],  # q is orthogonal to 1 over all rows
+            self.along_a[:, k:],
             self.along_b[:, k:],
         )
 

@@ -20,12 +20,14 @@ Singular values are those of the Marchenko-Pastur law. On held-out rows the mean
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tiewise.analysis.paired_rows import Matrix, Order, Paired
+from tiewise.analysis.model_tables import TokenTable
+from tiewise.analysis.paired_rows import FEWEST, Matrix, Order, Pairs, Products
 from tiewise.core.errors import CheckpointError
 from tiewise.core.long_work import progress
 
@@ -35,6 +37,7 @@ FP64_WORK = 2e10  # multiplications up to which fp64 costs seconds at most
 LARGE = 2e11  # rows × d²: from here on `AlignSettings.sized` permutes once
 SMALL = 512  # up to here a singular value decomposition takes no time worth saving
 WELL = 1e-10  # of squared singular values, smallest to largest, above which their eigenvalues are accurate enough
+CHUNK_BYTES = 40 * 2**20  # of a piece of rows in fp32
 _STEPS = 20_000  # of the integrals over the law
 
 
@@ -143,68 +146,106 @@ class AlignSettings:
         return np.sort(drawn), min(self.neighbours, len(drawn) - 1)
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """A map [d1, d2] (None: identity) of rows less `shift_a` [d1] onto rows less `shift_b` [d2]; zeros where raw."""
-
-    name: str
-    view: str
-    matrix: Matrix | None
-    shift_a: Matrix
-    shift_b: Matrix
-
-    def cosines(self, a: NDArray, b: NDArray) -> Matrix:
-        """Cosine of each mapped row of a [n, d1] with its row of b [n, d2]; 0 where either is zero."""
-        x, y = a - self.shift_a.astype(a.dtype), b - self.shift_b.astype(b.dtype)
-        x = x if self.matrix is None else x @ self.matrix.astype(a.dtype)
-        dot, left, right = (np.einsum("ij,ij->i", *p).astype(np.float64) for p in ((x, y), (x, x), (y, y)))
-        scale = np.sqrt(left * right)
-        return np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
+Key = tuple[str, str]  # a map's name, and `centred` or `raw`: whether rows are taken less their mean
+FittedMap = tuple[Matrix | None, Matrix, Matrix]  # [d1, d2], None for identity; what rows of A and B are taken less
 
 
 class Fitter:
-    """Fits maps to some of the pairs; what depends on A alone is computed once for all permutations."""
+    """Two tables, their pairs split into `rows` that maps are fitted on and `held` ones, and passes over either.
 
-    def __init__(self, paired: Paired, settings: AlignSettings) -> None:
+    What depends on A alone is computed once for all permutations.
+
+    Raises:
+        CheckpointError: fewer than 16 pairs, rows that a table does not have or that are not finite, no map that
+            applies, or a setting that there is not.
+    """
+
+    def __init__(
+        self, a: TokenTable, b: TokenTable, pairs: Pairs, settings: AlignSettings, beside: Matrix | None = None
+    ) -> None:
+        for table, wanted in ((a, pairs.a), (b, pairs.b)):
+            if len(wanted) and int(wanted.max()) >= table.rows:
+                what = f"{table.name} has {table.rows:,} rows and its vocabulary names row {int(wanted.max()):,}"
+                raise CheckpointError(what, "give the tokenizer that belongs to the table")
+        if (count := len(pairs)) < FEWEST:
+            what = f"{count} paired rows are too few to align"
+            raise CheckpointError(what, f"at least {FEWEST} tokens must be in both")
         if not 0 <= settings.held_out <= 0.5:
             fix = "use a share from 0 (fit and score all rows) to 0.5"
             raise CheckpointError(f"held_out = {settings.held_out}", fix)
-        count = len(paired.pairs)
+        self.a, self.b, self.pairs, self.widths = a, b, pairs, (a.width, b.width)
+        self.beside = np.zeros((count, 0)) if beside is None else beside  # summed with both tables [pairs, k]
+        self.dtype = settings.dtype(count, self.widths)
         order = np.random.default_rng(settings.seed).permutation(count)
         out = max(1, min(settings.scored, int(settings.held_out * count), count // 2)) if settings.held_out else 0
-        self.paired, self.rows, self.held = paired, np.sort(order[out:]), np.sort(order[:out])
-        self.names, self.left_out = _applying(settings, paired.widths, len(self.rows))
-        self.products, self.norms, self.error = paired.sums(self.rows)
+        self.rows, self.held = np.sort(order[out:]), np.sort(order[:out])
+        self.names, self.left_out = _applying(settings, self.widths, len(self.rows))
+        self.products, self.norms, self.error = self.sums(self.rows)
+        means = self.products.means
+        self.shifts = {CENTRED: means, RAW: (np.zeros_like(means[0]), np.zeros_like(means[1]))}
         self.views = (CENTRED, RAW) if settings.raw else (CENTRED,)
-        self.means = self.products.mean_a, self.products.mean_b
         self._inverse: dict[str, Matrix] = {}
-        if set(self.names) - {IDENTITY, ORTHOGONAL}:
-            for view in self.views:
-                less = self.products.rows * np.outer(self.means[0], self.means[0]) if view == CENTRED else 0.0
-                self._inverse[view] = pseudo_inverse(self.products.gram_a - less, self.error)
+        for view in self.views if set(self.names) - {IDENTITY, ORTHOGONAL} else ():
+            shift, _ = self.shifts[view]
+            gram = self.products.gram_a - len(self.rows) * np.outer(shift, shift)
+            self._inverse[view] = pseudo_inverse(gram, self.error)
 
-    def fit(self, cross: Matrix) -> list[Fitted]:
-        """Return every map, fitted to AᵀB [d1, d2] of the fitting rows in some order."""
-        shifts = {CENTRED: self.means, RAW: (np.zeros_like(self.means[0]), np.zeros_like(self.means[1]))}
-        made = [Fitted(IDENTITY, view, None, *shifts[view]) for view in (CENTRED, RAW)]  # costs nothing: both ways
-        made = made if IDENTITY in self.names else []
-        fitted = [name for name in self.names if name != IDENTITY]
-        total = len(made) + len(fitted) * len(self.views)
-        for view in self.views:
-            product = cross - self.products.rows * np.outer(*self.means) if view == CENTRED else cross
-            for name in fitted:
-                made.append(Fitted(name, view, best_map(name, product, self._inverse.get(view)), *shifts[view]))
-                progress("fitting maps", len(made), total)
+    def pieces(self, first: Order, second: Order, doing: str) -> Iterator[tuple[slice, NDArray, NDArray]]:
+        """(place, rows of A [n, d1] at pairs `first`, rows of B [n, d2] at pairs `second`), about CHUNK_BYTES each."""
+        step = max(64, CHUNK_BYTES // (4 * max(1, *self.widths)))
+        for start in range(0, len(first), step):
+            piece = slice(start, min(start + step, len(first)))
+            a, b = self.pairs.a[first[piece]], self.pairs.b[second[piece]]
+            yield piece, self.a.take(a, self.dtype), self.b.take(b, self.dtype)
+            progress(doing, piece.stop, len(first))
+
+    def sums(self, which: Order) -> tuple[Products, tuple[Matrix, Matrix], float]:
+        """(products, norms of A's and of B's rows, relative error of a product) over the given pairs.
+
+        The error is ‖AᵀB as computed − AᵀB in fp64‖ / (‖A‖·‖B‖) of the first 1,024 rows; 0 where all is fp64.
+        """
+        products = Products.nothing(*self.widths, self.beside.shape[1])
+        norms, error = (np.zeros(len(which)), np.zeros(len(which))), 0.0
+        for piece, a, b in self.pieces(which, which, "products"):
+            for table, sizes, values in zip((self.a, self.b), norms, (a, b), strict=True):
+                sizes[piece] = np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
+                if not np.isfinite(sizes[piece]).all():
+                    raise CheckpointError(f"{table.name}: rows with NaN or infinite values", "mask them out")
+            products.add(a, b, self.beside[which[piece]])
+            if self.dtype != np.float64 and not error:
+                wide_a, wide_b = a[:1024].astype(np.float64), b[:1024].astype(np.float64)
+                scale = float(np.linalg.norm(wide_a) * np.linalg.norm(wide_b))
+                off = float(np.linalg.norm(a[:1024].T @ b[:1024] - wide_a.T @ wide_b))
+                error = off / scale if scale else 0.0
+        return products, norms, error
+
+    def fit(self, partners: Order | None = None) -> dict[Key, FittedMap]:
+        """Return every map of the fitting rows of A onto their own rows of B, or onto those at pairs `partners`."""
+        cross = self.products.cross
+        if partners is not None and self.names != [IDENTITY]:
+            cross = np.zeros(self.widths)
+            for _, a, b in self.pieces(self.rows, partners, "permuted products"):
+                cross += a.T @ b
+        views = {CENTRED: cross - len(self.rows) * np.outer(*self.shifts[CENTRED]), RAW: cross}
+        # identity costs nothing: in both views
+        keys = [(name, view) for name in self.names for view in views if name == IDENTITY or view in self.views]
+        made: dict[Key, FittedMap] = {}
+        for name, view in keys:
+            matrix = None if name == IDENTITY else best_map(name, views[view], self._inverse.get(view))
+            made[name, view] = matrix, *self.shifts[view]
+            progress("fitting maps", len(made), len(keys))
         return made
 
-    def cosines(self, maps: list[Fitted], first: Order, second: Order) -> list[Matrix]:
-        """Cosines [n] of each map, over rows of A at pairs `first` and of B at pairs `second`."""
-        found = [np.zeros(len(first)) for _ in maps]
-        for piece in self.paired.slices(len(first)):
-            a, b = self.paired.take(first[piece], second[piece])
-            for values, fitted in zip(found, maps, strict=True):
-                values[piece] = fitted.cosines(a, b)
-            progress("scoring", piece.stop, len(first))
+    def cosines(self, maps: dict[Key, FittedMap], first: Order, second: Order) -> dict[Key, Matrix]:
+        """Cosines [n] of mapped rows of A at pairs `first` with rows of B at pairs `second`; 0 where either is zero."""
+        found = {key: np.zeros(len(first)) for key in maps}
+        for piece, a, b in self.pieces(first, second, "scoring"):
+            for key, (matrix, shift_a, shift_b) in maps.items():
+                x, y = a - shift_a.astype(a.dtype), b - shift_b.astype(b.dtype)
+                x = x if matrix is None else x @ matrix.astype(a.dtype)
+                dot, left, right = (np.einsum("ij,ij->i", *p).astype(np.float64) for p in ((x, y), (x, x), (y, y)))
+                scale = np.sqrt(left * right)
+                found[key][piece] = np.divide(dot, scale, out=np.zeros_like(dot), where=scale > 0)
         return found
 
 
@@ -212,17 +253,19 @@ def _applying(settings: AlignSettings, widths: tuple[int, int], rows: int) -> tu
     """(maps that apply to tables of these widths and rows to fit on, why the others do not)."""
     (d1, d2), kept, left = widths, [], []
     for name in [*settings.maps, *(f"rank {rank}" for rank in settings.ranks)]:
-        if name not in (IDENTITY, ORTHOGONAL, LINEAR) and not name.startswith("rank "):
-            raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
+        needed = max(d1, d2) if name == ORTHOGONAL else d1
         if name == IDENTITY:
             why = "" if d1 == d2 else f"widths {d1} and {d2} differ"
+        elif name not in (ORTHOGONAL, LINEAR) and not name.startswith("rank "):
+            raise CheckpointError(f"no map is called {name}", "choose of identity, orthogonal and linear")
         elif name.startswith("rank ") and not 0 < rank_of(name) <= min(d1, d2):
             why = f"ranks go from 1 to {min(d1, d2)}"
         else:
-            needed = max(d1, d2) if name == ORTHOGONAL else d1
             why = "" if rows > needed else f"{rows:,} rows to fit on, and more than {needed:,} are needed"
-        kept += [] if why else [name]
-        left += [f"no {name} map: {why}"] if why else []
+        if why:
+            left.append(f"no {name} map: {why}")
+        else:
+            kept.append(name)
     if not kept:
         others = "orthogonal, linear and reduced-rank maps apply"
         raise CheckpointError("; ".join(left), others if d1 != d2 and rows > max(d1, d2) else "give more rows")

@@ -52,7 +52,6 @@ class FreshBody:
 
     std: float
     heads: int
-    kv_heads: int
     head_dim: int
     ffn: int
     layers: int
@@ -153,7 +152,6 @@ def small_decoder(d: int) -> FreshBody:
     return FreshBody(
         std=0.5 * d**-0.5,
         heads=1,
-        kv_heads=1,
         head_dim=d,
         ffn=max(8, round(d * 8 / 3 / 8) * 8),
         layers=2,

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations, permutations, product
@@ -62,17 +62,7 @@ class Leaning(Lean):
     pairs: tuple[tuple[int, int, float, float], ...] = ()  # (seed of the arm, of the untied one, input, output score)
     # `input`, `output` and `difference` corrected for attenuation; of CKA between different seeds, and only where
     # training again gives more than 0
-    corrected: dict[str, Estimate] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Again:
-    """How well tables of one arm align: the same table of two seeds, or both ends of one model."""
-
-    what: str  # AGAIN of an arm and its `input`, `output` or `table`; ONE_MODEL of an arm
-    measure: str  # as of `Score`
-    score: Estimate  # over models, or over all pairs of seeds
-    pairs: tuple[tuple[int, int, float], ...]  # (seed, other seed, score); of one model twice the same
+    corrected: Mapping[str, Estimate] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -85,10 +75,11 @@ class OverSeeds:
     tokens: int  # rows that were compared
     # by arm, kind of pair and measure: maps on held-out rows, neighbours, CKA above chance
     leanings: tuple[Leaning, ...]
-    again: tuple[Again, ...]  # the same thing trained again
+    # the same thing trained again: (AGAIN of an arm and its table, or ONE_MODEL of an arm; measure) → its pairs
+    again: Mapping[tuple[str, str], Scored]
     left_out: tuple[str, ...]  # what could not be compared, and why
     counted: int | None  # tokens of the training text by which frequency was taken out; None where it is not there
-    frequency: dict[str, Estimate]  # arm and end → share of its variance over tokens that is a curve in log frequency
+    frequency: Mapping[str, Estimate]  # arm and end → share of its variance that is a curve in log frequency
 
     def leaning(self, arm: str, measure: str, seeds: str = OTHER_SEED) -> Leaning | None:
         """Return one of them; None where it was not measured."""
@@ -100,15 +91,9 @@ class OverSeeds:
         chosen = [x for x in own if x.seeds == OTHER_SEED] or own
         return sorted(chosen, key=lambda x: x.measure != ORTHOGONAL)
 
-    def score_again(self, what: str, measure: str) -> Estimate | None:
-        """How tables score that are the same thing trained again."""
-        return next((x.score for x in self.again if (x.what, x.measure) == (what, measure)), None)
-
 
 def over_seeds(
-    run: str | os.PathLike[str],
-    settings: AlignSettings,
-    training_counts: Callable[[Path], NDArray],
+    run: str | os.PathLike[str], settings: AlignSettings, training_counts: Callable[[Path], NDArray]
 ) -> OverSeeds:
     """Compare the tables of all final models of a comparison.
 
@@ -124,62 +109,58 @@ def over_seeds(
     run = Path(run)
     models, left_out = _final_models(run)
     two = [arm for arm, found in models.items() if all(ends.shared is None for ends in found.values())]
-    one = {arm: found for arm, found in models.items() if arm not in two}
+    one = [arm for arm in models if arm not in two]
     if not two or not one:
         kind = "two tables" if one else "one table"
         raise RunError(f"{run} has no finished arm with {kind}", "compare at least tied and untied")
     untied, every = two[0], [ends for found in models.values() for ends in found.values()]
     rows = min(table.rows for ends in every for _, table in ends.tables)
-    mask = np.any([ends.unusable()[:rows] for ends in every], axis=0)
-    pairs = one_vocabulary(rows, rows).without(mask)  # rows that no model has zero, repeated or not finite
+    # rows that no model has zero, repeated or not finite
+    pairs = one_vocabulary(rows, rows).without(np.any([ends.unusable()[:rows] for ends in every], axis=0))
     counts = None
     try:
         known = training_counts(run)
         counts = np.pad(known, (0, max(0, rows - len(known))))  # tables may have more rows than there are tokens
     except DataError as error:
         left_out.append(f"CKA without frequency: {error.what}")
+
     tables: dict[Place, TokenTable] = {
         (arm, seed, end): table
         for arm in (untied, *one)
         for seed, ends in models[arm].items()
         for end, table in (ends.tables if ends.shared is None else (("table", ends.shared),))
     }
-    # what is compared: a table with itself trained again, the ends of one model, …
-    again: dict[Any, list[Beside]] = {}
+    beside: dict[Any, list[Beside]] = {}  # what is compared: a table trained again, the ends of one model, …
     for arm in (untied, *one):
         for end in ENDS if arm == untied else ("table",):
             twice = combinations(models[arm], 2)
-            again[AGAIN.format(arm, end)] = [(a, b, (arm, a, end), (arm, b, end)) for a, b in twice]
+            beside[AGAIN.format(arm, end)] = [(a, b, (arm, a, end), (arm, b, end)) for a, b in twice]
         if arm == untied:
-            again[ONE_MODEL.format(arm)] = [(a, a, (arm, a, "input"), (arm, a, "output")) for a in models[arm]]
-    # … and the one table of an arm with both ends of the untied models
-    across: dict[Any, list[Beside]] = {}
-    for arm, end in product(one, ENDS):
+            beside[ONE_MODEL.format(arm)] = [(a, a, (arm, a, "input"), (arm, a, "output")) for a in models[arm]]
+    for arm, end in product(one, ENDS):  # … and the one table of an arm with both ends of the untied models
         common = [seed for seed in models[arm] if seed in models[untied]]
         for kind, seeds in {OTHER_SEED: [*permutations(common, 2)], SAME_SEED: [(a, a) for a in common]}.items():
-            across[arm, kind, end] = [(a, b, (untied, b, end), (arm, a, "table")) for a, b in seeds]
+            beside[arm, kind, end] = [(a, b, (untied, b, end), (arm, a, "table")) for a, b in seeds]
 
     settings, of_pairs = replace(settings, permutations=0), None if counts is None else counts[pairs.a]
-    scored: dict[Any, dict[str, list[tuple[int, int, float]]]] = {what: {} for what in again | across}
+    scored: dict[Any, dict[str, list[tuple[int, int, float]]]] = {what: {} for what in beside}
     chance: dict[str, float] = {}  # measure → score of unrelated tables
     shares: dict[Place, float] = {}  # table → share of it that frequency takes out
-    total, done = sum(map(len, (again | across).values())), 0
-    for what, several in (again | across).items():
-        for a, b, first, second in several:
-            found = align(tables[first], tables[second], pairs, settings, of_pairs)
-            for score in found.scores:
-                value = score.estimate.value
-                if score.measure.startswith(CKA):
-                    value -= score.chance
-                elif score.measure == NEIGHBOURS or (score.rows, score.view) == (HELD_OUT, CENTRED):
-                    chance[score.measure] = score.chance
-                else:
-                    continue
-                scored[what].setdefault(score.measure, []).append((a, b, value))
-            for share in found.taken_out.values():  # the curve is last
-                shares |= {first: share[0], second: share[1]}
-            done += 1
-            progress("alignment over seeds", done, total)
+    work = [(what, tables_of) for what, several in beside.items() for tables_of in several]
+    for done, (what, (a, b, first, second)) in enumerate(work, 1):
+        found = align(tables[first], tables[second], pairs, settings, of_pairs)
+        for score in found.scores:
+            value = score.estimate.value
+            if score.measure.startswith(CKA):
+                value -= score.chance
+            elif score.measure == NEIGHBOURS or (score.rows, score.view) == (HELD_OUT, CENTRED):
+                chance[score.measure] = score.chance
+            else:
+                continue
+            scored[what].setdefault(score.measure, []).append((a, b, value))
+        for share in found.taken_out.values():  # the curve is last
+            shares |= {first: share[0], second: share[1]}
+        progress("alignment over seeds", done, len(work))
 
     leanings = []
     for arm, kind in product(one, (OTHER_SEED, SAME_SEED)):
@@ -187,27 +168,22 @@ def over_seeds(
             to_output = scored[arm, kind, "output"].get(measure) or [(a, b, math.nan) for a, b, _ in to_input]
             corrected = {}
             if measure.startswith(CKA) and kind == OTHER_SEED:
-                names = AGAIN.format(arm, "table"), *(AGAIN.format(untied, end) for end in ENDS)
-                corrected = _corrected(to_input, to_output, *(scored[name].get(measure, []) for name in names))
-            both = [(a, b, x, y) for (a, b, x), (_, _, y) in zip(to_input, to_output, strict=True)]
-            difference = _over_pairs([(a, b, y - x) for a, b, x, y in both])
-            lean = Leaning(measure, _over_pairs(to_input), _over_pairs(to_output), difference, chance.get(measure, 0.0))
-            leanings.append(replace(lean, arm=arm, seeds=kind, pairs=tuple(both), corrected=corrected))
+                own, *again = (scored[AGAIN.format(*of)][measure] for of in ((arm, "table"), *product([untied], ENDS)))
+                corrected = _corrected((to_input, to_output), own, again)
+            both = tuple((a, b, x, y) for (a, b, x), (_, _, y) in zip(to_input, to_output, strict=True))
+            difference = over_pairs([(a, b, y - x) for a, b, x, y in both])
+            lean = measure, over_pairs(to_input), over_pairs(to_output), difference, chance.get(measure, 0.0)
+            leanings.append(Leaning(*lean, arm=arm, seeds=kind, pairs=both, corrected=corrected))
     frequency: dict[str, list[float]] = {}
-    for place in tables:
-        if place in shares:
-            frequency.setdefault(f"{place[0]} {place[2]}", []).append(shares[place])
+    for arm, seed, end in (place for place in tables if place in shares):
+        frequency.setdefault(f"{arm} {end}", []).append(shares[arm, seed, end])
     return OverSeeds(
         untied=untied,
         arms=tuple(one),
         seeds=tuple(models[untied]),
         tokens=len(pairs),
         leanings=tuple(leanings),
-        again=tuple(
-            Again(what, measure, _over_pairs(found), tuple(found))
-            for what in again
-            for measure, found in scored[what].items()
-        ),
+        again={(what, m): found for what in beside if isinstance(what, str) for m, found in scored[what].items()},
         left_out=tuple(left_out),
         counted=None if counts is None else int(counts.sum()),
         frequency={what: mean_interval(values) for what, values in frequency.items()},
@@ -232,31 +208,31 @@ def _final_models(run: Path) -> tuple[dict[str, dict[int, Ends]], list[str]]:
     return models, left_out
 
 
-def _corrected(to_input: Scored, to_output: Scored, table: Scored, *ends: Scored) -> dict[str, Estimate]:
-    """Spearman's correction of a table's scores with both ends, and their difference.
+def _corrected(between: Sequence[Scored], table: Scored, ends: Sequence[Scored]) -> dict[str, Estimate]:
+    """Spearman's correction of a table's scores `between` it and both ends, and their difference.
 
     `table` and `ends` are what each scores with itself trained again; an end is left out where that is not above 0.
     """
-    seeds = list(dict.fromkeys(a for a, *_ in to_input))
-    of_seeds: dict[str, Callable[[Sequence[int]], float]] = {}
-    for name, between, end in zip(ENDS, (to_input, to_output), ends, strict=True):
-        own, other = ([pair for pair in found if {*pair[:2]} <= {*seeds}] for found in (table, end))
-        if own and other and min(score for *_, score in (*own, *other)) > 0:
-            of_seeds[name] = partial(_over_own, between, own, other)
+    seeds = list(dict.fromkeys(a for a, *_ in between[0]))
+
+    def share(end: int, kept: Sequence[int]) -> float:
+        return _mean(between[end], kept) / math.sqrt(_mean(table, kept) * _mean(ends[end], kept))
+
+    of_seeds: dict[str, Callable[[Sequence[int]], float]] = {
+        name: partial(share, end)
+        for end, name in enumerate(ENDS)
+        if min(score for a, b, score in (*table, *ends[end]) if a in seeds and b in seeds) > 0
+    }
     if len(of_seeds) == 2:
-        of_seeds["difference"] = lambda kept: of_seeds["output"](kept) - of_seeds["input"](kept)
-    return {name: replace(jackknife(of, seeds), rows=len(to_input)) for name, of in of_seeds.items()}
-
-
-def _over_own(between: Scored, table: Scored, end: Scored, kept: Sequence[int]) -> float:
-    return _mean(between, kept) / math.sqrt(_mean(table, kept) * _mean(end, kept))
+        of_seeds["difference"] = lambda kept: share(1, kept) - share(0, kept)
+    return {name: replace(jackknife(of, seeds), rows=len(between[0])) for name, of in of_seeds.items()}
 
 
 def _mean(scored: Scored, kept: Sequence[int]) -> float:
     return fmean(score for a, b, score in scored if a in kept and b in kept)
 
 
-def _over_pairs(scored: Scored) -> Estimate:
+def over_pairs(scored: Scored) -> Estimate:
     """Mean over pairs of models, either all of two seeds or all of one."""
     if all(a == b for a, b, _ in scored):
         return mean_interval([score for *_, score in scored])

@@ -7,7 +7,7 @@ Counts are what transformers 5.23 builds, to the parameter (its modeling files a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -46,21 +46,20 @@ class Experts:
     shared_gate: bool = False
     shared_bias: bool = False
     bias: bool = False
-    dense: frozenset[int] = frozenset()  # layers with a plain ffn in their place
+    dense: Collection[int] = ()  # layers with a plain ffn in their place
 
     def counts(self, d: int) -> Counts:
         """Count in a model of width `d`."""
-        router = linear(d, self.count, self.bias)
-        expert = feed_forward(d, self.width, bias=self.bias)
         shared = feed_forward(d, self.shared_width, bias=self.shared_bias)
         return {
-            "experts": expert.times(self.count, min(self.chosen, self.count)),
-            "router": router + linear(d, 1) if self.shared_gate else router,
-            "shared_experts": shared if self.shared_width else Count(),
+            "experts": feed_forward(d, self.width, bias=self.bias).times(self.count, min(self.chosen, self.count)),
+            "router": linear(d, self.count, self.bias) + linear(d, 1).times(self.shared_gate),
+            "shared_experts": shared.times(self.shared_width > 0),
         }
 
 
-def _experts(c: Config, count: str, width: str, **more: Any) -> Experts:
+def experts_of(c: Config, count: str = "num_local_experts", width: str = "intermediate_size", **more: Any) -> Experts:
+    """Read them by these keys."""
     return Experts(c.size(count), c.size("num_experts_per_tok"), c.size(width), **more)
 
 
@@ -78,6 +77,7 @@ def heads_of(c: Config, grouped: bool = True) -> Heads:
 
 Switch = bool | str  # whether, or the key of the config that says so
 Reader = Callable[[Config], Architecture]
+NORMS = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}  # of attention, ffn, and what both read
 AS_LLAMA: Mapping[str, Any] = {}  # nothing besides what every fresh body has
 
 
@@ -92,11 +92,10 @@ def decoder(
     grouped: bool = True,  # whether the config may set the heads of keys and values, and a head's width
     heads: Heads | None = None,  # where other keys say them
     maps: Count | None = None,  # where attention is another than query, key, value and output
-    query_norms: int | str = 0,  # parameters of queries' and keys' norms, or sinks; or what one norm is over
+    query_norms: str = "none",  # what a norm of queries, and one of keys, is over: one head, all heads; or sinks
     normed_queries: Switch = True,  # whether they are there
     kind: str = "rms",  # of norm
-    # of a layer: two, four (of each sublayer's output too) or one that both sublayers read; one where parallel
-    norms: str = "two",
+    norms: str = "two",  # of a layer, four (of each sublayer's output too), or one that both sublayers read
     parallel: Switch = False,  # whether both sublayers read the same state
     final_norm: bool = True,
     embedding_norm: bool = False,
@@ -109,30 +108,27 @@ def decoder(
 ) -> Architecture:
     """Read a decoder: without further arguments, a Llama that has no biases."""
     d, layers = c.size("hidden_size"), c.size("num_hidden_layers")
-    ffn = c.size(ffn_width, 4 * d)
-    heads = heads or heads_of(c, grouped)
-    if isinstance(query_norms, str):
-        query_norms = {"one head": 2, "all heads": heads.count + heads.kv}[query_norms] * heads.width
-    query_norms *= c.flag(normed_queries)
-    norms = ("one" if c.flag(parallel) else "two") if norms == "one where parallel" else norms
-    maps = maps or heads.maps(d, c.flag(bias), c.flag(bias if out_bias is None else out_bias), query_norms)
-    of_attention, of_ffn, of_both = {"one": (0, 0, 1), "two": (1, 1, 0), "four": (2, 2, 0)}[norms]
-    attention = {"attention": maps, "norms": norm(d, kind, of_attention)}
-    dense = {"ffn": feed_forward(d, ffn, gated, c.flag(ffn_bias)), "norms": norm(d, kind, of_ffn)}
-    sparse = {**experts.counts(d), "norms": norm(d, kind, of_ffn)} if experts else dense
-    both, plain = {"norms": norm(d, kind, of_both)}, experts.dense if experts else ()
+    ffn, heads = c.size(ffn_width, 4 * d), heads or heads_of(c, grouped)
+    all_heads, one_head = (heads.count + heads.kv) * heads.width, norm(heads.width, kind, 2).parameters
+    over = {"none": 0, "one head": one_head, "all heads": all_heads, "sinks": heads.count}
+    of_queries = over[query_norms] * c.flag(normed_queries)
+    maps = maps or heads.maps(d, c.flag(bias), c.flag(bias if out_bias is None else out_bias), of_queries)
+    of_attention, of_ffn, of_both = ({"norms": norm(d, kind, n)} for n in NORMS[norms])
+    plain = {"ffn": feed_forward(d, ffn, gated, c.flag(ffn_bias))}
+    ffns = [plain if experts is None or i in experts.dense else experts.counts(d) for i in range(layers)]
     middle = experts.width * experts.chosen + experts.shared_width if experts else ffn
+    positions = c.size(positions) if isinstance(positions, str) else positions
     stack = AppliedLayers(
         "decoder",
-        tuple(LayerCounts(attention, dense if i in plain else sparse, both) for i in range(layers)),
+        tuple(LayerCounts({"attention": maps, **of_attention}, {**each, **of_ffn}, of_both) for each in ffns),
         {
-            "positions": lookup(c.size(positions) if isinstance(positions, str) else positions, d),
+            "positions": lookup(positions, d),
             "embedding_norm": norm(d, kind, int(embedding_norm)),
             "norms": norm(d, kind, int(final_norm)),
         },
         heads,
         # inputs of products, of norms and activations
-        4 * d + 2 * (heads.count + heads.kv) * heads.width + middle * (3 if gated else 2),
+        4 * d + 2 * all_heads + middle * (3 if gated else 2),
     )
     table_width = table_width or d
     between = linear(table_width, d).times(2) if table_width != d else Count()
@@ -142,19 +138,29 @@ def decoder(
     if fresh is None or (activation := next(filter(None, map(c.text, keys)), "")) not in ACTIVATIONS:
         return found
     std = c.number("initializer_range", 0.02)
+    arrangement = "parallel" if c.flag(parallel) else "sandwich" if norms == "four" else "sequential"
     body = FreshBody(
         heads=heads.count,
-        kv_heads=heads.kv,
         head_dim=heads.width,
         ffn=ffn,
         layers=layers,
         activation=activation,
         gated=gated,
-        arrangement="parallel" if c.flag(parallel) else "sandwich" if norms == "four" else "sequential",
-        normed_queries=query_norms > 0,
+        arrangement=arrangement,
+        normed_queries=of_queries > 0,
         **{"std": std, "positions_std": std if positions else 0.0, **fresh},
     )
     return replace(found, fresh=body)
+
+
+def _gemma(c: Config, **more: Any) -> Architecture:
+    cap = c.get("final_logit_softcapping")
+    fresh = {
+        "input_scale": math.sqrt(c.size("hidden_size")),
+        "attention_scale": c.number("query_pre_attn_scalar") ** -0.5,
+        "softcap": None if cap is None else c.number("final_logit_softcapping"),
+    }
+    return biased(c, norms="four", fresh=fresh, **more)
 
 
 llama = partial(decoder, bias="attention_bias", ffn_bias="mlp_bias")
@@ -163,32 +169,29 @@ qwen3 = partial(biased, query_norms="one head")
 gpt = partial(decoder, bias=True, ffn_bias=True, gated=False, grouped=False, kind="layer")
 gpt2 = partial(gpt, positions="n_positions", fresh={"depth_scaled": True})
 neo = partial(gpt, bias=False)
+phi = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
+cohere = partial(biased, kind="layer without bias", norms="one", parallel=True, query_norms="all heads")
 READERS: dict[str, Reader] = {
     **dict.fromkeys(("llama", "mistral", "phi3", "smollm3"), llama),
     **dict.fromkeys(("olmo2", "olmo3"), partial(biased, query_norms="all heads", fresh=None)),
     "olmo": partial(biased, kind="none"),
-    "stablelm": partial(
-        decoder,
-        bias="use_qkv_bias",
-        out_bias=False,
-        query_norms="all heads",
-        normed_queries="qk_layernorm",
-        kind="layer",
-        norms="one where parallel",
-        parallel="use_parallel_residual",
-    ),
     "qwen2": partial(decoder, bias=True, out_bias=False),
     "qwen3": qwen3,
     "glm": partial(biased, out_bias=False),
+    "gemma": lambda c: biased(c, fresh={"input_scale": math.sqrt(c.size("hidden_size"))}),
+    "gemma2": _gemma,
+    "gemma3_text": partial(_gemma, query_norms="one head"),
     "ernie4_5": partial(decoder, bias="use_bias", ffn_bias="use_bias"),
     "starcoder2": partial(decoder, bias="use_bias", ffn_bias="use_bias", gated=False, kind="layer"),
     "gpt2": gpt2,
     "gpt_neo": partial(neo, out_bias=True, positions="max_position_embeddings", fresh={"attention_scale": 1.0}),
     "gptj": partial(neo, norms="one", parallel=True, head_bias=True),
+    "phi": partial(phi, query_norms="one head", normed_queries="qk_layernorm"),
     "gpt_neox": partial(gpt, bias="attention_bias", parallel="use_parallel_residual"),
     "bloom": partial(gpt, embedding_norm=True, fresh=None),
     "mpt": partial(neo, ffn_bias=False, kind="layer without bias", fresh=None),
-    "mixtral": lambda c: decoder(c, experts=_experts(c, "num_local_experts", "intermediate_size"), fresh=None),
+    "mixtral": lambda c: decoder(c, experts=experts_of(c), fresh=None),
+    "gpt_oss": lambda c: biased(c, query_norms="sinks", experts=experts_of(c, bias=True), fresh=None),
 }
 
 
@@ -205,6 +208,13 @@ def reads(*types: str) -> Callable[[Reader], Reader]:
 @reads("gpt_bigcode")
 def _gpt_bigcode(c: Config) -> Architecture:
     return gpt2(c, heads=replace(heads_of(c, grouped=False), kv=1) if c.flag("multi_query") else None)
+
+
+@reads("stablelm")
+def _stablelm(c: Config) -> Architecture:
+    parallel, bias = c.flag("use_parallel_residual"), c.flag("use_qkv_bias")
+    normed = partial(decoder, query_norms="all heads", normed_queries="qk_layernorm", kind="layer")
+    return normed(c, bias=bias, out_bias=False, norms="one" if parallel else "two", parallel=parallel)
 
 
 @reads("opt")
@@ -225,81 +235,42 @@ def _opt(c: Config) -> Architecture:
 
 @reads("granite")
 def _granite(c: Config) -> Architecture:
-    scales = {
-        "input_scale": c.number("embedding_multiplier", 1.0),
-        "output_scale": 1 / c.number("logits_scaling", 1.0),
-        "residual_scale": c.number("residual_multiplier", 1.0),
-        "attention_scale": c.number("attention_multiplier", 1.0),
-    }
-    return llama(c, fresh=scales)
-
-
-@reads("gemma", "gemma2", "gemma3_text")
-def _gemma(c: Config) -> Architecture:
-    fresh = {"input_scale": math.sqrt(c.size("hidden_size"))}
-    if c.family == "gemma":
-        return biased(c, fresh=fresh)
-    if c.get("final_logit_softcapping") is not None:
-        fresh["softcap"] = c.number("final_logit_softcapping")
-    fresh["attention_scale"] = c.number("query_pre_attn_scalar") ** -0.5
-    return biased(c, query_norms="one head" if c.family == "gemma3_text" else 0, norms="four", fresh=fresh)
-
-
-@reads("phi")
-def _phi(c: Config) -> Architecture:
-    query_norms = 4 * heads_of(c).width if c.flag("qk_layernorm") else 0
-    one = partial(gpt, grouped=True, norms="one", parallel=True, head_bias=True)
-    return one(c, query_norms=query_norms)
-
-
-@reads("falcon")
-def _falcon(c: Config) -> Architecture:
-    heads, new = heads_of(c, grouped=False), c.flag("new_decoder_architecture")
-    kv_heads = c.size("num_kv_heads", heads.count) if new else 1 if c.flag("multi_query") else heads.count
-    two = not c.flag("parallel_attn") or c.size("num_ln_in_parallel_attn", 2 if new else 1) == 2
-    return decoder(
-        c,
-        bias="bias",
-        ffn_bias="bias",
-        gated=False,
-        ffn_width="ffn_hidden_size",
-        heads=replace(heads, kv=kv_heads),
-        kind="layer",
-        norms="two" if two else "one",
-        parallel="parallel_attn",
-    )
+    kinds = {"input": "embedding", "residual": "residual", "attention": "attention"}
+    scales = {f"{ours}_scale": c.number(f"{theirs}_multiplier", 1.0) for ours, theirs in kinds.items()}
+    return llama(c, fresh={**scales, "output_scale": 1 / c.number("logits_scaling", 1.0)})
 
 
 @reads("cohere", "cohere2")
 def _cohere(c: Config) -> Architecture:
-    one = partial(biased, kind="layer without bias", norms="one", parallel=True, query_norms="all heads")
-    return one(c, normed_queries="use_qk_norm", fresh={"output_scale": c.number("logit_scale")})
+    return cohere(c, normed_queries="use_qk_norm", fresh={"output_scale": c.number("logit_scale")})
+
+
+@reads("falcon")
+def _falcon(c: Config) -> Architecture:
+    heads, new, beside = heads_of(c, grouped=False), c.flag("new_decoder_architecture"), c.flag("parallel_attn")
+    kv_heads = c.size("num_kv_heads", heads.count) if new else 1 if c.flag("multi_query") else heads.count
+    two = not beside or c.size("num_ln_in_parallel_attn", 2 if new else 1) == 2
+    plain = partial(gpt, bias="bias", ffn_bias="bias", ffn_width="ffn_hidden_size", parallel=beside)
+    return plain(c, heads=replace(heads, kv=kv_heads), norms="two" if two else "one")
 
 
 @reads("qwen2_moe", "qwen3_moe")
 def _qwen_moe(c: Config) -> Architecture:
     """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
-    dense = frozenset(i for i in range(c.size("num_hidden_layers")) if i in only or (i + 1) % step)
-    experts = _experts(c, "num_experts", "moe_intermediate_size", dense=dense)
+    dense = [i for i in range(c.size("num_hidden_layers")) if i in only or (i + 1) % step]
+    experts = experts_of(c, "num_experts", "moe_intermediate_size", dense=dense)
     if c.family == "qwen3_moe":
         return qwen3(c, experts=experts, fresh=None)
     experts = replace(experts, shared_width=c.size("shared_expert_intermediate_size"), shared_gate=True)
     return decoder(c, bias="qkv_bias", out_bias=False, experts=experts, fresh=None)
 
 
-@reads("gpt_oss")
-def _gpt_oss(c: Config) -> Architecture:
-    experts = _experts(c, "num_local_experts", "intermediate_size", bias=True)
-    return biased(c, query_norms=c.size("num_attention_heads"), experts=experts, fresh=None)  # a sink a head
-
-
 @reads("llama4_text")
 def _llama4(c: Config) -> Architecture:
-    layers, step, width = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step"), c.size("intermediate_size")
+    layers, step = c.size("num_hidden_layers"), c.size("interleave_moe_layer_step")
     sparse = range(step - 1, layers, step) if c.get("moe_layers") is None else c.indices("moe_layers")
-    dense = frozenset(range(layers)).difference(sparse)
-    experts = _experts(c, "num_local_experts", "intermediate_size", shared_width=width, dense=dense)
+    experts = experts_of(c, shared_width=c.size("intermediate_size"), dense=set(range(layers)).difference(sparse))
     return biased(c, ffn_width="intermediate_size_mlp", experts=experts, fresh=None)
 
 
@@ -314,15 +285,15 @@ def _deepseek(c: Config) -> Architecture:
     keys = linear(d, kv_rank + rope, bias) + elementwise(kv_rank) + linear(kv_rank, count * (nope + value))
     narrow = linear(d, q_rank, bias) + elementwise(q_rank) + linear(q_rank, queries)
     maps = keys + linear(count * value, d, bias) + (narrow if q_rank else linear(d, queries))
-    routed, width = c.size("n_routed_experts"), c.size("moe_intermediate_size")
     ffn_bias = c.family == "deepseek_v2" and c.flag("mlp_bias")  # of dense and shared ffns; version 3 has none
+    routed, width = c.size("n_routed_experts"), c.size("moe_intermediate_size")
     experts = Experts(
         routed,
         c.size("num_experts_per_tok", routed),
         width,
         shared_width=c.size("n_shared_experts", 0, least=0) * width,
         shared_bias=ffn_bias,
-        dense=frozenset(range(min(c.size("num_hidden_layers"), c.size("first_k_dense_replace", 0, least=0)))),
+        dense=range(c.size("first_k_dense_replace", 0, least=0)),
     )
     heads = Heads(count, (nope + rope + value) // 2, count, latent=kv_rank + rope)  # the mean of keys and values
     return decoder(c, heads=heads, maps=maps, ffn_bias=ffn_bias, experts=experts, fresh=None)
@@ -373,15 +344,13 @@ def _bert(c: Config) -> Architecture:
     )
     judges_pairs = pretraining and c.family in ("bert", "albert")  # two classes on the pooled state: NSP, SOP
     has_head = c.head == "lm" or judges_pairs
-    around: dict[str, Count] = {}
-    if judges_pairs or (c.head == "none" and c.family in ("bert", "roberta", "albert")):
-        around["pooler"] = linear(d, d, True)
-    if has_head:
-        around["head_transform"] = linear(d, width, True) + norm(width)
-    if judges_pairs:
-        around["other"] = linear(d, 2, True)
-    elif pretraining and c.family == "electra":
-        around["other"] = linear(d, d, True) + linear(d, 1, True)  # the discriminator's head
+    pools = judges_pairs or (c.head == "none" and c.family in ("bert", "roberta", "albert"))
+    discriminator = (linear(d, d, True) + linear(d, 1, True)).times(pretraining and c.family == "electra")
+    around = {
+        "pooler": linear(d, d, True).times(pools),
+        "head_transform": (linear(d, width, True) + norm(width)).times(has_head),
+        "other": linear(d, 2, True).times(judges_pairs) + discriminator,
+    }
     maps = linear(width, d, bias=True) if width != d or albert else Count()  # ALBERT maps even where widths are equal
     ends = c.token_tables(width, has_head, maps=maps, head_biases=int(has_head))
     if has_head and not ends.tied and c.family in ("bert", "roberta"):
@@ -405,13 +374,15 @@ def _modernbert(c: Config) -> Architecture:
 
 
 def _side(
-    name: str, d: int, heads: Heads, ffn: int, gated: bool, kind: str, biases: bool, **more: Count
-) -> tuple[LayerCounts, int]:
-    """(one layer of an encoder-decoder's side, the values of it that a token keeps for the backward pass)."""
+    name: str, d: int, layers: int, heads: Heads, ffn: int, gated: bool, kind: str, biases: bool, **more: Counts
+) -> AppliedLayers:
+    """Encoder or decoder; `more` are counts `around` its layers and `beside` the attention of each."""
     maps, times = heads.maps(d, biases, biases), 2 if name == "decoder" else 1  # a decoder attends to the source too
-    mixing = {"attention": maps, "cross_attention": maps.times(times - 1), "norms": norm(d, kind, times), **more}
-    layer = LayerCounts(mixing, {"ffn": feed_forward(d, ffn, gated, biases), "norms": norm(d, kind)})
-    return layer, times * (2 * d + 4 * heads.count * heads.width) + 2 * d + ffn * (3 if gated else 2)
+    mixing = {"attention": maps, "cross_attention": maps.times(times - 1), "norms": norm(d, kind, times)}
+    ffns = {"ffn": feed_forward(d, ffn, gated, biases), "norms": norm(d, kind)}
+    layer = LayerCounts({**mixing, **more.get("beside", {})}, ffns)
+    saved = times * (2 * d + 4 * heads.count * heads.width) + 2 * d + ffn * (3 if gated else 2)
+    return AppliedLayers(name, (layer,) * layers, more["around"], heads, saved)
 
 
 @reads("t5", "mt5", "umt5")
@@ -423,10 +394,8 @@ def _t5(c: Config) -> Architecture:
     sides = {"encoder": c.size("num_layers"), "decoder": c.size("num_decoder_layers", c.size("num_layers"))}
     if c.class_name.endswith("EncoderModel"):
         del sides["decoder"]
-    stacks = []
-    for name, layers in sides.items():
-        layer, kept = _side(name, d, heads, ffn, gated, "rms", False, **of_layer)
-        stacks.append(AppliedLayers(name, (layer,) * layers, {"norms": norm(d, "rms"), **of_side}, heads, kept))
+    side = partial(_side, heads=heads, ffn=ffn, gated=gated, kind="rms", biases=False, beside=of_layer)
+    stacks = (side(name, d, layers, around={"norms": norm(d, "rms"), **of_side}) for name, layers in sides.items())
     head = c.head != "none"
     forced = (
         "transformers 5.23 builds this class tied whatever the file says; "
@@ -448,10 +417,9 @@ def _bart(c: Config) -> Architecture:
     }
     stacks = []
     for name in ("encoder", "decoder"):
-        count, ffn = c.size(f"{name}_attention_heads"), c.size(f"{name}_ffn_dim")
+        layers, count, ffn = (c.size(f"{name}_{key}") for key in ("layers", "attention_heads", "ffn_dim"))
         heads = Heads(count, even(d, count), count)
-        layer, kept = _side(name, d, heads, ffn, False, "layer", True)
-        stacks.append(AppliedLayers(name, (layer,) * c.size(f"{name}_layers"), around, heads, kept))
+        stacks.append(_side(name, d, layers, heads, ffn, False, "layer", True, around=around))
     ends, other = c.token_tables(d), Count()
     notes: tuple[str, ...] = ()
     if c.family == "marian" and not c.flag("share_encoder_decoder_embeddings"):

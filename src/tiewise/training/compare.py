@@ -77,16 +77,13 @@ class Display:
         What an earlier process did is shown, and not taken for this one's speed.
         """
         bar = tqdm(total=steps, disable=not self.bars, leave=False, miniters=1, smoothing=0, unit=" steps")
-        before, begun = (
-            0,
-            False,
-        )  # steps of the runs that have ended; whether this process takes this one's
+        before = 0  # steps of the runs that have ended
+        begun = False  # whether this process takes the steps of the run at hand
 
         def reach(step: float) -> None:
             if not bar.disable:
-                more = step - bar.n
-                bar.initial += 0 if begun else more
-                bar.update(more)
+                bar.initial += 0 if begun else step - bar.n
+                bar.update(step - bar.n)
 
         def show(title: str, done: float, total: float) -> None:
             nonlocal begun
@@ -120,7 +117,6 @@ def start(
         checked = settings.checked()
         kind = kind_of(checked)
         kind.check_processes(checked)
-        kind.check_sizes(checked)
         with display.stages():
             text = kind.prepare(checked, stage / DATA)
         for job in make_jobs(checked, text, stage):
@@ -170,7 +166,6 @@ def finish(out: Path, display: Display) -> Comparison:
                 losses = f"validation nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}"
                 ended(job.settings.steps, f"{title}: {losses}, {r.seconds:.0f} s")
     kind = kind_of(settings)
-    paths = {o.result.arm: o.direct_path for o in reversed(outcomes)}  # of the first seed
     comparison = complete(
         Comparison(
             version=__version__,
@@ -185,7 +180,9 @@ def finish(out: Path, display: Display) -> Comparison:
             runs=[o.result for o in outcomes],
             tuning=trials,
             direct_path=[
-                ArmDirectPath(arm, [names[t] for t in probe], paths[arm]) for arm in settings.arms if paths[arm]
+                ArmDirectPath(first.result.arm, [names[token] for token in probe], first.direct_path)
+                for first in outcomes[: len(jobs)]  # of the first seed
+                if first.direct_path
             ],
             bigrams=[
                 {"left": names[b.left], "right": names[b.right]}

@@ -43,34 +43,26 @@ class Lamb(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Take one step; moments are kept in fp32 for parameters of lower precision."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is not None:
-                    self._one(p, group)
+        loss = None if closure is None else torch.enable_grad()(closure)()
+        trained = ((p, group) for group in self.param_groups for p in group["params"] if p.grad is not None)
+        for p, group in trained:
+            if p.grad.is_sparse:
+                raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
+            state, wide = self.state[p], torch.promote_types(p.dtype, torch.float32)
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["exp_avg"], state["exp_avg_sq"] = (torch.zeros_like(p, dtype=wide) for _ in range(2))
+            state["step"] += 1
+            step, (beta1, beta2) = int(state["step"]), group["betas"]
+            grad, x = p.grad.to(wide), p.to(wide)
+            mean = state["exp_avg"].lerp_(grad, 1 - beta1)
+            square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+            root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+            update = (mean / (1 - beta1**step)).div_(root).add_(x, alpha=group["weight_decay"])
+            if group["adapt"]:
+                update.mul_(trust_ratio(x, update))
+            p.copy_(x - update.mul_(group["lr"]))
         return loss
-
-    def _one(self, p: Tensor, group: dict[str, Any]) -> None:
-        if p.grad is None or p.grad.is_sparse:
-            raise RunError("LAMB needs dense gradients", "build the table with sparse=False")
-        state, wide = self.state[p], torch.promote_types(p.dtype, torch.float32)
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["exp_avg"] = torch.zeros_like(p, dtype=wide)
-            state["exp_avg_sq"] = torch.zeros_like(p, dtype=wide)
-        state["step"] += 1
-        step, (beta1, beta2) = int(state["step"]), group["betas"]
-        grad, x = p.grad.to(wide), p.to(wide)
-        mean = state["exp_avg"].lerp_(grad, 1 - beta1)
-        square = state["exp_avg_sq"].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-        root = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
-        update = (mean / (1 - beta1**step)).div_(root).add_(x, alpha=group["weight_decay"])
-        if group["adapt"]:
-            update.mul_(trust_ratio(x, update))
-        p.copy_(x - update.mul_(group["lr"]))
 
 
 def trust_ratio(x: Tensor, update: Tensor) -> Tensor:
@@ -122,29 +114,19 @@ class AveragedSGD(torch.optim.SGD):
                 continue
             group["averaged_steps"] += 1
             for p in group["params"]:
-                state = self.state[p]
-                if "mean" not in state:
+                if "mean" not in (state := self.state[p]):
                     state["mean"] = torch.zeros_like(p)
                 state["mean"].add_(p - state["mean"], alpha=1 / group["averaged_steps"])
         return loss
 
-    @torch.no_grad()
-    def settle(self) -> None:
-        """Make the means the weights, for good."""
-        for p, mean in self._means():
-            p.copy_(mean)
-
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Within this context the weights are the means, where there are any."""
-        kept = [(p, p.detach().clone()) for p, _ in self._means()]
-        self.settle()
+        own = {p: p.data for group in self.param_groups for p in group["params"] if "mean" in self.state[p]}
+        for p in own:
+            p.data = self.state[p]["mean"]
         try:
             yield
         finally:
-            with torch.no_grad():
-                for p, value in kept:
-                    p.copy_(value)
-
-    def _means(self) -> list[tuple[Tensor, Tensor]]:
-        return [(p, self.state[p]["mean"]) for g in self.param_groups for p in g["params"] if "mean" in self.state[p]]
+            for p, data in own.items():
+                p.data = data

@@ -201,15 +201,12 @@ class Comparison:
 
 def _html(runs: list[list[RunResult]], said: str) -> str:
     """Return a notebook's view: a row of means for each arm, and what is said under it."""
-    rows: list[tuple[Any, ...]] = [("arm", "parameters", "validation nll", "training nll", "seeds")]
+    html = "".join(f"<th>{name}</th>" for name in ("arm", "parameters", "validation nll", "training nll", "seeds"))
     for of in filter(None, runs):
         nlls = (f"{fmean(getattr(run, name) for run in of):.4f}" for name in ("heldout_nll", "train_nll"))
-        rows.append((of[0].arm, f"{of[0].total_parameters:,}", *nlls, len(of)))
-    lines: list[str] = []
-    for row in rows:
-        tag = "td" if lines else "th"
-        lines.append("".join(f"<{tag}>{escape(str(cell))}</{tag}>" for cell in row))
-    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table><p>{escape(said)}</p>"
+        cells = (escape(of[0].arm), f"{of[0].total_parameters:,}", *nlls, len(of))
+        html += "</tr><tr>" + "".join(f"<td>{cell}</td>" for cell in cells)
+    return f"<table><tr>{html}</tr></table><p>{escape(said)}</p>"
 
 
 def paired(reference: Sequence[float], other: Sequence[float], *, arm: str = "", metric: str = "") -> Difference:
@@ -249,23 +246,21 @@ def complete(comparison: Comparison) -> Comparison:
 
 def differences(comparison: Comparison, reference: str, arm: str) -> dict[str, Difference]:
     """Differences of an arm to another by metric, over the seeds that both finished."""
-    other = {run.seed: _measures(run) for run in comparison.of(arm)}
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    for run in comparison.of(reference):
-        theirs = other.get(run.seed, {})
-        for metric, value in _measures(run).items():
-            if metric in theirs:
-                pairs.setdefault(metric, []).append((value, theirs[metric]))
-    return {metric: paired(*zip(*values, strict=True), arm=arm, metric=metric) for metric, values in pairs.items()}
-
-
-def _measures(run: RunResult) -> dict[str, float]:
-    """What differences are taken of, by its metric."""
-    found = {"heldout_nll": run.heldout_nll, "train_nll": run.train_nll}
-    if not run.shares:  # masked tokens are not a text
-        found["bits_per_byte"] = run.bits_per_byte
-    found |= {f"share:{name}": share.share for name, share in run.shares.items()}
-    return found | {f"frequency:{bin_.label}": bin_.nll for bin_ in run.frequency if bin_.nll is not None}
+    measures: dict[str, dict[int, dict[str, float]]] = {}  # metric → seed → arm → its value
+    for run in (*comparison.of(reference), *comparison.of(arm)):
+        found = {"heldout_nll": run.heldout_nll, "train_nll": run.train_nll}
+        if not run.shares:  # masked tokens are not a text
+            found["bits_per_byte"] = run.bits_per_byte
+        found |= {f"share:{name}": share.share for name, share in run.shares.items()}
+        found |= {f"frequency:{bin_.label}": bin_.nll for bin_ in run.frequency if bin_.nll is not None}
+        for metric, value in found.items():
+            measures.setdefault(metric, {}).setdefault(run.seed, {})[run.arm] = value
+    made = {}
+    for metric, by_seed in measures.items():
+        pairs = [(of[reference], of[arm]) for of in by_seed.values() if len(of) == 2]
+        if pairs:
+            made[metric] = paired(*zip(*pairs, strict=True), arm=arm, metric=metric)
+    return made
 
 
 def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
@@ -283,42 +278,37 @@ def interval(difference: Difference) -> str:
 
 def _sentence(comparison: Comparison, arm: str) -> str:
     """What the validation losses of an arm show, and no more."""
-    difference = comparison.difference(arm, "heldout_nll")
+    d = comparison.difference(arm, "heldout_nll")
     who = f"{arm} against {comparison.reference}:"
-    if difference is None:
+    if d is None:
         return f"{who} no seed finished with both, so nothing is known yet."
-    cost = _parameters(comparison, arm)
-    if not math.isfinite(difference.mean):
+    own, base = (comparison.of(name)[0] for name in (arm, comparison.reference))
+    more, cost = own.total_parameters - base.total_parameters, "equally many parameters"
+    if more:
+        part = more / base.total_parameters
+        could = comparison.setting.get("match") == "width" and not own.shares  # ALBERTs cannot
+        advice = "; --match parameters compares equal sizes" if could and abs(part) >= UNEQUAL else ""
+        cost = f"{count(abs(more))} {'more' if more > 0 else 'fewer'} parameters ({signed(100 * part, 1)} %{advice})"
+    if not math.isfinite(d.mean):
         return f"{who} one of them diverged, so no difference can be stated; {cost}."
-    measured = f"{signed(difference.mean)} nats/token"
-    if difference.low is None:
+    measured = f"{signed(d.mean)} nats/token"
+    if d.low is None or d.high is None:
         return f"{who} validation loss {measured} from one seed, which cannot tell a difference from chance; {cost}."
-    evidence = f"95 % interval {interval(difference)}, {difference.n} seeds"
-    if difference.detected:
-        side = "lower (better)" if difference.mean < 0 else "higher (worse)"
-        said = f"validation loss is {side} by {plain(abs(difference.mean))} nats/token ({evidence})"
+    evidence = f"95 % interval {interval(d)}, {d.n} seeds"
+    if d.detected:
+        side = "lower (better)" if d.mean < 0 else "higher (worse)"
+        said = f"validation loss is {side} by {plain(abs(d.mean))} nats/token ({evidence})"
     else:
-        if difference.low > 0 or (difference.high is not None and difference.high < 0):
-            evidence += f", p = {plain(difference.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
-        smallest = f"smallest detectable difference {plain(difference.detectable)}"
+        if d.low > 0 or d.high < 0:
+            evidence += f", p = {plain(d.p, 3)} with {len(comparison.arms) - 1} arms (Holm)"
+        smallest = f"smallest detectable difference {plain(d.detectable)}"
         said = f"no difference detected at this budget (validation loss {measured}, {evidence}; {smallest})"
     tokens = []  # which of them the arm predicts better and worse: bins whose difference is detected
     for word, sign in (("better", -1), ("worse", 1)):
-        found = [d for d in comparison.differences if d.arm == arm and d.detected and sign * d.mean > 0]
-        bins = [d.metric.removeprefix("frequency:") for d in found if d.metric.startswith("frequency:")]
+        found = [one for one in comparison.differences if one.arm == arm and one.detected and sign * one.mean > 0]
+        bins = [one.metric.removeprefix("frequency:") for one in found if one.metric.startswith("frequency:")]
         if bins:
             listed = " or ".join(filter(None, (", ".join(bins[:-1]), bins[-1])))
             tokens.append(f"{word} the tokens that the training text has {listed} times")
     predicts = f" It predicts {', and '.join(tokens)} (p < 0.05 over all bins, Holm)." if tokens else ""
     return f"{who} {said}, with {cost}.{predicts}"
-
-
-def _parameters(comparison: Comparison, arm: str) -> str:
-    """Say how much larger an arm is, and how to compare equal sizes where the run could."""
-    own, base = (comparison.of(name)[0].total_parameters for name in (arm, comparison.reference))
-    if own == base:
-        return "equally many parameters"
-    side = "more" if own > base else "fewer"
-    could = comparison.setting.get("match") == "width" and not comparison.of(arm)[0].shares  # ALBERTs cannot
-    advice = "; --match parameters compares equal sizes" if could and abs(own - base) >= UNEQUAL * base else ""
-    return f"{count(abs(own - base))} {side} parameters ({signed(100 * (own - base) / base, 1)} %{advice})"

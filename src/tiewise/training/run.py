@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -122,12 +122,11 @@ class Kind(ABC):
                 raise UnsupportedError(what, "train on one process, or leave tie_at and untie_at out")
 
     @abstractmethod
-    def check_sizes(self, settings: Settings) -> None:
-        """Refuse arms that a model of these sizes cannot have, before gigabytes of text are read."""
-
-    @abstractmethod
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Make the tokens of a run in `folder`. Raises DataError for a text that cannot be used."""
+        """Make the tokens of a run in `folder`, when it is sure that a model of these sizes can have the arms.
+
+        Raises SpecError for an arm, DataError for a text that cannot be used.
+        """
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
         """Steps that a run takes."""
@@ -174,7 +173,7 @@ class Kind(ABC):
                 trainer.load(checkpoint)  # killed while it was measured; the Trainer would take one step more
             else:
                 trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        if ranks.any_of(interrupt.caught):
+        if ranks.any_of(interrupt.pressed):
             raise ranks.everywhere(Interrupted(str(job.folder)))
         record = next(one for one in trainer.callback_handler.callbacks if isinstance(one, RunRecord))
         return record.steps, record.seconds
@@ -247,12 +246,12 @@ def check_rows(settings: Settings, rows: int, has: str) -> None:
         raise DataError(what, "give more text, or less of length, batch or accumulate (--set batch=1, say)")
 
 
-def build_causal(job: Job, config: Any, start: Callable[[Installed], None]) -> Installed:
-    """Build a causal model with seeded weights, install the job's boundary, and have `start` draw its tables.
+def build_causal(job: Job, config: Any, std: float, reach: float | None = None) -> Installed:
+    """Build a causal model with seeded weights, install the job's boundary, and draw its tables.
 
-    Arms of one seed have the same body, bit for bit: it is drawn first, by a plain tied model, and only then does the
-    boundary change. Tables are drawn last, from a seed of their own, so the arms' input tables agree where shapes do.
-    The boundary's schedule, if any, is the caller's.
+    They are N(0, std²), or, with the maps, uniform within ± `reach`. Arms of one seed have the same body, bit for bit:
+    it is drawn first, by a plain tied model, and only then does the boundary change. Tables are drawn last, from a seed
+    of their own, so the arms' input tables agree where shapes do. The boundary's schedule, if any, is the caller's.
     """
     torch.manual_seed(job.seed)
     try:
@@ -263,10 +262,16 @@ def build_causal(job: Job, config: Any, start: Callable[[Installed], None]) -> I
         raise RunError(what, "choose another") from None
     installed = install(model, replace(job.spec.plainly(), vectors=None, freeze=False, init=None))
     torch.manual_seed(job.seed + TABLES)
-    start(installed)
+    table_in, table_out = installed.tables()
+    maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
+    with torch.no_grad():
+        for table in dict.fromkeys((table_in, table_out) if reach is None else (table_in, *maps, table_out)):
+            table.normal_(0, std) if reach is None else table.uniform_(-reach, reach)
+        for table in (table_in, table_out) if job.spec.pad is not None else ():
+            table[job.spec.pad].zero_()
     if job.spec.vectors is not None:
         rows = load_vectors(job.spec.vectors, row_tokens(job.text.tokenizer(), job.text.vocab))
-        start_from_rows(installed.tables()[0], rows, job.spec.freeze, job.spec)
+        start_from_rows(table_in, rows, job.spec.freeze, job.spec)
     return installed
 
 

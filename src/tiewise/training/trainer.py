@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,9 +106,13 @@ class TiewiseTrainer(Trainer):
             self.see(path_a=norms.a / scale, path_b=norms.b / scale, cosine=norms.cosine)
         return loss
 
+    def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Loss of one micro-batch as `compute_loss` has it, but for the penalty."""
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
     def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Add the spec's penalty on its projection, where it has one (Press & Wolf 2017, §3), while training."""
-        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        loss = self.loss_of(model, inputs, *args, **kwargs)
         penalty = self.installed.penalty() if model.training else None
         if penalty is None:
             return loss
@@ -173,39 +177,46 @@ def logging_window(steps: int) -> int:
     return max(1, steps // 20)
 
 
-def callbacks(job: Job, *more: str) -> list[TrainerCallback]:
-    """Every run's, its `RunRecord` first: what it measures is steps, not what other callbacks do after them.
-
-    `more` are names that a kind of run logs beside those of all.
-    """
-    found: list[TrainerCallback] = [RunRecord(job, more), Events(job.folder / "tensorboard")]
-    found += [untie_at(job.spec.untie_at)] if job.spec.untie_at is not None else []
-    found += [tie_at(job.spec.tie_at)] if job.spec.tie_at is not None else []
-    return found
+def callbacks(job: Job) -> list[TrainerCallback]:
+    """Every run's, its `RunRecord` first: what it measures is steps, not what other callbacks do after them."""
+    changes = ((untie_at, job.spec.untie_at), (tie_at, job.spec.tie_at))
+    scheduled = [change(step) for change, step in changes if step is not None]
+    return [RunRecord(job), Events(job.folder / "tensorboard"), *scheduled]
 
 
-class RunRecord(TrainerCallback, ExportableState):
+class Kept(TrainerCallback, ExportableState):
+    """A callback with attributes that checkpoints carry."""
+
+    kept: tuple[str, ...]
+
+    def state(self) -> dict[str, Any]:
+        """Return them, in the form that `transformers` asks for."""
+        return {"args": {}, "attributes": {name: getattr(self, name) for name in self.kept}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
+        """Take up what a checkpoint brings."""
+        for name, value in state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"].items():
+            setattr(self, name, value)
+
+
+class RunRecord(Kept):
     """Writes a run's curve to `metrics.jsonl`, says how far it is, and counts seconds.
 
     Only those of training steps: evaluation, saving, set-up and the first step of a process, which warms up, do not
-    count. Checkpoints carry them, so that a resumed run knows the time of all its steps.
+    count. A resumed run knows the time of all its steps.
     """
 
-    def __init__(self, job: Job, more: tuple[str, ...] = ()) -> None:
-        self.job, self.path, self.names = job, job.folder / METRICS, (*MEASURED, *more)
-        self.seconds, self.steps = 0.0, 0
-        self._start: float | None = None
-        self._warm = False
-        self._nll: float | None = None
+    kept = ("seconds", "steps")
 
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, in the form that `transformers` asks for."""
-        return {"args": {}, "attributes": {"seconds": self.seconds, "steps": self.steps}}
+    def __init__(self, job: Job) -> None:
+        self.job, self.path = job, job.folder / METRICS
+        self.seconds, self.steps = 0.0, 0
+        self._start, self._warm = 0.0, False
+        self._nll: float | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Take up a checkpoint's time, and of the curve what was said up to it: nothing torn or later."""
-        for name, value in state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"].items():
-            setattr(self, name, value)
+        super().on_train_begin(args, state, control, **kw)
         ranks.first_does(lambda: keep_lines(self.path, state.global_step))
         self.job.tell(state.global_step)
 
@@ -215,7 +226,7 @@ class RunRecord(TrainerCallback, ExportableState):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Stop the clock."""
-        if self._warm and self._start is not None:
+        if self._warm:
             self.seconds += time.perf_counter() - self._start
             self.steps += 1
         self._warm = True
@@ -225,7 +236,8 @@ class RunRecord(TrainerCallback, ExportableState):
         """Append the training loss of the window, and what was measured beside it."""
         if logs and "loss" in logs and ranks.first():
             line = {"step": state.global_step, "train_nll": logs["loss"], "learning_rate": logs.get("learning_rate")}
-            add_line(self.path, line | {k: logs[k] for k in self.names if k in logs})
+            measured = {name: value for name, value in logs.items() if name not in ("loss", "grad_norm", "epoch")}
+            add_line(self.path, line | measured)
             self._nll = logs["loss"]
 
 
@@ -244,11 +256,9 @@ def keep_lines(path: Path, step: int) -> None:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the whole lines of a `metrics.jsonl`; a torn last line, left by a kill, is not one."""
     found: list[dict[str, Any]] = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
-        try:
+    with suppress(FileNotFoundError, ValueError):
+        for line in path.read_text(encoding="utf-8").splitlines():
             found.append(json.loads(line))
-        except ValueError:
-            break
     return found
 
 
@@ -272,25 +282,19 @@ class Events(TensorBoardCallback):
             super().on_train_end(args, state, control, **kw)
 
 
-class Interrupt(TrainerCallback):
+class Interrupt(NotedPress, TrainerCallback):
     """Ctrl-C finishes the step, writes a checkpoint and stops; a second Ctrl-C stops at once.
 
-    Use as a context manager around `trainer.train()`; `.caught` says afterwards whether it was pressed. Of several
+    Use as a context manager around `trainer.train()`; `.pressed` says afterwards whether it was. Of several
     processes that train together all stop after the same step, whichever was told. A press that came before and
     was lost in a library (`tiewise.core.long_work`) counts.
     """
 
     def __init__(self) -> None:
-        self._press = NotedPress(ctrl_c_was_pressed())
-        self._before: Any = None
-
-    @property
-    def caught(self) -> bool:
-        """Whether it was pressed."""
-        return self._press.pressed
+        super().__init__(ctrl_c_was_pressed())
 
     def __enter__(self) -> Interrupt:
-        self._before = set_ctrl_c(self._press)
+        self._before = set_ctrl_c(self)
         return self
 
     def __exit__(self, *exception: Any) -> None:
@@ -298,9 +302,8 @@ class Interrupt(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> Any:
         """Ask the Trainer to save and to stop."""
-        if ranks.any_of(self.caught):
-            self._press.pressed = True
-            control.should_save = control.should_training_stop = True
+        if ranks.any_of(self.pressed):
+            self.pressed = control.should_save = control.should_training_stop = True
         return control
 
 
@@ -311,8 +314,7 @@ class _Scheduled(TrainerCallback):
         if not hasattr(step, "__index__") or step < 0 or choice not in choices:
             what = f"the boundary cannot change after {step!r} steps by {choice!r}"
             raise SpecError(what, f"give a number of steps, and one of {', '.join(choices)}")
-        self.becomes, self.step, self.choice = becomes, step, choice
-        self.done = False
+        self.becomes, self.step, self.choice, self.done = becomes, step, choice, False
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         if self.done or state.global_step < self.step:

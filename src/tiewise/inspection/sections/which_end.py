@@ -11,13 +11,15 @@ from tiewise.analysis.paired_rows import CURVE, FEWEST, Pairs, by_text
 from tiewise.analysis.table_maps import CENTRED, IDENTITY, ORTHOGONAL, AlignSettings
 from tiewise.checkpoint.hf_folder import Folder
 from tiewise.core.errors import CheckpointError
+from tiewise.core.estimates import Estimate
 from tiewise.core.found import NEITHER, Found, Listing, Quantity, count, plain
 from tiewise.inspection.bench import Bench, Subject
 from tiewise.inspection.inspection import NotHere, section
-from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_seeds
+from tiewise.inspection.tables_over_seeds import AGAIN, SAME_SEED, Leaning, OverSeeds, over_pairs, over_seeds
 
 KIN = 0.05  # a cosine as they stand that two tables of unrelated starts do not reach
 SCORES, SHARES = "mean cosine, share, or CKA above chance", "share of what training again gives"
+ABOVE = "above zero: closer to the output"
 
 
 @section(asks="Which end does a tied table resemble?", place=50)
@@ -83,48 +85,37 @@ def across(
         for name_a, a in ends[0].tables
         for name_b, b in ends[1].tables
     }
-    one = _one(ends)
-    leans: tuple[Lean, ...] = ()
+    one, quantities, notes = _one(ends), [], []
     if one is None:
-        every_one = all(end.tied for end in ends)
-        both = "one table" if every_one else "one stored table" if any(end.tied for end in ends) else "two tables"
-        answer = f"no question here: both models have {both}"
+        stored = "one table" if all(end.tied for end in ends) else "one stored table"
+        answer = f"no question here: both models have {stored if ends[0].shared else 'two tables'}"
     else:
         table, other = ends[one].shared, ends[1 - one]
         assert table is not None
         turned = pairs if one == 0 else Pairs(pairs.b, pairs.a, pairs.how)
         leans = closer(table, other.input, other.output, turned, settings)
-        answer = _answer(leans, labels[1 - one])
-    kin = []
+        answer, quantities = _answer(leans, labels[1 - one]), [*_leans(leans, labels[one], labels[1 - one])]
     for name, alignment in aligned.items():
-        stored = next((s for s in alignment.scores if (s.measure, s.view) == (IDENTITY, CENTRED)), None)
-        if stored is not None and stored.estimate.low > KIN:
-            cosine = plain(stored.estimate.value, 3)
-            kin.append(f"{name}: a cosine of {cosine} as they stand: one start, which every score contains")
+        quantities += alignment.quantities(name)
+        first_score = alignment.scores[0]  # centred, on rows that its map was fitted on
+        if first_score.measure == IDENTITY and first_score.estimate.low > KIN:
+            cosine = plain(first_score.estimate.value, 3)
+            notes.append(f"{name}: a cosine of {cosine} as they stand: one start, which every score contains")
     small = {
         "tokens in both vocabularies": len(every),
         "tokens left out": len(every) - len(pairs),
         **{f"rows of {label}": end.input.rows for label, end in zip(labels, ends, strict=True)},
     }
-    return Found(
-        answer=answer,
-        quantities=(
-            *_leans(leans, labels[one or 0], labels[1 - (one or 0)]),
-            *(q for name, alignment in aligned.items() for q in alignment.quantities(name)),
-            *(Quantity(name, value, main=False) for name, value in small.items()),
-        ),
-        notes=(
-            *kin,
-            *dict.fromkeys(why for alignment in aligned.values() for why in alignment.left_out),
-            *(f"{label}: {note}" for label, end in zip(labels, ends, strict=True) for note in end.notes),
-        ),
-    )
+    notes += dict.fromkeys(why for alignment in aligned.values() for why in alignment.left_out)
+    notes += [f"{label}: {note}" for label, end in zip(labels, ends, strict=True) for note in end.notes]
+    quantities += [Quantity(name, value, main=False) for name, value in small.items()]
+    return Found(answer, tuple(quantities), notes=tuple(notes))
 
 
 def _answer(leans: tuple[Lean, ...], other: str) -> str:
     """The end that the rotation is closer to, and by which measures it is another."""
     sides = {
-        lean.measure: "neither end clearly" if lean.toward == NEITHER else f"the {lean.toward}"
+        lean.measure: "neither end clearly" if toward(lean.difference) == NEITHER else f"the {toward(lean.difference)}"
         for lean in leans
         if lean.view == CENTRED
     }
@@ -139,18 +130,17 @@ def _answer(leans: tuple[Lean, ...], other: str) -> str:
 
 
 def _leans(leans: tuple[Lean, ...], table: str, other: str) -> Iterator[Quantity]:
-    both, apart = f"The table of {table} against both of {other}", f"Output less input, for {table}"
     for lean in leans:
         centred, unit = lean.view == CENTRED, "mean cosine, or share"
         name = spelled(lean.measure) if centred else f"{spelled(lean.measure)}, not centred"
+        figure = f"The table of {table} against both of {other}" if centred else ""
         for end, score in (("input", lean.input), ("output", lean.output)):
             yield Quantity.of_estimate(
-                name, score, chance=lean.chance, of=f"{end} of {other}", unit=unit, main=False,
-                figure=both if centred else "",
-            )  # fmt: skip
+                name, score, chance=lean.chance, of=f"{end} of {other}", unit=unit, main=False, figure=figure
+            )
         yield Quantity.of_estimate(
             f"output − input, {name}", lean.difference, chance=0.0, unit=unit, main=centred,
-            figure=apart if centred else "", why="above zero: closer to the output",
+            figure=f"Output less input, for {table}" if centred else "", why=ABOVE,
         )  # fmt: skip
 
 
@@ -160,28 +150,22 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
     Neither the lean as it stands nor that with frequency taken out may be told without the other.
     """
     told, seeds = found.told(arm), ", ".join(map(str, found.seeds))
-    whole, curve = (found.leaning(arm, measure) for measure in (CKA, CKA_CURVE))
-    if whole is None or "difference" not in whole.corrected:
-        answer = f"it {_side(found, told[0].toward)}" if told else "no model to compare"
-        answer += f" {spelled(told[0].measure)}" if told and told[0].toward != NOT_KNOWN else ""
+    leanings = (found.leaning(arm, measure) for measure in (CKA, CKA_CURVE))
+    whole, curve = (lean and lean.corrected.get("difference") for lean in leanings)
+    answer = _side(found, whole or told[0].difference) if told else "no model to compare"
+    if whole is None:
+        answer += f" {spelled(told[0].measure)}" if told and toward(told[0].difference) != NOT_KNOWN else ""
     elif found.counted is None:
-        rest = "without the training text, how much is frequency is not known"
-        answer = f"it {_side(found, toward(whole.corrected['difference']))}; {rest}"
+        answer += "; without the training text, how much is frequency is not known"
     else:
-        side, rest = _side(found, toward(whole.corrected["difference"])), ""
-        if curve is not None and "difference" in curve.corrected:
-            rest = _side(found, toward(curve.corrected["difference"]))
-        answer = f"it {side}, with frequency taken out too"
-        if rest != side:
-            rest = f"it {rest}" if rest else "too little is found again to say"
-            answer = f"it {side}; with frequency taken out {rest}"
+        rest = _side(found, curve) if curve else "too little is found again to say"
+        answer += ", with frequency taken out too" if rest == answer else f"; with frequency taken out {rest}"
     notes = [f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"]
     if found.counted is not None:
         notes.append(f"frequency: three powers of log(count + 1) in {count(found.counted)} tokens of training text")
     stored = found.leaning(arm, IDENTITY, SAME_SEED)
     if stored is not None and stored.input.value > KIN:
-        cosine = plain(stored.input.value, 2)
-        notes.append(f"of one seed, which share a start, rows still have a cosine of {cosine}")
+        notes.append(f"of one seed, rows still have a cosine of {plain(stored.input.value, 2)} from their common start")
     pairs = tuple(
         (f"{arm} {a}, {found.untied} {b}", leaning.measure, plain(first, 6), plain(second, 6))
         for leaning in found.leanings
@@ -196,24 +180,25 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
     )
 
 
-def _side(found: OverSeeds, side: str) -> str:
+def _side(found: OverSeeds, difference: Estimate) -> str:
+    side = toward(difference)
     if side == NOT_KNOWN:
-        return "cannot be told from fewer than three seeds"
-    return f"shows no lean to either table of {found.untied}" if side == NEITHER else f"leans to its {side} table"
+        return "it cannot be told from fewer than three seeds"
+    return f"it shows no lean to either table of {found.untied}" if side == NEITHER else f"it leans to its {side} table"
 
 
 def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Quantity]:
     leanings, untied = [x for x in found.leanings if x.arm == arm], found.untied
     # what it has in common with either table, as a share of what each reaches with itself, trained again
-    why = "CKA corrected for attenuation: 1 the same but for noise and rotation"
     for leaning in leanings:
         for end, score in leaning.corrected.items():
-            name = f"corrected, {spelled(leaning.measure)}"
-            more = {"of": f"{arm} – {untied} {end}", "main": False}
-            more["figure"] = f"What {arm} has in common with either table"
-            if end == "difference":
-                name, more = f"corrected output − input, {spelled(leaning.measure)}", {}
-            yield Quantity.of_estimate(name, score, chance=0.0, unit=SHARES, why=why, **more)
+            name, of, figure = "corrected", f"{arm} – {untied} {end}", f"What {arm} has in common with either table"
+            if main := end == "difference":
+                name, of, figure = "corrected output − input", "", ""
+            yield Quantity.of_estimate(
+                f"{name}, {spelled(leaning.measure)}", score, chance=0.0, unit=SHARES, of=of, main=main, figure=figure,
+                why="CKA corrected for attenuation: 1 the same but for noise and rotation",
+            )  # fmt: skip
     # every score, those that are told first and beside the same table trained again
     for leaning in sorted(leanings, key=lambda x: x not in told):
         main, models = leaning in told, f"models of the {leaning.seeds}"
@@ -224,23 +209,21 @@ def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Qua
                 name, score, chance=leaning.chance, of=f"{arm} – {untied} {end}", unit=SCORES, main=False,
                 figure=figure, why=models,
             )  # fmt: skip
-            again = found.score_again(AGAIN.format(untied, end), leaning.measure)
-            if main and again is not None:
+            again = found.again.get((AGAIN.format(untied, end), leaning.measure))
+            if main and again:
                 of = f"{untied} {end}, trained again"
-                yield Quantity.of_estimate(name, again, of=of, unit=SCORES, main=False, figure=figure)
+                yield Quantity.of_estimate(name, over_pairs(again), of=of, unit=SCORES, main=False, figure=figure)
     # every difference; where it could be corrected, that is the one to read first
     corrected = any("difference" in x.corrected for x in told)
     for leaning in leanings:
-        why = "above zero: closer to the output"
-        if leaning.seeds == SAME_SEED:
-            why += "; of one seed both start from one input table"
         yield Quantity.of_estimate(
-            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES, why=why,
+            f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES,
+            why=ABOVE + ("; of one seed both start from one input table" if leaning.seeds == SAME_SEED else ""),
             main=not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA),
             of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
         )  # fmt: skip
-    for entry in found.again:
-        yield Quantity.of_estimate(spelled(entry.measure), entry.score, of=entry.what, unit=SCORES, main=False)
+    for (what, measure), again in found.again.items():
+        yield Quantity.of_estimate(spelled(measure), over_pairs(again), of=what, unit=SCORES, main=False)
     name, chance = "variance that is a curve in log frequency", CURVE / max(1, found.tokens - 1)
     for what, share in found.frequency.items():
         yield Quantity.of_estimate(name, share, chance=chance, of=what, unit="%", main=False)

@@ -10,9 +10,9 @@ tied, untied, …        E = the run's `embedding`, or H, where no projection is
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,6 @@ from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
 FOUND = "pretraining.json"  # in a run's folder: accuracies on tokens and pairs, with intervals
 CURVE_ROWS = 64  # of the validation split, behind each point of a curve
 SAMPLE = 256  # predicted tokens of a micro-batch behind a logged training accuracy
-_OF_PAIRS = ("pair_nll", "pair_accuracy")
-LOGGED = ("train_accuracy", "heldout_accuracy", *_OF_PAIRS, *(f"heldout_{name}" for name in _OF_PAIRS))
 _BATCH = 16  # rows of a forward pass that measures
 MEASURED_SEED = 20_191  # of the rows that models are measured on: the same for all arms and seeds
 ACTS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu", "tanh")  # of those that transformers knows
@@ -130,14 +128,11 @@ class Alberts(Kind):
         own.packing(settings.length)
         return own
 
-    def check_sizes(self, settings: Settings) -> None:
-        """Refuse arms that no model of these sizes can have."""
-        for arm in settings.specs():
-            arm_config(settings, arm, 8)
-
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text in sentences, give its tokenizer its marks, and see that every split makes pairs."""
         s = settings
+        for arm in s.specs():
+            arm_config(s, arm, 8)
         text = mark(prepare(s.text, s.tokenizer, folder, length=s.length, split=s.split, apart=True))
         for split in ("heldout", "train"):
             try:
@@ -158,7 +153,7 @@ class Alberts(Kind):
 
     def table_std(self, job: Job) -> float:
         """As the config has it, where neither boundary nor run say."""
-        return float(job.spec.init or arm_config(job.settings, job.arm, job.text.vocab).initializer_range)
+        return job.spec.init or job.settings.init or OpenAlbertConfig.initializer_range
 
     def first_loss(self, job: Job) -> float:
         """Behind the head's random dense layer no row meets itself."""
@@ -166,24 +161,14 @@ class Alberts(Kind):
         return first_step(_between(job.spec), job.text.vocab, width, self.table_std(job)).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> PretrainingTrainer:
-        """Make the trainer, its points measured on the run's own objective."""
+        """Make the trainer."""
         s, o = job.settings, job.settings.own
         groups = lamb_groups(installed.model, s.weight_decay)  # biases and norms neither decay nor have a trust ratio
         # AdamW keeps a group's `adapt` and asks nothing of it
         by: Any = Lamb if o.optimizer == "lamb" else partial(torch.optim.AdamW, eps=1e-6)
-        rows = measured_rows(job, job.split, (o.objective,), CURVE_ROWS)
-
-        def point() -> dict[str, float]:
-            found = measure_pretrained(installed, rows, job.text.counts)
-            tokens, *pairs = found.shares.values()
-            said = {"heldout_nll": found.nll, "heldout_accuracy": tokens.share}
-            for pair in pairs:
-                said |= {"heldout_pair_nll": pair.nll, "heldout_pair_accuracy": pair.share}
-            return said
-
         return PretrainingTrainer(
             installed,
-            evaluator=point,
+            evaluator=partial(self.point, job, installed),
             optimizers=(by(groups, lr=s.learning_rate), None),
             args=arguments(
                 job,
@@ -194,7 +179,7 @@ class Alberts(Kind):
                 max_grad_norm=o.clip,
             ),
             train_dataset=rows_of(s, job.text, "train", seed=job.seed, count=s.steps * s.batch * s.accumulate),
-            callbacks=callbacks(job, *LOGGED),
+            callbacks=callbacks(job),
         )
 
     def measure(self, job: Job, installed: Installed, split: str, *, point: bool = False) -> MeasuredSplit:
@@ -203,6 +188,15 @@ class Alberts(Kind):
         both = ("sop", "nsp") if split == job.split and not point else ()
         most = CURVE_ROWS if point else max(1, s.measured // s.length)
         return measure_pretrained(installed, measured_rows(job, split, (s.own.objective, *both), most), job.text.counts)
+
+    def point(self, job: Job, installed: Installed) -> dict[str, float]:
+        """Measure the run's own objective, accuracies too."""
+        found = self.measure(job, installed, job.split, point=True)
+        tokens, *pairs = found.shares.values()
+        said = {"heldout_nll": found.nll, "heldout_accuracy": tokens.share}
+        for pair in pairs:
+            said |= {"heldout_pair_nll": pair.nll, "heldout_pair_accuracy": pair.share}
+        return said
 
     def parameters(self, installed: Installed) -> dict[str, int]:
         """The body's by attention, ffn and the rest."""
@@ -229,7 +223,8 @@ def rows_of(
     return PairRows(sentences, packing, settings.own.masks(), seed=seed, count=count)
 
 
-def measured_rows(job: Job, split: str, objectives: Iterable[str], most: int) -> dict[str, PairRows]:
+@lru_cache(1)  # the points of a curve ask for the same
+def measured_rows(job: Job, split: str, objectives: tuple[str, ...], most: int) -> dict[str, PairRows]:
     """Up to `most` rows of a split for each objective, always the same ones."""
     found = {}
     for objective in objectives:
@@ -261,7 +256,7 @@ def arm_config(settings: Settings, arm: str, vocab: int, **marks: int | None) ->
         attention_probs_dropout_prob=o.dropout,
         max_position_embeddings=settings.length,
         sharing=share or o.share,
-        **({} if settings.init is None else {"initializer_range": settings.init}),
+        initializer_range=settings.init or OpenAlbertConfig.initializer_range,
         **marks,
     )
 
@@ -275,68 +270,53 @@ def _between(spec: BoundarySpec) -> BoundarySpec:
 class PretrainingTrainer(TiewiseTrainer):
     """Trains on `PairRows`, masked tokens and pairs, their losses summed; its logged loss is the masked tokens' nll."""
 
-    def compute_loss(
+    def loss_of(
         self, model: nn.Module, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Tensor:
-        """Loss of one micro-batch: nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
-        output = model(**inputs, predict=inputs["labels"] != -100)
-        loss, penalty = output.loss, self.installed.penalty()
+        """Nll of masked tokens plus that of pairs, each a mean over the micro-batch."""
+        chosen = inputs["labels"] != -100
+        output = model(**inputs, predict=chosen)
         self.see(loss=output.mlm_loss.detach())
         if output.pair_loss is not None:
             right = output.pair_logits.detach().argmax(-1) == inputs["pair_labels"]
             self.see(pair_nll=output.pair_loss.detach(), pair_accuracy=right)
         if (self.state.global_step + 1) % self.args.logging_steps == 0:
-            self.see(train_accuracy=_sampled(output.logits, inputs["labels"]))
-        loss = loss if penalty is None else loss + penalty
+            with torch.no_grad():  # of the first predicted tokens: the fused loss computes no logits to ask
+                right = output.logits[:SAMPLE].argmax(-1) == inputs["labels"][chosen][:SAMPLE]
+            self.see(train_accuracy=right)
         if self.model_accepts_loss_kwargs and num_items_in_batch is not None:
-            loss = loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
-        return loss
+            return output.loss / self.current_gradient_accumulation_steps  # the Trainer leaves it to such a model
+        return output.loss
 
 
 @torch.no_grad()
-def _sampled(logits: Any, labels: Tensor) -> Tensor:
-    """Whether the first predicted tokens of a micro-batch are right; the fused loss computes no logits to ask."""
-    return logits[:SAMPLE].argmax(-1) == labels[labels != -100][:SAMPLE]
-
-
 def measure_pretrained(installed: Installed, rows: Mapping[str, PairRows], counts: np.ndarray) -> MeasuredSplit:
     """Evaluate a model on rows by the objective of their pairs; masked tokens are taken from the first of them.
 
     `counts` [V] say how often each token occurs in training.
     """
-    shares: dict[str, Share] = {}
-    with evaluating(installed.model):
-        for name, own in rows.items():
-            masked, pairs = outputs(installed.model, own, installed.tables()[0].device)
-            if not shares:
-                (losses, targets, _), shares[MASKED] = masked, _share(masked)
-            if pairs:
-                shares[name] = _share(pairs)
+    device = installed.tables()[0].device
+    found: dict[str, list[Tensor]] = {}  # masked tokens or an objective's pairs: nll in fp64, target, whether right
+    for objective, own in rows.items():
+        judged: dict[str, list[tuple[Tensor, ...]]] = {MASKED: [], objective: []}
+        with evaluating(installed.model):
+            for batch in DataLoader(own, _BATCH):
+                given = {name: value.to(device) for name, value in batch.items()}
+                labels, order = given.pop("labels"), given.pop("pair_labels", None)
+                output = installed.model(**given, predict=labels != -100)
+                asked = (output.logits, labels[labels != -100]), (output.pair_logits, order)
+                for kept, (logits, wanted) in zip(judged.values(), asked, strict=True):
+                    if wanted is not None:
+                        losses = F.cross_entropy(logits.float(), wanted, reduction="none").double()
+                        kept.append((losses, wanted, logits.float().argmax(-1) == wanted))
+        new = {name: kept for name, kept in judged.items() if kept and name not in found}
+        found |= {name: [torch.cat(part).cpu() for part in zip(*kept, strict=True)] for name, kept in new.items()}
+    shares = {name: Share.of(int(right.sum()), len(nll), float(nll.mean())) for name, (nll, _, right) in found.items()}
     # what knowing nothing but the training text's frequencies gives, each count plus one
     frequencies = np.log((counts + 1) / (counts.sum() + len(counts)))
+    losses, targets, _ = found[MASKED]
     unigram = float(-frequencies[targets.numpy()].mean())
     return measured([(losses, targets)], counts, shares=shares, unigram_nll=unigram)
-
-
-def _share(judged: list[Tensor]) -> Share:
-    losses, _, right = judged
-    return Share.of(int(right.sum()), len(right), float(losses.mean()))
-
-
-@torch.no_grad()
-def outputs(model: Any, rows: PairRows, device: torch.device) -> list[list[Tensor]]:
-    """[nll, target, whether right] of masked tokens, and of pairs where there are any: on the CPU, nll in fp64."""
-    found: tuple[list[tuple[Tensor, ...]], ...] = ([], [])
-    for batch in DataLoader(rows, _BATCH):
-        given = {name: value.to(device) for name, value in batch.items()}
-        labels, order = given.pop("labels"), given.pop("pair_labels", None)
-        output = model(**given, predict=labels != -100)
-        asked = (output.logits, labels[labels != -100]), (output.pair_logits, order)
-        for kept, (logits, wanted) in zip(found, asked, strict=True):
-            if wanted is not None:
-                losses = F.cross_entropy(logits.float(), wanted, reduction="none").double()
-                kept.append((losses, wanted, logits.float().argmax(-1) == wanted))
-    return [[torch.cat(part).cpu() for part in zip(*kept, strict=True)] for kept in found]
 
 
 KIND = Alberts()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
 
-from tiewise.boundary.boundary import Boundary, draw, sound_std
+from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
 from tiewise.core.first_loss import FreshBody, first_step, small_decoder
@@ -34,14 +34,10 @@ _FEED_FORWARD = ("intermediate_size", "n_inner", "ffn_dim", "inner_dim")
 class Decoders(Kind):
     """Trained on blocks of any text, in an order that is the seed's, by AdamW with warm-up and a cosine."""
 
-    def check_sizes(self, settings: Settings) -> None:
-        """Refuse boundaries that do not fit the width."""
-        width = int(make_config(settings, vocab=1).get_text_config().hidden_size)
-        for spec in settings.specs().values():
-            spec.maps(width)
-
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and see that it has blocks enough."""
+        for spec in settings.specs().values():
+            spec.maps(make_config(settings, vocab=1).get_text_config().hidden_size)
         text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
         blocks = len(text.split("train")) // settings.length
         check_rows(settings, blocks, f"has {blocks} training blocks")
@@ -71,13 +67,7 @@ class Decoders(Kind):
 
     def build(self, job: Job) -> Installed:
         """Build it with both tables drawn N(0, std²), independently where there are two."""
-        std = self.table_std(job)
-
-        def start(installed: Installed) -> None:
-            for table in dict.fromkeys(installed.tables()):
-                draw(table, std, job.spec.pad)
-
-        return build_causal(job, make_config(job.settings, job.text.vocab, job.feed_forward), start)
+        return build_causal(job, make_config(job.settings, job.text.vocab, job.feed_forward), self.table_std(job))
 
     def table_std(self, job: Job) -> float:
         """The boundary's own, else the run's, else the sound one for this width."""
@@ -91,7 +81,7 @@ class Decoders(Kind):
         d = int(config.get_text_config().hidden_size)
         if s.model == "llama":
             ffn, heads, layers = config.intermediate_size, s.heads, s.layers
-            body = replace(small_decoder(d), layers=layers, ffn=ffn, heads=heads, kv_heads=heads, head_dim=d // heads)
+            body = replace(small_decoder(d), layers=layers, ffn=ffn, heads=heads, head_dim=d // heads)
         else:
             with suppress(PlanError):
                 body = read(config.to_dict()).fresh

@@ -83,9 +83,9 @@ class FlaxDecoders(Decoders):
                     paths = {"path_a": point.paths.a, "path_b": point.paths.b, "cosine": point.paths.cosine}
                     add_line(metrics, line | {name: value for name, value in paths.items() if not math.isnan(value)})
                 job.tell(fitting.step, nll)
-                if interrupt.caught or fitting.step % (4 * logging_window(s.steps)) == 0:
+                if interrupt.pressed or fitting.step % (4 * logging_window(s.steps)) == 0:
                     keep(fitting, job.folder)
-                if interrupt.caught:
+                if interrupt.pressed:
                     raise Interrupted(str(job.folder))
         state = {name: torch.from_numpy(np.array(value)) for name, value in fitting.model.named().items()}
         torch_model.load_state_dict(state, strict=False)  # a tied head is the table; `load_named` checked the names

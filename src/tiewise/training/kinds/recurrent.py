@@ -25,10 +25,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import TrainerCallback
-from transformers.trainer_callback import ExportableState
 
-from tiewise.boundary.boundary import draw
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.core.files import require, written_whole
@@ -41,7 +38,7 @@ from tiewise.training.optimizers import AveragedSGD
 from tiewise.training.run import SHAPE, Kind, MeasuredSplit, build_causal
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.streams import Steps, measure_streams
-from tiewise.training.trainer import Job, TiewiseTrainer, arguments, callbacks
+from tiewise.training.trainer import Job, Kept, TiewiseTrainer, arguments, callbacks
 
 CELLS = ("lstm", "gru", "tanh", "relu")
 BEST, CARRIED = "best.pt", "carried.pt"  # in a run's folder while it lasts; in each checkpoint
@@ -112,24 +109,17 @@ class RecurrentOptions:
         require(self, others, lambda x: x >= 0, "use zero or a positive number")
 
 
-class Annealing(TrainerCallback, ExportableState):
+class Annealing(Kept):
     """Sets the rate before every step of a run, and validates after every epoch where something depends on it."""
+
+    kept = ("validations", "cuts")
 
     def __init__(self, job: Job, installed: Installed, steps: Steps) -> None:
         self.job, self.installed, self.steps = job, installed, steps
         self.options: RecurrentOptions = job.settings.own
-        self.validations: list[float] = []
-        self.cuts = 0
+        self.validations: list[float] = []  # nll after each epoch
+        self.cuts = 0  # epochs that did not lower it
         self.rate = job.settings.learning_rate  # of the step at hand, as logs say it
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, in the form that `transformers` asks for."""
-        return {"args": {}, "attributes": {"validations": self.validations, "cuts": self.cuts}}
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
-        """Take up what a checkpoint brings."""
-        found = state.stateful_callbacks.get(type(self).__name__, self.state())["attributes"]
-        self.validations, self.cuts = list(found["validations"]), int(found["cuts"])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """Set the rate of this step."""
@@ -142,7 +132,7 @@ class Annealing(TrainerCallback, ExportableState):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """At the end of an epoch: validate, and decide."""
-        o, text, before = self.options, self.job.text, list(self.validations)
+        o, text, before = self.options, self.job.text, self.validations
         if not o.validates or not self.steps.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
@@ -155,7 +145,7 @@ class Annealing(TrainerCallback, ExportableState):
             elif o.keep == "best":
                 with written_whole(self.job.folder / BEST) as made:
                     torch.save(self.installed.model.state_dict(), made)
-            self.validations.append(nll)
+            self.validations = [*before, nll]
         patience = o.average_patience
         if patience and not averages and len(before) > patience and nll > min(before[:-patience]):
             optimizer.average()
@@ -166,12 +156,12 @@ class StatefulTrainer(TiewiseTrainer):
 
     def __init__(self, installed: Installed, annealing: Annealing, **kwargs: Any) -> None:
         super().__init__(installed, data_collator=itemgetter(0), **kwargs)  # a step is a batch already
-        self.options, self.annealing = annealing.options, annealing
+        self.annealing = annealing
         self.carried: Any = None
 
-    def compute_loss(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def loss_of(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
         """Loss of one step from the state that the last one left; keeps the state that this one leaves."""
-        o, targets = self.options, inputs["labels"]
+        o, targets = self.annealing.options, inputs["labels"]
         state, wanted = None if bool(inputs["begins"]) else self.carried, targets.reshape(-1)
         with self.installed.deferred():
             output = model(input_ids=inputs["input_ids"], state=state)
@@ -179,26 +169,21 @@ class StatefulTrainer(TiewiseTrainer):
             with torch.set_grad_enabled(not o.augment):  # or it is logged alone
                 loss = nll = F.cross_entropy(flat, wanted)
             if o.augment:
-                loss = self._augmented(flat, wanted)
+                scale, bias, softcap = flat.fold  # what the boundary makes of hidden · tableᵀ
+                if softcap is not None:
+                    raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
+                table_in, table_out = self.installed.tables()
+                hidden = flat.hidden if scale == 1 else flat.hidden * scale
+                own = None if table_in is table_out else table_in
+                chosen = AugmentedOptions(alpha=o.augment, temperature=o.temperature)
+                loss = augmented_cross_entropy(hidden, flat.table, wanted, own, bias, chosen)
         self.carried = detached(output.state)
         self.see(loss=nll.detach().expand(targets.numel()))  # every word counts once
         if output.regularisation is not None:
             loss = loss + output.regularisation
         if o.objective == "time":
             loss = loss * targets.shape[1]  # the mean over streams of the sum over positions
-        penalty = self.installed.penalty()
-        return loss if penalty is None else loss + penalty
-
-    def _augmented(self, logits: Any, wanted: Tensor) -> Tensor:
-        """Mean of the augmented loss over words, from what their logits [n, V] are computed of."""
-        scale, bias, softcap = logits.fold  # what the boundary makes of hidden · tableᵀ
-        if softcap is not None:
-            raise UnsupportedError("the augmented loss knows no soft-cap", "leave softcap out of the boundary")
-        table_in, table_out = self.installed.tables()
-        chosen = AugmentedOptions(alpha=self.options.augment, temperature=self.options.temperature)
-        hidden = logits.hidden if scale == 1 else logits.hidden * scale
-        own = None if table_in is table_out else table_in
-        return augmented_cross_entropy(hidden, logits.table, wanted, own, bias, chosen)
+        return loss
 
     def _get_learning_rate(self) -> float:
         return self.annealing.rate
@@ -244,14 +229,11 @@ class RecurrentModels(Kind):
             raise RunError(f"{len(settings.text)} corpora for a recipe", "name one folder")
         return options
 
-    def check_sizes(self, settings: Settings) -> None:
-        """Refuse arms that a model of these sizes cannot have."""
+    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
+        """Read the corpus' words."""
         recurrent_config(settings, 1)
         for spec in settings.specs().values():
             spec.maps(settings.width)
-
-    def prepare(self, settings: Settings, folder: Path) -> PreparedText:
-        """Read the corpus' words."""
         return prepare_words(settings.text[0], folder, settings.own.files)
 
     def steps(self, settings: Settings, text: PreparedText) -> int:
@@ -268,22 +250,8 @@ class RecurrentModels(Kind):
 
     def build(self, job: Job) -> Installed:
         """Build `RNNLM`, every weight uniform, unless the boundary says its tables' own scale."""
-        o, spec = job.settings.own, job.spec
-
-        def start(installed: Installed) -> None:
-            table_in, table_out = installed.tables()
-            if spec.init is not None:
-                for table in dict.fromkeys((table_in, table_out)):
-                    draw(table, spec.init, spec.pad)
-                return
-            maps = [p for name, p in installed.model.named_parameters() if "_map." in name and p.dim() > 1]
-            with torch.no_grad():
-                for table in dict.fromkeys((table_in, *maps, table_out)):
-                    table.uniform_(-o.start, o.start)
-                for table in (table_in, table_out) if spec.pad is not None else ():
-                    table[spec.pad].zero_()
-
-        return build_causal(job, recurrent_config(job.settings, job.text.vocab), start)
+        reach = None if job.spec.init is not None else job.settings.own.start
+        return build_causal(job, recurrent_config(job.settings, job.text.vocab), self.table_std(job), reach)
 
     def table_std(self, job: Job) -> float:
         """Of the uniform, where the boundary does not say."""
@@ -338,20 +306,18 @@ class RecurrentModels(Kind):
 
     def moments(self, job: Job) -> int:
         """Adam's two, or the mean where SGD may come to average."""
-        if job.settings.own.optimizer == "sgd":
-            return 1 if job.settings.own.average_patience else 0
-        return 2
+        o = job.settings.own
+        return 2 if o.optimizer == "adamw" else int(o.average_patience > 0)
 
     def setting(self, settings: Settings, text: PreparedText) -> dict[str, Any]:
         """Return the settings, and which of them are not the recipe's."""
-        kept = [name for name in SHAPE if name not in ("heads", "accumulate")]
-        shape = {name: getattr(settings, name) for name in ("recipe", *kept, "bf16")}
-        steps = run_steps(settings, text, 1)
-        differ = changed(settings)
+        names = ("recipe", *(name for name in SHAPE if name not in ("heads", "accumulate")), "bf16")
+        steps, differ = run_steps(settings, text, 1), changed(settings)
         if len(steps) < len(run_steps(replace(settings, steps=ALL), text, 1)):
             differ.append(f"steps={settings.steps}")
-        own = {"changed": differ, "vocab": text.vocab, "tokens_per_run": int(steps.words()[-1])}
-        return {**shape, **vars(settings.own), **own, "tokenizer": "words"}
+        found = {name: getattr(settings, name) for name in names} | vars(settings.own)
+        words = int(steps.words()[-1])
+        return found | {"changed": differ, "vocab": text.vocab, "tokens_per_run": words, "tokenizer": "words"}
 
 
 def recurrent_config(settings: Settings, vocab: int) -> RNNConfig:
