@@ -187,7 +187,7 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
     [
         ({}, "to its output table; with frequency taken out it shows no lean to either table of untied"),
         ({"without": 0.3}, "to its output table, with frequency taken out too"),
-        ({"counted": None}, "to its output table; without the training text, how much is frequency is not known"),
+        ({"counted": None}, "to its output table; frequency is not taken out without the training text"),
         ({"seeds": SAME_SEED}, "to its output table after the best rotation"),
     ],
 )
