@@ -61,7 +61,7 @@ ABOUT = (
     "modules, whose tensor is <name>.weight; bias, of tensors; tied, {target: source} that it may tie; disk, names in "
     "a saved file where they differ; prefix, of the body; loads, {module or bias: all other names in a file that are "
     "loaded into it}, unless that is this prefix put before or taken away; decides, levels of the config whose flag "
-    "rules (the root where not given), joined any where one that says true is enough; always or never, tied or not "
+    "rules (the root where not given), of several one that says true is enough; always or never, tied or not "
     "whatever the flag says."
 )
 
@@ -363,7 +363,7 @@ def _deciding(model_class: Any, config: Any, inputs: list[str], output: str) -> 
     ]
     if not all(either):
         raise ValueError(f"the levels {deciding} decide in a way that the data has no word for")
-    return found | {"joined": "any"}
+    return found
 
 
 def _without_flags(value: Any) -> Any:

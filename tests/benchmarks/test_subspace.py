@@ -11,13 +11,13 @@ from benchmarks.subspace import Training, measure, numbered
 from scipy.linalg import subspace_angles
 
 from tiewise.core.errors import DataError
-from tiewise.data.sources import builtin_documents
+from tiewise.data.sources import builtin_texts
 
 
 @pytest.fixture(scope="module")
 def ids():
     """The first 4,000 words of the text that every CPython carries."""
-    words = itertools.chain.from_iterable(document.text.split() for document in builtin_documents())
+    words = itertools.chain.from_iterable(text.split() for _, text in builtin_texts())
     return numbered(list(itertools.islice(words, 4000)))
 
 

@@ -13,8 +13,6 @@ from transformers.models.auto import modeling_auto as auto
 sys.path.insert(0, str(Path(__file__).parents[1] / "boundary"))
 from shrink import parameters_on_meta, shrink
 
-from tiewise.checkpoint import loaders
-
 FLAG = "tie_word_embeddings"
 MAPPINGS = (
     auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -94,30 +92,6 @@ def stored_as(path, values):
 def without(record, key):
     """Return a config without a key at any level."""
     return {k: without(v, key) for k, v in record.items() if k != key} if isinstance(record, dict) else record
-
-
-def observe(name, folder, table, head):
-    """One of the outcome words, from two loads under different seeds."""
-    heads, tables, warned = [], [], []
-    for seed in (0, 1):
-        torch.manual_seed(seed)
-        with Warnings() as heard:
-            model = getattr(tr, name).from_pretrained(folder)
-        lookups, last = ends(model)
-        lookups = [lookup for lookup in lookups if lookup is not last]
-        tables.append([lookup.weight.detach().numpy() for lookup in lookups])
-        heads.append(last.weight.detach().numpy())
-        warned.append("will NOT tie them" in heard.text)
-        shared = any(last.weight is lookup.weight for lookup in lookups)
-    if any(not np.array_equal(a, b) for a, b in zip(*tables, strict=True)):
-        return loaders.RANDOM_TABLE
-    if not np.array_equal(*heads):
-        return loaders.RANDOM_HEAD
-    if shared:
-        return loaders.TIED if any(np.array_equal(heads[0], stored) for stored in (table, head)) else "neither"
-    assert np.array_equal(heads[0], head)
-    assert all(np.array_equal(values, table) for values in tables[0])
-    return loaders.KEPT if all(warned) else loaders.UNTIED
 
 
 class Warnings:

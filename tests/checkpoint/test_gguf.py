@@ -14,7 +14,7 @@ from tiny_checkpoints import llama, table
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
 from tiewise.checkpoint.rule import rules
-from tiewise.checkpoint.rules_gguf import BY_NUMBER, open_gguf, read_gguf
+from tiewise.checkpoint.rules_gguf import ggml_types, open_gguf, read_gguf
 from tiewise.checkpoint.stored import Reader
 from tiewise.core.errors import CheckpointError
 
@@ -61,7 +61,7 @@ def test_bytes_of_a_block_by_the_layouts_of_ggml():
     sizes |= {"Q5_K": (256, 4 + 12 + 32 + 128), "Q6_K": (256, 128 + 64 + 16 + 2), "Q8_K": (256, 4 + 256 + 32)}
     sizes |= {"IQ4_XS": (256, 2 + 2 + 4 + 128), "TQ1_0": (256, 48 + 4 + 2), "TQ2_0": (256, 64 + 2)}
     sizes |= {"MXFP4": (32, 1 + 16), "IQ1_M": (256, 32 + 16 + 8), "BF16": (1, 2), "F64": (1, 8)}
-    found = {kind.name: (kind.block, kind.nbytes) for kind in BY_NUMBER.values()}
+    found = {kind.name: (kind.block, kind.nbytes) for kind in ggml_types().values()}
     assert {name: found[name] for name in sizes} == sizes
 
 

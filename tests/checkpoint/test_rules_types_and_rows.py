@@ -12,7 +12,8 @@ from tiny_checkpoints import D, V, bpe_tokenizer, llama, llama_config, llama_ten
 
 from tiewise.checkpoint.facts import Facts
 from tiewise.checkpoint.hf_folder import open_folder
-from tiewise.checkpoint.rules_types_and_rows import quantised_ends
+from tiewise.checkpoint.roles import End
+from tiewise.checkpoint.rules_types_and_rows import lists_of, quantisation
 
 HEAD, TABLE = "lm_head.weight", "model.embed_tokens.weight"
 ALBERT = {"architectures": ["AlbertForMaskedLM"], "model_type": "albert", "vocab_size": V, "hidden_size": 16}
@@ -101,7 +102,11 @@ def mlx(module):
     return {f"{module}.weight": packed, f"{module}.scales": scales, f"{module}.biases": scales}
 
 
-METHODS = [gptq, compressed, bitsandbytes, int8, fp8, mlx]
+def integers(module):
+    return {f"{module}.weight": np.ones((V, D), np.int8)}
+
+
+METHODS = [gptq, compressed, bitsandbytes, int8, fp8, mlx, integers]
 E, H = "model.embed_tokens", "lm_head"
 SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
 
@@ -347,32 +352,31 @@ def test_deep_scans_read_every_chunk(tmp_path):
 @pytest.mark.parametrize("method", METHODS)
 def test_which_end_is_quantised(tmp_path, method, end):
     made = quantised(method(end), tied=False, head=table() if end == E else None)
-    found = quantised_ends(Facts(open_folder(llama(tmp_path / "m", **made))))
-    assert (found.input.quantised, found.output.quantised, found.method) == (end == E, end == H, None)
-    stored = (found.input if end == E else found.output).parts
-    assert stored == tuple(sorted(name.removeprefix(f"{end}.") for name in method(end)))
+    roles = Facts(open_folder(llama(tmp_path / "m", **made))).roles
+    assert (roles.input_end.quantised, roles.output_end.quantised) == (end == E, end == H)
+    stored = (roles.input_end if end == E else roles.output_end).parts
+    assert list(stored) == sorted(name.removeprefix(f"{end}.") for name in method(end))
     if end == E:  # beside a plain head in a tied pair
         half = llama(tmp_path / "half", **quantised(method(end), head=table()))
         assert [(found.severity, found.where) for found in run("B050", half)] == [("error", E)]
 
 
 def test_a_plain_checkpoint_is_not_quantised(tmp_path):
-    found = quantised_ends(Facts(open_folder(llama(tmp_path))))
-    assert (found.input.quantised, found.output.quantised, found.method) == (False, False, None)
-    assert (found.input.parts, found.output.parts, found.output.module) == (("weight",), (), H)
+    roles = Facts(open_folder(llama(tmp_path))).roles
+    assert (list(roles.input_end.parts), roles.output_end) == (["weight"], End(H))
+    assert not roles.input_end.quantised
 
 
 SECTIONS = [
-    ({"quant_method": "awq", "modules_to_not_convert": [H]}, "awq", {"modules_to_not_convert": (H,)}),
-    ({"quant_method": "gptq", "dynamic": {"-:.*lm_head": {}, "+:x": {"bits": 8}}}, "gptq", {"dynamic": (".*lm_head",)}),
-    ({"quant_algo": "NVFP4", "exclude_modules": [H]}, "NVFP4", {"exclude_modules": (H,)}),
-    ({"ignore": ["re:.*lm_head", 3, None]}, "", {"ignore": ("re:.*lm_head",)}),
-    ({"quant_method": 7, "ignore": H, "dynamic": [1]}, "", {}),
+    ({"quant_method": "awq", "modules_to_not_convert": [H]}, {"modules_to_not_convert": [H]}),
+    ({"quant_method": "gptq", "dynamic": {"-:.*lm_head": {}, "+:x": {"bits": 8}}}, {"dynamic": [".*lm_head"]}),
+    ({"quant_algo": "NVFP4", "exclude_modules": [H]}, {"exclude_modules": [H]}),
+    ({"ignore": ["re:.*lm_head", 3, None]}, {"ignore": ["re:.*lm_head"]}),
+    ({"quant_method": 7, "ignore": H, "dynamic": [1]}, {}),
 ]
 
 
-@pytest.mark.parametrize(("section", "method", "lists"), SECTIONS)
-def test_what_the_config_says(tmp_path, section, method, lists):
+@pytest.mark.parametrize(("section", "lists"), SECTIONS)
+def test_what_the_config_says(section, lists):
     for config in ({"quantization_config": section}, {"text_config": {"quantization_config": section}}):
-        found = quantised_ends(Facts(open_folder(llama(tmp_path, config=config))))
-        assert (found.method, found.lists) == (method, lists)
+        assert lists_of(quantisation(config)) == lists

@@ -59,7 +59,7 @@ def test_each_paragraph_is_kept_once_at_its_first_place(bodies):
         if kept:
             expected.append("\n\n".join(kept))
     deduplicate = Deduplicator()
-    found = list(deduplicate(Document(str(i), "\n\n".join(body)) for i, body in enumerate(bodies)))
+    found = list(deduplicate(Document("\n\n".join(body)) for body in bodies))
     assert [document.text for document in found] == expected
     assert deduplicate.dropped == dropped
 

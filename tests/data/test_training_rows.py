@@ -69,8 +69,7 @@ def test_every_sentence_is_read_once_an_epoch(length):
     data = rows(sentences, Packing(length, "sop", short=0))
     counts = np.zeros(len(sentences), int)
     for i in range(len(data)):
-        pairs = data._pairs[1]
-        counts[pairs[i, 0] : pairs[i, 2]] += 1
+        counts[data._pairs[i, 0] : data._pairs[i, 2]] += 1
     assert set(counts) <= {0, 1}
     for begin, stop in zip(sentences.documents[:-1], sentences.documents[1:], strict=True):
         left = np.flatnonzero(counts[begin:stop] == 0)  # one may be left over, where the packing of a document ended

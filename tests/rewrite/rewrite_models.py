@@ -2,10 +2,8 @@
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import torch
 from safetensors.numpy import save_file
@@ -68,12 +66,30 @@ def stored(folder, **arrays):
     return read_header(folder / "t.safetensors").tensors
 
 
-CHILD = Path(__file__).parent / "verb_child.py"
+# Prints "ready", waits for a line, works, and says what was made, and how much memory of its own it took, or the error.
+CHILD = """
+import json, re, resource, signal, sys
+from tiewise import rewrite
+from tiewise.core.errors import CheckpointError
+verb, source, to, options = *sys.argv[1:4], json.loads(sys.argv[4])
+print("ready", flush=True)
+sys.stdin.readline()
+if limit := options.pop("limit", None):  # bytes of the largest file that may be written
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+try:
+    receipt = getattr(rewrite, verb)(source, to, **options)
+    peak, file = (int(kb) for kb in re.findall(r"(?:VmHWM|RssFile):\\s+(\\d+)", open("/proc/self/status").read()))
+    made = {"peak": 1024 * (peak - file), "linked": receipt.linked, "rewritten": receipt.rewritten}
+except CheckpointError as error:
+    made = {"error": str(error)}
+print(json.dumps(made))
+"""
 
 
 def start(verb, source, to, **options):
     """Start a verb in a process of its own and wait until it stands ready; it begins when told by `go`."""
-    command = [sys.executable, str(CHILD), verb, str(source), str(to), json.dumps(options)]
+    command = [sys.executable, "-c", CHILD, verb, str(source), str(to), json.dumps(options)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "ready\n"
     return process
@@ -95,14 +111,8 @@ def child(verb, source, to, **options):
 
 def listing(path):
     """{path below: SHA-256} of every file; None for a folder."""
-    found = {}
-    for folder, names, files in os.walk(path):
-        here = Path(folder)
-        found |= {str((here / name).relative_to(path)): None for name in names}
-        for name in files:
-            file = here / name
-            found[str(file.relative_to(path))] = hashlib.sha256(file.read_bytes()).hexdigest()
-    return found
+    digest = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in path.rglob("*") if file.is_file()}
+    return {str(file.relative_to(path)): digest.get(file) for file in path.rglob("*")}
 
 
 def untimed(path):

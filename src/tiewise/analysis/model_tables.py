@@ -223,7 +223,7 @@ def stored_ends(facts: Facts) -> tuple[Stored, Stored | None]:
     roles, path = facts.roles, facts.path
     if roles.input is None:
         raise CheckpointError(f"{path}: no input table is stored", "`tiewise check` says what is")
-    if roles.quantised_input or roles.quantised_output:
+    if roles.input_end.quantised or roles.output_end.quantised:
         raise CheckpointError(f"{path}: a table is quantised", "give the checkpoint that it was made from")
     if roles.output is not None:
         same = facts.ends is not None and facts.ends.equal

@@ -220,8 +220,7 @@ def _counted(findings: Iterable[Finding]) -> Iterator[Finding]:
 def _whole(path: Path, facts: Facts) -> Audit:
     """What is stored at the two ends, and what loaders make of it."""
     roles, ends = facts.roles, facts.ends
-    outputs = () if roles.output is None else (roles.output,)
-    groups = {"input": roles.inputs, "output": outputs, "bias": roles.biases}
+    groups = {"input": roles.inputs, "output": roles.tables[len(roles.inputs) :], "bias": roles.biases}
     groups |= {"position": roles.positions, "map": roles.maps}
     return Audit(
         path,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tiewise.checkpoint.claims import OWN_TYPE, Claim, Claims, count, in_layer, is_foreign, model_levels, read_claims
 from tiewise.checkpoint.hf_folder import Fault, Folder, Tokenizer, noting, read_tokenizer
 from tiewise.checkpoint.roles import Roles, find_roles
-from tiewise.checkpoint.stored import FLOATING, Stored
+from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import SAME_VALUES, TableLikeness, likeness, same_numbers
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.errors import SpecError
@@ -112,9 +112,8 @@ class Facts:
 
     @cached_property
     def quantised(self) -> bool:
-        """Whether the config names a quantisation, or a table is stored packed or below 16 bits."""
-        ends = [end for end in (self.roles.input, self.roles.output) if end is not None]
-        return "quantization_config" in self.config or any(end.dtype not in FLOATING for end in ends)
+        """Whether the config names a quantisation, or an end is stored quantised."""
+        return "quantization_config" in self.config or self.roles.input_end.quantised or self.roles.output_end.quantised
 
     @property
     def ends(self) -> TableLikeness | None:
@@ -132,9 +131,8 @@ class Facts:
     def unplaced(self) -> list[Stored]:
         """Stored matrices with the rows of a vocabulary that play no known part: one may be an end under a new name."""
         roles = self.roles
-        outputs = () if roles.output is None else (roles.output,)
-        known = {tensor.name for tensor in (*roles.inputs, *outputs, *roles.positions, *roles.biases)}
-        rows = {end.rows for end in (*roles.inputs[:1], *outputs)} | self.vocabularies
+        known = {tensor.name for tensor in (*roles.tables, *roles.positions, *roles.biases)}
+        rows = {table.rows for table in roles.pair} | self.vocabularies
         return [
             tensor
             for tensor in self.folder.tensors.values()
@@ -156,8 +154,7 @@ class Facts:
     def misfits(self) -> dict[str, tuple[int, ...]]:
         """{stored bias of the head: shape that the class gives it} where the two are not the same."""
         roles = self.roles
-        ends = ((roles.output, roles.quantised_output), (roles.input, roles.quantised_input))
-        rows = [end.rows for end, packed in ends if end is not None and not packed]
+        rows = [table.rows for table in reversed(roles.pair) if not roles.packed(table)]
         rows += [self.text.vocab_size] if self.text is not None and self.text.vocab_size is not None else []
         if roles.known is None or not rows:
             return {}

@@ -155,7 +155,7 @@ def _state(facts: Facts, compares: bool = False) -> str:
     if head is None:
         return NONE
     if alike is None:
-        packed = facts.roles.quantised_input or facts.roles.quantised_output
+        packed = any(map(facts.roles.packed, (table, head)))
         return DIFFERENT if not packed and table.shape != head.shape else UNKNOWN
     if compares and alike.nan:
         return DIFFERENT
@@ -214,13 +214,13 @@ def _transformers(facts: Facts, loader: Loader, flag: bool | None) -> LoaderOutc
 def _misfit(facts: Facts) -> str | None:
     """A tensor of another shape than the class has: rows that are not the vocabulary, a table that is none, a bias."""
     roles, wanted = facts.roles, None if facts.text is None else facts.text.vocab_size
-    for end, packed in ((roles.read_input, roles.quantised_input), (roles.read_output, roles.quantised_output)):
-        if end is None or packed:
+    for table in (roles.read_input, roles.read_output):
+        if table is None or roles.packed(table):
             continue
-        if wanted is not None and end.rows not in {wanted, *facts.vocabularies}:
-            return f"{short(end.name)} has {end.rows} rows, and the config says {wanted}."
-        if not facts.explains(end):
-            return f"{short(end.name)} is {end.shape[1]} wide, which nothing in the config explains."
+        if wanted is not None and table.rows not in {wanted, *facts.vocabularies}:
+            return f"{short(table.name)} has {table.rows} rows, and the config says {wanted}."
+        if not facts.explains(table):
+            return f"{short(table.name)} is {table.shape[1]} wide, which nothing in the config explains."
     if roles.opaque and not facts.quantised:
         return f"{short(roles.opaque[0].name)} has the shape {list(roles.opaque[0].shape)}, which no table has."
     for name, shape in facts.misfits.items():

@@ -97,12 +97,10 @@ def readable(facts: Facts, verb: str) -> tuple[Stored, ...]:
         if roles.output is not None and facts.claims.tied is True:
             fix = "tiewise repair stores the one table under the input's name"
         raise CheckpointError(f"{facts.path}: no input table was found, so there is nothing to {verb}", fix)
-    tables = (*roles.inputs, *([roles.output] if roles.output is not None else []))
-    odd = [table for table in tables if table.dtype not in FLOATING]
-    for table in (*roles.quantised_input[:1], *roles.quantised_output[:1], *odd):  # the packed numbers stand first
+    for table in filter(roles.packed, roles.tables):
         fix = f"{verb} the checkpoint from which it was quantised, then quantise again"
         raise CheckpointError(f"{facts.path}: {short(table.name)} is quantised ({table.dtype})", fix)
-    return tables
+    return roles.tables
 
 
 def require_head(facts: Facts, verb: str) -> str:

@@ -30,7 +30,21 @@ from tiewise.checkpoint.claims import (
     usual,
     without_tokens,
 )
-from tiewise.checkpoint.stored import Stored
+from tiewise.checkpoint.stored import FLOATING, Stored
+
+
+@dataclass(frozen=True)
+class End:
+    """One end of the model, as it is stored."""
+
+    module: str | None = None  # its name; None where none is known
+    # by the last part of its name: the weight, or packed numbers and what lies beside them; empty where nothing is
+    parts: Mapping[str, Stored] = field(default_factory=dict)
+
+    @property
+    def quantised(self) -> bool:
+        """Whether its numbers are packed, are of an integer or 8-bit type, or have scales beside them."""
+        return any(part != "weight" or tensor.dtype not in FLOATING for part, tensor in self.parts.items())
 
 
 class StoredModules:
@@ -50,16 +64,16 @@ class StoredModules:
                 if name in parts and (len(parts[name].shape) == 2 or f"{name}.absmax" in parts):
                     self.tables.setdefault(module, parts[name])
 
-    def quantised(self, module: str) -> tuple[Stored, ...]:
-        """Every tensor of a quantised table, the packed numbers first; empty where `module` stores a plain one."""
-        table = self.tables.get(module)
-        if table is None:
-            return ()
-        inside = f"{module}.weight"  # bitsandbytes hangs its statistics below the weight
-        beside = [tensor for name, tensor in self.parts[module].items() if BESIDE.fullmatch(name)]
-        beside += [part for at in (inside, f"{inside}.quant_state") for part in self.parts.get(at, {}).values()]
-        plain = not beside and self.parts[module].get("weight") is table
-        return () if plain else (table, *beside)
+    def end(self, module: str | None) -> End:
+        """What is stored for the module of an end."""
+        below = ("", "weight.", "weight.quant_state.")  # bitsandbytes hangs its statistics there
+        parts = {
+            f"{at}{name}": tensor
+            for at in below
+            for name, tensor in self.parts.get(f"{module}.{at}"[:-1], {}).items()
+            if f"{at}{name}" in ("weight", *PACKED) or BESIDE.fullmatch(f"{at}{name}")
+        }
+        return End(module, dict(sorted(parts.items())))
 
     def hits(self, ends: ClassEnds) -> int:
         """How many of a class's ends are stored under these names."""
@@ -106,10 +120,9 @@ class Roles:
     headless: bool = False  # the class has no token head (an encoder, a classifier, a reward model)
     # numbers in the config that act at the boundary, by dotted key (`text_config.logits_scaling`)
     scalars: dict[str, float] = field(default_factory=dict)
-    # every tensor of a quantised input table, its packed numbers first; empty where it is plain. `input` is then the
-    # packed tensor, whose shape is that of the packing.
-    quantised_input: tuple[Stored, ...] = ()
-    quantised_output: tuple[Stored, ...] = ()  # as `quantised_input`
+    # all that is stored for `input` and for `output`; of a quantised one, the shape of the table is that of the packing
+    input_end: End = End()
+    output_end: End = End()
     # tensors that the class may tie, {target: source}, under the names that this checkpoint uses; empty where the class
     # is not in the architecture data
     ties: Mapping[str, str] = field(default_factory=dict)
@@ -118,6 +131,26 @@ class Roles:
     unread: Mapping[str, str] = field(default_factory=dict)
     # tensors that stand where an end should and are no table: packed in an unknown way, or not of two axes
     opaque: tuple[Stored, ...] = ()
+
+    @property
+    def tables(self) -> tuple[Stored, ...]:
+        """Every stored table of both ends, the head's last."""
+        return self.inputs if self.output is None else (*self.inputs, self.output)
+
+    def packed(self, table: Stored) -> bool:
+        """Whether a table of the two is quantised, so that its shape does not count its rows."""
+        ends = (self.input_end, self.output_end)
+        return table.dtype not in FLOATING or any(end.quantised and table in end.parts.values() for end in ends)
+
+    @property
+    def counted(self) -> Stored | None:
+        """The stored input table, where it has a row for every token."""
+        return None if self.input is None or self.packed(self.input) else self.input
+
+    @property
+    def pair(self) -> tuple[Stored, ...]:
+        """Those of the input table and the head that are stored."""
+        return tuple(table for table in (self.input, self.output) if table is not None)
 
     @property
     def named_like_head(self) -> bool:
@@ -213,8 +246,8 @@ def find_roles(tensors: Mapping[str, Stored], config: Mapping[str, Any] | None) 
         maps=tuple(maps),
         headless=headless,
         scalars=read_scalars(model_levels(config)),
-        quantised_input=modules.quantised(inputs[0] if inputs else ""),
-        quantised_output=modules.quantised(output or ""),
+        input_end=modules.end(first),
+        output_end=modules.end(None if headless and head is None else output),
         ties=here.tied,
         known=known,
         unread=unread,

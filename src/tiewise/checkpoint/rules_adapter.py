@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -49,22 +49,32 @@ class AdapterFacts:
     """One adapter as it lies on disk, and the checkpoint that it changes."""
 
     path: Path  # the folder
-    base_name: str = ""  # `base_model_name_or_path`; "" where absent
-    targets: tuple[str, ...] = ()  # `target_modules` where it is a list of names; empty for a pattern or "all-linear"
-    saved: tuple[str, ...] = ()  # `modules_to_save`
-    # `trainable_token_indices` by the name of the module ("" where the config does not name it)
-    token_rows: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    ties: bool = False  # `ensure_weight_tying`
-    # stored tensors by name; empty where they could not be read, or are pickled
-    tensors: dict[str, Stored] = field(default_factory=dict)
+    config: Mapping[str, Any]  # adapter_config.json
+    tensors: dict[str, Stored]  # by name; empty where they could not be read, or are pickled
     faults: tuple[Fault, ...] = ()  # what could not be read
     base: Facts | None = None  # None where none was given
     scan: bool = True  # tables may be read (False: headers only)
 
+    def listed(self, key: str) -> tuple[str, ...]:
+        """The names under a key; none where a pattern or "all-linear" stands there."""
+        return _only(str, self.config.get(key))
+
+    @cached_property
+    def token_rows(self) -> dict[str, tuple[int, ...]]:
+        """`trainable_token_indices` by the name of the module, "" where the config does not name it."""
+        rows = self.config.get("trainable_token_indices")
+        by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
+        return {name: _only(int, ids) for name, ids in by_module.items() if isinstance(ids, list)}
+
+    @property
+    def ties(self) -> bool:
+        """Whether PEFT ties what it adds to the two ends."""
+        return self.config.get("ensure_weight_tying") is True
+
     @cached_property
     def input(self) -> EndUpdate | None:
         """What the adapter does to the input table."""
-        paths = (path.rpartition(".")[2] for path, _ in usual().pairs)
+        paths = [path.rpartition(".")[2] for path, _ in usual().pairs]
         return self.update(paths, None if self.base is None else self.base.roles.input_name)
 
     @cached_property
@@ -72,14 +82,11 @@ class AdapterFacts:
         """What the adapter does to the output head."""
         return self.update(usual().outputs, None if self.base is None else self.base.roles.output_name)
 
-    def update(self, usually: Iterable[str], stored: str | None = None) -> EndUpdate | None:
-        """What is done to the module of the base's table `stored`, or to one of a usual name; None for nothing.
-
-        The tensors are asked first, then the config.
-        """
+    def update(self, usually: Sequence[str], stored: str | None = None) -> EndUpdate | None:
+        """What is done to the module of the base's table `stored`, or to one of a usual name; None for nothing."""
         module = module_of(stored or "")[0]
         # PEFT names modules as they are once loaded: the last part at least is as it is stored
-        wanted = tuple(usually) if stored is None else (module, module.rpartition(".")[2])
+        wanted = usually if stored is None else (module, module.rpartition(".")[2])
         at_end: dict[str, dict[str, Stored]] = {}
         for name, tensor in self.tensors.items():
             match = _PARTS.fullmatch(name.removeprefix("base_model.model."))
@@ -88,15 +95,22 @@ class AdapterFacts:
             if len(tensor.shape) == 2 and not in_layer(name) and not is_foreign(name):
                 at_end.setdefault(match["module"], {})[match["part"]] = tensor
         for module, parts in at_end.items():
-            if any(part.startswith("lora_") for part in parts):
-                return EndUpdate(module, LORA, _lora_shape(parts))
+            if low_rank := {part: tensor for part, tensor in parts.items() if part.startswith("lora_")}:
+                # a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]
+                shape = [-1, -1]
+                for part, tensor in low_rank.items():
+                    lookup, first = part.startswith("lora_embedding"), part.split(".")[0].endswith("A")
+                    shape[first != lookup] = tensor.shape[first]
+                return EndUpdate(module, LORA, (shape[0], shape[1]))
             for part, tensor in parts.items():
                 if "trainable_tokens_delta" in part:
                     return EndUpdate(module, TOKENS, (-1, tensor.shape[1]))
                 if not part.startswith("base_layer"):
                     return EndUpdate(module, COPY, (tensor.shape[0], tensor.shape[1]), tensor)
-        claims = ((COPY, self.saved), (LORA, self.targets), (TOKENS, self.token_rows)) if not self.tensors else ()
-        named = (EndUpdate(module, kind) for kind, modules in claims for module in modules if module)
+        if self.tensors:  # they say more than the config
+            return None
+        claims = {COPY: self.listed("modules_to_save"), LORA: self.listed("target_modules"), TOKENS: self.token_rows}
+        named = (EndUpdate(module, kind) for kind, modules in claims.items() for module in modules if module)
         return next((one for one in named if any(ends_with(name, one.module) for name in wanted)), None)
 
     @cached_property
@@ -132,35 +146,12 @@ def open_adapter(folder: Folder, base: Facts | None = None, scan: bool = True) -
     else:
         fix = "take the adapter from its source again"
         faults.append(Fault(WEIGHTS, f"{folder.path}: an adapter without {WEIGHTS}", fix))
-    rows, name = config.get("trainable_token_indices"), config.get("base_model_name_or_path")
-    by_module = rows if isinstance(rows, Mapping) else {"": rows}  # a list alone names no module
-    return AdapterFacts(
-        folder.path,
-        base_name=name if isinstance(name, str) else "",
-        targets=_only(str, config.get("target_modules")),
-        saved=_only(str, config.get("modules_to_save")),
-        token_rows={name: _only(int, ids) for name, ids in by_module.items() if isinstance(ids, list)},
-        ties=config.get("ensure_weight_tying") is True,
-        tensors=tensors,
-        faults=tuple(faults),
-        base=base,
-        scan=scan,
-    )
+    return AdapterFacts(folder.path, config, tensors, tuple(faults), base, scan)
 
 
 def _only(kind: type, value: Any) -> tuple[Any, ...]:
     """The items of a list that are of a type; empty where `value` is no list."""
     return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
-
-
-def _lora_shape(parts: dict[str, Stored]) -> tuple[int, int]:
-    """[V, E]: a linear layer's A is [r, E] and its B [V, r]; a lookup's A is [r, V] and its B [E, r]."""
-    shape = [-1, -1]
-    for part, tensor in parts.items():
-        if part.startswith("lora_"):
-            lookup, first = part.startswith("lora_embedding"), part.split(".")[0].endswith("A")
-            shape[first != lookup] = tensor.shape[first]
-    return shape[0], shape[1]
 
 
 @rule("B060", ERROR, "an adapter leaves a tied pair tied", kind=ADAPTER)
@@ -229,7 +220,8 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
     """
     if facts.base is None:
         return
-    roles = facts.base.roles
+    roles, name = facts.base.roles, facts.config.get("base_model_name_or_path")
+    named = short(name) if isinstance(name, str) and name else "unnamed"
     for update, stored in ((facts.input, roles.input), (facts.output, roles.output or roles.input)):
         if update is None or stored is None or len(stored.shape) != 2:
             continue
@@ -238,7 +230,7 @@ def adapter_shapes(facts: AdapterFacts) -> Told:
         if narrow or rows not in (-1, stored.rows):
             shape = f"[{'?' if rows < 0 else rows}, {'?' if width < 0 else width}]"
             what = f"its {update.kind} is of a table {shape}, and the base stores {describe(stored)}"
-            fix = f"give the base that it was trained on ({short(facts.base_name) or 'unnamed'})"
+            fix = f"give the base that it was trained on ({named})"
             more = rows > stored.rows and not narrow
             yield short(update.module), what, facts.base.command("resize", f"--vocab {rows}") if more else fix
     worst = max((row for ids in facts.token_rows.values() for row in ids), default=-1)

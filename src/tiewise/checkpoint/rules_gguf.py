@@ -14,7 +14,7 @@ import os
 import re
 import struct
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ from tiewise.checkpoint.stored import Stored
 from tiewise.checkpoint.table_scans import same_bytes
 from tiewise.checkpoint.untrusted import inside, open_regular, short
 from tiewise.core.errors import CheckpointError
-from tiewise.core.files import size
+from tiewise.core.files import packaged_json, size
 from tiewise.core.long_work import doing
 
 DAMAGED = "the file is damaged or was cut short: download or convert it again"
@@ -35,8 +35,8 @@ class GgmlType(NamedTuple):
     """One type: `block` values of a row are kept in `nbytes` bytes."""
 
     name: str
-    block: int
-    nbytes: int
+    block: int = 0  # 0 of a type that ggml has removed
+    nbytes: int = 0
 
     @property
     def bits(self) -> float:
@@ -44,45 +44,12 @@ class GgmlType(NamedTuple):
         return 8 * self.nbytes / self.block
 
 
-BY_NUMBER = {
-    0: GgmlType("F32", 1, 4),
-    1: GgmlType("F16", 1, 2),
-    2: GgmlType("Q4_0", 32, 18),
-    3: GgmlType("Q4_1", 32, 20),
-    6: GgmlType("Q5_0", 32, 22),
-    7: GgmlType("Q5_1", 32, 24),
-    8: GgmlType("Q8_0", 32, 34),
-    9: GgmlType("Q8_1", 32, 36),
-    10: GgmlType("Q2_K", 256, 84),
-    11: GgmlType("Q3_K", 256, 110),
-    12: GgmlType("Q4_K", 256, 144),
-    13: GgmlType("Q5_K", 256, 176),
-    14: GgmlType("Q6_K", 256, 210),
-    15: GgmlType("Q8_K", 256, 292),
-    16: GgmlType("IQ2_XXS", 256, 66),
-    17: GgmlType("IQ2_XS", 256, 74),
-    18: GgmlType("IQ3_XXS", 256, 98),
-    19: GgmlType("IQ1_S", 256, 50),
-    20: GgmlType("IQ4_NL", 32, 18),
-    21: GgmlType("IQ3_S", 256, 110),
-    22: GgmlType("IQ2_S", 256, 82),
-    23: GgmlType("IQ4_XS", 256, 136),
-    24: GgmlType("I8", 1, 1),
-    25: GgmlType("I16", 1, 2),
-    26: GgmlType("I32", 1, 4),
-    27: GgmlType("I64", 1, 8),
-    28: GgmlType("F64", 1, 8),
-    29: GgmlType("IQ1_M", 256, 56),
-    30: GgmlType("BF16", 1, 2),
-    34: GgmlType("TQ1_0", 256, 54),
-    35: GgmlType("TQ2_0", 256, 66),
-    39: GgmlType("MXFP4", 32, 17),
-    40: GgmlType("NVFP4", 64, 36),
-    41: GgmlType("Q1_0", 128, 18),
-}
-BY_NAME = {kind.name: kind for kind in BY_NUMBER.values()}
-REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
-REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
+@lru_cache(maxsize=1)
+def ggml_types() -> dict[int, GgmlType]:
+    """Every type by its number."""
+    types = packaged_json("checkpoint/data/ggml_types.json")["types"]
+    return {int(number): GgmlType(*entry) for number, entry in types.items()}
+
 
 MOST_KEYS, MOST_TENSORS, MOST_TEXTS = 10_000, 50_000, 2**22  # far above every file known; MOST_TEXTS in all arrays
 MOST_NAME, MOST_AXES, KEPT_TEXT, MOST_PARTS = 1024, 4, 4096, 1000
@@ -242,13 +209,11 @@ class _Header:
                 raise self.wrong(f"it names the {what} twice")
             if offset % align:
                 raise self.wrong(f"{what} begins at {offset:,}, no multiple of {align}")
-            if kind not in BY_NUMBER:
-                known = (
-                    f"{REMOVED[kind]}, which ggml has removed" if kind in REMOVED else f"of the unknown type {kind:,}"
-                )
+            held, width = ggml_types().get(kind), shape[-1] if shape else 1
+            if held is None or not held.block:
+                how = f"of the unknown type {kind:,}" if held is None else f"{held.name}, which ggml has removed"
                 fix = "convert it again; types of forks of llama.cpp are not known here"
-                raise CheckpointError(f"{self.path}: {what} is {known}", fix)
-            held, width = BY_NUMBER[kind], shape[-1] if shape else 1
+                raise CheckpointError(f"{self.path}: {what} is {how}", fix)
             if width % held.block:
                 raise self.wrong(f"{what} has rows of {width:,}, no multiple of {held.name}'s {held.block}")
             end = data + offset + math.prod(shape) // held.block * held.nbytes
@@ -376,7 +341,7 @@ def gguf_types(facts: GgufFacts) -> Told:
     What to do: quantise again with --token-embedding-type; drop the head of the source where it equals the table.
     Sources: llama.cpp#5650; llama.cpp#12451; llama.cpp#12456
     """
-    table, head, least = facts.table, facts.head, BY_NAME["Q6_K"]
+    table, head = facts.table, facts.head
     if facts.partial or table is None:
         return
     if head is not None:
@@ -385,7 +350,8 @@ def gguf_types(facts: GgufFacts) -> Told:
             fix = f"convert again from a source without a head (tiewise dedupe); loaders then take {TABLE}"
             yield Said(HEAD, what, fix, severity=INFO)
         return
-    kind = BY_NAME[table.dtype]
+    types = {kind.name: kind for kind in ggml_types().values()}
+    kind, least = types[table.dtype], types["Q6_K"]
     if facts.tokens is not None and kind.bits < least.bits:
         what = f"{TABLE} serves both ends as {kind.name}, {kind.bits:.2f} bits a value; a head asks for {least.name}"
         yield TABLE, what, f"quantise again with --token-embedding-type {least.name.lower()} (or q8_0)"

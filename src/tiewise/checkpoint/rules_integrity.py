@@ -27,7 +27,6 @@ from tiewise.checkpoint.rule import (
 )
 from tiewise.checkpoint.rules_adapter import AdapterFacts
 from tiewise.checkpoint.rules_gguf import GgufFacts
-from tiewise.checkpoint.stored import FLOATING, Stored
 from tiewise.checkpoint.untrusted import short
 
 _SHARD = re.compile(r".*-\d{5}-of-\d{5}\.safetensors")
@@ -162,11 +161,6 @@ def name_in_two_shards(facts: Facts) -> Told:
         yield where, what, fix, bool(equal)
 
 
-def _counted(*tables: Stored | None) -> list[Stored]:
-    """Those that are there with a row for every token: of a packed one the shape says nothing."""
-    return [one for one in tables if one is not None and one.dtype in FLOATING and len(one.shape) == 2]
-
-
 @rule("B030", FATAL, "both tables have the shapes that the model needs")
 def table_shapes(facts: Facts) -> Told:
     """Input and output table must count the same tokens unless the config names two vocabularies, and be as wide as the
@@ -175,7 +169,7 @@ def table_shapes(facts: Facts) -> Told:
     What to do: `tiewise resize --vocab` brings both ends and the bias to one size; a wrong width is a wrong table.
     Sources: transformers#35141; transformers#45236; llama.cpp#12483
     """
-    ends = _counted(facts.roles.input, facts.roles.output)
+    ends = [table for table in facts.roles.pair if not facts.roles.packed(table)]
     if len({end.rows for end in ends}) == 2:
         table, head = ends
         # two sizes are meant where the config names both, as for Marian with `decoder_vocab_size`
@@ -195,7 +189,7 @@ def _room(facts: Facts) -> int | None:
     """Ids that have a row: those of the input table, and of the extra table of Idefics; None where none are counted."""
     extra = [count(level.get("additional_vocab_size")) for level in facts.levels.values()]
     more = max((number for number in extra if number is not None), default=0)
-    return next((table.rows + more for table in _counted(facts.roles.input)), None)
+    return None if facts.roles.counted is None else facts.roles.counted.rows + more
 
 
 @rule("B031", FATAL, "every id of the tokenizer has a row")
@@ -232,7 +226,7 @@ def padding(facts: Facts) -> Told:
     What to do: nothing. tiewise never shrinks padded rows unless told to, and initialises rows that become tokens.
     Sources: unsloth-zoo#923; LlamaFactory#10547
     """
-    tokenizer, table = facts.tokenizer, next(iter(_counted(facts.roles.input)), None)
+    tokenizer, table = facts.tokenizer, facts.roles.counted
     if tokenizer is None or table is None or not 0 <= tokenizer.max_id < table.rows - 1:
         return
     spare = table.rows - tokenizer.max_id - 1
@@ -250,7 +244,7 @@ def vocab_size(facts: Facts) -> Told:
     What to do: set vocab_size to the number of rows, or resize the tables.
     Sources: transformers#45236; LlamaFactory#6749
     """
-    text, table = facts.text, next(iter(_counted(facts.roles.input)), None)
+    text, table = facts.text, facts.roles.counted
     if text is None or text.vocab_size is None or table is None or table.rows == text.vocab_size:
         return
     padded = ("pad_vocab_size_multiple", "pad_vocab_size_multiple_of", "make_vocab_size_divisible_by")
@@ -272,7 +266,7 @@ def special_ids_outside(facts: Facts) -> Told:
     What to do: write the ids that the tokenizer has.
     Sources: LlamaFactory#6749; skeletoken#108
     """
-    rows = [table.rows for table in _counted(*facts.roles.inputs, facts.roles.output)]
+    rows = [table.rows for table in facts.roles.tables if not facts.roles.packed(table)]
     if not rows:
         return
     room = max(*rows, *facts.vocabularies, _room(facts) or 0)
@@ -318,7 +312,7 @@ def head_biases(facts: Facts) -> Told:
     classes = facts.config.get("architectures")
     named = classes if isinstance(classes, list) else []
     generates = any(isinstance(name, str) and name.endswith("ForCausalLM") for name in named)
-    rows = {end.rows for end in (*roles.inputs, roles.output) if end is not None} | facts.vocabularies
+    rows = {table.rows for table in roles.tables} | facts.vocabularies
     # beside these, vectors under a name of the head's bias, whatever their length
     ends = {*usual().biases, *([f"{module_of(roles.output_name)[0]}.bias"] if roles.output_name is not None else [])}
     biases |= {name: facts.folder.tensors[name] for name in refused}

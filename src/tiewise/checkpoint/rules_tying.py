@@ -200,7 +200,7 @@ def only_head_stored(facts: Facts) -> Told:
         return
     wanted = roles.input_name or "the input table's own name"
     what = f"only {describe(roles.output)} is stored, and no input table: loaders look for {short(wanted)}"
-    plain = roles.input_name is not None and not roles.quantised_output
+    plain = roles.input_name is not None and not roles.output_end.quantised
     safe = plain and facts.claims.tied is True and not facts.claims.t5_like
     fix = f"if it was trained tied: {facts.command('tie')}; else take the input table from its source"
     fix = facts.command("repair") if safe else fix

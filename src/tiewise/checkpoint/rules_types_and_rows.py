@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Any
 
-from tiewise.checkpoint.claims import BESIDE, PACKED, module_of, unwrapped
+from tiewise.checkpoint.claims import PACKED
 from tiewise.checkpoint.facts import Facts
+from tiewise.checkpoint.roles import End
 from tiewise.checkpoint.rule import (
     CONFIG_FIX,
     ERROR,
@@ -20,8 +21,9 @@ from tiewise.checkpoint.rule import (
     names,
     numbers,
     rule,
+    said,
 )
-from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES, Stored
+from tiewise.checkpoint.stored import BITS, FLOATING, TORCH_TYPES
 from tiewise.checkpoint.table_scans import duplicates, outlying, scan_rows
 from tiewise.checkpoint.untrusted import short
 from tiewise.core.files import size
@@ -38,8 +40,7 @@ def types_disagree(facts: Facts) -> Told:
     What to do: correct the config's dtype, or save the model in one type.
     Sources: transformers: dtype='auto'
     """
-    stored = (facts.roles.input, facts.roles.output)
-    ends = [end for end in stored if end is not None and end.dtype in FLOATING]
+    ends = [end for end in facts.roles.pair if end.dtype in FLOATING]
     if len({end.dtype for end in ends}) == 2:
         what = f"{describe(ends[0])} and {describe(ends[1])} have different types"
         fix = "none if the head is meant to be more precise; else save the model again in one type"
@@ -74,8 +75,8 @@ def rows_in_use(facts: Facts) -> Told:
     tokenizer = facts.tokenizer if facts.tokenizer is not None and facts.tokenizer.count else None
     pads = {value for level in facts.levels.values() if type(value := level.get("pad_token_id")) is int}
     again = "initialise these rows again, or take them from the source"
-    for table in (facts.roles.input, facts.roles.output):
-        if table is None or table.dtype not in FLOATING or len(table.shape) != 2:
+    for table in facts.roles.pair:
+        if table.dtype not in FLOATING or len(table.shape) != 2:
             continue
         used = (tokenizer.used if tokenizer is not None else frozenset(range(table.rows))) - pads
         where = short(table.name)
@@ -128,7 +129,7 @@ def stored_twice(facts: Facts) -> Told:
     What to do: nothing, or save through a library that knows of the sharing.
     Sources: optimum#2241; optimum#1333
     """
-    ends = {end.name for end in (facts.roles.input, facts.roles.output) if end is not None}
+    ends = {table.name for table in facts.roles.pair}
     for group in duplicates(facts.folder.tensors.values(), facts.same):
         if {tensor.name for tensor in group} <= ends:
             continue  # B013 and B014 say it
@@ -138,96 +139,34 @@ def stored_twice(facts: Facts) -> Told:
         yield short(group[0].name), what, fix
 
 
-_NEEDED = {"qweight": ("scales",), "weight_packed": ("weight_scale",)}  # without which packed numbers mean nothing
-_CONFIG = "config.json"
-
-
-@dataclass(frozen=True)
-class End:
-    """One end of a quantised checkpoint."""
-
-    module: str | None = None  # its name; None where none is known
-    parts: tuple[str, ...] = ()  # last parts of the names of what is stored for it, sorted
-    quantised: bool = False  # its numbers are packed, are of an integer or 8-bit type, or have scales beside them
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """Parts without which the stored ones mean nothing: scales without numbers, packed numbers without scales."""
-        if not self.quantised:
-            return ()
-        packed = [part for part in self.parts if part in ("weight", *PACKED)]
-        if not packed:
-            return ("qweight" if "qzeros" in self.parts else "weight",)
-        return tuple(part for part in _NEEDED.get(packed[0], ()) if part not in self.parts)
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """Both ends, and what the config says."""
-
-    input: End  # the input table
-    output: End  # the output head; without parts where none is stored
-    # `quant_method`, "" where a config of a quantisation names none; None without such a config
-    method: str | None = None
-    # modules left alone, by the key that lists them. Patterns stand as written and are never run.
-    lists: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    # the config's own statement that the head is quantised (GPTQ's `lm_head`); None where it has none
-    says_head: bool | None = None
-
-
-_LISTS = (  # keys under which the config of a quantisation lists the modules that it leaves alone
+# keys under which the config of a quantisation lists the modules that it leaves alone
+_LEFT_ALONE = (
     *("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "ignored_layers", "exclude_modules", "exclude"),
     *("skip_modules", "modules_to_exclude", "exclude_layers"),
 )
 MOST_LISTED = 100_000
 
 
-def quantised_ends(facts: Facts) -> Quantised:
-    """Say of each end whether it is stored quantised, and what the config says of it."""
-    table, head = (_end(facts.folder.tensors, name) for name in (facts.roles.input_name, facts.roles.output_name))
-    levels = (facts.config, facts.config.get("text_config"), facts.config.get("llm_config"))
+def quantisation(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a config that describes a quantisation; empty where none does."""
+    levels = (config, config.get("text_config"), config.get("llm_config"))
     keys = ("quantization_config", "compression_config", "quantization")
     found = (level.get(key) for level in levels if isinstance(level, Mapping) for key in keys)
-    section = next((section for section in found if isinstance(section, Mapping)), None)
-    if section is None:
-        return Quantised(table, head)
-    methods = (section.get(key) for key in ("quant_method", "quant_algo", "mode"))
-    listed = {key: entries for key in _LISTS if isinstance(entries := section.get(key), list)}
+    return next((section for section in found if isinstance(section, Mapping)), {})
+
+
+def lists_of(section: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Modules that a quantisation leaves alone, by the key that lists them. Patterns stand as written, never run."""
+    lists = {key: entries for key in _LEFT_ALONE if isinstance(entries := section.get(key), list)}
     if isinstance(dynamic := section.get("dynamic"), Mapping):  # GPTQModel: "-:pattern" leaves modules alone
-        left = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
-        listed |= {"dynamic": left} if left else {}
-    return Quantised(
-        table,
-        head,
-        method=next((name for name in methods if isinstance(name, str)), ""),
-        lists={
-            key: tuple(one for one in entries[:MOST_LISTED] if isinstance(one, str)) for key, entries in listed.items()
-        },
-        says_head=says if isinstance(says := section.get("lm_head"), bool) else None,
-    )
+        lists["dynamic"] = [key[2:] for key in dynamic if isinstance(key, str) and key.startswith("-:")]
+    return {key: [one for one in entries[:MOST_LISTED] if isinstance(one, str)] for key, entries in lists.items()}
 
 
-def leaves(end: End, entries: tuple[str, ...]) -> bool:
+def leaves(end: End, entries: list[str]) -> bool:
     """Whether a list of modules left alone names this end: by name, by a part above it, or within a pattern."""
-    if end.module is None:
-        return False
-    last = end.module.rpartition(".")[2]
-    return any(last in entry or end.module.startswith(f"{entry}.") for entry in entries if entry)
-
-
-def _end(tensors: Mapping[str, Stored], name: str | None) -> End:
-    if name is None:
-        return End()
-    module = module_of(name)[0]
-    last, parts = module.rpartition(".")[2], {}
-    for stored, tensor in tensors.items():
-        if last not in stored or not (plain := unwrapped(stored)).startswith(f"{module}."):
-            continue
-        part = plain.removeprefix(f"{module}.")
-        if part in ("weight", *PACKED) or BESIDE.fullmatch(part):
-            parts[part] = tensor
-    quantised = any(part != "weight" or tensor.dtype not in FLOATING for part, tensor in parts.items())
-    return End(module, tuple(sorted(parts)), quantised)
+    module = end.module or ""
+    return any(module.rpartition(".")[2] in entry or module.startswith(f"{entry}.") for entry in entries if entry)
 
 
 @rule("B050", ERROR, "a quantisation treats both ends of a tied pair alike")
@@ -240,11 +179,14 @@ def half_quantised(facts: Facts) -> Told:
     What to do: state tie_word_embeddings as false where the head is quantised by itself, or quantise again.
     Sources: llm-compressor#2798; llm-compressor#1820; vllm#45535; vllm#45543; sglang#2935; auto-round#100
     """
-    found = quantised_ends(facts)
-    table, head = found.input, found.output
-    for end in (table, head):
-        if end.missing and facts.complete:
-            what = f"it stores {names(end.parts)} of a quantised table, and no {names(end.missing)}"
+    table, head = facts.roles.input_end, facts.roles.output_end
+    for end in (table, head) if facts.complete else ():
+        numbers_in = next((part for part in end.parts if part in ("weight", *PACKED)), None)
+        needed = {"qweight": "scales", "weight_packed": "weight_scale"}.get(numbers_in or "", numbers_in)
+        if needed is None:
+            needed = "qweight" if "qzeros" in end.parts else "weight"
+        if end.quantised and needed not in end.parts:
+            what = f"it stores {names(end.parts)} of a quantised table, and no {needed}"
             yield short(end.module), what, "take the checkpoint from its source again"
     if facts.claims.tied and table.parts and head.parts and table.quantised != head.quantised:
         one, other = (table, head) if table.quantised else (head, table)
@@ -252,16 +194,12 @@ def half_quantised(facts: Facts) -> Told:
         what += f" a plain {short(other.module)}: a loader that ties drops one of the two, or finds no module for it"
         fix = "set tie_word_embeddings to false at every level of config.json"
         yield short(one.module), what, f"{fix}, or quantise again with the head left alone"
-    says = found.says_head
-    if says is None or not facts.complete or not table.parts:
-        return
-    if says and not head.quantised:
+    says = quantisation(facts.config).get("lm_head")
+    if says is (not head.quantised) and facts.complete and table.parts:
         how = "stores it plain" if head.parts else "stores none: the head is the plain input table"
-        what = f"quantization_config.lm_head is true, and the checkpoint {how}"
-        yield _CONFIG, what, "set quantization_config.lm_head to false by hand"
-    elif head.quantised and not says:
-        what = f"quantization_config.lm_head is false, and {short(head.module)} stores {names(head.parts)}"
-        yield _CONFIG, what, "set quantization_config.lm_head to true by hand"
+        read = f"{short(head.module)} stores {names(head.parts)}" if head.quantised else f"the checkpoint {how}"
+        what = f"quantization_config.lm_head is {said(says)}, and {read}"
+        yield "config.json", what, f"set quantization_config.lm_head to {said(not says)} by hand"
 
 
 @rule("B051", WARNING, "what a quantisation leaves alone are modules of the model")
@@ -273,19 +211,21 @@ def left_alone(facts: Facts) -> Told:
     What to do: name the head, and name modules as the model has them.
     Sources: transformers#45674; transformers#37905; vllm#53170; llm-compressor#2835
     """
-    found = quantised_ends(facts)
-    if facts.roles.headless or found.input.module is None or found.output.module is None:
+    table, head, section = facts.roles.input_end, facts.roles.output_end, quantisation(facts.config)
+    if facts.roles.headless or table.module is None or head.module is None:
         return
+    methods = (section.get(key) for key in ("quant_method", "quant_algo", "mode"))
+    method = next((name for name in methods if isinstance(name, str)), "")
     # models made of several are named otherwise in memory than on disk
     one_model = facts.claims.tied and not any(claim.level for claim in facts.claims.levels)
-    for key, entries in found.lists.items():
+    for key, entries in lists_of(section).items():
         where = f"quantization_config.{key}"
-        for end, other in ((found.input, found.output), (found.output, found.input)) if facts.claims.tied else ():
+        for end, other in ((table, head), (head, table)) if facts.claims.tied else ():
             shared = other.quantised and not end.parts  # the listed end is the quantised one
             if leaves(end, entries) and not leaves(other, entries) and (end.quantised or shared):
                 what = f"it leaves {short(end.module)} alone, and on a tied model that table is stored quantised"
                 yield where, what, f'take "{short(end.module)}" out of it, or quantise again'
-        for end in (found.input, found.output) if one_model else ():
+        for end in (table, head) if one_model else ():
             last = (end.module or "").rpartition(".")[2]
             for entry in entries:
                 plain = all(c.isalnum() or c in "._" for c in entry)
@@ -293,8 +233,8 @@ def left_alone(facts: Facts) -> Told:
                     what = f'it names "{short(entry)}", and the module is {short(end.module)}'
                     yield where, what, f'write "{short(end.module)}"'
         # a list given for one of these replaces the default one, which would keep tied modules and the head plain
-        replaced = found.method in ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
-        if replaced and entries and not found.output.quantised and not leaves(found.output, entries):
-            what = f"{found.method} leaves alone {names(entries)}; a list replaces the default"
-            stored = "it is the input table" if not found.output.parts else "it is stored plain"
-            yield where, f"{what}, so the head is converted, and {stored}", f'add "{short(found.output.module)}" to it'
+        replaced = method in ("bitsandbytes", "eetq", "fbgemm_fp8", "fp8", "higgs", "bitnet")
+        if replaced and entries and not head.quantised and not leaves(head, entries):
+            what = f"{method} leaves alone {names(entries)}; a list replaces the default"
+            stored = "it is the input table" if not head.parts else "it is stored plain"
+            yield where, f"{what}, so the head is converted, and {stored}", f'add "{short(head.module)}" to it'

@@ -16,7 +16,7 @@ import shutil
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
@@ -175,18 +175,17 @@ def prepare(
             tokens need: two for training, one each for tune and heldout. Nothing is left behind then.
         RunError: where `folder` cannot be written.
     """
-    if not texts:
-        raise DataError("no text is given", "name a file, a folder, or builtin")
-    if texts.count("-") > 1:
-        raise DataError("'-' is given twice", "standard input can be read once")
-    if length < 1:
-        raise DataError(f"a block of {length} tokens", "use a length of 1 or more")
-    if seed < 0:
-        raise DataError(f"seed {seed}", "use zero or a positive number")
-    if len(fractions) != len(SPLITS) or min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-9):
-        raise DataError(f"fractions {tuple(fractions)}", f"give {len(SPLITS)} positive shares that sum to 1")
-    if split not in (RANDOM, CONTIGUOUS):
-        raise DataError(f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}")
+    shared_out = len(fractions) == len(SPLITS) and min(fractions) > 0 and math.isclose(sum(fractions), 1, abs_tol=1e-9)
+    for right, what, fix in (
+        (texts, "no text is given", "name a file, a folder, or builtin"),
+        (texts.count("-") < 2, "'-' is given twice", "standard input can be read once"),
+        (length >= 1, f"a block of {length} tokens", "use a length of 1 or more"),
+        (seed >= 0, f"seed {seed}", "use zero or a positive number"),
+        (shared_out, f"fractions {tuple(fractions)}", f"give {len(SPLITS)} positive shares that sum to 1"),
+        (split in (RANDOM, CONTIGUOUS), f"split = {split!r}", f"choose {RANDOM} or {CONTIGUOUS}"),
+    ):
+        if not right:
+            raise DataError(what, fix)
     bpe_size(tokenizer)  # a wrong size is said before gigabytes are read
     folder = Path(folder)
     made: list[Path] = [] if folder.exists() else [folder]
@@ -202,14 +201,13 @@ def prepare(
             "tokenizer_files": _fingerprint([kept, *sorted(kept.glob("*"))] if kept.exists() else []),
             "seed": seed,
             "fractions": list(fractions),
-            "python": platform.python_version() if any(source.kind == "builtin" for source in sources) else None,
+            "python": platform.python_version() if "builtin" in texts else None,
             "split": split,
             "apart": apart,
         }
-        try:
+        prepared = None
+        with suppress(DataError):  # nothing there, or damaged: prepare it
             prepared = load_prepared(folder)
-        except DataError:  # nothing there, or damaged: prepare it
-            prepared = None
         if prepared is None or prepared.facts.get("request") != request:
             _build(folder, sources, request, length)
             return load_prepared(folder)
@@ -255,7 +253,7 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         # one that needs no training text is refused, if it must be, before gigabytes are read
         tokenizer = None if bpe_size(kind) else make_tokenizer(kind)
         deduplicate = Deduplicator()
-        documents = (replace(d, begins=d.begins or request["apart"]) for d in read_sources(sources))
+        documents = (Document(text, begins or request["apart"]) for text, begins in read_sources(sources))
         with doing("reading", sum(source.size for source in sources)):
             spool = _Spool(work / "text", deduplicate(documents))
         where = assign(spool.characters, request["fractions"], request["seed"], request["split"])
@@ -263,28 +261,27 @@ def _build(folder: Path, sources: Sequence[Source], request: dict[str, Any], len
         if tokenizer is None:
             train = np.flatnonzero(where == 0)
             # every k-th part of the training split: a folder's first files may be of one kind
-            step = -(-int(spool.characters[train].sum()) // _LEARNT)
-            learnt = train[::step]
+            learnt = train[:: -(-int(spool.characters[train].sum()) // _LEARNT)]
             tokenizer = make_tokenizer(kind, lambda: (text for text, _ in pieces(spool.read(learnt))))
         progress("tokenizer", 1, 1)
         tokenizer.save_pretrained(work / TOKENIZER)
         vocab = max(len(tokenizer), max(tokenizer.get_vocab().values()) + 1)  # some vocabularies have holes
+        dtype = token_type(vocab)
         facts, splits, done = spool.facts(np.arange(len(where))), {}, 0
-        encoder = StreamEncoder(tokenizer, token_type(vocab))
+        encoder = StreamEncoder(tokenizer, dtype)
         for index, name in enumerate(SPLITS):
             parts = np.flatnonzero(where == index)
             splits[name] = spool.facts(parts)
             with doing("tokens", facts["characters"], done):
                 splits[name]["tokens"] = write_tokens(work / f"{name}.bin", spool.read(parts), encoder)
             done += splits[name]["characters"]
-        dtype = token_type(vocab).name
         facts |= {
             "tokens": sum(split["tokens"] for split in splits.values()),
-            "tokenizer": {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype, "kind": kind},
+            "tokenizer": {"vocab": vocab, "eos_id": tokenizer.eos_token_id, "dtype": dtype.name, "kind": kind},
             "splits": splits,
             "texts": request["texts"],
             "dropped_paragraphs": deduplicate.dropped,
-            "demo": all(source.kind == "builtin" for source in sources),
+            "demo": set(request["texts"]) == {"builtin"},
             "python": request["python"],
             "request": request,
         }
@@ -296,13 +293,11 @@ def _check_length(facts: dict[str, Any], length: int) -> None:
     """Refuse a text of which training has fewer than two blocks of `length` tokens, or another split none."""
     tokens = {name: facts["splits"][name]["tokens"] for name in SPLITS}
     fits = min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
-    if fits >= length:
-        return
-    needed = {name: length * (2 if name == "train" else 1) for name in SPLITS}
-    short = next(name for name in SPLITS if tokens[name] < needed[name])
-    what = f"the text has {sum(tokens.values())} tokens, {tokens[short]} of them for {short}"
     fix = f"give more text, or a length of at most {fits}" if fits else "give more text"
-    raise DataError(f"{what}; needs at least {needed[short]} there for length {length}", fix)
+    for name, needed in zip(SPLITS, (2 * length, length, length), strict=True):
+        if tokens[name] < needed:
+            what = f"the text has {sum(tokens.values())} tokens, {tokens[name]} of them for {name}"
+            raise DataError(f"{what}; needs at least {needed} there for length {length}", fix)
 
 
 class _Spool:
@@ -316,10 +311,10 @@ class _Spool:
         self._path = path
         ends, characters, numbers = array("q", [0]), array("q"), array("q")
         with path.open("wb") as file:
-            for document in documents:
-                ends.append(ends[-1] + file.write(document.text.encode("utf-8", "replace")))
-                characters.append(len(document.text))
-                numbers.append((numbers[-1] if numbers else 0) + document.begins)
+            for text, begins in documents:
+                ends.append(ends[-1] + file.write(text.encode("utf-8", "replace")))
+                characters.append(len(text))
+                numbers.append((numbers[-1] if numbers else 0) + begins)
                 advance(ends[-1])
         self.characters = np.array(characters, np.int64)
         self._ends = np.array(ends, np.int64)

@@ -22,10 +22,9 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -39,11 +38,9 @@ _HASH = 16  # bytes
 _FIX = "give UTF-8 text (iconv -t UTF-8 converts other encodings)"
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(NamedTuple):
     """A text, or a part of one."""
 
-    name: str  # where it came from, for messages
     text: str
     begins: bool = True  # it is the first part
 
@@ -51,10 +48,10 @@ class Document:
 def ended(documents: Iterable[Document]) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether its document ends with it)."""
     last: str | None = None
-    for document in documents:
+    for text, begins in documents:
         if last is not None:
-            yield last, document.begins
-        last = document.text
+            yield last, begins
+        last = text
     if last is not None:
         yield last, True
 
@@ -176,7 +173,7 @@ class Deduplicator:
                 kept += [parts[i - 1], parts[i]] if kept else [parts[i]]
             text = "".join(kept)
             if text.strip() or (text and not begins):
-                yield replace(document, text=text, begins=begins)
+                yield Document(text, begins)
                 begins = False
 
 

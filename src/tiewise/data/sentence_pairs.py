@@ -98,13 +98,7 @@ def _reader(names: Sequence[str]) -> Callable[[str], bytes]:
     if any(name.startswith("##") for name in names):
         return lambda name: name[2:].encode() if name.startswith("##") else b" " + name.encode()
     bytes_of = {letter: byte for byte, letter in enumerate(byte_letters())}
-
-    def read(name: str) -> bytes:
-        if all(letter in bytes_of for letter in name):
-            return bytes(bytes_of[letter] for letter in name)
-        return name.encode()
-
-    return read
+    return lambda name: bytes(bytes_of[c] for c in name) if bytes_of.keys() >= set(name) else name.encode()
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
 import datasets
 import pyarrow
@@ -52,10 +51,9 @@ _ROWS = 1024  # of a Parquet row group, held at once
 
 @dataclass(frozen=True)
 class Source:
-    """One text as typed, what kind it is, and the files behind it (none for `builtin`, `-` and the Hub)."""
+    """One text as typed, and the files behind it (none for `builtin` and the Hub, nor for `-` until it is kept)."""
 
     text: str
-    kind: Literal["builtin", "stdin", "hub", "files"]
     files: tuple[Path, ...] = ()
     field: str = FIELD  # of the rows of tables among them
 
@@ -68,15 +66,14 @@ class Source:
 def resolve(text: str) -> Source:
     """Find what `text` means, without reading it; a DataError where there is nothing of that name."""
     if text in ("builtin", "-"):
-        return Source(text, "builtin" if text == "builtin" else "stdin")
+        return Source(text)
     if text.startswith("hf:"):
         *_, folder = parse_hub_name(text.removeprefix("hf:"))
-        files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder else ()
-        return Source(text, "hub", tuple(files))
+        return Source(text, tuple(sorted(path for path in folder.rglob("*") if path.is_file())) if folder else ())
     path, _, field = text.rpartition(":")
     if path.endswith(TABLES):
-        return Source(text, "files", find_files(path), field or FIELD)
-    return Source(text, "files", find_files(text))
+        return Source(text, find_files(path), field or FIELD)
+    return Source(text, find_files(text))
 
 
 def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
@@ -91,7 +88,7 @@ def open_sources(texts: Text | Sequence[Text]) -> Iterator[Document]:
 
 def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
     """Stream the documents of `sources`; errors while iterating as in `open_sources`."""
-    files = [file for source in sources if source.kind == "files" for file in source.files]
+    files = [file for source in sources if not source.text.startswith("hf:") for file in source.files]
     plain = sum(file.stat().st_size for file in files if file.suffix not in TABLES)
     size = max(_SMALLEST, min(_LARGEST, plain // 100)) if plain else _LARGEST
     for source in sources:
@@ -105,28 +102,29 @@ def read_sources(sources: Sequence[Source]) -> Iterator[Document]:
 
 
 def _documents(source: Source, size: int) -> Iterator[Document]:
-    if source.kind == "builtin":
-        yield from builtin_documents()
-    elif source.kind == "hub":
-        yield from _hub_documents(source.text.removeprefix("hf:"))
-    elif source.kind == "stdin":
+    if source.text == "builtin":
+        yield from (Document("\n\n".join(paragraphs(text))) for _, text in builtin_texts())
+    elif source.text == "-" and not source.files:
         yield from _parts(sys.stdin.buffer, "standard input", size)
-    for path in source.files if source.kind == "files" else ():
-        with opened(path) as file:
-            if path.suffix == ".parquet":
-                yield from _parquet_rows(file, path, source.field)
-            elif path.suffix in TABLES:
-                yield from _json_lines(file, path, source.field)
-            else:
-                yield from _parts(file, str(path), size)
+    elif source.text.startswith("hf:"):
+        yield from map(Document, _hub_rows(source.text.removeprefix("hf:")))
+    else:
+        for path in source.files:
+            with opened(path) as file:
+                if path.suffix == ".parquet":
+                    yield from map(Document, _parquet_rows(file, path, source.field))
+                elif path.suffix in TABLES:
+                    yield from map(Document, _json_lines(file, path, source.field))
+                else:
+                    yield from _parts(file, str(path), size)
 
 
 def _parts(file: BinaryIO, name: str, size: int) -> Iterator[Document]:
     held, begins = "", True
-    for number, text in enumerate(cut(decode(file, name), size), 1):
+    for text in cut(decode(file, name), size):
         held += text
         if not begins or not held.isspace():  # blank lines that a file begins with go with what follows
-            yield Document(f"{name}, part {number}", held, begins)
+            yield Document(held, begins)
             held, begins = "", False
 
 
@@ -165,18 +163,17 @@ def _text_files(folder: Path) -> Iterator[Path]:
 
     for where, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(where, name)
-            if name.startswith(".") or not path.is_file() or not _state(path).st_size:
+        for path in (Path(where, name) for name in sorted(names) if not name.startswith(".")):
+            if not path.is_file() or not _state(path).st_size:
                 continue
             if path.suffix not in TABLES:
                 with opened(path) as file:
                     start = file.read(_SNIFFED)
                 try:
-                    text = codecs.getincrementaldecoder("utf-8")().decode(start)  # it may end within a character
+                    codecs.getincrementaldecoder("utf-8")().decode(start)  # it may end within a character
                 except UnicodeDecodeError:
                     continue
-                if "\0" in text:
+                if b"\0" in start:
                     continue
             yield path
 
@@ -184,35 +181,33 @@ def _text_files(folder: Path) -> Iterator[Path]:
 # rows
 
 
-def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[Document]:
+def _json_lines(file: BinaryIO, path: Path, field: str) -> Iterator[str]:
     """Yield `field` of every line; blank lines and null values are passed over, errors name the line."""
     for number, line in enumerate(file, 1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
+        where, fix = f"{path}, line {number}", "write one JSON object per line"
         try:
             row = json.loads(line.decode("utf-8-sig"))
-        except ValueError as error:  # bad UTF-8 is one too
-            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-            raise DataError(f"{where}: not JSON ({reason})", "write one JSON object per line") from None
         except RecursionError:
-            raise DataError(f"{where}: nested too deeply", "write one flat JSON object per line") from None
+            raise DataError(f"{where}: nested too deeply", fix) from None
+        except ValueError as error:  # bad UTF-8 is one too
+            reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else error
+            raise DataError(f"{where}: not JSON ({reason})", fix) from None
         if not isinstance(row, dict):
             raise DataError(f"{where}: not a JSON object", 'write one object per line, {"text": "..."}')
         if field not in row:
             known = ", ".join(map(str, row)) or "none"
             raise DataError(f"{where}: no field {field!r}", f"name one with FILE:FIELD; fields seen: {known}")
-        value = row[field]
-        if isinstance(value, str):
-            yield Document(where, value)
-        elif value is not None:
-            kind = type(value).__name__
+        if isinstance(row[field], str):
+            yield row[field]
+        elif row[field] is not None:
+            kind = type(row[field]).__name__
             raise DataError(f"{where}: field {field!r} is a {kind}, not a string", "name a field of text")
 
 
-def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[Document]:
+def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[str]:
     """Yield `column` of every row, a part of a row group at a time; nulls are passed over."""
-    row = 0
     try:
         parquet = pyarrow.parquet.ParquetFile(file)
         schema = parquet.schema_arrow
@@ -223,10 +218,7 @@ def _parquet_rows(file: BinaryIO, path: Path, column: str) -> Iterator[Document]
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise DataError(f"{path}: column {column!r} holds {kind}, not strings", "name a column of text")
         for batch in parquet.iter_batches(batch_size=_ROWS, columns=[column]):
-            for value in batch.column(0).to_pylist():
-                if value is not None:
-                    yield Document(f"{path}, row {row}", value)
-                row += 1
+            yield from (value for value in batch.column(0).to_pylist() if value is not None)
     except pyarrow.ArrowException as error:
         raise DataError(f"{path} cannot be read as Parquet: {one_line(error)}", "write it again") from None
 
@@ -249,7 +241,7 @@ def parse_hub_name(name: str) -> tuple[str, str | None, str, Path | None]:
     return "/".join(parts[:2]), parts[2] if len(parts) == 3 else None, split or "train", None
 
 
-def _hub_documents(name: str) -> Iterator[Document]:
+def _hub_rows(name: str) -> Iterator[str]:
     """Yield the rows of the dataset behind `hf:`: its column `text`, or else its only column of strings."""
     path, config, split, folder = parse_hub_name(name)
     column = None
@@ -259,23 +251,22 @@ def _hub_documents(name: str) -> Iterator[Document]:
         elif folder is not None and (folder / "dataset_dict.json").exists():
             rows = datasets.load_from_disk(str(folder / split))
         else:
-            # slices and sums of splits cannot be streamed
-            streamed = not set(split) & set("[+")
+            streamed = not set(split) & set("[+")  # slices and sums of splits cannot be
             try:
                 rows = datasets.load_dataset(path, config, split=split, streaming=streamed)
             except (OSError, datasets.exceptions.DatasetsError):
                 if folder is not None or not streamed:
                     raise
                 rows = datasets.load_dataset(path, config, split=split)  # as the local cache holds it
-        for number, row in enumerate(rows):
+        for row in rows:
             if column is None:
-                strings = [column for column, value in row.items() if isinstance(value, str)]
-                column = FIELD if FIELD in strings else strings[0] if len(strings) == 1 else None
-            if column is None:
-                fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
-                raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
+                strings = [name for name, value in row.items() if isinstance(value, str)]
+                if FIELD not in strings and len(strings) != 1:
+                    fix = f"save the wanted one as Parquet and give FILE.parquet:COLUMN; columns: {', '.join(row)}"
+                    raise DataError(f"hf:{name}: no column {FIELD!r}, and {len(strings)} others hold text", fix)
+                column = FIELD if FIELD in strings else strings[0]
             if row[column]:
-                yield Document(f"hf:{name}, row {number}", row[column])
+                yield row[column]
     except DataError:
         raise
     except Exception as error:  # a dozen kinds come out of there: hub, network, formats, the file system
@@ -291,8 +282,8 @@ _SKIPPED = {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib
 _BODIES = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
-def builtin_documents() -> Iterator[Document]:
-    """Yield the prose that every CPython carries: every reference topic, then every library module's docstrings.
+def builtin_texts() -> Iterator[tuple[str, str]]:
+    """Yield (name, prose) of what every CPython carries: every reference topic, then every library module's docstrings.
 
     `pydoc_data.topics` holds the reference texts behind `help("if")`; docstrings are read from the source files by
     `ast`, so no module is imported and nothing runs. The same Python gives the same text, in sorted order. Stripped
@@ -301,28 +292,21 @@ def builtin_documents() -> Iterator[Document]:
     topics: dict[str, str] = {}
     with suppress(ImportError):  # some distributions pack it apart; the docstrings alone are still a text
         topics = importlib.import_module("pydoc_data.topics").topics
-    found = False
-    for name, text in chain(((f"topic {name}", topics[name]) for name in sorted(topics)), _modules()):
-        if text:
+    found = any(topics.values())
+    yield from ((f"topic {name}", topics[name]) for name in sorted(topics) if topics[name])
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        inner, said = path.relative_to(library), ""
+        if _SKIPPED.isdisjoint(inner.parts):
+            with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
+                said = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
+        if said:
             found = True
-            yield Document(name, "\n\n".join(paragraphs(text)))
+            yield f"module {inner.as_posix()}", said
     if not found:
         fix = "name a text of your own with --text FILE, or use a complete CPython"
         raise DataError(f"builtin: the Python at {sys.executable} carries no documentation", fix)
-
-
-def _modules() -> Iterator[tuple[str, str]]:
-    """(name, all docstrings in reading order) of each module of the library that can be read, by this Python."""
-    library = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(library.rglob("*.py")):
-        inner = path.relative_to(library)
-        if not _SKIPPED.isdisjoint(inner.parts):
-            continue
-        text = ""
-        with suppress(OSError, SyntaxError, ValueError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # old escapes in old modules are not the user's concern
-            text = "\n\n".join(_docstrings(ast.parse(path.read_bytes())))
-        yield f"module {inner.as_posix()}", text
 
 
 def _docstrings(node: ast.AST) -> Iterator[str]:

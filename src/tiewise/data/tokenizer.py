@@ -23,6 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from tiewise.core.errors import DataError
+from tiewise.core.files import sync
 from tiewise.core.long_work import advance
 from tiewise.data.documents import byte_letters, ended, one_line
 from tiewise.data.sources import Text, open_sources
@@ -63,19 +64,15 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
     path = Path(kind).expanduser()
     if path.name == "tokenizer.json" and path.with_name("tokenizer_config.json").is_file():
         path = path.parent  # which knows the special tokens' parts
+    local = path.is_dir()
     if path.is_file():
         try:
             found = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_file(str(path)))
         except Exception as error:  # the Rust side raises Exception itself
             raise DataError(f"{str(path)!r} is not a tokenizer.json ({one_line(error)})", _CHOICES) from None
-    else:
-        local = path.is_dir()
-        if not local and (kind.endswith(".json") or kind.startswith((".", "/", "~"))):
-            raise DataError(f"no tokenizer file or folder {kind!r}", _CHOICES)
-        if not local and not _HUB_ID.fullmatch(kind):
-            raise DataError(f"unknown tokenizer {kind!r}", _CHOICES)
-        name = str(path) if local else kind
+    elif local or (_HUB_ID.fullmatch(kind) and not kind.endswith(".json") and not kind.startswith(".")):
         try:
+            name = str(path) if local else kind
             found = AutoTokenizer.from_pretrained(name, trust_remote_code=False, local_files_only=local)
         except Exception as error:  # hub, network, missing packages, malformed files: each its own kind
             what = f"no tokenizer {kind!r} in the cache or on the Hugging Face Hub"
@@ -85,6 +82,9 @@ def make_tokenizer(kind: str, train_texts: Callable[[], Iterator[str]] = lambda:
         if not found.is_fast:
             fix = "convert it with AutoTokenizer, or choose another"
             raise DataError(f"tokenizer {name!r} has no tokenizer.json", fix)
+    else:
+        a_file = kind.endswith(".json") or kind.startswith((".", "/", "~"))
+        raise DataError(f"{'no tokenizer file or folder' if a_file else 'unknown tokenizer'} {kind!r}", _CHOICES)
     if found.eos_token is None:  # the tokenizer's own separator, a usual end, or a new one
         known = found.get_vocab()
         own = [found.sep_token] if found.sep_token else [name for name in _ENDS if name in known]
@@ -150,8 +150,7 @@ def write_tokens(path: Path, texts: Iterable[tuple[str, bool]], encoder: StreamE
             count += len(tokens)
             characters += sum(len(piece) for piece, _ in batch)
             advance(characters)
-        file.flush()
-        os.fsync(file.fileno())
+    sync(path)
     return count
 
 
@@ -227,12 +226,10 @@ def read_tokens(
     encoder = StreamEncoder(tokenizer, np.dtype(np.int64))
     end = int(tokenizer.eos_token_id)  # beyond the table where the tokenizer has none, and was given one
     parts: list[Ids] = []
-    count = 0
     for batch in batches(pieces(ended(open_sources(texts)))):
         found = encoder.encode(batch)
         parts.append(found if end < vocab else found[found != end])
-        count += len(parts[-1])
-        if most is not None and count >= most:
+        if most is not None and sum(map(len, parts)) >= most:
             break
     ids = np.concatenate(parts)[:most]
     if ids.max(initial=0) >= vocab:

@@ -17,6 +17,7 @@ A run ends early where a segment does, and is shortened where all of it would be
 from __future__ import annotations
 
 import json
+from bisect import bisect
 from dataclasses import dataclass
 from math import isfinite
 
@@ -30,15 +31,7 @@ from transformers import AutoTokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.files import write_whole
 from tiewise.data.corpus import FACTS, TOKENIZER, PreparedText, load_prepared, token_type
-from tiewise.data.sentence_pairs import (
-    MARKS,
-    Packing,
-    Sentences,
-    Vocabulary,
-    find_sentences,
-    make_pairs,
-    segments,
-)
+from tiewise.data.sentence_pairs import MARKS, Packing, Sentences, Vocabulary, find_sentences, make_pairs, segments
 
 Ints = NDArray[np.int64]
 IGNORED = -100
@@ -84,8 +77,7 @@ class Masking:
         if self.share == 0:
             raise DataError("nothing is masked", "use a share above 0")
         if self.masked + self.random > 1 + 1e-12:
-            what = f"{self.masked} masked and {self.random} at random"
-            raise DataError(what, "the two shares are of one whole")
+            raise DataError(f"{self.masked} masked and {self.random} at random", "the two shares are of one whole")
         if self.longest < 1:
             raise DataError(f"runs of {self.longest} words", "use 1 or more")
 
@@ -160,8 +152,8 @@ class PairRows(Dataset):
         count: int | None = None,
     ) -> None:
         self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
-        self._epochs: list[int] = [0]  # first row of each epoch known so far
-        self._pairs: tuple[int, Ints] = (0, self._make(0))
+        self._begins = [0]  # first row of each epoch known so far
+        self._turn_to(0)
         self.count = self.rows_per_epoch if count is None else count
 
     def __len__(self) -> int:
@@ -196,13 +188,12 @@ class PairRows(Dataset):
         return self._pair(index, _draw(self.seed, 1, index))
 
     def _pair(self, index: int, draw: np.random.Generator) -> tuple[Ints, Ints, int | None]:
-        while self._epochs[-1] <= index:
-            epoch = len(self._epochs) - 1
-            self._pairs = (epoch, self._make(epoch))
-        epoch = int(np.searchsorted(self._epochs, index, side="right")) - 1
-        if self._pairs[0] != epoch:
-            self._pairs = (epoch, self._make(epoch))
-        pair = self._pairs[1][index - self._epochs[epoch]]
+        while self._begins[-1] <= index:
+            self._turn_to(len(self._begins) - 1)
+        epoch = bisect(self._begins, index) - 1
+        if self._epoch != epoch:
+            self._turn_to(epoch)
+        pair = self._pairs[index - self._begins[epoch]]
         label = int(pair[3]) if self.packing.objective != "none" else None
         a, b = segments(self.sentences, pair, self.packing, draw)
         for segment in (a, b):  # as it would begin within a text, wherever it was found
@@ -212,13 +203,12 @@ class PairRows(Dataset):
     @property
     def rows_per_epoch(self) -> int:
         """Rows of the first epoch; the others have about as many."""
-        return self._epochs[1]
+        return self._begins[1]
 
-    def _make(self, epoch: int) -> Ints:
-        pairs = make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
-        if epoch == len(self._epochs) - 1:
-            self._epochs.append(self._epochs[-1] + len(pairs))
-        return pairs
+    def _turn_to(self, epoch: int) -> None:
+        self._epoch, self._pairs = epoch, make_pairs(self.sentences, self.packing, _draw(self.seed, 0, epoch))
+        if epoch == len(self._begins) - 1:
+            self._begins.append(self._begins[-1] + len(self._pairs))
 
 
 def _draw(*key: int) -> np.random.Generator:

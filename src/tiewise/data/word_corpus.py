@@ -153,12 +153,11 @@ def word_files(corpus: str, files: Sequence[str] = ()) -> list[WordFile]:
         match = _PART.fullmatch(text)
         if match is None:
             raise DataError(f"{text!r} names no part of a file", fix)
-        path = folder / match["name"]
+        path, low, high = folder / match["name"], int(match["low"] or 0), int(match["high"] or 100)
         if not path.is_file():
             there = ", ".join(sorted(file.name for file in folder.glob("*.txt"))) or "no .txt files"
             other = "other files: --set 'files=[valid.txt@0-90, valid.txt@90-100, test.txt]'"
             raise DataError(f"{str(folder)!r} has no {match['name']} (it has {there})", other)
-        low, high = int(match["low"] or 0), int(match["high"] or 100)
         if not low < high <= 100:
             raise DataError(f"{text!r} is an empty part", fix)
         with opened(path) as file:

@@ -229,7 +229,7 @@ def _mean(table: Stored, head: Stored, start: int, stop: int) -> NDArray:
 
 def _require_ends(facts: Facts, name: str) -> None:
     """Raise unless the tables are plain numbers and the model has a head; `name` is the verb's."""
-    if facts.roles.input is not None or facts.roles.output is None or facts.roles.quantised_output:
+    if facts.roles.input is not None or facts.roles.output is None or facts.roles.output_end.quantised:
         readable(facts, name)
     if facts.is_own:
         raise CheckpointError(f"{facts.path}: its boundary has maps of its own", "tiewise densify it first")

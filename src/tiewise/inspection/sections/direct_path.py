@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tiewise.analysis.open_path import NONE, open_path
@@ -81,14 +82,14 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
             Quantity(f"smallest eigenvalue{where}", values[0], unit="logits", main=False),
         ]
     quantities += own
-    orders, figure = word_orders(path, words, ids), "Requested pairs: logits"
-    why = "on a symmetric path one logit both ways, but two probabilities"
-    for order, said in orders.items():
-        quantities.append(Quantity(order, said.logit, unit="logit", main=False, figure=figure, why=why))
-    for order, said in orders.items():
+    orders, figure = word_orders(path, words, ids), "Requested pairs: {}"
+    why = "a symmetric path has one logit both ways, but two probabilities"
+    for order, (logit, _, _) in orders.items():
+        quantities.append(Quantity(order, logit, unit="logit", main=False, figure=figure.format("logits"), why=why))
+    for order, (_, log, rank) in orders.items():
         quantities.append(Quantity(
-            f"p({order})", said.probability, unit="probability", main=False, figure="Requested pairs: probabilities",
-            why=f"rank {count(said.rank + 1)}",
+            f"p({order})", math.exp(log), unit="probability", main=False, figure=figure.format("probabilities"),
+            why=f"rank {count(rank + 1)}",
         ))  # fmt: skip
     chosen = sampled(path.rows, samples, seed)
     pairs = asymmetric_pairs(path, chosen, top=20)
