@@ -16,7 +16,7 @@ import pytest
 from tiewise.core.errors import DataError, RunError
 from tiewise.core.long_work import heard
 from tiewise.data import corpus
-from tiewise.data.corpus import Blocks, load_prepared, prepare
+from tiewise.data.corpus import load_prepared, prepare
 from tiewise.data.documents import paragraphs
 
 SPLITS = ("train", "tune", "heldout")
@@ -30,8 +30,7 @@ def word(generator):
 def rows():
     """100 documents, each with a word of its own that occurs 40 times, and a paragraph that all share."""
     generator = random.Random(0)
-    own = [word(generator) for _ in range(100)]
-    filler = [word(generator)[:3] for _ in range(50)]
+    own, filler = ([word(generator)[:size] for _ in range(count)] for size, count in ((7, 100), (3, 50)))
     bodies = [" ".join(x for _ in range(40) for x in (name, generator.choice(filler))) for name in own]
     return own, [f"Shared  boilerplate.\n\n{body}\n\nShared boilerplate." for body in bodies]
 
@@ -64,26 +63,28 @@ def decoded(prepared, name):
     return [prepared.tokenizer().decode(part[:-1].tolist()) for part in np.split(tokens, ends + 1)[:-1]]
 
 
+def said(documents):
+    """What a prepared folder says of documents."""
+    whole = [text.encode() for text in documents]
+    digest = hashlib.sha256(b"".join(text + b"\0" for text in whole)).hexdigest()
+    sizes = {"characters": sum(map(len, documents)), "bytes": sum(map(len, whole))}
+    return {"documents": len(documents), "sha256": digest} | sizes
+
+
 def test_documents_are_partitioned_and_paragraphs_kept_once(source, out, rows):
     prepared = prepare([str(source)], "bpe:600", out, length=8)
+    facts, splits = prepared.facts, prepared.facts["splits"]
     found = {name: decoded(prepared, name) for name in SPLITS}
-    expected = ["Shared  boilerplate.\n\n" + list(paragraphs(rows[1][0]))[1]]
-    expected += [list(paragraphs(row))[1] for row in rows[1][1:]]
+    bodies = [list(paragraphs(row))[1] for row in rows[1]]
+    expected = [f"Shared  boilerplate.\n\n{bodies[0]}", *bodies[1:]]
     assert sorted(text for documents in found.values() for text in documents) == sorted(expected)
-    assert prepared.facts["dropped_paragraphs"] == 2 * 100 - 1
+    assert facts["dropped_paragraphs"] == 2 * 100 - 1
     for name, documents in found.items():
         assert documents == [text for text in expected if text in documents]  # in the text's order
-        facts = prepared.facts["splits"][name]
-        assert facts["documents"] == len(documents)
-        assert facts["characters"] == sum(map(len, documents))
-        assert facts["bytes"] == sum(len(text.encode()) for text in documents)
-        assert facts["tokens"] == len(prepared.split(name))
-        assert facts["sha256"] == hashlib.sha256(b"".join(d.encode() + b"\0" for d in documents)).hexdigest()
-    whole = b"".join(text.encode() + b"\0" for text in expected)
-    assert prepared.facts["sha256"] == hashlib.sha256(whole).hexdigest()
-    for key in ("documents", "characters", "bytes", "tokens"):
-        assert prepared.facts[key] == sum(prepared.facts["splits"][name][key] for name in SPLITS)
-    shares = [prepared.facts["splits"][name]["characters"] / prepared.facts["characters"] for name in SPLITS]
+        assert splits[name] == said(documents) | {"tokens": len(prepared.split(name))}
+    assert facts.items() >= said(expected).items()
+    assert facts["tokens"] == sum(splits[name]["tokens"] for name in SPLITS)
+    shares = [splits[name]["characters"] / facts["characters"] for name in SPLITS]
     np.testing.assert_allclose(shares, (0.88, 0.04, 0.08), atol=0.006)
 
 
@@ -95,8 +96,7 @@ def test_tokenizer_learns_from_the_training_split_only(source, out, rows):
         text = "\n".join(decoded(prepared, name))
         own = [name for name in rows[0] if name in text]
         assert own
-        learnt = sum(word in whole_words for word in own)
-        assert learnt == (len(own) if name == "train" else 0)
+        assert sum(word in whole_words for word in own) == (len(own) if name == "train" else 0)
 
 
 def test_files_types_and_facts(source, out):
@@ -163,12 +163,10 @@ def test_too_short_a_text_says_how_long_it_is(source, out):
     assert not out.exists()
     fits = int(message.rpartition("a length of at most ")[2])
     prepared = prepare([str(source)], "bytes", out, length=fits)
-    tokens = {name: len(prepared.split(name)) for name in SPLITS}
-    assert message.startswith(f"the text has {sum(tokens.values())} tokens, {tokens['tune']} of them for tune; ")
+    train, tune, heldout = (len(prepared.split(name)) for name in SPLITS)
+    assert message.startswith(f"the text has {train + tune + heldout} tokens, {tune} of them for tune; ")
     assert "needs at least 5000 there for length 5000; give more text" in message
-    assert fits == min(tokens["train"] // 2, tokens["tune"], tokens["heldout"])
-    for name, least in (("train", 2), ("tune", 1), ("heldout", 1)):
-        assert len(Blocks(prepared.split(name), fits)) >= least
+    assert fits == min(train // 2, tune, heldout)
     with pytest.raises(DataError, match=f"for length {fits + 1}"):
         prepare([str(source)], "bytes", out, length=fits + 1)
 
@@ -222,7 +220,6 @@ MEGABYTE = 1 << 20
 SCRIPT = """
 import json, resource, sys
 from pathlib import Path
-from tiewise.core.frequency import token_counts, asymmetric_bigrams
 from tiewise.data.corpus import prepare
 
 def peak():
@@ -232,8 +229,7 @@ Path(sys.argv[2], "small.txt").write_text("\\n\\n".join(f"paragraph {i} of a sma
 prepare([str(Path(sys.argv[2], "small.txt"))], sys.argv[3], Path(sys.argv[2], "small"), length=8)  # loads all code
 before = peak()
 prepared = prepare([sys.argv[1]], sys.argv[3], Path(sys.argv[2], "big"), length=128)
-after = peak()
-print(json.dumps({"grown": after - before, "facts": prepared.facts}))
+print(json.dumps({"grown": peak() - before, "facts": prepared.facts}))
 """
 
 
@@ -352,13 +348,11 @@ def test_other_requests_and_changed_files_are_prepared_again(source, out, change
 
 
 def test_changed_tokenizer_file_is_noticed(source, out, tmp_path):
-    prepare([str(source)], "bpe:400", tmp_path / "a", length=8)
-    prepare([str(source)], "bpe:500", tmp_path / "b", length=8)
     mine = tmp_path / "mine"
-    shutil.copytree(tmp_path / "a" / "tokenizer", mine)
-    assert prepare([str(source)], str(mine), out, length=8).vocab == 400
-    shutil.copy(tmp_path / "b" / "tokenizer" / "tokenizer.json", mine / "tokenizer.json")
-    assert prepare([str(source)], str(mine), out, length=8).vocab == 500
+    for size in (400, 500):
+        prepare([str(source)], f"bpe:{size}", tmp_path / "a", length=8)
+        shutil.copytree(tmp_path / "a" / "tokenizer", mine, dirs_exist_ok=True)
+        assert prepare([str(source)], str(mine), out, length=8).vocab == size
 
 
 PIPED = "\n\n".join(f"Paragraph {i} of the piped text, which is not long." for i in range(200))

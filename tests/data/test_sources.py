@@ -51,32 +51,28 @@ def test_file_is_cut_into_about_a_hundred_parts_of_ten_thousand_characters_at_mo
     assert texts(str(path)) == ["one\ntwo\n"]
 
 
-def test_folder_takes_text_sorted_and_recursive(tmp_path):
-    text = {"b/y.md": b"from y", "a.txt": b"from a", "z.unknown": b"from z", "rows.jsonl": b'{"text": "from a row"}'}
-    none = {
-        "image.png": b"\x89PNG\0\0",
-        "nul.txt": b"a\0b",
-        "empty.txt": b"",
-        ".hidden": b"hidden",
-        ".git/a": b"hidden",
-    }
-    for name, data in (text | none).items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(data)
-    assert texts(str(tmp_path)) == ["from a", "from a row", "from z", "from y"]
+def written(folder, files):
+    """Write {name: bytes} below a folder; its path."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
 
 
-def test_glob(tmp_path):
-    (tmp_path / "sub").mkdir()
-    for name in ("2.txt", "1.txt", "sub/3.txt"):
-        (tmp_path / name).write_text(f"from {name}")
-    (tmp_path / "4.md").write_text("not this")
-    assert texts(f"{tmp_path}/*.txt") == ["from 1.txt", "from 2.txt"]
-    assert texts(f"{tmp_path}/**/*.txt") == ["from 1.txt", "from 2.txt", "from sub/3.txt"]
+FOLDER = {"b/y.md": b"from y", "a.txt": b"from a", "z.unknown": b"from z", "rows.jsonl": b'{"text": "from a row"}'}
+FOLDER |= {"image.png": b"\x89PNG\0\0", "nul.txt": b"a\0b", "empty.txt": b"", ".hidden": b"no", ".git/a": b"no"}
+
+
+def test_folder_takes_text_sorted_and_recursive_and_a_pattern_what_it_names(tmp_path):
+    assert texts(str(written(tmp_path / "a", FOLDER))) == ["from a", "from a row", "from z", "from y"]
+    names = ("1.txt", "2.txt", "sub/3.txt")
+    written(tmp_path / "b", {name: f"from {name}".encode() for name in (*names[::-1], "4.md")})
+    assert texts(f"{tmp_path}/b/*.txt") == [f"from {name}" for name in names[:2]]
+    assert texts(f"{tmp_path}/b/**/*.txt") == [f"from {name}" for name in names]
 
 
 def test_several_texts_keep_their_order(tmp_path, monkeypatch):
-    (tmp_path / "a[1].txt").write_text("from a")  # its name looks like a pattern
+    written(tmp_path, {"a[1].txt": b"from a"})  # its name looks like a pattern
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"piped")))
     assert texts("-", str(tmp_path / "a[1].txt")) == ["piped", "from a"]
 
@@ -100,17 +96,22 @@ def test_missing_file_is_said_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "match"),
+    ("name", "data", "match"),
     [
-        (b"", r"the file '.*a.txt' is empty; give"),
-        (b" \n\n\t", r"'.*a.txt' holds no text; give"),
-        (b"abc\0", r"a.txt is a binary file: byte 3 is zero; give UTF-8"),
-        (b"caf\xe9", r"a.txt is not UTF-8 text: byte 3 cannot be read; give UTF-8"),
+        ("a.txt", b"", r"the file '.*a.txt' is empty; give"),
+        ("a.txt", b" \n\n\t", r"'.*a.txt' holds no text; give"),
+        ("a.txt", b"abc\0", r"a.txt is a binary file: byte 3 is zero; give UTF-8"),
+        ("a.txt", b"caf\xe9", r"a.txt is not UTF-8 text: byte 3 cannot be read; give UTF-8"),
+        ("a.jsonl", b'{"text": "good"}\n{"text": ', r"line 2: not JSON \(Expecting value"),
+        ("a.jsonl", b'{"text": "good"}\n[1, 2]\n', "line 2: not a JSON object; write one object per line"),
+        ("a.jsonl", b'{"text": "good"}\n{"text": "\xff"}\n', r"line 2: not JSON \(not UTF-8\)"),
+        ("a.jsonl", b'{"text": "good"}\n' + b"[" * 100_000, "line 2: nested too deeply"),
+        ("a.jsonl", b'{"text": null}\n{"text": " "}\n', r"'.*a.jsonl' holds no text"),
+        ("a.parquet", b"plain text that calls itself something else", r"a.parquet cannot be read as Parquet: "),
     ],
 )
-def test_broken_files(tmp_path, data, match):
-    (tmp_path / "a.txt").write_bytes(data)
-    refuse(match, str(tmp_path / "a.txt"))
+def test_broken_files(tmp_path, name, data, match):
+    refuse(match, str(written(tmp_path, {name: data}) / name))
 
 
 def test_broken_folders_and_patterns(tmp_path):
@@ -119,6 +120,7 @@ def test_broken_folders_and_patterns(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     refuse(r"cannot read '.*loop': ", str(tmp_path / "loop"))
     refuse(r"cannot read '.*File name too long", "word " * 100)
+    refuse(r"no file or folder '.*none.parquet'", f"{tmp_path}/none.parquet:text")
 
 
 @pytest.fixture
@@ -138,11 +140,9 @@ def locked():
         (folder / "inside").chmod(0o755)
 
 
-def test_no_permission(locked):
-    refuse(r"no permission to read '.*a.txt'; change its mode", str(locked / "a.txt"))
-    refuse(r"no permission to read '.*inside'; change its mode", str(locked / "inside"))
-    refuse(r"no permission to read '.*inside/a.txt'; change its mode", str(locked / "inside" / "a.txt"))
-    refuse(r"no permission to read '.*'; change its mode", str(locked))
+@pytest.mark.parametrize("name", ["a.txt", "inside", "inside/a.txt", ""])
+def test_no_permission(locked, name):
+    refuse(rf"no permission to read '.*{name}'; change its mode", str(locked / name))
 
 
 # rows of tables and of datasets
@@ -176,30 +176,6 @@ def test_missing_and_wrong_fields(tables):
     refuse(r"rows.parquet: column 'n' holds int64, not strings; name a column", f"{parquet}:n")
 
 
-@pytest.mark.parametrize(
-    ("line", "match"),
-    [
-        (b'{"text": ', r"line 2: not JSON \(Expecting value"),
-        (b"[1, 2]", "line 2: not a JSON object; write one object per line"),
-        (b'{"text": "\xff"}', r"line 2: not JSON \(not UTF-8\)"),
-        (b"[" * 100_000, "line 2: nested too deeply"),
-    ],
-)
-def test_bad_line_is_named(tmp_path, line, match):
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b'{"text": "good"}\n' + line + b"\n")
-    refuse(match, str(path))
-
-
-def test_not_a_table(tmp_path):
-    path = tmp_path / "bad.parquet"
-    path.write_text("plain text that calls itself something else")
-    refuse(r"bad.parquet cannot be read as Parquet: ", str(path))
-    refuse(r"no file or folder '.*none.parquet'", f"{tmp_path}/none.parquet:text")
-    (tmp_path / "null.jsonl").write_text('{"text": null}\n{"text": " "}\n')
-    refuse(r"'.*null.jsonl' holds no text", str(tmp_path / "null.jsonl"))
-
-
 # hf:
 
 
@@ -212,11 +188,8 @@ def no_network(monkeypatch, tmp_path_factory):
 
 @pytest.fixture
 def folder(tmp_path):
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        rows = [{"text": f"{split} {i}", "n": i} for i in range(4)]
-        (tmp_path / "data" / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    return tmp_path / "data"
+    rows = {split: [json.dumps({"text": f"{split} {i}", "n": i}) for i in range(4)] for split in ("train", "test")}
+    return written(tmp_path / "data", {f"{split}.jsonl": "\n".join(lines).encode() for split, lines in rows.items()})
 
 
 def test_dataset_folder_and_splits(folder):
@@ -283,17 +256,9 @@ def test_builtin_holds_topics_then_docstrings_of_this_python_alone(documents):
 
 
 def test_docstrings_in_reading_order_with_nested_ones(tmp_path, monkeypatch):
-    (tmp_path / "a.py").write_text(
-        '"""one"""\nif 1:\n    def f():\n        """two"""\n        class C:\n            "three"\n'
-    )
-    (tmp_path / "test").mkdir()
-    for name, data in (
-        ("b", b"x = 1\n"),
-        ("c", b"def broken(:\n"),
-        ("d", b"\xff\xfe\0"),
-        ("test/e", b"'no'"),
-    ):
-        (tmp_path / f"{name}.py").write_bytes(data)
+    nested = b'"""one"""\nif 1:\n    def f():\n        """two"""\n        class C:\n            "three"\n'
+    written(tmp_path, {"a.py": nested, "b.py": b"x = 1\n", "c.py": b"def broken(:\n", "d.py": b"\xff\xfe\0"})
+    written(tmp_path, {"test/e.py": b"'no'"})
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     assert list(builtin_texts()) == [("module a.py", "one\n\ntwo\n\nthree")]

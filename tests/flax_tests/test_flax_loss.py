@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from fp64_truth import error, problem, truth
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tiewise.core.errors import UnsupportedError
 from tiewise.flax.flax_loss import linear_cross_entropy
@@ -105,9 +106,10 @@ def test_large_logits_neither_overflow_nor_lose_the_target():
     assert error(found[1], grads[1]) < 1e-4  # a near tie of logits of 300: their difference has lost digits
 
 
-@pytest.mark.parametrize(
-    ("reduction", "weights"), [("mean", None), ("mean", np.arange(7.0)), ("sum", None), ("none", None)]
-)
+ALL_IGNORED = [("mean", None), ("mean", np.arange(7.0)), ("sum", None), ("none", None)]
+
+
+@pytest.mark.parametrize(("reduction", "weights"), ALL_IGNORED)
 def test_all_ignored_gives_zero_with_zero_gradients(reduction, weights):
     given = problem(5, 7, 3, bias=True, ignored=5)
     value, found = value_and_grads(given, reduction=reduction, class_weight=weights)
@@ -248,15 +250,77 @@ def test_a_logit_at_minus_infinity_costs_what_torch_says(smoothing):
         assert error(got, leaf.grad.numpy()) < 1e-5
 
 
+# The table split over the vocabulary, on four simulated devices, which JAX can only be given at its start: this file as
+# a program prints {case: {what: error}}.
+
+SPLIT = {"softcap": 3.0, "label_smoothing": 0.1, "z_loss": 0.01, "scale": 0.7}
+ROWS = 16  # 13 rows do not split evenly over devices: three are padding, all on the last
+
+
+def by_shard_map(leaves, targets, options, mesh, data):
+    """Table over `vocab`; tokens whole on every device, or split over `data`."""
+
+    def loss(leaves, targets, weights):
+        chosen = {"axis": "vocab", "vocab": 13, "chunk": 4, **options, "class_weight": weights}
+        value = linear_cross_entropy(*leaves[:2], targets, leaves[2], **chosen)
+        return jax.lax.psum(value, data) if data else value
+
+    split = (P(data), P("vocab"), P("vocab"))
+    sharded = jax.shard_map(loss, mesh=mesh, in_specs=(split, P(data), P("vocab")), out_specs=P())
+    return jax.jit(jax.value_and_grad(sharded))(leaves, targets, options.get("class_weight"))
+
+
+def by_the_compiler(leaves, targets, options, mesh):
+    """The same arrays placed on the mesh, and nothing said in the program."""
+    axes = ((), ("vocab",), ("vocab",))
+    placed = tuple(jax.device_put(x, NamedSharding(mesh, P(*on))) for x, on in zip(leaves, axes, strict=True))
+
+    def loss(leaves, targets):
+        return linear_cross_entropy(*leaves[:2], targets, leaves[2], vocab=13, chunk=4, **options)
+
+    return jax.jit(jax.value_and_grad(loss))(placed, targets)
+
+
+def split_errors():
+    assert len(jax.devices()) == 4, jax.devices()
+    given = problem(10, 13, 4, bias=True)
+    padded = [given["features"], np.pad(given["weight"], ((0, 3), (0, 0))), np.pad(given["bias"], (0, 3))]
+    leaves, targets = tuple(jnp.asarray(x, jnp.float32) for x in padded), jnp.asarray(given["targets"])
+    auto = jax.sharding.AxisType.Auto
+    line = jax.make_mesh((4,), ("vocab",), axis_types=(auto,))
+    square = jax.make_mesh((2, 2), ("data", "vocab"), axis_types=(auto,) * 2)
+    weights, found = np.linspace(0.2, 2, 13), {}
+
+    def check(name, options, run, *where):
+        loss, grads = truth(given, **options)
+        if "class_weight" in options:
+            options = {**options, "class_weight": jnp.pad(options["class_weight"], (0, ROWS - 13))}
+        value, mine = run(leaves, targets, options, *where)
+        pairs = zip(("features", "weight", "bias"), mine, grads, strict=True)
+        each = {what: error(np.asarray(a)[: len(b)], b) for what, a, b in pairs}
+        padding = max(float(np.abs(np.asarray(a)[13:]).max()) for a in mine[1:])
+        found[name] = {"loss": error(value, loss), "padding": padding, **each}
+
+    for name, options in (("plain", {}), ("options", SPLIT), ("class weights", SPLIT | {"class_weight": weights})):
+        options = options | {"reduction": "sum"}
+        check(f"shard_map {name}", options, by_shard_map, line, None)
+        check(f"shard_map batch and vocabulary {name}", options, by_shard_map, square, "data")
+        check(f"compiler {name}", options, by_the_compiler, line)
+    check("shard_map weighted mean", {"class_weight": weights}, by_shard_map, line, None)
+    return found
+
+
 @pytest.mark.slow
 def test_a_table_split_over_the_vocabulary_gives_the_same_loss_and_gradients():
-    """Over four simulated devices, which JAX can only be given at its start."""
     env = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
-    script = Path(__file__).parent / "sharded_loss.py"
-    done = subprocess.run([sys.executable, script], env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, __file__], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert len(found) == 10
     for case, errors in found.items():
         assert errors.pop("padding") == 0, case
         assert max(errors.values()) < 1e-6, (case, errors)
+
+
+if __name__ == "__main__":
+    json.dump(split_errors(), sys.stdout)

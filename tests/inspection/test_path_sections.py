@@ -119,9 +119,9 @@ def test_bigrams_of_a_text(tmp_path):
     states = np.full(V, 8)
     states[kept] = np.arange(8)
     parts = split(Chain.of(states[ids], 9), E, 1, 60)
-    assert found["frequent tokens: best tied path"].value == parts.tied.nll
+    assert found["frequent tokens: best tied path"].value == parts.tied
     stacks = {stack.bar: dict(stack.parts) for stack in found.stacks}
-    assert sum(stacks[f"best tied, width {E}"].values()) == pytest.approx(parts.tied.nll, abs=0.02)  # none is below 0
+    assert sum(stacks[f"best tied, width {E}"].values()) == pytest.approx(parts.tied, abs=0.02)  # none is below 0
     assert sum(stacks[""].values()) == pytest.approx(found["frequent tokens: own path"].value)
     (pairs,) = found.listings
     there, back = (sum((ids == a) & (np.roll(ids, -1) == b)) for a, b in ((3, 7), (7, 3)))

@@ -17,7 +17,7 @@ import torch
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, stored, tensors
+from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, stored, tensors
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from tests.checkpoint.tiny_checkpoints import llama, table
@@ -84,17 +84,6 @@ def test_pieces_add_up_to_the_whole(tmp_path, monkeypatch):
     np.testing.assert_allclose(pieces.basis, whole.basis, atol=1e-12)
 
 
-def test_a_table_of_low_rank_is_kept(tmp_path):
-    rng = np.random.default_rng(0)
-    thin = (rng.normal(size=(50, 3)) @ rng.normal(size=(3, 16))).astype(np.float32)
-    llama(tmp_path / "a", tensors={"model.embed_tokens.weight": thin}, rows=50, width=16)
-    receipt = factor(tmp_path / "a", tmp_path / "b", rank=5)
-    made = load_file(tmp_path / "b" / "model.safetensors")
-    product = made["model.embed_tokens.weight"].double() @ made["model.embed_tokens.in_map.weight"].double().T
-    assert np.abs(product.numpy() - thin).max() < 3e-6
-    assert receipt.logit_change < 1e-4
-
-
 @given(rows=st.integers(1, 10**6), width=st.integers(1, 10**4), maps=st.integers(1, 2))
 def test_largest_rank_is_the_last_that_saves(rows, width, maps):
     def numbers(k):
@@ -112,31 +101,26 @@ REST = [case for case in product(FAMILIES, (True, False)) if case not in SOME]
 
 
 @pytest.mark.parametrize(("name", "tied"), SOME + [pytest.param(*case, marks=pytest.mark.slow) for case in REST])
-def test_loads_as_the_best_approximation(name, tied, tmp_path):
-    model = saved(tmp_path / "a", name, tied)
+def test_is_what_install_would_save_and_loads_as_the_best_approximation(name, tied, tmp_path):
+    model, spec = saved(tmp_path / "a", name, tied), "factored:5" if tied else "factored-untied:5"
     assert same_table(model) == tied
-    factor(tmp_path / "a", tmp_path / "b", rank=5, force=not tied)
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=5, force=not tied)
+    installed = type(model).from_pretrained(tmp_path / "a")
+    tiewise.install(installed, spec)
+    installed.save_pretrained(tmp_path / "c")
+    ours, theirs = tensors(tmp_path / "b"), tensors(tmp_path / "c")
+    assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
+    assert receipt.bytes_after == sum(t.nbytes for t in theirs.values()) < receipt.bytes_before
+    assert config_of(tmp_path / "b") == config_of(tmp_path / "c")
     lookup, head = ends(model)
     for end in (lookup,) if tied else (lookup, head):
         end.weight.copy_(torch.from_numpy(truncated(end.weight.numpy(), 5)))
     auto = AUTO.get(name, hf.AutoModelForCausalLM)
     for loaded in (auto.from_pretrained(tmp_path / "b"), tiewise.hf.load(tmp_path / "b")):
-        assert loaded.config.tiewise_boundary == ("factored:5" if tied else "factored-untied:5")
+        assert loaded.config.tiewise_boundary == spec
         assert loaded.get_output_embeddings().weight.shape == (V, 5)
         assert same_table(loaded) == tied
         torch.testing.assert_close(logits(loaded), logits(model), atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize(("name", "tied"), SOME)
-def test_stores_what_install_would_save(name, tied, tmp_path):
-    model = saved(tmp_path / "a", name, tied)
-    receipt = factor(tmp_path / "a", tmp_path / "b", rank=4, force=not tied)
-    tiewise.install(model, "factored:4" if tied else "factored-untied:4")
-    model.save_pretrained(tmp_path / "c")
-    ours, theirs = tensors(tmp_path / "b"), tensors(tmp_path / "c")
-    assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
-    assert receipt.bytes_after == sum(t.nbytes for t in theirs.values()) < receipt.bytes_before
-    assert json.loads((tmp_path / "b/config.json").read_text()) == json.loads((tmp_path / "c/config.json").read_text())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -185,23 +169,13 @@ def test_reports_what_can_be_measured_from_outside(tied, tmp_path):
     assert 0.6 * largest < receipt.logit_change <= math.sqrt(12) * np.linalg.norm(error, axis=1).max()
 
 
-def test_a_head_that_copies_the_table_goes(tmp_path):
-    weights = table(40, 12)
-    llama(tmp_path / "a", True, rows=40, width=12, head=weights)
-    receipt = factor(tmp_path / "a", tmp_path / "b", rank=3)
-    assert receipt.dropped == ("lm_head.weight",)
-    assert "lm_head.weight" not in load_file(tmp_path / "b" / "model.safetensors")
-
-
-def test_force_takes_two_different_tables_as_untied(tmp_path):
-    llama(tmp_path / "a", True, rows=40, width=12, head=table(40, 12, seed=9))
-    factor(tmp_path / "a", tmp_path / "b", rank=3, force=True)
-    assert json.loads((tmp_path / "b/config.json").read_text())["tiewise_boundary"] == "factored-untied:3"
-
-
-def test_the_largest_rank_that_saves_is_taken(tmp_path):
-    llama(tmp_path / "a", rows=40, width=12)
-    receipt = factor(tmp_path / "a", tmp_path / "b", rank=7)
+@pytest.mark.parametrize(("seed", "spec"), [(0, "factored:7"), (9, "factored-untied:7")])
+def test_a_second_table_goes_where_it_copies_the_first_and_is_one_of_two_where_forced(seed, spec, tmp_path):
+    llama(tmp_path / "a", True, rows=40, width=12, head=table(40, 12, seed))
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=7, force=bool(seed))  # the largest rank that saves
+    assert receipt.dropped == (() if seed else ("lm_head.weight",))
+    assert ("lm_head.weight" in load_file(tmp_path / "b" / "model.safetensors")) == bool(seed)
+    assert config_of(tmp_path / "b")["tiewise_boundary"] == spec
     assert receipt.bytes_after < receipt.bytes_before
 
 
@@ -227,10 +201,9 @@ def test_needs_the_memory_that_it_announces(tmp_path):
         "peak = lambda: 1024 * int(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1])\n"
         f"before = peak(); low_rank(read_header(sys.argv[1]).tensors['t'], {rank}); print(peak() - before)"
     )
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code, str(tmp_path / "t.safetensors")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    assert 0.6 * memory_needed(width, rank) < int(done.stdout) <= memory_needed(width, rank)
+    said = subprocess.check_output(command, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert 0.6 * memory_needed(width, rank) < int(said) <= memory_needed(width, rank)
 
 
 # token counts

@@ -1,12 +1,13 @@
 """`resize`: old rows bit for bit, new rows from the right distribution, and transformers loading the result."""
 
 import json
+from itertools import product
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from rewrite_models import FAMILIES, V, ends, logits, same_table, saved, stored, tensors
+from rewrite_models import FAMILIES, V, config_of, ends, logits, same_table, saved, stored, tensors
 from scipy import stats
 from tests.checkpoint import saved_models
 from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
@@ -103,53 +104,39 @@ def test_of_one_row_there_are_only_copies(tmp_path):
 # the result, as transformers loads it
 
 
-def grows(name, tied, path, **more):
-    made = saved(path / "a", name, tied, **more)
-    model = type(made).from_pretrained(path / "a")
-    receipt = resize(path / "a", path / "b", multiple_of=64)
-    loaded = type(model).from_pretrained(path / "b")
+SOME = [("llama", True), ("llama", False), ("phi", False), ("bert", True), ("bart", True), ("t5", False)]
+REST = [case for case in product(FAMILIES, (True, False)) if case not in SOME]
+CASES = [(*case, {}) for case in SOME] + [("llama", False, {"dtype": torch.bfloat16, "shard": "3KB"})]
+BIASES = {"phi": {"lm_head.bias"}, "bert": {"cls.predictions.bias"}, "bart": {"final_logits_bias"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "tied", "how"), CASES + [pytest.param(*case, {}, marks=pytest.mark.slow) for case in REST]
+)
+def test_grows(name, tied, how, tmp_path):
+    model = type(saved(tmp_path / "a", name, tied, **how)).from_pretrained(tmp_path / "a")
+    receipt = resize(tmp_path / "a", tmp_path / "b", multiple_of=64)
+    assert (receipt.logit_change, receipt.input_change) == (0, 0)
+    loaded = type(model).from_pretrained(tmp_path / "b")
     assert same_table(loaded) == tied
     assert loaded.config.get_text_config().vocab_size == 64
     assert [end.weight.shape[0] for end in ends(loaded)] == [64, 64]
-    before, after = logits(model), logits(loaded)
-    assert after.shape[-1] == 64
-    assert torch.equal(after[..., :V], before)
-    old, new = tensors(path / "a"), tensors(path / "b")
+    assert logits(loaded).shape[-1] == 64
+    assert torch.equal(logits(loaded)[..., :V], logits(model))
+    old, new = tensors(tmp_path / "a"), tensors(tmp_path / "b")
     assert old.keys() == new.keys()
-    for name_, value in old.items():
-        if name_ in receipt.written:
-            rows = new[name_].reshape(64, -1) if value.shape[0] in (1, V) else None
+    for part, value in old.items():
+        if part in receipt.written:
+            rows = new[part].reshape(64, -1) if value.shape[0] in (1, V) else None
             assert torch.equal(rows[:V], value.reshape(V, -1))
             assert (rows[V:] != 0).any(dim=1).all()
         else:
-            assert torch.equal(new[name_], value)
-    return loaded, receipt
-
-
-SOME = [("llama", True), ("llama", False), ("phi", False), ("bert", True), ("bart", True), ("t5", False)]
-
-
-@pytest.mark.parametrize(("name", "tied"), SOME)
-def test_grows(name, tied, tmp_path):
-    loaded, receipt = grows(name, tied, tmp_path)
-    biases = {"phi": {"lm_head.bias"}, "bert": {"cls.predictions.bias"}, "bart": {"final_logits_bias"}}
-    assert {n for n in receipt.written if "bias" in n} == biases.get(name, set())
-    assert (receipt.logit_change, receipt.input_change) == (0, 0)
+            assert torch.equal(new[part], value)
+    if (name, tied) in SOME:
+        assert {n for n in receipt.written if "bias" in n} == BIASES.get(name, set())
+        assert (len(list((tmp_path / "b").glob("*.safetensors"))) > 2) == ("shard" in how)
     if name == "llama":
-        out = loaded.generate(torch.tensor([[5, 62, 63]]), max_new_tokens=3, do_sample=False)
-        assert out.shape[1] > 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_grows(name, tied, tmp_path):
-    grows(name, tied, tmp_path)
-
-
-def test_half_precision_and_shards(tmp_path):
-    grows("llama", False, tmp_path, dtype=torch.bfloat16, shard="3KB")
-    assert len(list((tmp_path / "b").glob("*.safetensors"))) > 2
+        assert loaded.generate(torch.tensor([[5, 62, 63]]), max_new_tokens=3, do_sample=False).shape[1] > 3
 
 
 def test_a_nested_config(tmp_path):
@@ -173,11 +160,16 @@ def test_a_factored_checkpoint(tmp_path):
     assert model.config.vocab_size == V
 
 
-def test_a_second_stored_copy_gets_the_same_rows(tmp_path):
+def test_a_second_stored_copy_gets_the_same_rows_and_the_seed_decides_which(tmp_path):
     llama(tmp_path / "a", True, head=table())
-    resize(tmp_path / "a", tmp_path / "b", vocab=30)
-    made = tensors(tmp_path / "b")
-    assert torch.equal(made["lm_head.weight"], made["model.embed_tokens.weight"])
+    made = []
+    for to, seed in (("b", 3), ("c", 3), ("d", 4)):
+        resize(tmp_path / "a", tmp_path / to, vocab=30, seed=seed)
+        made.append(tensors(tmp_path / to))
+        assert torch.equal(made[-1]["lm_head.weight"], made[-1]["model.embed_tokens.weight"])
+    one, same, other = (each["lm_head.weight"] for each in made)
+    assert torch.equal(one, same)
+    assert not torch.equal(one, other)
 
 
 # which rows count
@@ -212,47 +204,40 @@ def test_says_how_long_the_new_rows_are(tmp_path):
         assert f"in use {low:.4g} to {high:.4g}" in note
 
 
-def test_one_seed_one_result(tmp_path):
-    llama(tmp_path / "a", False)
-    for to, seed in (("b", 3), ("c", 3), ("d", 4)):
-        resize(tmp_path / "a", tmp_path / to, vocab=30, seed=seed)
-    one, same, other = ((tmp_path / to / "model.safetensors").read_bytes() for to in "bcd")
-    assert one == same != other
-
-
 # how many rows
 
 
 def rows_after(source, to, **size):
     resize(source, to, **size)
-    config = json.loads((to / "config.json").read_text())
-    made = {name: value.shape[0] for name, value in tensors(to).items() if "embed_tokens" in name or "lm_head" in name}
-    assert set(made.values()) == {config["vocab_size"]}
-    return config["vocab_size"]
+    made = {len(value) for name, value in tensors(to).items() if "embed_tokens" in name or "lm_head" in name}
+    assert made == {config_of(to)["vocab_size"]}
+    return made.pop()
 
 
-def words(path, count, added=()):
-    path.mkdir()
-    (path / "tokenizer.json").write_text(json.dumps(bpe_tokenizer(count, added)))
-    return path
+SIZES = [
+    ({"vocab": 25}, 25),
+    ({"multiple_of": 16}, 32),
+    ({"vocab": 33, "multiple_of": 8}, 40),
+    ({"tokenizer": "longer"}, 31),
+    ({"tokenizer": "longer", "multiple_of": 64}, 64),
+    ({"tokenizer": "shorter", "multiple_of": 5}, 25),
+    ({"vocab": 17, "multiple_of": 7, "shrink": True}, 21),
+    ({"vocab": 20, "shrink": True}, 20),
+]
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_how_many(tied, tmp_path):
+def test_how_many(tied, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     source = llama(tmp_path / "a", tied, rows=24, tokenizer=bpe_tokenizer(20))
-    longer = words(tmp_path / "longer", 25, [(30, "<new>", True)])
-    shorter = words(tmp_path / "shorter", 10)
-    assert rows_after(source, tmp_path / "b", vocab=25) == 25
-    assert rows_after(source, tmp_path / "c", multiple_of=16) == 32
-    assert rows_after(source, tmp_path / "d", vocab=33, multiple_of=8) == 40
-    assert rows_after(source, tmp_path / "e", tokenizer=longer) == 31
-    assert rows_after(source, tmp_path / "f", tokenizer=longer, multiple_of=64) == 64
-    assert rows_after(source, tmp_path / "g", tokenizer=shorter, multiple_of=5) == 25
-    assert rows_after(source, tmp_path / "h", vocab=20, shrink=True) == 20
-    assert rows_after(source, tmp_path / "i", vocab=17, multiple_of=7, shrink=True) == 21
-    whole, cut = tensors(source), tensors(tmp_path / "h")
+    for name, words in {"longer": bpe_tokenizer(25, [(30, "<new>", True)]), "shorter": bpe_tokenizer(10)}.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "tokenizer.json").write_text(json.dumps(words))
+    for number, (size, rows) in enumerate(SIZES):
+        assert rows_after(source, tmp_path / str(number), **size) == rows
+    whole, cut = tensors(source), tensors(tmp_path / str(number))
     for name in whole:
-        assert torch.equal(cut[name], whole[name][:20] if whole[name].shape[0] == 24 else whole[name])
+        assert torch.equal(cut[name], whole[name][:20] if len(whole[name]) == 24 else whole[name])
 
 
 def test_keeps_the_ids_that_configs_name(tmp_path):
@@ -260,7 +245,7 @@ def test_keeps_the_ids_that_configs_name(tmp_path):
     source = llama(tmp_path / "a", config=made, files={"generation_config.json": {"pad_token_id": 21}})
     with pytest.raises(CheckpointError, match="name token 23"):
         resize(source, tmp_path / "b", vocab=23, shrink=True)
-    config = json.loads((source / "config.json").read_text())
+    config = config_of(source)
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": 2, "image_token_id": 200}))
     with pytest.raises(CheckpointError, match="name token 21"):
         resize(source, tmp_path / "b", vocab=21, shrink=True)
@@ -292,7 +277,7 @@ def test_every_level_of_a_config_that_has_the_size(tmp_path):
     write_checkpoint(tmp_path / "a", config, {"model.embed_tokens.weight": table(), "lm_head.weight": table(seed=1)})
     resize(tmp_path / "a", tmp_path / "b", vocab=32)
     wanted = config | {"vocab_size": 32, "decoder_vocab_size": 32, "text_config": {"vocab_size": 32, "hidden_size": 8}}
-    assert json.loads((tmp_path / "b/config.json").read_text()) == wanted
+    assert config_of(tmp_path / "b") == wanted
 
 
 def test_a_config_that_gave_another_size_gives_the_true_one(tmp_path):

@@ -56,40 +56,38 @@ def test_untie_keeps_every_logit_and_dedupe_restores_every_byte(tmp_path, name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_and_shards(tmp_path, dtype):
-    saved(tmp_path / "a", "llama", dtype=dtype, shard="4KB")
-    before = logits(load(tmp_path / "a", "llama"))
-    shards = sorted(path.name for path in (tmp_path / "a").glob("*.safetensors"))
+    a, b, c = (tmp_path / name for name in "abc")
+    saved(a, "llama", dtype=dtype, shard="4KB")
+    shards = sorted(path.name for path in a.glob("*.safetensors"))
     assert len(shards) == 3
-    receipt = untie(tmp_path / "a", tmp_path / "b")
+    receipt = untie(a, b)
     assert sorted((*receipt.rewritten, *receipt.linked)) == shards
     assert len(receipt.rewritten) == 1
-    assert torch.equal(logits(load(tmp_path / "b", "llama")), before)
-    index = json.loads((tmp_path / "b" / "model.safetensors.index.json").read_text())
-    sizes = [tensor.nbytes for tensor in tensors(tmp_path / "b").values()]
-    counts = [tensor.numel() for tensor in tensors(tmp_path / "b").values()]
-    assert index["metadata"] == {"total_parameters": sum(counts), "total_size": sum(sizes)}
-    assert all(tensor in load_torch(tmp_path / "b" / file) for tensor, file in index["weight_map"].items())
-    dedupe(tmp_path / "b", tmp_path / "c")
-    for path in (tmp_path / "a").iterdir():
-        if path.name != "config.json":
-            assert (tmp_path / "c" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert torch.equal(logits(load(b, "llama")), logits(load(a, "llama")))
+    index, made = json.loads((b / "model.safetensors.index.json").read_text()), tensors(b).values()
+    sizes = {"total_parameters": sum(t.numel() for t in made), "total_size": sum(t.nbytes for t in made)}
+    assert index["metadata"] == sizes
+    assert all(tensor in load_torch(b / file) for tensor, file in index["weight_map"].items())
+    dedupe(b, c)
+    for path in a.iterdir():
+        assert path.name == "config.json" or (c / path.name).read_bytes() == path.read_bytes(), path.name
 
 
 def test_nested_config(tmp_path):
+    a, b, c = (tmp_path / name for name in "abc")
     model = sm.tiny("LlavaForConditionalGeneration", True).eval()
-    model.save_pretrained(tmp_path / "a")
+    model.save_pretrained(a)
     ids = torch.arange(3, 23).reshape(2, 10)
     before = logits(model, ids)
-    assert untie(tmp_path / "a", tmp_path / "b").written == ("language_model.lm_head.weight",)
-    written = config_of(tmp_path / "b")
+    assert untie(a, b).written == ("language_model.lm_head.weight",)
+    written = config_of(b)
     assert (written["tie_word_embeddings"], written["text_config"]["tie_word_embeddings"]) == (False, False)
-    back, info = type(model).from_pretrained(tmp_path / "b", output_loading_info=True)
+    back, info = type(model).from_pretrained(b, output_loading_info=True)
     assert not any(info.values())
     assert not same_table(back)
     assert torch.equal(logits(back, ids), before)
-    dedupe(tmp_path / "b", tmp_path / "c")
-    assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "a")
-    assert config_of(tmp_path / "c") == config_of(tmp_path / "a")
+    dedupe(b, c)
+    assert (bytes_of(c), config_of(c)) == (bytes_of(a), config_of(a))
 
 
 def test_other_words_of_the_config_stay(tmp_path):
@@ -109,23 +107,19 @@ def test_other_words_of_the_config_stay(tmp_path):
 def test_tie_keeps_what_it_is_told(tmp_path, name, keep):
     model = saved(tmp_path / "a", name, tied=False)
     lookup, head = (end.weight.detach().clone() for end in ends(model))
-    receipt = tie(tmp_path / "a", tmp_path / "b", keep=keep)
-    back = load(tmp_path / "b", name)
+    receipt, back = tie(tmp_path / "a", tmp_path / "b", keep=keep), load(tmp_path / "b", name)
     want = {"input": lookup, "output": head, "mean": (lookup + head) / 2}[keep]
-    torch.testing.assert_close(back.get_input_embeddings().weight, want, rtol=1e-6, atol=1e-7)
-    if keep != "mean":
-        assert torch.equal(back.get_input_embeddings().weight, want)
+    exact = {"rtol": 1e-6, "atol": 1e-7} if keep == "mean" else {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(back.get_input_embeddings().weight, want, **exact)
     assert same_table(back)
     assert back.config.tie_word_embeddings
     probes = np.random.default_rng(20_250_903).standard_normal((64, head.shape[1]))
     probes /= np.sqrt(np.square(probes).mean(1, keepdims=True))
-    want = want.double().numpy()
-    logit_change = np.abs(probes @ (head.double().numpy() - want).T).max()
-    input_change = np.linalg.norm(lookup.double().numpy() - want, axis=1).max()
+    lookup, head, want = (table.double().numpy() for table in (lookup, head, want))
+    logit_change = np.abs(probes @ (head - want).T).max()
     assert receipt.logit_change == pytest.approx(logit_change, rel=1e-5, abs=1e-6)
-    assert receipt.input_change == pytest.approx(input_change, rel=1e-5, abs=1e-6)
-    assert (receipt.logit_change == 0) == (keep == "output")
-    assert (receipt.input_change == 0) == (keep == "input")
+    assert receipt.input_change == pytest.approx(np.linalg.norm(lookup - want, axis=1).max(), rel=1e-5, abs=1e-6)
+    assert [receipt.logit_change == 0, receipt.input_change == 0] == [keep == "output", keep == "input"]
 
 
 FLOATS = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
@@ -180,28 +174,20 @@ def test_t5_is_flipped_where_forced(tmp_path):
     assert any("forced" in note for note in untie(tmp_path / "a", tmp_path / "b", force=True).notes)
 
 
-def test_t5_copies_of_its_input_table_go(tmp_path):
-    before = logits(saved(tmp_path / "a", "t5"))
-    made = load_file(tmp_path / "a" / "model.safetensors")
-    for copy in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"):
-        made[copy] = made["shared.weight"].copy()
-    write_checkpoint(tmp_path / "b", config_of(tmp_path / "a"), made)
-    receipt = dedupe(tmp_path / "b", tmp_path / "c")
-    assert receipt.dropped == ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight", "lm_head.weight")
-    assert bytes_of(tmp_path / "c") == bytes_of(tmp_path / "a")
-    assert torch.equal(logits(load(tmp_path / "c", "t5")), before)
+STACKS = ("decoder.embed_tokens.weight", "encoder.embed_tokens.weight")
 
 
-def test_t5_with_a_head_of_its_own_keeps_it(tmp_path):
-    saved(tmp_path / "a", "t5_v11", tied=False)
-    made = load_file(tmp_path / "a" / "model.safetensors")
-    made["encoder.embed_tokens.weight"] = made["shared.weight"].copy()
-    config = config_of(tmp_path / "a") | {"tie_word_embeddings": False}
-    write_checkpoint(tmp_path / "b", config, made)
-    before = logits(load(tmp_path / "b", "t5_v11"))
-    assert dedupe(tmp_path / "b", tmp_path / "c").dropped == ("encoder.embed_tokens.weight",)
-    assert config_of(tmp_path / "c") == config
-    assert torch.equal(logits(load(tmp_path / "c", "t5_v11")), before)
+@pytest.mark.parametrize(("name", "copies"), [("t5", (*STACKS, "lm_head.weight")), ("t5_v11", STACKS[1:])])
+def test_t5_copies_of_its_input_table_go_and_a_head_of_its_own_stays(tmp_path, name, copies):
+    a, b, c = (tmp_path / folder for folder in "abc")
+    saved(a, name, tied=name == "t5")
+    made, config = load_file(a / "model.safetensors"), config_of(a)
+    made |= {copy: made["shared.weight"].copy() for copy in copies}
+    write_checkpoint(b, config if name == "t5" else config | {"tie_word_embeddings": False}, made)
+    assert dedupe(b, c).dropped == copies
+    assert bytes_of(c) == bytes_of(a)
+    assert name == "t5" or config_of(c) == config_of(b)
+    assert torch.equal(logits(load(c, name)), logits(load(b, name)))
 
 
 def test_names_and_configs_of_any_text(tmp_path):
@@ -235,16 +221,20 @@ def test_single_file(tmp_path):
 # repair, beside what each rule's own row asks of it
 
 
-def test_repair_takes_the_flag_from_the_tensors(tmp_path):
-    llama(tmp_path / "lost", True, head=table(seed=5))  # tied, and another head stored
-    repair(tmp_path / "lost", tmp_path / "kept")
-    assert config_of(tmp_path / "kept")["tie_word_embeddings"] is False
-    assert bytes_of(tmp_path / "kept") == bytes_of(tmp_path / "lost")
-    llama(tmp_path / "twice", True, head=table())
-    assert repair(tmp_path / "twice", tmp_path / "once").dropped == ("lm_head.weight",)
-    llama(tmp_path / "absent", config={"tie_word_embeddings": None})
-    repair(tmp_path / "absent", tmp_path / "written")
-    assert config_of(tmp_path / "written")["tie_word_embeddings"] is True
+@pytest.mark.parametrize(
+    ("config", "head", "dropped", "tied"),
+    [
+        ({}, table(seed=5), (), False),  # tied, and another head stored
+        ({}, table(), ("lm_head.weight",), True),
+        ({"tie_word_embeddings": None}, None, (), True),
+    ],
+)
+def test_repair_takes_the_flag_from_the_tensors(tmp_path, config, head, dropped, tied):
+    llama(tmp_path / "a", True, config=config, head=head)
+    assert repair(tmp_path / "a", tmp_path / "b").dropped == dropped
+    assert config_of(tmp_path / "b")["tie_word_embeddings"] is tied
+    kept = {name: value for name, value in bytes_of(tmp_path / "a").items() if name not in dropped}
+    assert bytes_of(tmp_path / "b") == kept
 
 
 def test_repair_of_bart_stores_what_the_flag_unties(tmp_path):

@@ -57,38 +57,27 @@ class PathFit:
 
 @dataclass(frozen=True)
 class Split:
-    """What direct paths of one width pay on a chain, in nats per token; parts of fits are upper bounds."""
+    """What direct paths of one width pay on a chain, in nats per token; what comes of fits is an upper bound."""
 
     entropy: float  # H
     irreversibility: float  # what symmetry costs at any width
-    full: PathFit  # the tied fit of full width
-    tied: PathFit  # the tied fit of the given width; of V or more it is the full one
-    untied: PathFit  # the untied fit of that width; of V or more it reaches H without a fit
-
-    @property
-    def definiteness(self) -> float:
-        """What W Wᵀ costs beyond, at full width."""
-        return self.full.nll - self.entropy - self.irreversibility
-
-    @property
-    def tied_rank(self) -> float:
-        """What the width costs a tied path beyond."""
-        return self.tied.nll - self.full.nll
-
-    @property
-    def untied_rank(self) -> float:
-        """What the width costs an untied path; the only part that it pays above H."""
-        return self.untied.nll - self.entropy
+    definiteness: float  # what W Wᵀ costs beyond, at full width
+    tied_rank: float  # what the width costs a tied path beyond
+    untied_rank: float  # what it costs an untied path; the only part that it pays above H
+    tied: float  # nll of the tied fit of the given width; of V or more it is the full one
+    untied: float  # of the untied fit; of V or more it reaches H without a fit
+    gradient: float  # largest element that the fits left
 
 
 def split(chain: Chain, width: int, starts: int = 3, steps: int = 5000, seed: int = 0) -> Split:
     """Fit and divide; DataError for more than 2,048 tokens, or a width below 1."""
-    h = chain.entropy
+    h, i = chain.entropy, chain.irreversibility
     tied = full = fit_path(chain, chain.vocabulary, True, 1, steps, seed)
     untied = PathFit(h, 0.0, 0.0)
     if width < chain.vocabulary:
         tied, untied = (fit_path(chain, width, one, starts, steps, seed) for one in (True, False))
-    return Split(h, chain.irreversibility, full, tied, untied)
+    gradient = max(full.gradient, tied.gradient, untied.gradient)
+    return Split(h, i, full.nll - h - i, tied.nll - full.nll, untied.nll - h, tied.nll, untied.nll, gradient)
 
 
 def fit_path(chain: Chain, width: int, tied: bool, starts: int = 3, steps: int = 5000, seed: int = 0) -> PathFit:
@@ -176,15 +165,9 @@ def minimise(
 def frequent_loss(path: DirectPath, chain: Chain, kept: Ids, reduced: Chain, seed: int = 0) -> float:
     """A path's nll in nats per token on a reduced chain, never below its entropy.
 
-    p(other | i) is the path's mass on all tokens that are not kept; p(j | other) is the mean of p(j | i) over the other
-    tokens i by their frequency: over all of them, or over 512 drawn ones.
-
-    Args:
-        path: the model's.
-        chain: of the whole text.
-        kept: its frequent tokens [K].
-        reduced: the chain of their states: places in `kept`, and K for all other tokens.
-        seed: of the draws.
+    `chain` is of the whole text, `kept` its frequent tokens [K], `reduced` the chain of their states: places in `kept`,
+    and K for all other tokens. p(other | i) is the path's mass on all tokens that are not kept; p(j | other) is the
+    mean of p(j | i) over the other tokens i by their frequency: over all of them, or over 512 drawn ones.
     """
     tokens = chain.tokens
     others = np.setdiff1d(np.flatnonzero(tokens), kept)
@@ -225,8 +208,7 @@ def path_loss(path: DirectPath, chain: Chain, sample: int = 4096, seed: int = 0)
     chosen = np.arange(len(chain.keys))
     if not exact:
         chosen = np.random.default_rng(seed).choice(len(chain.keys), sample, p=chain.counts / chain.pairs)
-    pairs = zip(chain.before[chosen].tolist(), chain.after[chosen].tolist(), strict=True)
-    losses = -np.array([found.log_probability for found in transitions(path, pairs)])
+    losses = -transitions(path, np.column_stack([chain.before, chain.after])[chosen])[1]
     if not np.isfinite(losses).all():
         raise no_numbers()
     if exact:
@@ -252,18 +234,10 @@ def heat_maps(
     most: int = SHOWN,
     seed: int = 0,
 ) -> tuple[list[Grid], list[list[Quantity]]]:
-    """Map what a text's frequent tokens and those of `also` have behind each other, and what each path says of them.
+    """Map what a text's `most` frequent tokens and those of `also` have behind each other, and what each path says.
 
-    Args:
-        chain: of the text.
-        folder: whose tokenizer reads the tokens.
-        paths: title of a path's map → (its name in quantities, path).
-        also: further tokens.
-        most: frequent ones.
-        seed: of the permutations.
-
-    Returns:
-        the text's map and each path's in the text's colours; of each path, how far it follows the text.
+    `paths` are {title of a map: (the path's name in quantities, path)}. Returns the text's map and each path's, in the
+    text's colours; and of each path, how far it follows the text.
     """
     tokens = frequent(chain, most, also)
     texts, target = read_as(folder, tokens.tolist()), text_map(chain, tokens)
@@ -298,10 +272,8 @@ def text_map(chain: Chain, ids: Ids) -> Array:
 
 def path_map(path: DirectPath, chain: Chain, ids: Ids) -> Array:
     """A path's log p(j | i) − log π_j, with π from the text."""
-    found = transitions(path, [(i, j) for i in ids.tolist() for j in ids.tolist()])
-    logs = np.array([one.log_probability for one in found]).reshape(len(ids), -1)
-    made: Array = logs - np.log(chain.tokens[ids] / chain.pairs)
-    return made
+    _, logs, _ = transitions(path, np.stack(np.meshgrid(ids, ids, indexing="ij"), axis=-1))
+    return logs.reshape(len(ids), -1) - np.log(chain.tokens[ids] / chain.pairs)
 
 
 def interaction(values: Array) -> Array:

@@ -202,18 +202,6 @@ def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array
     return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
 
 
-@dataclass(frozen=True)
-class Transition:
-    """What the direct path says of `after` behind `before`."""
-
-    before: int  # id of the token that is read
-    after: int  # id of the token that may follow
-    logit: float  # as the model's head gives it, with bias and soft-cap
-    probability: float  # softmax over the whole vocabulary
-    log_probability: float  # its logarithm, in nats
-    rank: int  # tokens with a larger logit; 0 for the likeliest
-
-
 def logit_blocks(path: DirectPath, left: Array, beside: int = 0) -> Iterator[tuple[int, int, Array]]:
     """(start, stop, logits [n, stop − start]) of rows of A [n, E], a few MB at a time, over the whole output table."""
     for start, stop in path.output.spans(beside=max(len(left), beside)):
@@ -228,27 +216,31 @@ def logits_of(path: DirectPath, left: Array, ids: Ids) -> Array:
     return path.logits(np.einsum("ne,ne->n", left, output), output, ids)
 
 
-def transitions(path: DirectPath, pairs: Iterable[tuple[int, int]]) -> tuple[Transition, ...]:
-    """Return what the path says of every pair (before, after), in the given order."""
-    wanted = np.array(list(pairs), np.int64).reshape(-1, 2)
-    found: list[Transition] = []
+def transitions(path: DirectPath, pairs: ArrayLike) -> tuple[Array, Array, Ids]:
+    """(logits, their log-probabilities in nats, ranks) of tokens behind tokens, for pairs (before, after) [n, 2].
+
+    Logits are the head's, the softmax runs over every output row, and a rank counts the tokens with a larger logit.
+    """
+    wanted = np.asarray(pairs, np.int64).reshape(-1, 2)
+    logits, logs, ranks = np.empty(len(wanted)), np.empty(len(wanted)), np.zeros(len(wanted), np.int64)
     for first in range(0, len(wanted), MOST_PAIRS):
-        some = wanted[first : first + MOST_PAIRS]
-        before, place = np.unique(some[:, 0], return_inverse=True)
+        some = slice(first, first + MOST_PAIRS)
+        before, place = np.unique(wanted[some, 0], return_inverse=True)
         left = path.left(path.input.take(before))
-        own = logits_of(path, left[place], some[:, 1])
+        own = logits_of(path, left[place], wanted[some, 1])
         highest, total = np.full(len(before), -np.inf), np.zeros(len(before))
-        slack = ROUNDING * np.maximum(1.0, np.abs(own))
-        above = np.zeros(len(some), np.int64)
-        for _, _, block in logit_blocks(path, left, beside=len(some)):
-            above += (block[place] > (own + slack)[:, None]).sum(1)
+        for _, _, block in logit_blocks(path, left, beside=len(own)):
+            ranks[some] += (block[place] > beyond(own)[:, None]).sum(1)
             larger = np.maximum(highest, block.max(1))
             total = total * np.exp(highest - larger) + np.exp(block - larger[:, None]).sum(1)
             highest = larger
-        logs = own - (highest + np.log(total))[place]
-        rows = zip(some.tolist(), own.tolist(), logs.tolist(), above.tolist(), strict=True)
-        found += [Transition(i, j, logit, math.exp(log), log, rank) for (i, j), logit, log, rank in rows]
-    return tuple(found)
+        logits[some], logs[some] = own, own - (highest + np.log(total))[place]
+    return logits, logs, ranks
+
+
+def beyond(logits: Array) -> Array:
+    """What another logit must exceed to be larger by more than rounding."""
+    return logits + ROUNDING * np.maximum(1.0, np.abs(logits))
 
 
 def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> list[Quantity]:
@@ -264,13 +256,11 @@ def own_token(path: DirectPath, g: Grams, sample: int = 2000, seed: int = 0) -> 
     excess = (diagonal - elsewhere) / spread if spread > 0 else 0.0
     ids = sampled(path.rows, sample, seed)
     left = path.left(path.input.take(ids))
-    own = logits_of(path, left, ids)
-    slack = ROUNDING * np.maximum(1.0, np.abs(own))
-    first = np.ones(len(ids), bool)
+    least, first = beyond(logits_of(path, left, ids)), np.ones(len(ids), bool)
     for start, stop, block in logit_blocks(path, left):
         here = np.nonzero((ids >= start) & (ids < stop))[0]
         block[here, ids[here] - start] = -np.inf
-        first &= block.max(1) <= own + slack
+        first &= block.max(1) <= least
     share, chance = float(first.mean()), 1 / path.output.rows
     why = "tokens that have no likelier successor than themselves"
     return [
@@ -328,7 +318,8 @@ def find_pairs(folder: Folder, words: Sequence[tuple[str, str]], rows: int) -> l
 
 def word_orders(
     path: DirectPath, words: Sequence[tuple[str, str]], ids: Iterable[tuple[int, int]]
-) -> dict[str, Transition]:
-    """What a path says of every pair of words, whose ids are `ids`, both ways: {"New → York": …, "York → New": …}."""
+) -> dict[str, tuple[float, float, int]]:
+    """Say (logit, log-probability, rank) of pairs of words, whose ids are `ids`, both ways: {"New → York": …, …}."""
     names = [f"{visible(one)} → {visible(other)}" for a, b in words for one, other in ((a, b), (b, a))]
-    return dict(zip(names, transitions(path, [way for a, b in ids for way in ((a, b), (b, a))]), strict=True))
+    said = transitions(path, [way for a, b in ids for way in ((a, b), (b, a))])
+    return dict(zip(names, zip(*(column.tolist() for column in said), strict=True), strict=True))

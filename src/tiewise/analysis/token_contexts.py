@@ -109,49 +109,42 @@ def _over_tokens(values: Array) -> Estimate:
 def around_tokens(found: Contexts, groups: dict[str, Groups], texts: Texts | None) -> Found:
     """Say how far both sides of tokens differ: of the whole text, by group, and which tokens' differ most.
 
-    Means over a group count each token that the text has once; a group of fewer than two such tokens is left out.
-
-    Args:
-        found: the contexts.
-        groups: of the tokens: {"frequency": …, "script": …}.
-        texts: of the tokens, where they are known.
+    `groups` are {"frequency": …, "script": …}. Means over a group count each token that the text has once; a group of
+    fewer than two such tokens is left out.
     """
+    unit = "nats per token"
     quantities = [
         Quantity.of_estimate(
-            "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit="nats per token",
-            main=False, why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
+            "left and right contexts differ by", mean_interval(found.by_part), chance=0.0, unit=unit, main=False,
+            why="guessed from other parts of the text, too low on average; ln 2 = 0.693 is the most",
         ),
         Quantity(
-            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit="nats per token",
-            main=False, why="too high on average; chance: directions tossed by a coin",
+            "… from counts", found.weighted(found.plug_in), chance=found.weighted(found.coin), unit=unit, main=False,
+            why="too high on average; chance: directions tossed by a coin",
         ),
     ]  # fmt: skip
     curves, listings, excess = [], [], found.plug_in - found.coin
     enough = (found.counts >= ENOUGH) & (found.coin_deviation > 0)
+    header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
     for kind, of in groups.items():
-        rows: list[tuple[str, ...]] = []
-        reads: dict[str, list[Estimate]] = {"guessed": [], "counts": [], "tossed": []}
-        for place, label in enumerate(of.labels):
-            inside = (of.of == place) & (found.counts > 0)
-            if inside.sum() < 2:
+        rows, reads = [], []
+        for _, label, inside in of:
+            inside = inside & (found.counts > 0)
+            if (tokens := int(inside.sum())) < 2:
                 continue
             name = f"excess over tossed directions, {'count' if kind == 'frequency' else kind} {label}"
             apart = _over_tokens(excess[inside])  # 0 lies inside where no difference between left and right is shown
             quantities.append(Quantity.of_estimate(name, apart, chance=0.0, unit="nats", main=False))
-            tokens, coin = int(inside.sum()), float(found.coin[inside].mean())
-            levels = _over_tokens(found.held_out[inside]), _over_tokens(found.plug_in[inside])
-            for of_level, level in zip(
-                reads.values(), (*levels, Estimate(coin, math.nan, math.nan, tokens)), strict=True
-            ):
-                of_level.append(level)
+            guessed_, counted = _over_tokens(found.held_out[inside]), _over_tokens(found.plug_in[inside])
+            coin = Estimate(float(found.coin[inside].mean()), math.nan, math.nan, tokens)
+            reads.append((guessed_, counted, coin))
             # 0.025 by chance where many neighbours make the coin nearly normal
             tested = excess[inside & enough] > Z * found.coin_deviation[inside & enough]
-            shown_levels = (plain(level, 3) for level in (levels[1].value, coin, levels[0].value))
-            occurrences, beyond = count(found.counts[inside].sum()), f"{tested.mean():.1%}" if len(tested) else NONE
-            rows.append((label, count(tokens), occurrences, *shown_levels, beyond))
-        header = ("group", "tokens", "occurrences", "from counts", "tossed", "guessed", "tokens beyond chance")
+            levels = (plain(level.value, 3) for level in (counted, coin, guessed_))
+            beyond = f"{tested.mean():.1%}" if len(tested) else NONE
+            rows.append((label, count(tokens), count(found.counts[inside].sum()), *levels, beyond))
         listings.append(Listing(f"What precedes and what follows, by {kind}", header, tuple(rows)))
-        for which, estimates in reads.items() if rows else ():
+        for which, estimates in zip(("guessed", "counts", "tossed"), zip(*reads, strict=True), strict=bool(reads)):
             curves.append(Curve.through(
                 f"Left and right contexts by {kind}", enumerate(estimates), unit="nats", which=which,
                 along="times the text has the token" if kind == "frequency" else "script of the token",

@@ -43,8 +43,7 @@ SHOWN = 20  # rows, and groups of rows, that are named
 def norms_by_count(norms: Array, counts: Ids) -> tuple[Score, Score] | None:
     """Correlation of norms and log counts, over tokens that the text has, by value and by rank.
 
-    None for fewer than four such tokens, or where all are equally often. The deviation by chance is exact: over all
-    permutations of the norms, 1/√(n−1), around 0.
+    None for fewer than four such tokens, or where all are equally often.
     """
     seen = counts > 0
     if seen.sum() < FEWEST or len(np.unique(counts[seen])) < 2:
@@ -117,25 +116,25 @@ def _unit(rows: Array, norms: Array) -> Array:
 def directions(name: str, table: TokenTable, sums: Moments, seed: int, main: bool) -> Iterator[Quantity]:
     """How unevenly a table's rows point; `seed` draws the rows of the partition function and its chance."""
     n, (rows, width), energy = int(np.count_nonzero(sums.norms)), (sums.rows, table.width), float(np.trace(sums.gram))
-    shares, expected = sums.shares, gaussian_shares(rows, width)
     why = f"0 ± {plain(1.96 * math.sqrt(2 / (n * (n - 1) * width)), 4)} for random directions"
     yield Quantity.of_estimate(f"mean cosine, {name}", mean_cosine(sums), chance=0.0, unit="cosine", main=main, why=why)
-    of_mean = float(sums.sum @ sums.sum) / rows / energy
-    yield Quantity(f"mean row's energy, {name}", of_mean, chance=1 / rows, unit="%", main=False)
-    for k in (k for k in LEADING if k < width):
-        what, chance = f"variance in {k} direction{'s' if k > 1 else ''}, {name}", float(expected[:k].sum())
-        yield Quantity(what, float(shares[:k].sum()), chance=chance, unit="%", main=False, why="chance: Gaussian table")
-    filled, chance = 1 / float(np.square(shares).sum()) if shares.any() else 0.0, (rows - 1) * width / (rows + width)
-    unit = "directions"
-    yield Quantity(f"directions filled, {name}", filled, chance=chance, unit=unit, main=False, why="1 / Σ share²")
+    shares, expected = sums.shares, gaussian_shares(rows, width)
+    filled = 1 / float(np.square(shares).sum()) if shares.any() else 0.0
     stored, scaled, chance, summed = isotropy(table, sums, seed)
-    why = f"min Z / max Z over {count(summed)} rows: 1 where no direction is special"
-    yield Quantity(f"isotropy, {name}", scaled, chance=chance, unit="min/max", main=False, why=why)
-    yield Quantity(f"isotropy as stored, {name}", stored, unit="min/max", main=False)
-    variance = float(sums.principal[0].sum()) / rows
-    yield Quantity(f"variance of a row, {name}", variance, unit="squared norm", main=False)
-    for axis, share in zip(("first", "second"), (*shares[:2], 0.0), strict=False):
-        yield Quantity(f"variance along the {axis} axis, {name}", float(share), unit="%", main=False)
+    of_z = f"min Z / max Z over {count(summed)} rows: 1 where no direction is special"
+    leading = [(k, f"variance in {k} direction{'s' if k > 1 else ''}") for k in LEADING if k < width]
+    further: list[tuple[str, float, float | None, str, str]] = [  # value, chance, unit, how to read it
+        ("mean row's energy", float(sums.sum @ sums.sum) / rows / energy, 1 / rows, "%", ""),
+        *((what, shares[:k].sum(), float(expected[:k].sum()), "%", "chance: Gaussian table") for k, what in leading),
+        ("directions filled", filled, (rows - 1) * width / (rows + width), "directions", "1 / Σ share²"),
+        ("isotropy", scaled, chance, "min/max", of_z),
+        ("isotropy as stored", stored, None, "min/max", ""),
+        ("variance of a row", sums.principal[0].sum() / rows, None, "squared norm", ""),
+        ("variance along the first axis", shares[0], None, "%", ""),
+        ("variance along the second axis", shares[1] if width > 1 else 0.0, None, "%", ""),
+    ]
+    for what, value, chance_of, unit, why in further:
+        yield Quantity(f"{what}, {name}", float(value), chance=chance_of, unit=unit, main=False, why=why)
 
 
 def mean_cosine(found: Moments) -> Estimate:
@@ -190,12 +189,8 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
         projected[start : start + step] = table.take(ids[start : start + step]) @ axes
     ratios = []
     for scale in (1.0, math.sqrt(table.width * table.rows / float(np.trace(found.gram)))):
-        logs = []  # log Z, by direction and sign
-        for direction in range(table.width):
-            column = scale * projected[:, direction].astype(np.float64)
-            for signed in (column, -column):
-                top = float(signed.max())
-                logs.append(top + math.log(float(np.exp(signed - top).sum())))
+        columns = (scale * projected[:, direction].astype(np.float64) for direction in range(table.width))
+        logs = [c.max() + math.log(np.exp(c - c.max()).sum()) for column in columns for c in (column, -column)]  # log Z
         ratios.append(math.exp(min(logs) - max(logs)))
     return ratios[0], ratios[1], _isotropy_chance(table.rows, table.width, len(ids), seed), len(ids)
 
@@ -262,11 +257,7 @@ def saying_little(
 ) -> tuple[list[Quantity], list[tuple[str, str, str]]]:
     """(how many rows of a stored table say little, which ones: table, kind and rows).
 
-    Args:
-        name: of the table.
-        table: the table.
-        unused: rows that no text can produce, ascending; None where that is not known.
-        counts: of a text, [V]; None without one.
+    `unused` are the rows that no text can produce, ascending; `counts` are a text's [V]. None where they are not known.
     """
     with doing(f"rows of {table.name}", table.tensor.nbytes):
         scan = scan_rows(table.tensor)

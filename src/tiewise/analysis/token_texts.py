@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -141,6 +141,11 @@ class Groups:
 
     labels: tuple[str, ...]  # names of the groups, in the order in which they are shown
     of: NDArray[np.int64]  # place in `labels` of every token, int64 [V]
+
+    def __iter__(self) -> Iterator[tuple[int, str, NDArray[np.bool_]]]:
+        """(place, label, mask of its tokens [V]) of each group."""
+        for place, label in enumerate(self.labels):
+            yield place, label, self.of == place
 
 
 @dataclass(frozen=True)

@@ -149,9 +149,8 @@ def scalar(hint: Any, value: Any, where: str, fix: str) -> Any:
     wanted = next((kind for kind in get_args(hint) if kind is not types.NoneType), hint)
     if wanted is Any or (value is None and wanted is not hint):
         return value
-    if not isinstance(value, (int, float) if wanted is float else wanted) or isinstance(value, bool) != (
-        wanted is bool
-    ):
+    kinds = (int, float) if wanted is float else wanted
+    if not isinstance(value, kinds) or isinstance(value, bool) != (wanted is bool):
         raise RunError(f"{where} must be {_NAMES[wanted]}, not {value!r}", fix)
     return wanted(value)
 

@@ -26,20 +26,17 @@ ONE, TWO, NEITHER = "one table", "two tables", "neither"
 _WHITE = str.maketrans({" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"})
 
 
-def plain(value: float | None, digits: int = 4) -> str:
+def plain(value: float | None, digits: int = 4, sign: str = "") -> str:
     """5.2851, or a dash where no number was measured; a zero has no sign."""
     if value is None or not math.isfinite(value):
         return NONE
-    text = f"{value:,.{digits}f}".replace("-", MINUS)
-    return text if text.strip("−0.,") else text.removeprefix(MINUS)
+    text = f"{value:{sign},.{digits}f}".replace("-", MINUS)
+    return text if text.strip("+−0.,") else text.lstrip("+−")
 
 
 def signed(value: float | None, digits: int = 4) -> str:
     """+0.0123 or −0.0123, or a dash where no number was measured; a zero has no sign."""
-    if value is None or not math.isfinite(value):
-        return NONE
-    text = f"{value:+,.{digits}f}".replace("-", MINUS)
-    return text[1:] if not text.strip("+−0.,") else text
+    return plain(value, digits, "+")
 
 
 def count(value: float) -> str:
@@ -151,8 +148,8 @@ class Curve:
 
     @classmethod
     def through(cls, name: str, points: Iterable[tuple[float, Any]], **more: Any) -> Curve:
-        """Return the curve through (x, estimate or None); those without an estimate are left out."""
-        found = [(x, e.value, e.low, e.high) for x, e in points if e is not None]
+        """Return the curve through (x, estimate or None); what is none, or no number, is left out."""
+        found = [(x, e.value, e.low, e.high) for x, e in points if e is not None and math.isfinite(e.value)]
         return cls(name, *(tuple(column) for column in zip(*found, strict=True)) if found else ((), ()), **more)
 
 
@@ -222,18 +219,16 @@ class Found:
 
     def about(self, label: str) -> Found:
         """Return it with everything that names no model as of this one."""
-        kinds = (f.name for f in fields(self) if f.name not in ("answer", "notes"))
         named: dict[str, Any] = {
-            kind: tuple(part if part.of else replace(part, of=label) for part in getattr(self, kind)) for kind in kinds
+            kind.name: tuple(part if part.of else replace(part, of=label) for part in getattr(self, kind.name))
+            for kind in fields(self)
+            if kind.name not in ("answer", "notes")
         }
         return replace(self, **named)
 
     def __getitem__(self, name: str) -> Quantity:
         """Return the first quantity of this name; KeyError where there is none."""
-        for quantity in self.quantities:
-            if quantity.name == name:
-                return quantity
-        raise KeyError(name)
+        return {quantity.name: quantity for quantity in reversed(self.quantities)}[name]
 
     def record(self) -> dict[str, Any]:
         """Everything as plain values for JSON."""

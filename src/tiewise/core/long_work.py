@@ -128,37 +128,19 @@ def ctrl_c_behind(error: BaseException) -> bool:
 
 
 class Ending:
-    """What signals do within `ending`: the first raises, further ones wait; all of them once `hold` was called."""
+    """What signals do within `ending`: the first raises, further ones wait; all of them once it is `held`."""
 
     def __init__(self) -> None:
-        self.before: dict[int, Any] = {}
-        self._held = False
-        self._waiting: int | None = None
-
-    def hold(self) -> None:
-        """Let signals wait from now on: what follows is finished whatever comes."""
-        self._held = True
+        self.before: dict[int, Any] = {}  # the handler that each signal had
+        self.held = False  # signals wait: what follows is finished whatever comes
+        self.waiting: int | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self._held:
-            self._waiting = number
+        if self.held:
+            self.waiting = number
             return
-        self._held = True
-        self._raise(number)
-
-    def put_back(self) -> None:
-        """Give every signal the handler back that it had."""
-        self._held = True
-        for number, handler in reversed(self.before.items()):  # Ctrl-C last: it may raise as soon as it can
-            signal.signal(number, handler)
-
-    def catch_up(self) -> None:
-        """Raise for a signal that waited."""
-        if self._waiting is not None:
-            self._raise(self._waiting)
-
-    def _raise(self, number: int) -> None:
+        self.held = True
         handler = self.before[number]
         if callable(handler):
             handler(number, None)
@@ -186,11 +168,14 @@ def ending() -> Iterator[Ending]:
         try:
             yield made
         finally:
-            made.hold()
+            made.held = True
     finally:
-        _Heard.ending = None
-        made.put_back()
-    made.catch_up()
+        _Heard.ending, made.held = None, True
+        for number, handler in reversed(made.before.items()):  # Ctrl-C last: it may raise as soon as it can
+            signal.signal(number, handler)
+    if made.waiting is not None:
+        made.held = False
+        made(made.waiting, None)
 
 
 def _unraisable(what: Any) -> None:

@@ -148,22 +148,17 @@ class AppliedLayers:
         if sharing.rank:
             what = f"{sharing}: low-rank differences are counted on a model, not from its config"
             raise SpecError(what, "plan without the rank; share_layers(model, …).differences counts them")
-        kept: list[Counts] = [self.around]
-        seen: set[tuple[str, int, tuple[tuple[str, Count], ...]]] = set()
+        kept: dict[Any, Counts] = {}
         for index, layer in enumerate(self.layers):
             group = sharing.group_of(index, len(self.layers))
-            for name, counts in (("attention", layer.attention), ("ffn", layer.ffn), ("own", layer.own)):
-                key = (name, group, tuple(counts.items()))
+            for name, counts in vars(layer).items():
                 shared = sharing.kind in ("all", name)
-                if not (shared and key in seen):
-                    kept.append(counts)
-                if shared:
-                    seen.add(key)
-        return merged(*kept)
+                kept[name, group if shared else -1 - index, tuple(counts.items())] = counts
+        return merged(self.around, *kept.values())
 
     def applied(self) -> Count:
         """Sum over every application of every layer: what a token is multiplied by does not know of sharing."""
-        sublayers = (counts for layer in self.layers for counts in (layer.attention, layer.ffn, layer.own))
+        sublayers = (counts for layer in self.layers for counts in vars(layer).values())
         return sum(map(total, sublayers), total(self.around))
 
 
@@ -297,27 +292,24 @@ def thresholds(vocab: int, d: int, body: int, head: bool = True) -> list[dict[st
     2·V·d + B. That is more than a share s where V/d > c·s / (1 − 2s), and never where s ≥ ½. `here` is the model's own
     figure, where the formula bounds one.
     """
-
-    def row(name: str, formula: str, value: float, here: float | None = None) -> dict[str, Any]:
-        return {"name": name, "formula": formula, "value": value, "here": here}
-
     table, c = vocab * d, body / d**2
     scale = f"c = B/d² = {c:.4g}"
-    narrow = row("largest k that still saves, one table and one map", "k(V + d) < V·d", largest_rank(vocab, d, 1), d)
     share, formula = table / (table + body), "1 / (1 + B/(V·d))"
-    if not head:
-        return [row("share of the model that is its table", f"{formula}, {scale}", share), narrow]
-    return [
+    narrow = ("largest k that still saves, one table and one map", "k(V + d) < V·d", largest_rank(vocab, d, 1), d)
+    rows: list[tuple[str, str, float, float | None]] = [
         *(
-            row(
+            (
                 f"V/d above which tying saves more than {s:.0%}",
                 f"c·s/(1−2s), s = {s:g}, {scale}",
-                *(c * s / (1 - 2 * s), vocab / d),
+                c * s / (1 - 2 * s),
+                vocab / d,
             )
             for s in (0.05, 0.1, 0.2, 0.3)
         ),
-        row("share of the untied model that tying saves", "V·d / (2·V·d + B)", table / (2 * table + body)),
-        row("share of the tied model that is its table", formula, share),
-        row("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", largest_rank(vocab, d, 2), d),
+        ("share of the untied model that tying saves", "V·d / (2·V·d + B)", table / (2 * table + body), None),
+        ("share of the tied model that is its table", formula, share, None),
+        ("largest k that still saves, tied, maps at both ends", "k(V + 2d) < V·d", largest_rank(vocab, d, 2), d),
         narrow,
     ]
+    rows = rows if head else [("share of the model that is its table", f"{formula}, {scale}", share, None), narrow]
+    return [dict(zip(("name", "formula", "value", "here"), row, strict=True)) for row in rows]

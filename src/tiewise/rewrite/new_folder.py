@@ -82,7 +82,7 @@ def beside(real: Path) -> Iterator[Path]:
                     raise cannot_write(real, error) from None
                 yield path
             finally:
-                signals.hold()
+                signals.held = True
         finally:  # also where a signal raised just before it was held
             shutil.rmtree(path, ignore_errors=True)
             _released(lock)
@@ -91,7 +91,7 @@ def beside(real: Path) -> Iterator[Path]:
 def become(path: Path, real: Path) -> None:
     """Rename the finished folder to its destination, in one step; refuse where something has come to lie there."""
     with ending() as signals:
-        signals.hold()  # the result is complete, and stays
+        signals.held = True  # the result is complete, and stays
         try:
             if os.name == "nt" and real.is_dir():
                 real.rmdir()  # Windows puts no folder in the place of an empty one

@@ -1,4 +1,4 @@
-"""What must a direct path pay for the order of words in this text?"""
+"""What must a direct path pay for word order in this text?"""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tiewise.inspection.inspection import section
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"
 PARTS = (
-    "Frequent tokens, all others as one. No symmetric logits avoid irreversibility; definiteness is what W Wᵀ pays "
-    "beyond, rank what its width costs."
+    "Frequent tokens, all others as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
 )
+PAYS = "a symmetric one pays, tied or not"
 Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
 
 
@@ -38,7 +38,7 @@ class Fits:
     sampled: int = 4096  # pairs whose probability the model's own path is asked for
 
 
-@section(asks="What must a direct path pay for the order of words in this text?", place=30, text=True)
+@section(asks="What must a direct path pay for word order in this text?", place=30, text=True)
 def bigrams(subject: Subject, bench: Bench) -> Found:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     fitted: Fitted = bench.once("bigrams", dict)  # models of one tokenizer and width share their fits
@@ -69,17 +69,17 @@ def bigrams_of(
     """
     fits, fitted = fits or Fits(), {} if fitted is None else fitted
     if len(ids) < LEAST:
-        raise DataError(f"a text of {len(ids):,} tokens", f"bigrams need {LEAST:,} or more: give a longer text")
+        raise DataError(f"a text of {len(ids):,} tokens", f"bigrams need {LEAST:,} or more")
     if not 2 <= fits.kept < MOST_TOKENS:
         raise DataError(f"{fits.kept:,} tokens kept", f"keep 2 to {MOST_TOKENS - 1:,}")
     path = open_path(folder)
-    asked, width = find_pairs(folder, words, path.rows), path.input.width
+    pairs, width = find_pairs(folder, words, path.rows), path.input.width
     chain = Chain.of(ids, path.rows)
     whole = irreversibility(ids, path.rows, seed=seed)
     progress("model's path on the text", 0, path.output.rows)
     with doing("own path", path.output.rows):
         own = path_loss(path, chain, fits.sampled, seed)
-    also = [word for pair in asked for word in pair]
+    also = [word for pair in pairs for word in pair]
     grids, (follows,) = heat_maps(chain, folder, {"Direct path": ("direct path", path)}, also, seed=seed)
 
     kept = frequent(chain, fits.kept)
@@ -94,31 +94,48 @@ def bigrams_of(
         progress("fitted paths", 1, 1)
     parts, own_reduced = fitted[key], frequent_loss(path, chain, kept, reduced, seed)
     unigram = float(-(chain.tokens / chain.pairs * np.log(np.maximum(chain.tokens, 1) / chain.pairs)).sum())
-    left = max(fit.gradient for fit in (parts.full, parts.tied, parts.untied))
-    notes = [
-        f"{count(len(ids))} tokens of text, {count(len(chain.keys))} different pairs",
-        f"the split is of the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
-        *([f"width {width} leaves nothing for rank to cost"] if width >= reduced.vocabulary else []),
-        f"largest gradient left by the fits: {left:.1g}",
-    ]
-    further = (
-        ("entropy behind a known token", chain.entropy, "too low where pairs are rare"),
-        ("frequent tokens: entropy", parts.entropy, ""),
-        ("frequent tokens: irreversibility", parts.irreversibility, "as counted"),
-        ("frequent tokens: definiteness", parts.definiteness, "of W Wᵀ at full width"),
-        ("frequent tokens: rank, tied", parts.tied_rank, f"of width {width}"),
-        ("frequent tokens: rank, untied", parts.untied_rank, ""),
-        ("frequent tokens: best tied path", parts.tied.nll, ""),
-        ("frequent tokens: best untied path", parts.untied.nll, ""),
-        ("frequent tokens: own path", own_reduced, ""),
-    )
-    held_out, pays = whole.held_out, "a symmetric one, as a tied model's, pays at any width"
+    further = {
+        "entropy behind a known token": (chain.entropy, "too low where pairs are rare"),
+        "frequent tokens: entropy": (parts.entropy, ""),
+        "frequent tokens: irreversibility": (parts.irreversibility, "as counted"),
+        "frequent tokens: definiteness": (parts.definiteness, "of W Wᵀ at full width"),
+        "frequent tokens: rank, tied": (parts.tied_rank, f"of width {width}"),
+        "frequent tokens: rank, untied": (parts.untied_rank, ""),
+        "frequent tokens: best tied path": (parts.tied, ""),
+        "frequent tokens: best untied path": (parts.untied, ""),
+        "frequent tokens: own path": (own_reduced, ""),
+    }
+    bars = {  # from the entropy up
+        f"best untied, width {width}": {"rank": parts.untied_rank},
+        f"best tied, width {width}": {
+            "irreversibility": parts.irreversibility, "definiteness": parts.definiteness, "rank": parts.tied_rank,
+        },
+        "": {"above entropy": own_reduced - parts.entropy},
+    }  # fmt: skip
+    stacks = []
+    for bar, above in bars.items():
+        heights = ("entropy", parts.entropy), *((part, max(0.0, value)) for part, value in above.items())
+        stacks.append(Stack("What a direct path pays", bar, heights, NATS, why=PARTS))
+
+    # how often the text has two tokens behind each other, both ways: those requested, and the most one-way
+    one_way = one_way_pairs(chain)
+    texts = read_as(folder, one_way.ravel().tolist())
+    both = np.concatenate([np.array(pairs, np.int64).reshape(-1, 2), one_way])
+    (there, p_there, nats), (back, p_back, _) = pair_counts(chain, both), pair_counts(chain, both[:, ::-1])
+    rows = tuple(
+        (
+            f"{visible(first)} → {visible(second)}", count(there[k]), count(back[k]),
+            *(NONE if np.isnan(p) else f"{p:.3g}" for p in (p_there[k], p_back[k])), f"{nats[k]:.2g}",
+        )
+        for k, (first, second) in enumerate([*words, *zip(texts[::2], texts[1::2], strict=True)])
+    )  # fmt: skip
+    header = ("pair", "there", "back", "p(second | first)", "p(first | second)", "of the irreversibility")
     return Found(
-        answer=pays if held_out.low > 0 else "nothing told from chance in this text",
+        answer=PAYS if whole.held_out.low > 0 else "nothing told from chance in this text",
         quantities=(
             Quantity.of_estimate(
-                "irreversibility", held_out, unit=NATS,
-                why="what symmetric logits cost, guessed from other parts: too low on average",
+                "irreversibility", whole.held_out, unit=NATS,
+                why="cost of symmetry, guessed from other parts: too low on average",
             ),
             Quantity(
                 "… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False,
@@ -126,48 +143,16 @@ def bigrams_of(
             ),
             Quantity.of_estimate("own direct path pays", own, unit=NATS),
             Quantity("a bias alone pays", unigram, unit=NATS),
-            *(Quantity(name, value, unit=NATS, main=False, why=why) for name, value, why in further),
+            *(Quantity(name, value, unit=NATS, main=False, why=why) for name, (value, why) in further.items()),
             *follows,
         ),
-        stacks=_stacks(parts, own_reduced, width),
+        stacks=tuple(stacks),
         grids=tuple(grids),
-        listings=(_listing(chain, folder, words, asked),),
-        notes=tuple(notes),
+        listings=(Listing("Requested pairs, and the most irreversible", header, rows),),
+        notes=(
+            f"{count(len(ids))} tokens of text, {count(len(chain.keys))} different pairs",
+            f"split of the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
+            *([f"width {width} costs no rank"] if width >= reduced.vocabulary else []),
+            f"largest gradient left by the fits: {parts.gradient:.1g}",
+        ),
     )  # fmt: skip
-
-
-def _stacks(parts: Split, own: float, width: int) -> tuple[Stack, ...]:
-    """The best untied and tied path of the model's width, and its own, from the entropy up."""
-    tied = (("irreversibility", parts.irreversibility), ("definiteness", parts.definiteness), ("rank", parts.tied_rank))
-    paths = {
-        f"best untied, width {width}": (("rank", parts.untied_rank),),
-        f"best tied, width {width}": tied,
-        "": (("above entropy", own - parts.entropy),),
-    }
-    return tuple(
-        Stack(
-            "What a direct path pays", bar,
-            (("entropy", parts.entropy), *((part, max(0.0, value)) for part, value in above)), NATS, why=PARTS,
-        )
-        for bar, above in paths.items()
-    )  # fmt: skip
-
-
-def _listing(
-    chain: Chain, folder: Folder, words: Sequence[tuple[str, str]], asked: Sequence[tuple[int, int]]
-) -> Listing:
-    """How often the text has two tokens behind each other, both ways: those requested, and the most one-way."""
-    one_way = one_way_pairs(chain)
-    texts = read_as(folder, one_way.ravel().tolist())
-    names = [*words, *zip(texts[::2], texts[1::2], strict=True)]
-    pairs = np.concatenate([np.array(asked, np.int64).reshape(-1, 2), one_way])
-    (there, p_there, nats), (back, p_back, _) = pair_counts(chain, pairs), pair_counts(chain, pairs[:, ::-1])
-    rows = tuple(
-        (
-            f"{visible(first)} → {visible(second)}", count(there[k]), count(back[k]),
-            *(NONE if np.isnan(p) else f"{p:.3g}" for p in (p_there[k], p_back[k])), f"{nats[k]:.2g}",
-        )
-        for k, (first, second) in enumerate(names)
-    )  # fmt: skip
-    header = ("pair", "there", "back", "p(second | first)", "p(first | second)", "of the irreversibility")
-    return Listing("Requested pairs, and those that add most to the irreversibility", header, rows)

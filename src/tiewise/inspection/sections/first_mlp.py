@@ -34,10 +34,9 @@ from tiewise.inspection.inspection import section
 from tiewise.internals.loaded import Opened
 
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
-PATHS = ("direct", "with the first MLP")
 
 
-@section(asks="How much word order does the first MLP give back to the direct path?", place=20)
+@section(asks="How much word order does the first MLP give back?", place=20)
 def first_mlp(subject: Subject, bench: Bench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
@@ -69,85 +68,63 @@ def first_mlp_of(
         DataError: words that are no tokens, a table of fewer than 8 rows, a text in other tokens.
     """
     block, path = first_block(opened.model), open_path(opened.folder)
-    paths = dict(zip(PATHS, (path, through_first_mlp(path, block)), strict=True))
-    ids = find_pairs(opened.folder, words, path.rows)
-    chosen = sampled(path.rows, samples, seed)
+    paths = {"direct": path, "with the first MLP": through_first_mlp(path, block)}
+    pairs, chosen = find_pairs(opened.folder, words, path.rows), sampled(path.rows, samples, seed)
     lefts = [one.left(one.input.take(chosen)) for one in paths.values()]
     with doing("asymmetry", len(paths) * len(chosen)):
         found = sampled_asymmetry(lefts, path.output.take(chosen), seed)
-    orders = {name: word_orders(one, words, ids) for name, one in paths.items()}
-    grids, on_text = _on_text(opened, chain, paths, ids, most, seed) if chain is not None else ((), ())
-    names = (*(f"asymmetry, {name}" for name in PATHS), "change")
-    change, of_block = found[-1][0], sum(p.numel() for p in block.parameters.values())
+    change, names = found[-1][0], (*(f"asymmetry, {name}" for name in paths), "change")
+    of_block = sum(p.numel() for p in block.parameters.values())
     table, model = path.input.rows * path.input.width, sum(p.numel() for p in opened.model.parameters())
+    quantities = [
+        Quantity.of_estimate(
+            name, ratio, unit=ASYMMETRY, chance=0.0 if name == "change" else 2.0,
+            why="2: unrelated tables" if name == names[0] else "",
+        )
+        for name, (ratio, _) in zip(names, found, strict=True)
+    ]  # fmt: skip
+    quantities += [
+        Quantity.of_estimate(f"{name}, centred", ratio, unit=ASYMMETRY, main=False, why="less row and column means")
+        for name, (_, ratio) in zip(names, found, strict=True)
+    ]
     cost = f"{of_block / table:.0%} of one table, {of_block / model:.0%} of the model"
-    means = "less row and column means"
+    quantities.append(Quantity("parameters of that MLP", of_block, main=False, why=cost))
+    grids: list[Grid] = []
+    if chain is not None:  # what a text has, and what each path says of it
+        if chain.vocabulary > opened.vocab:
+            what = f"a text of {chain.vocabulary:,} different ids, the table has {opened.vocab:,} rows"
+            raise DataError(what, "use the tokenizer that belongs to the model")
+        titled = dict(zip(("Direct path", "With the first MLP"), paths.items(), strict=True))
+        grids, follows = heat_maps(chain, opened.folder, titled, [word for pair in pairs for word in pair], most, seed)
+        for (name, one), of_path in zip(paths.items(), follows, strict=True):
+            with doing("loss on the text", one.output.rows):
+                loss = path_loss(one, chain, seed=seed)
+            what = f"loss on the text's pairs, {name}"
+            quantities += [Quantity.of_estimate(what, loss, unit="nats per token", main=False), *of_path]
+    orders = {name: word_orders(one, words, pairs) for name, one in paths.items()}
+    figure = "Requested pairs: logits"
+    for name, of in orders.items():
+        for order, (logit, _, _) in of.items():
+            quantities.append(Quantity(f"{order}, {name}", logit, unit="logit", main=False, figure=figure))
+    ways, rows = [way for a, b in pairs for way in ((a, b), (b, a))], []
+    shares = [math.nan] * len(ways) if chain is None else pair_counts(chain, ways)[1].tolist()
+    for order, share in zip(orders["direct"], shares, strict=True):
+        row = [order]
+        for logit, log, rank in (of[order] for of in orders.values()):
+            row += [plain(logit, 3), f"{math.exp(log):.3g}", count(rank + 1)]
+        rows.append((*row, NONE if math.isnan(share) else f"{share:.3g}"))
+    columns = (f"{name}: {what}" for name in paths for what in ("logit", "probability", "rank"))
     return Found(
         answer="some" if change.low > 0 else "it takes some away" if change.high < 0 else "no clear amount",
-        quantities=(
-            *(
-                Quantity.of_estimate(
-                    name, ratio, unit=ASYMMETRY, chance=0.0 if name == "change" else 2.0,
-                    why="2: unrelated tables" if name == names[0] else "",
-                )
-                for name, (ratio, _) in zip(names, found, strict=True)
-            ),
-            *(
-                Quantity.of_estimate(f"{name}, centred", centred, unit=ASYMMETRY, main=False, why=means)
-                for name, (_, centred) in zip(names, found, strict=True)
-            ),
-            Quantity("parameters of that MLP", of_block, main=False, why=cost),
-            *on_text,
-            *(
-                Quantity(f"{order}, {name}", said.logit, unit="logit", main=False, figure="Requested pairs: logits")
-                for name, of in orders.items()
-                for order, said in of.items()
-            ),
-        ),
+        quantities=tuple(quantities),
         grids=tuple(grids),
-        listings=(_pairs(orders, ids, chain),) if words else (),
+        listings=(Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows)),) if words else (),
         notes=(
             f"{count(len(chosen))} tokens sampled; the map is {block.composition}",
             *path.notes,
             "attention is left out",
         ),
-    )  # fmt: skip
-
-
-def _on_text(
-    opened: Opened, chain: Chain, paths: dict[str, DirectPath], ids: Sequence[tuple[int, int]], most: int, seed: int
-) -> tuple[list[Grid], list[Quantity]]:
-    """What a text has and what each path says of it: heat maps, losses, and how far they follow it."""
-    if chain.vocabulary > opened.vocab:
-        what = f"a text of {chain.vocabulary:,} different ids, the table has {opened.vocab:,} rows"
-        raise DataError(what, "use the tokenizer that belongs to the model")
-    titles = zip(("Direct path", "With the first MLP"), paths.items(), strict=True)
-    also = [word for pair in ids for word in pair]
-    grids, follows = heat_maps(chain, opened.folder, dict(titles), also, most, seed)
-    quantities = []
-    for (name, path), of_path in zip(paths.items(), follows, strict=True):
-        with doing("loss on the text", path.output.rows):
-            loss = path_loss(path, chain, seed=seed)
-        what = f"loss on the text's pairs, {name}"
-        quantities += [Quantity.of_estimate(what, loss, unit="nats per token", main=False), *of_path]
-    return grids, quantities
-
-
-def _pairs(orders: dict[str, dict[str, Any]], ids: Sequence[tuple[int, int]], chain: Chain | None) -> Listing:
-    ways = [way for a, b in ids for way in ((a, b), (b, a))]
-    shares = [math.nan] * len(ways) if chain is None else pair_counts(chain, ways)[1].tolist()
-    rows = []
-    for (order, without), within, share in zip(
-        orders[PATHS[0]].items(), orders[PATHS[1]].values(), shares, strict=True
-    ):
-        cells = [
-            cell
-            for said in (without, within)
-            for cell in (plain(said.logit, 3), f"{said.probability:.3g}", count(said.rank + 1))
-        ]
-        rows.append((order, *cells, NONE if math.isnan(share) else f"{share:.3g}"))
-    columns = (f"{path}: {what}" for path in PATHS for what in ("logit", "probability", "rank"))
-    return Listing("Requested pairs", ("order", *columns, "in the text"), tuple(rows))
+    )
 
 
 @dataclass(frozen=True)
@@ -219,11 +196,11 @@ def first_block(model: Any) -> FirstBlock:
     family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
-        what = f"a {short(family)} model begins with a mixture of experts: no one MLP stands in its path"
+        what = f"a {short(family)} model begins with a mixture of experts, no one MLP"
         raise InstallError(what, fix)
     names = BLOCKS.get(family)
     if names is None:
-        raise InstallError(f"the first MLP of a model of type {short(family) or '(none)'} is not known", fix)
+        raise InstallError(f"the first MLP of {short(family) or '(no type)'} is not known", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
         raise InstallError(f"this {family} model normalises the stream behind its first MLP", fix)
     layers = model.base_model

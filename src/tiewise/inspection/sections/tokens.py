@@ -12,7 +12,7 @@ from tiewise.analysis.model_tables import Array, Ids, StoredTable, views_of
 from tiewise.analysis.path_matrix import sampled
 from tiewise.analysis.token_contexts import around_tokens, contexts
 from tiewise.analysis.token_rows import directions, gaussian_shares, moments, norms_by_count, plane, saying_little
-from tiewise.analysis.token_texts import Groups, by_frequency, by_script, read_texts, shown
+from tiewise.analysis.token_texts import by_frequency, by_script, read_texts, shown
 from tiewise.checkpoint.hf_folder import Folder, read_tokenizer
 from tiewise.core.errors import DataError
 from tiewise.core.estimates import Estimate, mean_interval
@@ -27,7 +27,7 @@ NAMED = 6  # tokens of a view that carry their text
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
 
 
-@section(asks="Which rows do tokens have, and what stands on both sides of them?", place=90)
+@section(asks="Which rows do tokens have, and what stands on both sides?", place=90)
 def tokens(subject: Subject, bench: Bench) -> Found:
     """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
     ids = bench.ids(subject) if bench.reads(subject) else None
@@ -52,7 +52,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     try:
         texts = read_texts(folder, rows)
     except DataError as error:  # the tables can be measured without their texts
-        texts, notes = None, (*notes, f"{error.what}: tokens have no texts and no scripts")
+        texts, notes = None, (*notes, f"{error.what}: no texts, no scripts")
     around = None if ids is None else contexts(ids, rows)
     counts = None if around is None else around.counts
     tokenizer, unused = None if folder.single else read_tokenizer(folder), None
@@ -71,10 +71,10 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
 
     quantities: list[Quantity] = []
     by_count: dict[str, Score] = {}  # table → rank correlation of norm and count
-    lengths: list[Curve] = []
-    norm_rows: dict[str, list[tuple[str, ...]]] = {FREQUENCY: [], SCRIPT: []}
+    curves: list[Curve] = []
+    norm_rows: dict[str, list[tuple[str, ...]]] = {kind: [] for kind in (FREQUENCY, SCRIPT)}
     filled: dict[str, Array] = {}  # table → share of its variance in each direction
-    planes: list[Array] = []
+    beside: Array | None = None  # the first table's plane
     points: list[Points] = []
     little: list[tuple[str, str, str]] = []
     for name, table in views.items():
@@ -83,39 +83,45 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         norms = sums.norms[:rows] if groups else sums.norms
         correlations = None if counts is None else norms_by_count(norms, counts)
         if correlations is not None:
-            by_count[name] = correlations[1]
-            why = f"rank correlation of norm and count, 0 ± {plain(1.96 * correlations[1].deviation, 3)} by chance"
-            for what, score, main in (
-                ("norm by frequency", correlations[1], True),
-                ("the same by value", correlations[0], False),
-            ):
-                quantities.append(Quantity.of_estimate(
-                    f"{what}, {name}", score.estimate, chance=0.0, unit="correlation", main=main, why=why
-                ))  # fmt: skip
+            by_value, by_count[name] = correlations
+            why = f"rank correlation of norm and count, 0 ± {plain(1.96 * by_count[name].deviation, 3)} by chance"
+            by_rank, how = by_count[name].estimate, {"chance": 0.0, "unit": "correlation", "why": why}
+            quantities.append(Quantity.of_estimate(f"norm by frequency, {name}", by_rank, **how))
+            quantities.append(Quantity.of_estimate(f"the same by value, {name}", by_value.estimate, main=False, **how))
         quantities.append(Quantity(f"mean norm, {name}", float(norms.mean()), n=table.rows, unit="norm", main=False))
         quantities.append(Quantity(f"deviation of norms, {name}", float(norms.std()), unit="norm", main=False))
         for kind, of in groups.items():
-            means, listed, band = _norms_of_groups(name, norms, kind, of)
-            quantities, norm_rows[kind] = [*quantities, *means], [*norm_rows[kind], *listed]
+            band = []  # of each group its place, with median and quartiles
+            for place, label, inside in of:
+                if not len(values := norms[inside]):
+                    continue
+                low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
+                listed = (count(len(values)), *(plain(q, 3) for q in (median, low, high)))
+                norm_rows[kind].append((f"{name}: {label}", *listed))
+                band.append((place, Estimate(median, low, high, len(values))))
+                if len(values) > 1:
+                    what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind} {label}"
+                    quantities.append(Quantity.of_estimate(what, mean_interval(values), unit="norm", main=False))
             if kind == FREQUENCY:
-                lengths.append(Curve.through(
+                curves.append(Curve.through(
                     "Length of rows by token frequency", band, along="times the text has the token", ticks=of.labels,
-                    unit="row norm", which=name, why="Medians, with half of the tokens inside the band.",
+                    unit="row norm", which=name, why="Medians and quartiles.",
                 ))  # fmt: skip
         quantities += directions(name, table, sums, seed, main=correlations is None)
         if isinstance(table, StoredTable):
-            counted, which = saying_little(name, table, unused, counts)
-            quantities, little = [*quantities, *counted], [*little, *which]
+            counted, named = saying_little(name, table, unused, counts)
+            quantities, little = [*quantities, *counted], [*little, *named]
         filled[name] = sums.shares
-        planes.append(plane(table, sums, sample, planes[0] if planes else None))
+        xy = plane(table, sums, sample, beside)
+        beside = xy if beside is None else beside
         first, second = (*sums.shares[:2], 0.0)[:2]
-        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half of them the text's most frequent,")
+        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent,")
         points.append(Points(
-            f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in planes[-1]), labels,
+            f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in xy), labels,
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
-            ("tokens",) if often is None else BINS, _worth_naming(planes[0], labels, often),
+            ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance; their signs mean nothing.",
+            why=f"{many} along the directions of largest variance, whatever their sign.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -128,49 +134,30 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         ]
     if unused is not None:
         quantities.append(Quantity("rows of no token", len(unused), main=False, why="that no text can produce"))
+    shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
+    filled |= {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
+    curves += sides.curves
+    for which, shares in filled.items():
+        curves.append(Curve(
+            "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
+            along="leading directions", unit="%", which=which, log_x=True,
+            why="Share of the rows' variance; far above the Gaussian's, few directions matter.",
+        ))  # fmt: skip
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
     listings = (
-        Listing("Row norms by how often the text has a token", header, tuple(norm_rows[FREQUENCY])),
+        Listing("Row norms by token frequency", header, tuple(norm_rows[FREQUENCY])),
         Listing("Row norms by script", header, tuple(norm_rows[SCRIPT])),
         *sides.listings,
         Listing("Rows that say little", ("table", "which", "rows"), tuple(little)),
     )
-    shapes = dict.fromkeys((table.rows, table.width) for table in views.values())
-    filled |= {f"Gaussian, {rows:,} × {width:,}": gaussian_shares(rows, width) for rows, width in shapes}
-    directions_filled = (
-        Curve(
-            "How many directions a table fills", tuple(range(1, len(shares) + 1)), tuple(map(float, np.cumsum(shares))),
-            along="leading directions", unit="%", which=which, log_x=True,
-            why="Share of the rows' variance; far above the Gaussian's, few directions matter.",
-        )
-        for which, shares in filled.items()
-    )  # fmt: skip
     return Found(
         answer=_answer(by_count),
         quantities=tuple(quantities),
-        curves=(*lengths, *sides.curves, *directions_filled),
+        curves=tuple(curves),
         points=tuple(points),
         listings=tuple(listing for listing in listings if listing.rows),
         notes=notes,
     )
-
-
-def _norms_of_groups(
-    name: str, norms: Array, kind: str, groups: Groups
-) -> tuple[list[Quantity], list[tuple[str, ...]], list[tuple[int, Estimate]]]:
-    """(mean norms of groups of two tokens or more, a row for each group, its place with median and quartiles)."""
-    means, listed, band = [], [], []
-    for place, label in enumerate(groups.labels):
-        values = norms[groups.of == place]
-        if not len(values):
-            continue
-        low, median, high = (float(q) for q in np.quantile(values, [0.25, 0.5, 0.75]))
-        listed.append((f"{name}: {label}", count(len(values)), *(plain(q, 3) for q in (median, low, high))))
-        band.append((place, Estimate(median, low, high, len(values))))
-        if len(values) > 1:
-            what = f"mean norm, {name}, tokens of {'count' if kind == FREQUENCY else kind} {label}"
-            means.append(Quantity.of_estimate(what, mean_interval(values), unit="norm", main=False))
-    return means, listed, band
 
 
 def _answer(by_count: dict[str, Score]) -> str:
@@ -200,7 +187,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=p,
         question="Do norms follow frequency alike at both ends?", above=TWO,
-        why="above zero: more at one end, where one table has one norm a row",
+        why="above zero: more at one end; one table has one norm",
     )  # fmt: skip
 
 
