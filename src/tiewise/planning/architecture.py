@@ -153,7 +153,8 @@ class AppliedLayers:
             group = sharing.group_of(index, len(self.layers))
             for name, counts in vars(layer).items():
                 shared = sharing.kind in ("all", name)
-                kept[name, group if shared else -1 - index, tuple(counts.items())] = counts
+                place = group if shared else -1 - index  # a number of its own where nothing is shared
+                kept[name, place, tuple(counts.items())] = counts
         return merged(self.around, *kept.values())
 
     def applied(self) -> Count:
