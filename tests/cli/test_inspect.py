@@ -14,7 +14,6 @@ from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
 from transformers import LlamaForCausalLM
 
-from tiewise.inspection.inspection import NAMES, sections
 from tiewise.sharing.share import share_layers
 
 RUNNING = ["bigrams", "gradients", "lens", "refinement"]
@@ -120,10 +119,6 @@ def check_in_a_browser(path):
 def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, monkeypatch):
     monkeypatch.setattr("tiewise.inspection.inspection.subjects_of", lambda paths: pytest.fail("it was opened"))
     refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
-
-
-def test_the_sections_that_can_be_asked_for_are_those_of_the_folder():
-    assert {one.name for one in sections()} == set(NAMES)
 
 
 @pytest.mark.parametrize(
