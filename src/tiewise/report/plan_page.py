@@ -101,7 +101,7 @@ def share_panel(record: Record) -> Panel:
         counted = choice["parameters"]
         parts = {group: sum(counted.get(part, 0) for part in held) for group, held in GROUPS.items()}
         found[name] = {group: part / counted["total"] for group, part in parts.items() if part}
-    why = "A table used at both ends is counted once."
+    why = "A table at both ends is counted once."
     unit = "share of all parameters"
     panel = stacked(found, "Shares of the whole", unit, lambda value: f"{plain(100 * value, 1)} %", why)
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")
