@@ -9,7 +9,7 @@ import pytest
 
 from tiewise.analysis.align_tables import cka, spectra
 from tiewise.analysis.paired_rows import Products
-from tiewise.analysis.table_maps import fitted_chance, orthogonal, pseudo_inverse
+from tiewise.analysis.table_maps import LARGE, AlignSettings, fitted_chance, orthogonal, pseudo_inverse
 
 
 def test_the_known_levels():
@@ -88,3 +88,8 @@ def test_directions_within_the_products_error_are_left_out():
     gram = np.diag([1.0, 0.5, 1e-8])
     np.testing.assert_allclose(pseudo_inverse(gram), np.diag([1.0, 2.0, 1e8]))
     np.testing.assert_allclose(pseudo_inverse(gram, error=1e-7), np.diag([1.0, 2.0, 0.0]))
+
+
+def test_large_tables_are_permuted_once():
+    assert AlignSettings.sized(1000, 64, 5) == AlignSettings(seed=5)
+    assert AlignSettings.sized(int(LARGE / 1024**2) + 1, 1024).permutations == 1

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
-from tiny_tables import gaussian, untied
+from tiny_tables import gaussian, llama
 
 from tiewise.analysis.model_tables import HeldTable, StoredTable
 from tiewise.analysis.token_rows import (
@@ -152,7 +152,7 @@ def test_planted_rows_are_found(tmp_path):
     values[[4, 9]] = 0
     values[[11, 30, 31]] = values[10]
     values[50] = values[2]
-    stored = untied(tmp_path / "m", values, gaussian(V, 8, 1)).tensors["model.embed_tokens.weight"]
+    stored = llama(tmp_path / "m", values, gaussian(V, 8, 1)).tensors["model.embed_tokens.weight"]
     counts = np.ones(V, np.int64)
     counts[[1, 2, 3]] = 0
     found, named = saying_little("x", StoredTable(stored), np.empty(0, np.int64), counts)

@@ -39,11 +39,12 @@ def write(path, tensors, config, words=()):
     return open_folder(path)
 
 
-def untied(path, table, head, words=()):
-    """A Llama with two tables."""
-    config = LLAMA | {"vocab_size": len(table), "hidden_size": table.shape[1], "tie_word_embeddings": False}
-    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": np.ones(table.shape[1], np.float32)}
-    return write(path, tensors | {"lm_head.weight": head}, config, words)
+def llama(path, table, head=None, words=(), **changes):
+    """A Llama with one table or two."""
+    rows, width = table.shape
+    config = LLAMA | {"vocab_size": rows, "hidden_size": width, "tie_word_embeddings": head is None} | changes
+    tensors = {"model.embed_tokens.weight": table, "model.norm.weight": np.ones(width, np.float32)}
+    return write(path, tensors | ({} if head is None else {"lm_head.weight": head}), config, words)
 
 
 def factored(path, table, into, out, words=(), **changes):

@@ -14,6 +14,7 @@ from tiny_models import (
     assert_same_step,
     batch,
     build,
+    pair,
     step,
     without_dropout,
 )
@@ -27,9 +28,7 @@ CASES = [(name, tied) for name in FAMILIES for tied in (True, False)]
 
 @pytest.mark.parametrize(("name", "tied"), CASES)
 def test_loss_and_gradients_are_the_family_s_own(name, tied):
-    model = build(name, tied)
-    plain = copy.deepcopy(model)
-    installed = install(model)
+    model, plain, installed = pair(name, tied=tied)
     assert_same_step(model, plain, batch(model))
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
     one = model.get_input_embeddings().weight is model.get_output_embeddings().weight

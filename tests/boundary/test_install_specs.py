@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_models import V, assert_same_gradients, assert_same_step, batch, build, left_alone, step
+from tiny_models import V, assert_same_gradients, assert_same_step, batch, build, left_alone, pair, step
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from torch.func import functional_call
@@ -164,18 +164,16 @@ def test_init_draws_both_tables_and_leaves_the_body():
 
 
 def test_frozen_tables_stay_frozen():
-    model = build("llama")
-    model.model.embed_tokens.weight.requires_grad_(False)
-    plain = copy.deepcopy(model)
-    install(model)
+    model, plain, _ = pair("llama")
+    for one in (model, plain):
+        one.model.embed_tokens.weight.requires_grad_(False)
     _, got = assert_same_step(model, plain, batch(model))
     assert "model.embed_tokens.weight" not in got
 
 
 def test_uninstalling_gives_the_own_classes_back_or_says_why_not():
-    model = build("gemma2")
-    plain = copy.deepcopy(model)
-    install(model).uninstall()
+    model, plain, installed = pair("gemma2")
+    installed.uninstall()
     assert [type(m) for m in model.modules()] == [type(m) for m in plain.modules()]
     assert [set(vars(m)) for m in model.modules()] == [set(vars(m)) for m in plain.modules()]
     assert not model._forward_hooks

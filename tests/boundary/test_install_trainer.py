@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 import transformers as tr
-from tiny_models import Gradients, V, build, trainer, variant, without_dropout
+from tiny_models import Gradients, V, build, pair, trainer, variant, without_dropout
 from transformers.trainer_pt_utils import LabelSmoother
 
 import tiewise.hf
@@ -165,9 +165,7 @@ def test_the_fused_label_smoother_equals_transformers_own(name, items):
 
 @pytest.mark.parametrize("name", ["llama", "bart", "bert"])
 def test_evaluation_with_and_without_metrics(name, tmp_path):
-    model, rows = without_dropout(build(name)), _rows()
-    plain = copy.deepcopy(model)
-    installed = install(model)
+    (model, plain, installed), rows = pair(name), _rows()
 
     def metrics(prediction):
         logits = prediction.predictions[0] if isinstance(prediction.predictions, tuple) else prediction.predictions
@@ -187,10 +185,8 @@ def test_evaluation_with_and_without_metrics(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_mixed_precision_stays_fused(name, tmp_path):
-    model, rows = without_dropout(build(name)), _rows(False)
-    plain = copy.deepcopy(model)
-    installed = install(model)
-    wanted, got = (_logged(m, tmp_path, rows, bf16=True) for m in (plain, model))
+    (model, plain, installed), rows = pair(name), _rows(False)
+    wanted, got = (_logged(without_dropout(m), tmp_path, rows, bf16=True) for m in (plain, model))
     assert got == pytest.approx(wanted, rel=0.01)
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
     assert np.isfinite(_trainer(model, tmp_path, rows, bf16=True).evaluate()["eval_loss"])

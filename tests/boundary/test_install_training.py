@@ -8,19 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import Allocations, V, assert_same_gradients, assert_same_step, batch, build, step
+from tiny_models import Allocations, V, assert_same_gradients, assert_same_step, batch, build, pair, step
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from tiewise.boundary.install import install, installed
+from tiewise.boundary.install import install
 from tiewise.boundary.saved import link_of
-
-
-def _pair(name, **settings):
-    plain = build(name, **settings)
-    model = copy.deepcopy(plain)
-    install(model)
-    return model, plain
 
 
 def _gradients(model):
@@ -65,7 +58,7 @@ WAYS += [(_looked_up_before, "llama"), (_forward_called_directly, "bart")]
 
 @pytest.mark.parametrize(("train", "name"), WAYS)
 def test_gradients_are_those_without_us_however_it_is_trained(train, name):
-    model, plain = _pair(name)
+    model, plain, _ = pair(name)
     for other in (model, plain):
         torch.manual_seed(5)
         train(other.train())
@@ -75,7 +68,7 @@ def test_gradients_are_those_without_us_however_it_is_trained(train, name):
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5"])
 def test_gradient_checkpointing(name, reentrant):
-    model, plain = _pair(name)
+    model, plain, installed = pair(name)
     wanted = step(plain, batch(plain))
     for other in (model, plain):
         other.gradient_checkpointing_enable({"use_reentrant": reentrant})
@@ -83,12 +76,12 @@ def test_gradient_checkpointing(name, reentrant):
     torch.testing.assert_close(got[0], wanted[0], rtol=1e-6, atol=0)
     assert_same_gradients(got[1], step(plain, batch(plain))[1], 1e-5)
     assert_same_gradients(got[1], wanted[1], 1e-5)
-    assert link_of(model).counts.materialised == 0
+    assert installed.counts.materialised == 0
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
 def test_autocast_is_no_less_exact_than_without_us(name):
-    model, plain = _pair(name)
+    model, plain, installed = pair(name)
     _, truth = step(copy.deepcopy(plain), batch(plain))
 
     def run(other):
@@ -101,17 +94,15 @@ def test_autocast_is_no_less_exact_than_without_us(name):
 
     (loss, error), (wanted_loss, wanted_error) = run(model), run(plain)
     assert loss.dtype == torch.float32
-    assert link_of(model).counts.materialised == 0
+    assert installed.counts.materialised == 0
     assert error <= 1.2 * wanted_error
     assert abs(loss - wanted_loss) <= 0.01 * wanted_loss
 
 
 def test_bf16_models():
-    plain = build("llama").to(torch.bfloat16)
-    truth = build("llama")
-    truth.load_state_dict({k: v.float() for k, v in plain.state_dict().items()})
-    model = copy.deepcopy(plain)
-    install(model)
+    model, truth, _ = pair("llama")
+    model.to(torch.bfloat16)
+    truth.load_state_dict({k: v.float() for k, v in model.state_dict().items()})
     wanted, _ = step(truth, batch(truth))
     loss, gradients = step(model, batch(model))
     assert loss.dtype == torch.float32
@@ -141,9 +132,8 @@ def _seen_by_hooks(model, inputs, kind):
 @pytest.mark.parametrize("kind", HOOKS)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bart"])
 def test_hooks_on_the_head_are_given_what_they_are_without_us(name, kind):
-    model = build(name)
-    plain, inputs = copy.deepcopy(model), batch(model)
-    installed = install(model)
+    model, plain, installed = pair(name)
+    inputs = batch(model)
     wanted_seen, (wanted_loss, wanted) = _seen_by_hooks(plain, inputs, kind)
     seen, (loss, got) = _seen_by_hooks(model, inputs, kind)
     assert wanted_seen
@@ -157,9 +147,9 @@ def test_hooks_on_the_head_are_given_what_they_are_without_us(name, kind):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "t5", "bert"])
 def test_fp64_models(name):
-    model = build(name).double()
-    plain, inputs = copy.deepcopy(model), batch(model)
-    installed = install(model)
+    model, plain, installed = pair(name)
+    inputs = batch(model.double())
+    plain.double()
     exact = name in ("t5", "bert")
     loss, _ = assert_same_step(model, plain, inputs, *((1e-13, 1e-14) if exact else (1e-6, 2e-7)))
     assert (installed.counts.fused, installed.counts.materialised) == (1, 0)
@@ -168,7 +158,7 @@ def test_fp64_models(name):
 
 @pytest.mark.parametrize("name", ["llama", "bert", "bart"])
 def test_embeddings_given_instead_of_ids(name):
-    model, plain = _pair(name)
+    model, plain, _ = pair(name)
     inputs = batch(model)
     torch.manual_seed(9)
     inputs["inputs_embeds"] = torch.randn(*inputs.pop("input_ids").shape, 16)
@@ -176,7 +166,7 @@ def test_embeddings_given_instead_of_ids(name):
 
 
 def test_a_forward_that_raises_leaves_no_chain_behind():
-    model, plain = _pair("llama")
+    model, plain, _ = pair("llama")
     inputs = batch(model)
     with pytest.raises(IndexError):
         model(input_ids=inputs["input_ids"], labels=inputs["labels"] + V)
@@ -186,8 +176,7 @@ def test_a_forward_that_raises_leaves_no_chain_behind():
 
 @pytest.mark.parametrize("pieces", [1, 3])
 def test_recorded_path_norms_are_those_of_autograd(pieces):
-    model, plain = _pair("llama")
-    handle = installed(model)
+    model, plain, handle = pair("llama")
     record = handle.track()
     split = build("llama", tied=False)
     split.load_state_dict(plain.state_dict())

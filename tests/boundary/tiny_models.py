@@ -1,11 +1,14 @@
 """A tiny random model of each named family, at the sizes that show its particular head or lookup."""
 
 import contextlib
+import copy
 
 import torch
 import transformers as tr
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from tiewise.boundary.install import install
 
 V = 61
 
@@ -88,6 +91,13 @@ def without_dropout(model):
             if isinstance(getattr(module, attribute, None), float):
                 setattr(module, attribute, 0.0)
     return model
+
+
+def pair(name, spec=None, **settings):
+    """(a model with a boundary, the same without, the handle)."""
+    plain = build(name, **settings)
+    model = copy.deepcopy(plain)
+    return model, plain, install(model, spec)
 
 
 def batch(model, rows=3, length=10, seed=1):

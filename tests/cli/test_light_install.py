@@ -99,7 +99,7 @@ def test_inspection_measures_tables_and_says_what_all_else_needs(said):
         "Tie or not?",
         "Does the direct path know the order of words?",
         "Are input and output table alike?",
-        "Which rows do tokens have, and what stands on both sides of them?",
+        "Which rows do tokens have, and what stands on both sides?",
     ):
         assert f"\n{title}\n" in out
     assert " ".join(out.split()).count("needs torch and transformers: pip install 'tiewise[torch]'") == 1

@@ -73,10 +73,9 @@ def test_folder_file_and_bare_file(tmp_path):
     expected.save_pretrained(saved)
     shutil.copy(saved / "tokenizer.json", bare)
     for kind in (saved, saved / "tokenizer.json", bare):
-        tokenizer = make_tokenizer(str(kind), never)
-        assert tokenizer.get_vocab() == expected.get_vocab()
-        assert tokenizer.eos_token_id == expected.eos_token_id
-        assert tokenizer.encode(TEXTS[1]) == expected.encode(TEXTS[1])
+        found = make_tokenizer(str(kind), never)
+        assert (found.get_vocab(), found.eos_token_id) == (expected.get_vocab(), expected.eos_token_id)
+        assert found.encode(TEXTS[1]) == expected.encode(TEXTS[1])
 
 
 def word_level(words):
@@ -116,16 +115,13 @@ def test_nothing_is_truncated_padded_or_added(tmp_path):
 
 
 def test_long_documents_are_cut_for_the_tokenizer_only(tmp_path, byte_tokenizer):
-    lines = "".join(f"line {i}\n" for i in range(150_000))
-    text = [lines, "x" * 1_200_000, "", "end"]
-    done = []
-    whole = [(part, True) for part in text]
+    text = ["".join(f"line {i}\n" for i in range(150_000)), "x" * 1_200_000, "", "end"]
+    done, encoder = [], StreamEncoder(byte_tokenizer, np.dtype("<u2"))
     with heard(lambda *told: done.append(told[1])), doing("tokens", 1):
-        count = write_tokens(tmp_path / "t.bin", whole, StreamEncoder(byte_tokenizer, np.dtype("<u2")))
+        count = write_tokens(tmp_path / "t.bin", [(part, True) for part in text], encoder)
     tokens = np.fromfile(tmp_path / "t.bin", "<u2").tolist()
     assert tokens == [token for part in text for token in (*part.encode(), 256)]
-    assert count == len(tokens)
-    assert done[-1] == sum(map(len, text))
+    assert (count, done[-1]) == (len(tokens), sum(map(len, text)))
 
 
 def test_token_type_is_as_small_as_the_vocabulary_allows():

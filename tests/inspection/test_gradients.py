@@ -17,7 +17,6 @@ from tiewise.core.long_work import heard
 from tiewise.inspection.sections.gradients import (
     HISTOGRAM,
     SIZES,
-    BatchNorms,
     PathGradients,
     answer,
     by_batch,
@@ -184,15 +183,18 @@ def sums(share, cosine, rows=10):
     return RowSums(a2, b2, cosine * np.sqrt(a2 * b2), np.sqrt(a2), np.sqrt(b2))
 
 
-def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), one_table=True, **changed):
+def paths(share=0.7, cosine=0.3, null=(-0.1, 0.1), **changed):
     """A table of ten tokens, two of which occur in no window."""
     split = sums(share, cosine).split()
-    each = tuple(
-        BatchNorms(replace(split, share_b=x, cosine=y), 2 * split.b, 3 * split.b_l1)
-        for x, y in zip(share + np.array([-0.02, 0.0, 0.02]), cosine + np.array([-0.1, 0.0, 0.1]), strict=True)
-    )
-    given = {"one_table": one_table, "objective": NEXT, "length": 16, "predicted": 720, "nll": 2.5, "batch": 8}
-    given |= {"batches": each, "mean": (split.a, split.b), "gradient": sums(share, cosine), "null": null}
+    each = tuple(replace(split, share_b=share + x, cosine=cosine + 5 * x) for x in (-0.02, 0.0, 0.02))
+    given = {"objective": NEXT, "length": 16, "predicted": 720, "nll": 2.5, "batch": 8}
+    given |= {
+        "batches": each,
+        "looked_up": ((2 * split.b, 3 * split.b_l1),) * 3,
+        "mean": (split.a, split.b),
+        "gradient": sums(share, cosine),
+        "null": null,
+    }
     given |= {"update": sums(0.6, -0.5), "seen": np.array([0, 0, *range(3, 11)]), "longest": ((3, " <b>"),)}
     return PathGradients(**(given | {"counts": np.array([0, 0, *range(30, 38)])} | changed))
 
@@ -227,5 +229,5 @@ def test_batches_the_text_and_the_step_are_told_and_a_bin_without_tokens_is_left
     bins, longest = found.listings
     assert bins.rows[0][:3] == ("0", "2", "0")
     assert longest.rows[0][:3] == ("␣<b>", "3", "4")
-    apart = found_of(paths(cosine=math.nan, null=(math.nan, math.nan), one_table=False))
+    apart = found_of(paths(cosine=math.nan, null=(math.nan, math.nan)))
     assert not any(q.question for q in apart.quantities)

@@ -6,8 +6,9 @@ import sys
 
 import numpy as np
 import pytest
+import scipy.linalg
 from scipy import stats
-from tests.analysis.tiny_tables import factored, untied
+from tests.analysis.tiny_tables import factored, llama
 
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, Score, align, closer
 from tiewise.analysis.model_tables import HeldTable
@@ -42,7 +43,7 @@ def about(value, half=0.01, n=3):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    return untied(tmp_path_factory.mktemp("two") / "two", gaussian(0), gaussian(1), WORDS)
+    return llama(tmp_path_factory.mktemp("two") / "two", gaussian(0), gaussian(1), WORDS)
 
 
 def test_every_score_stands_beside_what_chance_gives(two):
@@ -64,6 +65,18 @@ def test_every_score_stands_beside_what_chance_gives(two):
     assert curves["Do the leading directions agree?", "4 over tokens"].y == pytest.approx(unlike.subspaces[0].cosines)
 
 
+def test_rows_that_say_nothing_are_left_out_and_one_table_has_nothing_to_align(tmp_path):
+    table, turned = gaussian(0), gaussian(0) @ scipy.linalg.qr(gaussian(1, WIDTH).astype(float))[0].astype(np.float32)
+    table[5], table[[7, 9]], turned[13] = 0, table[11], np.nan
+    found = alignment_of(llama(tmp_path / "two", table, turned), QUICK)
+    assert (found["tokens left out"].value, found["tokens compared"].value) == (5, ROWS - 5)
+    assert found["after the best rotation"].value > 0.9999
+    assert found.answer.startswith("more than by chance after the best rotation")
+    found = alignment_of(llama(tmp_path / "one", gaussian(0)))
+    assert (found.answer, found.quantities) == ("they are one table", ())
+    assert found.notes == ("input and output are model.embed_tokens.weight",)
+
+
 def test_only_two_stored_tables_as_they_stand_ask_whether_one_would_do(two, tmp_path):
     assert [q.name for q in alignment_of(two, QUICK).quantities if q.question] == ["as they stand"]
     one = factored(tmp_path / "m", gaussian(0, width=4), gaussian(1, 8, 4), gaussian(2, 4, 8))
@@ -83,9 +96,29 @@ def test_where_nothing_was_held_out_fitted_scores_are_told_with_their_own_chance
 # --- which end
 
 
-def test_one_table_is_held_against_both_of_the_other(two, tmp_path):
+@pytest.mark.parametrize("tied_first", [True, False])
+def test_which_end_a_tied_table_came_from_is_found_by_text(two, tied_first, tmp_path):
+    """The tied table is the other's output table, rotated, with its rows in another order and another vocabulary."""
+    order = np.random.default_rng(2).permutation(ROWS)[:300]
+    turned = gaussian(1)[order] @ scipy.linalg.qr(gaussian(3, WIDTH).astype(float))[0]
+    made = (turned + 0.5 * gaussian(4, 300)).astype(np.float32)
+    planted = (turned * made).sum(1) / np.linalg.norm(turned, axis=1) / np.linalg.norm(made, axis=1)
+    one = llama(tmp_path / "one", made, words=[WORDS[row] for row in order])
+    models, labels = ((one, two), ("a", "b")) if tied_first else ((two, one), ("b", "a"))
+    found = across(*models, labels, QUICK)
+    assert found.answer.startswith("the output of b after the best rotation")
+    assert found["tokens in both vocabularies"].value == 300
+    apart = ("after the best rotation", "after the best linear map", "by nearest neighbours in common")
+    assert all(found[f"output − input, {name}"].low > 0 for name in apart)
+    scores = {q.of: q.value for q in found.quantities if q.name == apart[0]}
+    first, second = (f"a table – b {end}" if tied_first else f"b {end} – a table" for end in ("input", "output"))
+    assert abs(scores[first]) < 0.2
+    assert scores[second] == pytest.approx(planted.mean(), abs=0.05)
+
+
+def test_a_lean_is_closers_and_a_common_start_is_noted(two, tmp_path):
     made = gaussian(1) + 0.3 * gaussian(2)
-    found = across(untied(tmp_path / "one", made, made, WORDS), two, ("<one>", "two"), QUICK)
+    found = across(llama(tmp_path / "one", made, made, WORDS), two, ("<one>", "two"), QUICK)
     assert found.answer.startswith("the output of two after the best rotation, and by 3 more of 4 measures")
     leans = closer(made, gaussian(0), gaussian(1), one_vocabulary(ROWS, ROWS), QUICK)
     (lean,) = (lean for lean in leans if (lean.measure, lean.view) == ("orthogonal", "centred"))
@@ -94,9 +127,39 @@ def test_one_table_is_held_against_both_of_the_other(two, tmp_path):
     assert [scores[f"{end} of two"].value for end in ("input", "output")] == expected
     assert found["output − input, after the best rotation"].value == pytest.approx(lean.difference.value)
     assert found.notes[0].startswith("<one> table – two output: a cosine of 0.9")
-    assert found["tokens in both vocabularies"].value == ROWS
     titles = [panel.title for panel in panels({"<one>": found.about("<one>")})]
     assert titles[:2] == ["The table of <one> against both of two", "Output less input, for <one>"]
+
+
+def test_two_models_of_one_kind_ask_no_question_which_is_closer(two, tmp_path):
+    for model, tables, kind in ((two, 4, "two tables"), (llama(tmp_path, gaussian(2), words=WORDS), 1, "one table")):
+        found = across(model, model, ("a", "b"), QUICK)
+        assert found.answer == f"no question here: both models have {kind}"
+        same = {q.of: q.value for q in found.quantities if q.name == "as they stand"}
+        assert len(same) == tables
+        assert max(same.values()) == pytest.approx(1)
+        assert not any(q.name.startswith("output − input") for q in found.quantities)
+
+
+def test_tables_of_different_width_say_which_maps_are_left_out(two, tmp_path):
+    found = across(two, llama(tmp_path, gaussian(1, width=7), words=WORDS), settings=QUICK)
+    assert "as they stand" not in {q.name for q in found.quantities}
+    assert f"no identity map: widths {WIDTH} and 7 differ" in found.notes
+
+
+def test_what_cannot_be_held_side_by_side_is_one_line(two, tmp_path):
+    far = llama(tmp_path / "far", gaussian(1), words=[*WORDS[-9:], *(f"x{row}" for row in range(ROWS - 9))])
+    unnamed = llama(tmp_path / "unnamed", gaussian(1))
+    headless = llama(tmp_path / "a", gaussian(0), architectures=["LlamaForSequenceClassification"])
+    lost = llama(tmp_path / "b", gaussian(0), tie_word_embeddings=False)
+    for ask, said in (
+        (lambda: across(two, far, settings=QUICK), "400 and 400 rows share 9 tokens, 9 usable; at least 16"),
+        (lambda: across(two, unnamed, settings=QUICK), r"no tokenizer\.json"),
+        (lambda: alignment_of(headless), "without an output head; give one with a token head"),
+        (lambda: alignment_of(lost), "says untied and stores no head"),
+    ):
+        with pytest.raises(CheckpointError, match=said):
+            ask()
 
 
 def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
@@ -124,7 +187,7 @@ def over_seeds(difference=0.3, without=0.02, seeds=OTHER_SEED, counted=1000):
     [
         ({}, "to its output table; with frequency taken out it shows no lean to either table of untied"),
         ({"without": 0.3}, "to its output table, with frequency taken out too"),
-        ({"counted": None}, "to its output table; without the training text, how much is frequency is not known"),
+        ({"counted": None}, "to its output table; frequency is not taken out without the training text"),
         ({"seeds": SAME_SEED}, "to its output table after the best rotation"),
     ],
 )
@@ -173,7 +236,7 @@ def scaled(*signs):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return untied(tmp_path_factory.mktemp("tokens") / "m", *scaled(-1.0, -1.0), WORDS[:V])
+    return llama(tmp_path_factory.mktemp("tokens") / "m", *scaled(-1.0, -1.0), WORDS[:V])
 
 
 @pytest.fixture(scope="module")
@@ -183,14 +246,14 @@ def shorter(folder):
 
 def test_tokens_answer_how_norms_follow_frequency(shorter, tmp_path):
     assert shorter.answer == "frequent tokens have shorter rows (input, output)"
-    apart = tokens_of(untied(tmp_path / "m", *scaled(1.0, -1.0)), text())
+    apart = tokens_of(llama(tmp_path / "m", *scaled(1.0, -1.0)), text())
     assert apart.answer == "frequent tokens have longer rows (input) and shorter rows (output)"
     (q,) = [q for q in apart.quantities if q.question]
     assert (q.speaks, q.below, q.chance) == ("two tables", "neither", 0.0)
     assert q.p < 0.01
     (same,) = [q for q in shorter.quantities if q.question]
     assert (same.speaks, same.value) == ("neither", pytest.approx(0.0, abs=1e-12))
-    weak = tokens_of(untied(tmp_path / "weak", gaussian(3, V), gaussian(4, V)), text())
+    weak = tokens_of(llama(tmp_path / "weak", gaussian(3, V), gaussian(4, V)), text())
     assert "not shown to be longer or shorter" in weak.answer
 
 
@@ -252,7 +315,7 @@ def test_every_table_is_drawn_in_one_plane_with_half_of_it_frequent_tokens(short
 
 
 def test_without_a_text_tokens_answer_with_directions(tmp_path):
-    found = tokens_of(untied(tmp_path / "m", gaussian(0, V), gaussian(1, V)))
+    found = tokens_of(llama(tmp_path / "m", gaussian(0, V), gaussian(1, V)))
     assert found.answer.startswith("without a text")
     assert {curve.name for curve in found.curves} == {"How many directions a table fills"}
     assert found.points[0].legend == ("tokens",)
@@ -266,7 +329,7 @@ def test_rows_near_unused_ones_are_candidates(tmp_path):
     table = gaussian(0, V)
     table[-5:] = 5 + 0.1 * gaussian(1, 5)
     table[3], table[9] = 0, 5.01
-    found = tokens_of(untied(tmp_path / "m", table, gaussian(2, V), WORDS[:V]))
+    found = tokens_of(llama(tmp_path / "m", table, gaussian(2, V), WORDS[:V]))
     assert found["rows in use near unused ones, input"].value == 1
     assert "maybe untrained" in found["rows in use near unused ones, input"].why
     (little,) = (listing for listing in found.listings if listing.name == "Rows that say little")
@@ -286,7 +349,7 @@ def test_a_factored_model_is_seen_before_and_after(tmp_path):
 
 def test_a_word_and_a_token_of_the_text_are_in_use(tmp_path):
     words = ["<unk>", "reserved", "dummy", "<reserved_1>", "<reserved_2>", *(f"w{row}" for row in range(V - 7))]
-    made = untied(tmp_path / "m", gaussian(0, V), gaussian(1, V), words)
+    made = llama(tmp_path / "m", gaussian(0, V), gaussian(1, V), words)
     assert tokens_of(made)["rows of no token"].value == 4  # two names, and two rows without a token
     assert tokens_of(made, text() % 4)["rows of no token"].value == 3
 
@@ -302,7 +365,7 @@ def test_the_same_seed_gives_the_same_and_progress_ends(folder):
 
 
 def test_what_cannot_be_measured(tmp_path):
-    made = untied(tmp_path / "m", gaussian(0, V), gaussian(1, V))
+    made = llama(tmp_path / "m", gaussian(0, V), gaussian(1, V))
     with pytest.raises(DataError, match="outside a vocabulary of 60"):
         tokens_of(made, np.full(200, V))
     (tmp_path / "m" / "model.safetensors").unlink()
@@ -329,7 +392,7 @@ def test_a_large_table_is_streamed_without_torch(tmp_path):
     """120,000 × 512 in fp16: 123 MB in the file, 491 MB in fp64; what is held is a piece, E × E and a sample."""
     generator = np.random.default_rng(0)
     table = generator.standard_normal((120_000, 512), np.float32).astype(np.float16)
-    untied(tmp_path / "m", table, table[::-1].copy())
+    llama(tmp_path / "m", table, table[::-1].copy())
     done = subprocess.run([sys.executable, "-c", MEMORY, str(tmp_path / "m")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     peak, points = map(int, done.stdout.split())

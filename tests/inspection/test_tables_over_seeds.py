@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import scipy.stats
-from safetensors.numpy import save_file
+from tests.analysis.tiny_tables import llama
 
 from tiewise.analysis.align_tables import CKA, CKA_CURVE, CKA_LINE, toward
 from tiewise.analysis.table_maps import AlignSettings
@@ -20,7 +20,6 @@ from tiewise.training.folder import folder_name, write_json
 from tiewise.training.results import Comparison, RunResult
 
 ROWS, WIDTH = 1500, 16
-IN, OUT = "model.embed_tokens.weight", "lm_head.weight"
 QUICK = AlignSettings(sampled=300, subspaces=())
 
 
@@ -58,17 +57,12 @@ def write_text(folder, counts):
 
 
 def write_run(where, models, diverged=(), counts=(1, 2, 5, 9) * (ROWS // 4)):
-    """Write the folder of a finished comparison: {arm: {seed: tensors}}."""
+    """Write the folder of a finished comparison: {arm: {seed: tables}}."""
     write_text(where / "data", counts)
     seeds = sorted({seed for found in models.values() for seed in found})
     for arm, found in models.items():
-        for seed, tensors in found.items():
-            final = where / folder_name(arm) / f"seed-{seed}" / "final"
-            final.mkdir(parents=True)
-            config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": ROWS}
-            config |= {"hidden_size": WIDTH, "tie_word_embeddings": OUT not in tensors}
-            (final / "config.json").write_text(json.dumps(config))
-            save_file({name: t.astype(np.float32) for name, t in tensors.items()}, final / "model.safetensors")
+        for seed, tables in found.items():
+            llama(where / folder_name(arm) / f"seed-{seed}" / "final", *(table.astype(np.float32) for table in tables))
     runs = [result(arm, s, math.nan if (arm, s) in diverged else 4.0) for arm, found in models.items() for s in found]
     meta = {"version": "0", "command": "c", "demo": False, "setting": {}, "data": {}, "env": {}}
     comparison = Comparison(arms=list(models), seeds=seeds, reference=next(iter(models)), runs=runs, **meta)
@@ -82,8 +76,8 @@ def planted(seeds, share=1.0, noise=(2.0, 0.5, 0.5)):
     first, second, third = (gaussian(100 + part) for part in range(3))
     tied = share * second + math.sqrt(1 - share**2) * third
     return {
-        "untied": {s: {IN: trained(first, noise[0], s, 0), OUT: trained(second, noise[1], s, 1)} for s in seeds},
-        "tied": {s: {IN: trained(tied, noise[2], s, 2)} for s in seeds},
+        "untied": {s: [trained(first, noise[0], s, 0), trained(second, noise[1], s, 1)] for s in seeds},
+        "tied": {s: [trained(tied, noise[2], s, 2)] for s in seeds},
     }
 
 
@@ -169,8 +163,8 @@ def test_a_shared_start_leads_pairs_of_one_seed_astray_and_no_others(tmp_path):
     models = planted((1, 2, 3))
     for seed in (1, 2, 3):
         start = 3 * gaussian(seed, 9)
-        models["untied"][seed][IN] += start
-        models["tied"][seed][IN] += start
+        models["untied"][seed][0] += start
+        models["tied"][seed][0] += start
     found = measured(write_run(tmp_path / "run", models), QUICK)
     assert toward(found.leaning("tied", "orthogonal", SAME_SEED).difference) == "input"
     assert found.leaning("tied", "orthogonal", SAME_SEED).input.value > 0.5
@@ -187,13 +181,14 @@ def with_frequency(models, counts):
     f = np.log1p(counts)
     curve = (f - f.mean()) / f.std()
     curve = curve + curve**2 / 2
+    strong = {("untied", 1): 6, ("tied", 0): 6}
     return {
         arm: {
-            seed: {
-                name: t + (0 if (arm, name) == ("untied", IN) else 6) * np.outer(curve, gaussian(seed, at, rows=1))
-                for at, (name, t) in enumerate(tensors.items(), 50)
-            }
-            for seed, tensors in found.items()
+            seed: [
+                table + strong.get((arm, at), 0) * np.outer(curve, gaussian(seed, 50 + at, rows=1))
+                for at, table in enumerate(tables)
+            ]
+            for seed, tables in found.items()
         }
         for arm, found in models.items()
     }
@@ -210,10 +205,8 @@ def test_what_is_only_frequency_is_told_apart(tmp_path):
     assert toward(whole.corrected["difference"]) == "output"
     f = np.log1p(counts)
     powers = np.column_stack([f**power for power in range(4)])
-    for share, (arm, name) in zip(
-        found.frequency.values(), (("untied", IN), ("untied", OUT), ("tied", IN)), strict=True
-    ):
-        tables = [models[arm][seed][name].astype(np.float32).astype(float) for seed in (1, 2, 3)]
+    for share, (arm, at) in zip(found.frequency.values(), (("untied", 0), ("untied", 1), ("tied", 0)), strict=True):
+        tables = [models[arm][seed][at].astype(np.float32).astype(float) for seed in (1, 2, 3)]
         left = [np.square(t - powers @ scipy.linalg.lstsq(powers, t)[0]).sum() for t in tables]
         whole_of = [np.square(t - t.mean(0)).sum() for t in tables]
         assert share.value == pytest.approx(1 - np.mean(np.divide(left, whole_of)), abs=1e-9)

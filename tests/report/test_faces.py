@@ -201,7 +201,7 @@ def test_three_arms_over_three_seeds_with_every_section_fit_one_screen(tmp_path)
         (tmp_path / label).mkdir()
         folders[label], _ = checkpoint(tmp_path / label, tied)
     never, soon = map(Found, ("not the first choice at half of the positions", "the first choice, after layer 1 of 2"))
-    pulling = {"untied": paths(one_table=False, null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
+    pulling = {"untied": paths(null=(math.nan,) * 2, cosine=math.nan), "tied": paths()}
     same = {
         "bigrams": bigrams_of(text(), folders["untied"], fits=Fits(kept=5, steps=5)),
         "which_end": found_over_seeds(over_seeds(), "tied"),

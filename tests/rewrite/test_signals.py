@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP at every moment of a rewrite: the result is there whole, or nothing is."""
 
+import itertools
 import linecache
 import os
 import signal
@@ -28,27 +29,22 @@ main()
 """
 
 
-def counts(frame, event):
-    """Whether a signal can be heard here: Python looks for them at calls and loops, and never at a bare `try:`."""
-    return event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != "try:"
+def traced(source, to, heard):
+    """Rewrite, and call `heard` at every line of the engine, each time the same ones."""
 
-
-def moments(source, to):
-    """How many lines of the engine a rewrite runs, each time the same."""
-    seen = [0]
-
-    def count(frame, event, argument):
+    def line(frame, event, argument):
         if frame.f_code.co_filename not in SHOWN:
             return None
-        seen[0] += counts(frame, event)
-        return count
+        # Python looks for signals at calls and loops, and never at a bare `try:`
+        if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != "try:":
+            heard()
+        return line
 
-    sys.settrace(count)
+    sys.settrace(line)
     try:
         untie(source, to)
     finally:
         sys.settrace(None)
-    return seen[0]
 
 
 def ended_at(moment, number, source, to):
@@ -56,21 +52,12 @@ def ended_at(moment, number, source, to):
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    left = [moment]
-
-    def press(frame, event, argument):
-        if frame.f_code.co_filename not in SHOWN:
-            return None
-        left[0] -= counts(frame, event)
-        if counts(frame, event) and left[0] == 0:
-            os.kill(os.getpid(), number)
-        return press
-
+    left = itertools.count(moment, -1)
+    next(left)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.settrace(press)
     code = 0
     try:
-        untie(source, to)
+        traced(source, to, lambda: next(left) or os.kill(os.getpid(), number))
     except KeyboardInterrupt:
         code = 130
     except SystemExit as error:
@@ -83,11 +70,11 @@ def ended_at(moment, number, source, to):
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
 def test_a_signal_at_any_moment_leaves_all_or_nothing(tmp_path, number, step):
     source = llama(tmp_path / "a")
-    count = moments(source, tmp_path / "whole")
+    lines, codes = [], set()
+    traced(source, tmp_path / "whole", lambda: lines.append(1))
     whole = untimed(tmp_path / "whole")
-    assert count > 150
-    codes = set()
-    for moment in range(1, count, step):
+    assert len(lines) > 150
+    for moment in range(1, len(lines), step):
         to = tmp_path / f"b{moment}"
         codes.add(ended_at(moment, number, source, to))
         left = {path.name for path in tmp_path.iterdir()} - {"a", "whole"}
@@ -109,10 +96,8 @@ def test_the_command_says_so_and_exits_as_shells_expect(tmp_path, number):
         for _ in range(1 + twice):
             process.send_signal(number)
         said = process.communicate(timeout=60)[1]
-        assert (process.returncode, said) == (
-            CODES[number],
-            "tiewise: interrupted; a is as it was and b was not made\n",
-        )
+        assert process.returncode == CODES[number]
+        assert said == "tiewise: interrupted; a is as it was and b was not made\n"
         assert listing(tmp_path) == before
 
 

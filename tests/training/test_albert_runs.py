@@ -4,9 +4,9 @@ import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
+from tests.training.conftest import prose
 from transformers import AutoModelForPreTraining, AutoTokenizer
 
 import tiewise.models  # noqa: F401
@@ -25,28 +25,18 @@ SMALL = {"width": 16, "layers": 2, "heads": 2, "length": 24, "batch": 4, "steps"
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    draw = np.random.default_rng(0)
-    folder = tmp_path_factory.mktemp("albert")
-    words = ["".join(draw.choice(list("abcdefgh"), 3)) for _ in range(40)]
-    with (folder / "text.jsonl").open("w") as file:
-        for _ in range(80):
-            said = [" ".join(draw.choice(words, 4)).capitalize() + "." for _ in range(8)]
-            file.write(json.dumps({"text": " ".join(said)}) + "\n")
-    return str(folder / "text.jsonl")
+    said = [f"{words.capitalize()}." for words in prose(640, known=40, each=4).split("\n\n")]
+    rows = [json.dumps({"text": " ".join(said[i : i + 8])}) for i in range(0, 640, 8)]
+    path = tmp_path_factory.mktemp("albert") / "text.jsonl"
+    path.write_text("\n".join(rows))
+    return str(path)
 
 
 @pytest.fixture(scope="module")
 def settings(source):
-    return Settings(
-        arms=("factored:8",),
-        text=(source,),
-        tokenizer="bpe:300",
-        kind="albert",
-        model="albert",
-        learning_rate=5e-3,
-        own=AlbertOptions(optimizer="adamw"),
-        **SMALL,
-    ).checked()
+    of_text = {"text": (source,), "tokenizer": "bpe:300", "kind": "albert", "model": "albert"}
+    own = AlbertOptions(optimizer="adamw")
+    return Settings(arms=("factored:8",), learning_rate=5e-3, own=own, **of_text, **SMALL).checked()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,7 @@ def job(text):
 
     def make(settings, folder=None, arm=None):
         made = replace(settings, arms=(arm or settings.arms[0],)).checked()
-        name, spec = next(iter(made.specs().items()))
+        ((name, spec),) = made.specs().items()
         return Job(name, spec, made, folder, text)
 
     return make
@@ -108,7 +98,7 @@ def test_a_run(objective, settings, text, job, tmp_path):
 
 
 def test_logged_losses_are_those_of_the_steps(settings, text, job, tmp_path, monkeypatch):
-    """The accuracy of the first predicted tokens alone, whose logits the fused loss does not compute."""
+    """Accuracies of the first predicted tokens alone, whose logits the fused loss does not compute."""
     monkeypatch.setattr(albert, "SAMPLE", 5)
     own = job(replace(settings, steps=3, learning_rate=1e-9), tmp_path)
     train(own)

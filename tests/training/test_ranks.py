@@ -1,5 +1,6 @@
 """Alone, agreeing costs nothing and changes nothing; several processes are in tests/cli/test_launched.py."""
 
+import os
 import signal
 
 import pytest
@@ -24,21 +25,10 @@ def test_alone_everything_is_what_it_is(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-@pytest.mark.parametrize(
-    ("environment", "several"),
-    [
-        ({}, False),
-        ({"WORLD_SIZE": "1", "RANK": "0"}, False),
-        ({"WORLD_SIZE": "2"}, False),
-        ({"WORLD_SIZE": "2", "RANK": "1"}, True),
-    ],
-)
-def test_who_is_launched(monkeypatch, environment, several):
-    for name in ("WORLD_SIZE", "RANK"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert ranks.launched() is several
+@pytest.mark.parametrize(("size", "rank"), [("", ""), ("1", "0"), ("2", ""), ("2", "1")])
+def test_who_is_launched(monkeypatch, size, rank):
+    monkeypatch.setattr(os, "environ", {name: n for name, n in (("WORLD_SIZE", size), ("RANK", rank)) if n})
+    assert ranks.launched() is ((size, rank) == ("2", "1"))
 
 
 def test_a_batch_is_divided_or_refused(monkeypatch):

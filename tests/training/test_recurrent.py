@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.training.conftest import differing, prose
+from tests.training.conftest import differing, jobs_on, prose
 from torch import nn
 from transformers import AutoModelForCausalLM
 
 from tiewise.core.errors import DataError, TiewiseError
-from tiewise.core.spec import BoundarySpec
 from tiewise.data.word_corpus import prepare_words
 from tiewise.training.kinds import recurrent
 from tiewise.training.kinds.recurrent import KIND, changed, recurrent_config, run_steps
 from tiewise.training.run import train
 from tiewise.training.settings import FILE, Settings, recipe, recipes
 from tiewise.training.streams import Steps, measure_streams, side_by_side
-from tiewise.training.trainer import Job
 
 BATCH, LENGTH, WIDTH = 4, 6, 10
 
@@ -41,26 +39,13 @@ def words(corpus, tmp_path_factory):
 
 def settings(**changes):
     small = {"width": WIDTH, "batch": BATCH, "length": LENGTH, "text": ("corpus",), "arms": ("tied",), "seed": 1}
-    still = dict.fromkeys(("dropout_input", "dropout_between", "dropout_output"), 0.0)
-    return Settings.of(
-        {**recipe("pytorch-200"), **small, **still, "learning_rate": 1.0, "steps": 20, **changes}
-    ).checked()
+    small |= dict.fromkeys(("dropout_input", "dropout_between", "dropout_output"), 0.0)
+    return Settings.of({**recipe("pytorch-200"), **small, "learning_rate": 1.0, "steps": 20, **changes}).checked()
 
 
 @pytest.fixture(scope="module")
 def job(words):
-    """Make the job of an arm on these words."""
-
-    def make(chosen, folder=None, arm="tied", **changes):
-        return Job(arm, BoundarySpec.parse(arm), chosen, folder, words, **changes)
-
-    return make
-
-
-@pytest.fixture(scope="module")
-def built(job):
-    """Build the model of an arm."""
-    return lambda chosen, arm="tied": KIND.build(job(chosen, arm=arm))
+    return jobs_on(words)
 
 
 class Plain(nn.Module):
@@ -122,37 +107,35 @@ def reference(model, tokens, chosen):
         ("untied", {"activation": 2.0, "slowness": 1.0}, 1e-5),
     ],
 )
-def test_step_for_step_a_plain_model(arm, changes, exact, words, job, built, tmp_path):
+def test_step_for_step_a_plain_model(arm, changes, exact, words, job, tmp_path):
     """Over three epochs, the last step of each shorter, the rate halved after the first."""
     chosen = settings(epochs=3, anneal="epochs", decay=0.5, decay_after=1, keep="last", **changes)
-    installed = built(chosen, arm)
+    installed = KIND.build(job(chosen, arm=arm))
     other = Plain(installed.model, arm.startswith("tied"))
     wanted = reference(other, words.split("train"), chosen)
     trainer = KIND.trainer(job(chosen, tmp_path, arm), installed)
     trainer.train()
     got = [line["loss"] for line in trainer.state.log_history if "loss" in line]
-    assert len(got) == 20
     assert wanted[-1] < wanted[0] - 0.05
     np.testing.assert_allclose(got, wanted, atol=exact)
-    torch.testing.assert_close(installed.tables()[0], other.embedding.weight, rtol=0, atol=exact)
-    torch.testing.assert_close(installed.tables()[1], other.head.weight, rtol=0, atol=exact)
-    weight = installed.model.rnn.layers[1].weight_hh
-    torch.testing.assert_close(weight, other.body.weight_hh_l1, rtol=0, atol=exact)
+    ours = (*installed.tables(), installed.model.rnn.layers[1].weight_hh)
+    theirs = (other.embedding.weight, other.head.weight, other.body.weight_hh_l1)
+    for mine, plain in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, plain, rtol=0, atol=exact)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 4096])
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, built, monkeypatch):
+def test_pieces_with_the_state_carried_are_each_stream_at_once(parallel, at_once, words, job, monkeypatch):
     monkeypatch.setattr("tiewise.training.streams._AT_ONCE", at_once)
-    installed, tokens = built(settings()), words.split("heldout")
+    installed, tokens = KIND.build(job(settings())), words.split("heldout")
     found = measure_streams(installed, tokens, words.counts, parallel)
     inputs, targets = side_by_side(tokens, parallel)
     with torch.no_grad():
         logits, _ = Plain(installed.model.eval(), True)(inputs, None)
     assert found.tokens == sum(b.tokens for b in found.bins) == len(tokens) - 1
-    assert found.nll == pytest.approx(
-        F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten()).item(), abs=1e-6
-    )
+    nll = F.cross_entropy(logits.flatten(0, 1).double(), targets.flatten()).item()
+    assert found.nll == pytest.approx(nll, abs=1e-6)
 
 
 @pytest.mark.parametrize(("count", "parallel"), [(2, 1), (2, 10), (11, 3), (12, 4), (100, 7)])
@@ -192,27 +175,17 @@ def test_too_few_words_for_the_streams():
         Steps(np.arange(39), 20, 35, 1)
 
 
-VARIANTS = {
-    "plateau": {"dropout_input": 0.3, "dropout_between": 0.2, "anneal": "plateau", "decay": 0.25},
-    "averaged": {
-        "average_patience": 1,
-        "vary_length": True,
-        "weight_drop": 0.2,
-        "dropout_recurrent": 0.2,
-        "variational": True,
-        "dropout_output": 0.2,
-        "activation": 2.0,
-        "slowness": 1.0,
-        "learning_rate": 30.0,  # so that validation gets worse, and averaging begins
-    },
-}
+PLATEAU = {"dropout_input": 0.3, "dropout_between": 0.2, "anneal": "plateau", "decay": 0.25}
+AVERAGED = {"average_patience": 1, "learning_rate": 30.0}  # so that validation gets worse, and averaging begins
+AVERAGED |= {"vary_length": True, "variational": True, "activation": 2.0, "slowness": 1.0}
+AVERAGED |= {"weight_drop": 0.2, "dropout_recurrent": 0.2, "dropout_output": 0.2}
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_resumed_run_is_the_uninterrupted_one(variant, job, interrupted, tmp_path):
-    chosen = settings(epochs=6, steps=60, **VARIANTS[variant])
+@pytest.mark.parametrize(("variant", "held"), [(PLATEAU, 2), (AVERAGED, 3)], ids=["plateau", "averaged"])
+def test_a_resumed_run_is_the_uninterrupted_one(variant, held, job, interrupted, tmp_path):
+    """It holds weights and gradients, or the mean beside them."""
+    chosen = settings(epochs=6, steps=60, **variant)
     whole = train(job(chosen, tmp_path / "whole"))
-    held = 3 if variant == "averaged" else 2  # weights and gradients; the mean beside them
     assert whole.result.training_bytes == held * whole.result.bytes
     for step in (15, 31):  # within an epoch; the windows of the curve are of three steps
         interrupted(job(chosen, tmp_path / "cut"), step - 1)
@@ -224,13 +197,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(variant, job, interrupted, tmp_p
     assert {p.name for p in (tmp_path / "cut").iterdir()} == {"final", "metrics.jsonl", "result.json", "tensorboard"}
 
 
-def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, built, tmp_path, monkeypatch):
+def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, tmp_path, monkeypatch):
     """Validation losses that are told: best at the second epoch, worse after; the rate is a quarter from then on."""
-    told = iter([3.0, 2.0, 2.5, 2.0, 9.0])
-    kept = []
+    told, kept = iter([3.0, 2.0, 2.5, 2.0, 9.0]), []
     chosen = settings(epochs=5, steps=1000, anneal="plateau", decay=0.25, keep="best")
-    steps = run_steps(chosen, words, 1)
-    installed = built(chosen)
 
     @contextmanager
     def noted(path):
@@ -240,9 +210,9 @@ def test_the_rate_falls_and_the_best_epoch_is_kept(words, job, built, tmp_path, 
     monkeypatch.setattr(type(KIND), "measure", lambda *a, **k: SimpleNamespace(nll=0.0))
     monkeypatch.setattr(recurrent, "measure_streams", lambda *a, **k: SimpleNamespace(nll=next(told)))
     monkeypatch.setattr(recurrent, "written_whole", noted)
-    trainer = KIND.trainer(job(chosen, tmp_path), installed)
+    trainer = KIND.trainer(job(chosen, tmp_path), KIND.build(job(chosen)))
     trainer.train()
-    each = len(steps) // 5
+    each = len(run_steps(chosen, words, 1)) // 5
     assert kept == [each, 2 * each]
     rates = {line["step"]: line["learning_rate"] for line in trainer.state.log_history if "loss" in line}
     assert rates[each] == 1.0
@@ -265,7 +235,6 @@ def test_what_a_run_leaves_loads_everywhere(words, job, tmp_path):
         logits = model.eval()(input_ids=inputs).logits
     known = targets != -100
     assert F.cross_entropy(logits[known], targets[known]).item() == pytest.approx(result.heldout_nll, abs=1e-5)
-    assert result.perplexity == pytest.approx(math.exp(result.heldout_nll))
     assert result.predicted_initial_nll == pytest.approx(math.log(words.vocab))
     assert result.initial_nll == pytest.approx(result.predicted_initial_nll, abs=0.05)
     assert result.curve[-1].tokens == BATCH * sum(run_steps(settings(epochs=2), words, 1).lengths)
@@ -334,6 +303,6 @@ def test_every_share_that_is_dropped_reaches_its_place():
     assert {name: getattr(config, place) for name, place in places.items()} == shares
 
 
-def test_a_vocabulary_of_two_widths_is_refused_where_tied(built):
+def test_a_vocabulary_of_two_widths_is_refused_where_tied(job):
     with pytest.raises(TiewiseError, match="projected"):
-        built(settings(embedding=6))
+        KIND.build(job(settings(embedding=6)))

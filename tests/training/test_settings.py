@@ -25,8 +25,9 @@ def test_round_trip(tmp_path, changes):
     assert set(yaml.safe_load((tmp_path / FILE).read_text())) == set(vars(settings)) - {"own"}
 
 
-def test_arms_get_their_canonical_names():
-    assert Settings(arms=(" tied+bias", "factored:k=64")).checked().arms == ("tied+bias", "factored:64")
+def test_arms_get_their_canonical_names_and_minutes_leave_the_place_of_a_schedule_open():
+    found = Settings(arms=(" tied+bias", "factored:k=64", "tied+untie_at=900"), minutes=1.0).checked()
+    assert found.arms == ("tied+bias", "factored:64", "tied+untie_at=900")
 
 
 @pytest.mark.parametrize("value", ["3e-3", "0.003", 0.003])
@@ -91,21 +92,14 @@ def test_refusals(changes, says):
         ("a: [", "FILE is not YAML"),
         ("!!python/object/apply:os.system ['true']", "FILE is not YAML"),
         (b"\xff\xfe\x00", "cannot read FILE: not text"),
+        (None, "cannot read FILE: No such file"),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path, written, says):
     path = tmp_path / "settings.yaml"
-    path.write_bytes(written if isinstance(written, bytes) else written.encode())
+    if written is not None:
+        path.write_bytes(written if isinstance(written, bytes) else written.encode())
     with pytest.raises(RunError) as caught:
         Settings.load(path)
     assert says.replace("FILE", str(path)) in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_a_file_that_is_not_there(tmp_path):
-    with pytest.raises(RunError, match="No such file"):
-        Settings.load(tmp_path / "none.yaml")
-
-
-def test_minutes_leave_the_place_of_a_schedule_open():
-    Settings(arms=("tied+untie_at=900",), minutes=1.0).checked()

@@ -38,17 +38,17 @@ def test_every_arm_gets_the_same_trials_and_the_best_on_the_tune_split(tiny, tmp
     by(monkeypatch, lambda job: asked.append(job) or train(job))
     found = finish(out, lines.display)
     assert [job.split for job in asked] == ["tune"] * 8 + ["heldout"] * 2
+    assert {(job.settings.steps, job.seed) for job in asked[:8]} == {(5, short_trials.SEED)}
     for arm in ("tied", "untied"):
-        jobs = [job for job in asked[:8] if job.arm == arm]
-        assert len(jobs) == 4
-        assert {(job.split, job.settings.steps, job.seed) for job in jobs} == {("tune", 5, short_trials.SEED)}
         trials = [t for t in found.tuning if t["arm"] == arm]
         best = min(trials, key=lambda t: t["nll"])
         assert [t["chosen"] for t in trials] == [t is best for t in trials]
         run = found.of(arm)[0]
         assert (run.init_std, run.learning_rate) == (best["init"], best["learning_rate"])
-    rates = [{(t["init"], t["learning_rate"]) for t in found.tuning if t["arm"] == arm} for arm in ("tied", "untied")]
-    assert rates[0] == rates[1]
+    tied, untied = (
+        {(t["init"], t["learning_rate"]) for t in found.tuning if t["arm"] == job.arm} for job in asked[-2:]
+    )
+    assert (len(tied), tied) == (4, untied)
     assert not any((out / "tuning").rglob("*.safetensors"))
     assert sum(line.startswith("tune ") for line in lines) == 8
 
@@ -81,8 +81,7 @@ def test_a_trial_that_diverges_is_not_chosen(tiny, tmp_path, lines, monkeypatch)
     monkeypatch.setattr(short_trials, "RATE_FACTORS", (1e33, 1.0))
     out = lines.begin(tiny(tune=True, steps=20, arms=("tied",)), tmp_path / "out")
     found = finish(out, lines.display)
-    assert [t["nll"] is None for t in found.tuning] == [True, False]
-    assert [t["chosen"] for t in found.tuning] == [False, True]
+    assert [(t["nll"] is None, t["chosen"]) for t in found.tuning] == [(True, False), (False, True)]
     assert any("diverged" in line for line in lines)
 
 
@@ -127,8 +126,7 @@ def machine(trained, tiny, tmp_path, monkeypatch):
 def whole(machine, lines, settings, out):
     """Begin and finish a comparison on the machine; return the seconds that it took."""
     lines.begin(settings, out, gone=machine.gone)
-    machine.trained.clear()
-    machine.trained.append(None)  # the first run of the process is behind
+    machine.trained[:] = [None]  # the first run of the process is behind
     finish(out, lines.display)
     return machine.now
 
@@ -158,8 +156,7 @@ def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_
     assert not (tmp_path / "out").exists()
     assert ("without tuning" in refused.value.fix) is tune
     asked = float(refused.value.fix.split()[2])
-    machine.now = STARTING
-    machine.trained.clear()
+    machine.now, machine.trained = STARTING, []
     taken = whole(machine, lines, tiny(minutes=asked, seeds=2, tune=tune), tmp_path / "out")
     assert 0.8 * 60 * asked < taken <= 60 * asked
     assert saved_run(tmp_path / "out").steps >= 20
@@ -167,11 +164,12 @@ def test_what_cannot_fit_is_refused_with_the_minutes_that_do(machine, tiny, tmp_
 
 def test_trials_evaluate_nothing_that_does_not_choose(text, job, tiny, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(
-        decoder,
-        "measure",
-        lambda installed, tokens, *rest: asked.append((len(tokens), rest[-1])) or MeasuredSplit(5.0, 1, []),
-    )
+
+    def measure(installed, tokens, length, counts, blocks):
+        asked.append((len(tokens), blocks))
+        return MeasuredSplit(5.0, 1, [])
+
+    monkeypatch.setattr(decoder, "measure", measure)
     train(short_trials.short(job(tiny(steps=80)), tmp_path / "trial"))
     tune = len(text.split("tune"))
     assert asked == [(tune, 32), (tune, tune // 16)]

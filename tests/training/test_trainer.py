@@ -33,8 +33,8 @@ def chosen(**options):
     """Plain SGD, clipped hard: what is measured after clipping would show."""
     usual = {"max_steps": STEPS, "per_device_train_batch_size": 2, "learning_rate": 0.05, "logging_steps": 1}
     usual |= {"max_grad_norm": 0.01, "optim": "sgd", "lr_scheduler_type": "constant"}
-    fixed = {"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False, "use_cpu": True}
-    return TrainingArguments(output_dir="unused", **fixed, **{**usual, **options})
+    usual |= {"save_strategy": "no", "disable_tqdm": True, "remove_unused_columns": False, "use_cpu": True}
+    return TrainingArguments(output_dir="unused", **{**usual, **options})
 
 
 def trained(installed, text, accumulate=1, evaluator=None, **options):
@@ -46,11 +46,9 @@ def trained(installed, text, accumulate=1, evaluator=None, **options):
         batches.append(ids)
         return {"input_ids": ids, "labels": ids.clone()}
 
-    arguments = chosen(gradient_accumulation_steps=accumulate, **options)
-    rows = Blocks(text.split("train"), 16)
-    TiewiseTrainer(
-        installed, args=arguments, train_dataset=rows, data_collator=collate, callbacks=[witness], evaluator=evaluator
-    ).train()
+    given = {"args": chosen(gradient_accumulation_steps=accumulate, **options), "data_collator": collate}
+    given |= {"train_dataset": Blocks(text.split("train"), 16), "callbacks": [witness], "evaluator": evaluator}
+    TiewiseTrainer(installed, **given).train()
     grouped = [batches[i * accumulate : (i + 1) * accumulate] for i in range(STEPS)]
     return witness, grouped
 
@@ -79,8 +77,8 @@ def test_path_norms_equal_those_of_two_leaves_before_clipping(text, job, tiny, a
     witness, batches = trained(installed, text, accumulate)
     for model, step, logged in zip(witness.models, batches, witness.logs, strict=True):
         a, b, loss = two_leaves(model, step)
-        assert logged["path_a"] == pytest.approx(a.norm().item(), rel=1e-4)
-        assert logged["path_b"] == pytest.approx(b.norm().item(), rel=1e-4)
+        norms = (a.norm().item(), b.norm().item())
+        assert (logged["path_a"], logged["path_b"]) == pytest.approx(norms, rel=1e-4)
         assert logged["loss"] == pytest.approx(loss, abs=1e-5)
         assert min(logged["path_a"], logged["path_b"]) > 0.01  # so clipping to 0.01 would show
         if installed.spec.tables == 1:
@@ -99,8 +97,7 @@ def test_a_window_is_the_mean_of_its_steps(text, job, tiny):
 def test_tracking_changes_nothing(text, job, tiny):
     tracked, plain = (KIND.build(job(tiny(), arm="tied")) for _ in range(2))
     trained(tracked, text)
-    rows = Blocks(text.split("train"), 16)
-    Trainer(plain.model, chosen(), train_dataset=rows).train()
+    Trainer(plain.model, chosen(), train_dataset=Blocks(text.split("train"), 16)).train()
     for one, other in zip(tracked.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(one, other)
 
@@ -127,10 +124,9 @@ def test_the_penalty_acts_once_per_step_and_is_not_in_the_loss(text, job, tiny, 
 def test_the_penalty_is_of_training_only(text, job, tiny):
     installed = KIND.build(job(tiny(), arm="projected:24,penalty=5"))
     trainer = TiewiseTrainer(installed, args=chosen())
-    ids = torch.tensor([[1, 2, 3, 4]])
-    inputs = {"input_ids": ids, "labels": ids}
-    training = trainer.compute_loss(installed.model.train(), inputs).item()
-    evaluated = trainer.compute_loss(installed.model.eval(), inputs).item()
+    inputs = dict.fromkeys(("input_ids", "labels"), torch.tensor([[1, 2, 3, 4]]))
+    models = (installed.model.train, installed.model.eval)
+    training, evaluated = (trainer.compute_loss(mode(), inputs).item() for mode in models)
     norm = installed.model.get_output_embeddings().out_map.weight.norm().item()
     assert training - evaluated == pytest.approx(5 * norm, rel=1e-5)
 

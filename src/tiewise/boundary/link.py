@@ -110,8 +110,7 @@ def restructure(ends: ModelEnds, spec: BoundarySpec, journal: Journal) -> Struct
     if new_bias:
         journal.set(head, "bias", nn.Parameter(table_out.new_zeros(len(table_out))))
     if spec.pad is not None:
-        tables = [head.weight, *(lookup.weight for lookup in lookups)]
-        for table in {id(table): table for table in tables}.values():
+        for table in dict.fromkeys([head.weight, *(lookup.weight for lookup in lookups)]):
             if spec.pad >= len(table):
                 raise SpecError(f"pad={spec.pad}: the table has {len(table)} rows", f"choose a row below {len(table)}")
             if not table.is_meta:
@@ -148,9 +147,8 @@ class Link:
         self.shifts = False  # whether position i predicts label i + 1
         self.averages = False  # whether the family's loss is a mean over its own batch, whatever number it is told
         self.always = 0  # depth of `deferred()` contexts
-        self.active = False
-        self.defers = False
-        self._chain: dict[int, Tensor] = {}
+        self.active = self.defers = False  # whether a forward is under way, and whether its logits wait
+        self.chain: dict[int, Tensor] = {}  # table → what its last use in this forward handed on, by id
 
     @property
     def head(self) -> nn.Linear:
@@ -166,30 +164,6 @@ class Link:
     def in_map(self) -> Any:
         """The map behind every lookup, or None."""
         return getattr(self.ends.owner, "in_map", None)
-
-    def start(self, *, defers: bool) -> None:
-        """Begin a forward."""
-        self._chain.clear()
-        self.active, self.defers = True, defers
-
-    def stop(self) -> None:
-        """End a forward, also one that raised."""
-        self._chain.clear()
-        self.active = self.defers = False
-
-    def look_up(self, table: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
-        """Rows of `table` [V, E] at `ids` [...], linked with the other uses of the table in this forward."""
-        o = LookupOptions(padding_idx, self.options.stop_both, self.options.alpha, self.options.record)
-        if torch.compiler.is_compiling() or not self.active:
-            return tied_lookup(table, ids, o)[0]
-        rows, self._chain[id(table)] = tied_lookup(self._chain.get(id(table), table), ids, o)
-        return rows
-
-    def table(self, table: Tensor) -> Tensor:
-        """Return the table as the head uses it: behind its lookups, and without a gradient for the padding row."""
-        if not torch.compiler.is_compiling() and id(table) in self._chain:
-            return self._chain[id(table)]
-        return without_row(table, self.options.stop_both)
 
 
 def attach(model: Any, spec: BoundarySpec | None, journal: Journal, *, loading: bool = False) -> Link:
@@ -235,9 +209,9 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
-    compiling = torch.compiler.is_compiling()
-    labelled = kwargs.get("labels") is not None
-    link.start(defers=model.training or link.always > 0 or (labelled and not compiling))
+    labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
+    link.chain.clear()
+    link.active, link.defers = True, model.training or link.always > 0 or labelled
 
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -249,14 +223,14 @@ def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> 
         output = _share_of_step(output, kwargs, link.shifts)
     if not link.active:
         return output
-    handed = link.always > 0
-    link.stop()
+    link.chain.clear()
+    link.active = link.defers = False
     if torch.compiler.is_compiling():
         if not isinstance(output, dict) or output.get("loss") is None:
             return output
         # a compiled graph can hand out tensors only, and computing the logits would undo the point
         return type(output)(**{key: value for key, value in output.items() if not isinstance(value, Deferred)})
-    if model.training or handed:
+    if model.training or link.always > 0:
         return output
     if isinstance(output, tuple):
         return tuple(LazyLogits(x) if isinstance(x, Deferred) else x for x in output)
@@ -346,9 +320,13 @@ class Lookup(nn.Embedding):
     def forward(self, ids: Tensor) -> Tensor:
         """Rows [..., D] of `ids` [...]."""
         link: Link = vars(self)[NAME]
-        weight = self.weight
+        weight, o = self.weight, link.options
         if torch.is_grad_enabled() and weight.requires_grad:
-            rows = link.look_up(weight, ids, self.padding_idx)
+            options = LookupOptions(self.padding_idx, o.stop_both, o.alpha, o.record)
+            if torch.compiler.is_compiling() or not link.active:
+                rows = tied_lookup(weight, ids, options)[0]
+            else:
+                rows, link.chain[id(weight)] = tied_lookup(link.chain.get(id(weight), weight), ids, options)
         else:
             rows = super().forward(ids)
         in_map = getattr(self, "in_map", link.in_map)
@@ -368,7 +346,9 @@ class Head(nn.Linear):
         out_map = getattr(self, "out_map", None)
         if out_map is not None:
             hidden = out_map(hidden)
-        table, bias = link.table(self.weight), self.bias
+        table, bias = None if torch.compiler.is_compiling() else link.chain.get(id(self.weight)), self.bias
+        if table is None:  # no lookup before it in this forward
+            table = without_row(self.weight, link.options.stop_both)
         first = bias if scale == 1.0 else None
         logits: Any = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
         if scale != 1.0:

@@ -148,8 +148,8 @@ class Curve:
 
     @classmethod
     def through(cls, name: str, points: Iterable[tuple[float, Any]], **more: Any) -> Curve:
-        """Return the curve through (x, estimate or None); those without an estimate are left out."""
-        found = [(x, e.value, e.low, e.high) for x, e in points if e is not None]
+        """Return the curve through (x, estimate or None); what is none, or no number, is left out."""
+        found = [(x, e.value, e.low, e.high) for x, e in points if e is not None and math.isfinite(e.value)]
         return cls(name, *(tuple(column) for column in zip(*found, strict=True)) if found else ((), ()), **more)
 
 

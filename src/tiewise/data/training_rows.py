@@ -143,13 +143,7 @@ class PairRows(Dataset):
     """
 
     def __init__(
-        self,
-        sentences: Sentences,
-        packing: Packing,
-        masking: Masking,
-        *,
-        seed: int,
-        count: int | None = None,
+        self, sentences: Sentences, packing: Packing, masking: Masking, *, seed: int, count: int | None = None
     ) -> None:
         self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
         self._begins = [0]  # first row of each epoch known so far
@@ -163,7 +157,7 @@ class PairRows(Dataset):
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         draw = _draw(self.seed, 1, index)
-        a, b, label = self._pair(index, draw)
+        a, b, label = self.pair(index, draw)
         vocabulary, t = self.sentences.vocabulary, self.packing.length
         cls, sep, masked, pad = vocabulary.marks
         ids = np.concatenate([[cls], a, [sep], b, [sep]])
@@ -183,11 +177,9 @@ class PairRows(Dataset):
             found["pair_labels"] = torch.tensor(label)
         return found
 
-    def pair(self, index: int) -> tuple[Ints, Ints, int | None]:
+    def pair(self, index: int, draw: np.random.Generator | None = None) -> tuple[Ints, Ints, int | None]:
         """(A, B, label) of a row before it is masked; the label is None where there is no objective."""
-        return self._pair(index, _draw(self.seed, 1, index))
-
-    def _pair(self, index: int, draw: np.random.Generator) -> tuple[Ints, Ints, int | None]:
+        draw = _draw(self.seed, 1, index) if draw is None else draw
         while self._begins[-1] <= index:
             self._turn_to(len(self._begins) - 1)
         epoch = bisect(self._begins, index) - 1

@@ -13,7 +13,7 @@ With a soft-cap the elementwise derivative 1 − tanh² stands between, and P is
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,14 +21,6 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions, chunk_rows
 
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
-
-
-class Gradients(NamedTuple):
-    """Accumulators in fp32 (fp64 for fp64 inputs); None where not wanted."""
-
-    features: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
 
 
 def compute_dtype(features: Tensor, weight: Tensor) -> torch.dtype:
@@ -44,153 +36,111 @@ def accumulator(kind: torch.dtype) -> torch.dtype:
 
 def sweep(
     options: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Tensor | None
-) -> tuple[Tensor, Gradients]:
+) -> tuple[Tensor, list[Tensor | None]]:
     """Run over all chunks of `tensors`: features [N, E], weight [V, E], bias [V] or None, targets [N].
 
     Returns:
-        the loss of each token [N], and the gradients `wanted` (of features, weight, bias) of Σ row_weight_i · loss_i
-        (row_weight [] or [N]; None: all 1), multiplied in `kind` and accumulated in `accumulator(kind)`.
+        the loss of each token [N], and the gradients `wanted` (of features, weight, bias; None elsewhere) of
+        Σ row_weight_i · loss_i (row_weight [] or [N]; None: all 1), multiplied in `kind` and accumulated in
+        `accumulator(kind)`.
     """
     features, weight, bias, targets = tensors
-    wide = accumulator(kind)
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
-        chunk = _Chunk(weight.to(kind), bias, options, wide)
-        n, v = len(targets), weight.shape[0]
-        each = torch.empty(n, dtype=wide, device=features.device)
-        out = Gradients(
-            features.new_empty(features.shape, dtype=wide) if wanted[0] else None,
-            weight.new_empty(weight.shape, dtype=wide) if wanted[1] else None,
-            weight.new_zeros(v, dtype=wide) if wanted[2] else None,
-        )
-        rows = chunk_rows(n, v, features.device.type, options.chunk)
-        buffer = torch.empty(min(rows, n), v, dtype=wide, device=features.device)
+    o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
+    each = features.new_empty(n, dtype=wide)
+    by_features, by_weight, by_bias = found = [
+        x.new_zeros(x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)
+    ]
+    with torch.autocast(device, enabled=False), torch.no_grad():
+        weight = weight.to(kind)
+        bias = None if bias is None else bias.to(wide)
+        w = None if o.class_weight is None else o.class_weight.to(wide)
+        spread_weight = o.label_smoothing * (1.0 if w is None else w.mean())  # ε mean(w)
+        smoothed = (each.new_ones(v) if w is None else w) * (o.label_smoothing / v) if o.label_smoothing else None  # u
+        rows = chunk_rows(n, v, device, o.chunk)
+        buffer = each.new_empty(min(rows, n), v)
         for start in range(0, n, rows):
-            part = slice(start, min(start + rows, n))
-            weights = row_weight if row_weight is None or row_weight.dim() == 0 else row_weight[part]
-            each[part] = chunk.run(features[part].to(kind), targets[part], buffer, weights, out, part)
-        if n == 0 and out.weight is not None:
-            out.weight.zero_()
-    return each, out
+            part = slice(start, start + rows)
+            h, t = features[part].to(kind), targets[part]
+            valid = t != o.ignore_index
+            at = t.where(valid, 0)
+            z = _logits(h, weight, bias, o, buffer[: len(t)])
+            target_logit = z.gather(1, at[:, None])[:, 0]
+            # before z becomes its softmax: the soft-cap's derivative [n, V], and (1/V) Σ_j w_j z_j [n]
+            slope = (z / o.softcap).square_().neg_().add_(1) if any(wanted) and o.softcap is not None else None
+            spread = (z.mean(1) if w is None else z @ w / v) if o.label_smoothing else None
+
+            # the nll of the targets [n] (inf where a logit is −inf), lse [n], and the softmax in place of z
+            if device == "cpu":  # where the softmax is one pass over memory and its logarithm a second
+                p = torch.softmax(z, 1, out=z)
+                at_target = p.gather(1, at[:, None])[:, 0]
+                nll = at_target.log().neg_()
+                lse = target_logit + nll
+                lost = (at_target < SMALLEST).nonzero()[:, 0]
+                if len(lost):
+                    lse[lost] = _logits(h[lost], weight, bias, o, p.new_empty(len(lost), v)).logsumexp(1)
+                    nll[lost] = lse[lost] - target_logit[lost]
+            else:  # only smoothing and the z-loss need an lse that is right: a logit that is finite costs them a pass
+                finite = z.argmax(1, keepdim=True) if o.label_smoothing or o.z_loss else at[:, None]
+                logit = z.gather(1, finite)
+                log_p = torch.log_softmax(z, 1, out=z)
+                lse = (logit - log_p.gather(1, finite))[:, 0]
+                nll = -log_p.gather(1, at[:, None])[:, 0]
+                p = log_p.exp_()
+            hit = (1 - o.label_smoothing) * (1.0 if w is None else w[at])
+            loss = hit * nll
+            if o.z_loss:
+                loss += o.z_loss * lse.square()
+            if spread is not None:
+                loss += spread_weight * lse - o.label_smoothing * spread
+            each[part] = loss.masked_fill_(~valid, 0)
+            if not any(wanted):
+                continue
+
+            # P becomes R, in place
+            on = valid.to(wide)
+            if row_weight is not None:
+                on = valid * (row_weight[part] if row_weight.dim() else row_weight)
+            c, q, u = on * (hit + spread_weight + (2 * o.z_loss * lse if o.z_loss else 0.0)), on * hit, smoothed
+            if slope is None and not o.z_loss:
+                p.scatter_add_(1, at[:, None], -(q / c.where(c != 0, 1))[:, None])
+            else:  # c may vanish, or the soft-cap's slope stands between P and the product: multiply out
+                p.mul_(c[:, None]).scatter_add_(1, at[:, None], -q[:, None])
+                c = torch.ones_like(c)
+            if slope is not None:
+                if u is not None:
+                    p.sub_(on[:, None] * u)
+                p.mul_(slope)
+                u = None
+            narrow = p.to(kind)
+            if by_bias is not None:
+                by_bias.addmv_(p.T, c)
+                if u is not None:
+                    by_bias.sub_(on.sum() * u)
+            if by_features is not None:
+                mine = (narrow @ weight).to(wide).mul_(c[:, None] * o.scale)
+                if u is not None:
+                    mine.addr_(on, (u.to(kind) @ weight).to(wide), alpha=-o.scale)
+                by_features[part] = mine
+            if by_weight is not None:
+                h = h.to(wide) * o.scale
+                weighted = (h * c[:, None]).to(kind)
+                by_weight.addmm_(narrow.T, weighted) if kind == wide else by_weight.add_(narrow.T @ weighted)
+                if u is not None:
+                    by_weight.addr_(u, on @ h, alpha=-1)
+    return each, found
 
 
-class _Chunk:
-    """One chunk's arithmetic, with what all chunks share."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None, options: LossOptions, wide: torch.dtype) -> None:
-        self.weight, self.options, self.wide = weight, options, wide
-        self.bias = None if bias is None else bias.to(wide)
-        self.class_weight = None if options.class_weight is None else options.class_weight.to(wide)
-        mean_weight = 1.0 if self.class_weight is None else self.class_weight.mean()
-        self.spread_coefficient = options.label_smoothing * mean_weight  # ε mean(w)
-
-    def run(
-        self, h: Tensor, t: Tensor, buffer: Tensor, row_weight: Tensor | None, out: Gradients, part: slice
-    ) -> Tensor:
-        """Loss of each token [n]; adds this chunk's gradients into `out`."""
-        o, differentiates = self.options, any(x is not None for x in out)
-        valid = t != o.ignore_index
-        at = t.where(valid, 0)
-        z = self._logits(h, buffer[: len(t)])
-        target_logit = z.gather(1, at[:, None])[:, 0]
-        # before z becomes its softmax: the soft-cap's derivative [n, V], and (1/V) Σ_j w_j z_j [n]
-        slope = (z / o.softcap).square_().neg_().add_(1) if differentiates and o.softcap is not None else None
-        w = self.class_weight
-        spread = (z.mean(1) if w is None else z @ w / z.shape[1]) if o.label_smoothing else None
-        nll, lse, p = self._softmax(z, h, at, target_logit)
-        hit = (1 - o.label_smoothing) * (1.0 if w is None else w[at])
-        each = hit * nll
-        if o.z_loss:
-            each += o.z_loss * lse.square()
-        if spread is not None:
-            each += self.spread_coefficient * lse - o.label_smoothing * spread
-        if differentiates:
-            on = valid.to(self.wide) if row_weight is None else valid * row_weight
-            c = on * (hit + self.spread_coefficient + (2 * o.z_loss * lse if o.z_loss else 0.0))
-            self._gradients(h, at, p, (c, on * hit, on), slope, out, part)
-        return each.masked_fill_(~valid, 0)
-
-    def _logits(self, h: Tensor, z: Tensor) -> Tensor:
-        h = h if self.options.scale == 1.0 else h * self.options.scale
-        if h.dtype == self.wide:
-            torch.mm(h, self.weight.T, out=z)
-        elif h.device.type == "cuda":
-            torch.mm(h, self.weight.T, out_dtype=self.wide, out=z)
-        else:
-            z.copy_(torch.mm(h, self.weight.T))
-        if self.bias is not None:
-            z.add_(self.bias)
-        if self.options.softcap is not None:
-            z.div_(self.options.softcap).tanh_().mul_(self.options.softcap)
-        return z
-
-    def _softmax(self, z: Tensor, h: Tensor, at: Tensor, target_logit: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(nll of the targets [n], lse [n], softmax in place of z [n, V]); the nll of a target at −inf is inf.
-
-        On a CPU the softmax is one pass over memory and its logarithm a second, so the nll is taken from the target's
-        probability; the few rows where that is too small to have a good logarithm are computed again. Elsewhere the lse
-        is right where smoothing or the z-loss need it: only then is it worth a pass to find a logit that is finite.
-        """
-        if z.device.type != "cpu":
-            finite = z.argmax(1, keepdim=True) if self.options.label_smoothing or self.options.z_loss else at[:, None]
-            logit = z.gather(1, finite)
-            log_p = torch.log_softmax(z, 1, out=z)
-            lse = (logit - log_p.gather(1, finite))[:, 0]
-            return -log_p.gather(1, at[:, None])[:, 0], lse, log_p.exp_()
-        p = torch.softmax(z, 1, out=z)
-        at_target = p.gather(1, at[:, None])[:, 0]
-        nll = at_target.log().neg_()
-        lse = target_logit + nll
-        lost = (at_target < SMALLEST).nonzero()[:, 0]
-        if len(lost):
-            again = self._logits(h[lost], p.new_empty(len(lost), p.shape[1]))
-            lse[lost] = again.logsumexp(1)
-            nll[lost] = lse[lost] - target_logit[lost]
-        return nll, lse, p
-
-    def _gradients(
-        self,
-        h: Tensor,
-        at: Tensor,
-        p: Tensor,
-        coefficients: tuple[Tensor, Tensor, Tensor],
-        slope: Tensor | None,
-        out: Gradients,
-        part: slice,
-    ) -> None:
-        """Turn P into R (in place), and multiply it into the gradients; `coefficients` are c, q and v [n]."""
-        c, q, on = coefficients
-        o, u = self.options, None
-        if o.label_smoothing:
-            w = self.class_weight if self.class_weight is not None else torch.ones_like(p[0])
-            u = w * (o.label_smoothing / p.shape[1])
-        if slope is None and not o.z_loss:
-            p.scatter_add_(1, at[:, None], -(q / c.where(c != 0, 1))[:, None])
-        else:  # c may vanish, or the soft-cap's slope stands between P and the product: multiply out
-            p.mul_(c[:, None]).scatter_add_(1, at[:, None], -q[:, None])
-            c = torch.ones_like(c)
-        if slope is not None:
-            if u is not None:
-                p.sub_(on[:, None] * u)
-            p.mul_(slope)
-            u = None
-        narrow, same = p.to(self.weight.dtype), self.weight.dtype == self.wide
-        if out.bias is not None:
-            out.bias.addmv_(p.T, c)
-            if u is not None:
-                out.bias.sub_(on.sum() * u)
-        if out.features is not None:
-            mine = out.features[part]
-            torch.mm(narrow, self.weight, out=mine) if same else mine.copy_(torch.mm(narrow, self.weight))
-            mine.mul_(c[:, None] * o.scale)
-            if u is not None:
-                mine.addr_(on, (u.to(self.weight.dtype) @ self.weight).to(self.wide), alpha=-o.scale)
-        if out.weight is not None:
-            h = h.to(self.wide) * o.scale
-            weighted = (h * c[:, None]).to(narrow.dtype)
-            if same:
-                out.weight.addmm_(narrow.T, weighted, beta=int(part.start > 0))  # the first chunk overwrites
-            else:
-                product = torch.mm(narrow.T, weighted)
-                out.weight.copy_(product) if part.start == 0 else out.weight.add_(product)
-            if u is not None:
-                out.weight.addr_(u, on @ h, alpha=-1)
+def _logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, z: Tensor) -> Tensor:
+    """Logits [n, V] of features [n, E], written into `z`."""
+    h = h if o.scale == 1.0 else h * o.scale
+    if h.dtype == z.dtype:
+        torch.mm(h, weight.T, out=z)
+    elif h.device.type == "cuda":
+        torch.mm(h, weight.T, out_dtype=z.dtype, out=z)
+    else:
+        z.copy_(torch.mm(h, weight.T))
+    if bias is not None:
+        z.add_(bias)
+    if o.softcap is not None:
+        z.div_(o.softcap).tanh_().mul_(o.softcap)
+    return z

@@ -24,10 +24,9 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tiewise.core.backends import REDUCTIONS, LossOptions, check_loss
+from tiewise.core.backends import LossOptions, check_loss
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import accumulator, compute_dtype, sweep
 
@@ -104,13 +103,6 @@ def oracle(
         return each.view(targets.shape)
     weight_sum = (w[at] * valid).sum()
     return each.sum() / weight_sum.where(weight_sum > 0, 1) if o.reduction == "mean" else each.sum()
-
-
-def plain(
-    features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None = None, ignore_index: int = -100
-) -> Tensor:
-    """Compute mean cross-entropy as most code does, in the dtype given: the baseline of tests and benchmarks."""
-    return F.cross_entropy(F.linear(features, weight, bias), targets, ignore_index=ignore_index)
 
 
 def check_problem(features: Tensor, weight: Tensor, targets: Tensor, bias: Tensor | None, o: LossOptions) -> None:
@@ -215,44 +207,41 @@ class _Fused(torch.autograd.Function):
 
 # The same under torch.compile: one operator, of tensors and numbers alone.
 
-_KINDS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _SCHEMA = (
     "(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream,"
-    " float[] floats, int[] ints) -> (Tensor, Tensor, Tensor, Tensor)"
+    " ScalarType kind, bool[] wanted, str reduction, int? chunk,"
+    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss)"
+    " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
 
-def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: LossOptions) -> Tensor:
+def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, o: LossOptions) -> Tensor:
     # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
-    kind = _KINDS.index(compute_dtype(features, weight))
-    floats = [float(x or 0.0) for x in (options.scale, options.softcap, options.label_smoothing, options.z_loss)]
-    wanted = [int(torch.is_grad_enabled() and x is not None and x.requires_grad) for x in (features, weight, bias)]
-    ints = [options.ignore_index, options.chunk or 0, REDUCTIONS.index(options.reduction), kind, *wanted]
-    return _operator(features, weight, bias, targets, options.class_weight, None, floats, ints)[0]
+    kind = compute_dtype(features, weight)
+    wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (features, weight, bias)]
+    how = (kind, wanted, o.reduction, o.chunk, o.scale, o.softcap, o.ignore_index, o.label_smoothing, o.z_loss)
+    return _operator(features, weight, bias, targets, o.class_weight, None, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    *tensors, class_weight, upstream, floats, (ignored, chunk, of, kind, *wanted) = arguments
-    scale, softcap, smoothing, z_loss = floats
-    reduction = REDUCTIONS[of]
-    options = LossOptions(scale, softcap or None, ignored, smoothing, z_loss, class_weight, reduction, chunk or None)
-    loss, found = reduced(partial(sweep, options), options, tensors, _KINDS[kind], tuple(map(bool, wanted)), upstream)
+    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z_loss = arguments
+    options = LossOptions(scale, softcap, ignored, smoothing, z_loss, weights, reduction, chunk)
+    loss, found = reduced(partial(sweep, options), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
 
 @_operator.register_fake
 def _(*arguments: Any) -> Any:
-    features, weight, bias, targets, _, upstream, _, (_, _, of, kind, *wanted) = arguments
-    per_token = REDUCTIONS[of] == "none"
-    shapes: list[Any] = [targets.shape if per_token else ()]
-    for x, want in zip((features, weight, bias), wanted, strict=True):
-        shapes.append(x.shape if want and not (per_token and upstream is None) else (0,))
-    return tuple(features.new_empty(shape, dtype=accumulator(_KINDS[kind])) for shape in shapes)
+    *inputs, targets, _, upstream, kind, wanted, reduction = arguments[:9]
+    shapes = [targets.shape if reduction == "none" else ()]
+    for x, want in zip(inputs, wanted, strict=True):
+        shapes.append(x.shape if want and not (reduction == "none" and upstream is None) else (0,))
+    return tuple(targets.new_empty(shape, dtype=accumulator(kind)) for shape in shapes)
 
 
 def _remember(ctx: Any, inputs: Any, output: Any) -> None:
-    ctx.numbers, ctx.per_token = inputs[6:], REDUCTIONS[inputs[7][2]] == "none"
+    ctx.how, ctx.per_token = inputs[6:], inputs[8] == "none"
     ctx.dtypes = [None if x is None else x.dtype for x in inputs[:3]]
     ctx.save_for_backward(*(inputs[:5] if ctx.per_token else output[1:]))
 
@@ -260,11 +249,11 @@ def _remember(ctx: Any, inputs: Any, output: Any) -> None:
 def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
     found = ctx.saved_tensors
     if ctx.per_token:
-        found = _operator(*found, upstream, *ctx.numbers)[1:]
+        found = _operator(*found, upstream, *ctx.how)[1:]
     else:  # an operator's tensors may not be given away
         found = [x * upstream for x in found]
-    triples = zip(found, ctx.dtypes, ctx.numbers[1][4:], strict=True)
-    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 5)
+    triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
+    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 12)
 
 
 _operator.register_autograd(_derivative, setup_context=_remember)

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from tiewise.core.estimates import ratio
 from tiewise.core.files import size
 from tiewise.core.found import NONE, Curve, Grid, Listing, count, plain, signed, visible
 from tiewise.planning.costs import training_bytes
@@ -36,21 +37,19 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
 
 NOTE = (
-    "Mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity is exp of the mean validation nll. Training memory: weights, gradients and moments in fp32."
+    "Mean over seeds ± standard deviation; differences paired by seed, with 95 % intervals (Student’s t). "
+    "Perplexity: exp of the mean validation nll. Training memory: weights, gradients, moments in fp32."
 )
-BIGRAMS = (
-    "Last columns: direct-path logit of “right after left” minus “left after right”; zero for one table without a map."
-)
+BIGRAMS = "Last columns: direct-path logit of “right after left” less “left after right”; 0 for a table without a map."
 DIRECT_PATH = (
-    "Logit of the next token (column) by the current token's embedding alone (row), less what rows and columns share; "
+    "Logit of the next token (column) by the current one's embedding (row), less what rows and columns share; "
     "colours saturate on the diagonal."
 )
-MEMORY = "fp32 weights, gradients, and two moments: 16 bytes a parameter."
+MEMORY = "fp32 weights, gradients, two moments: 16 bytes a parameter."
 JUDGED = {
-    MASKED: "Masked validation tokens whose right token had the largest logit.",
-    "sop": "Validation segments in a row, half of them swapped; the line is chance.",
-    "nsp": "Validation segments, half of them of two documents; the line is chance.",
+    MASKED: "Masked tokens whose right token had the largest logit.",
+    "sop": "Segments in a row, half of them swapped; the line is chance.",
+    "nsp": "Segments, half of them of two documents; the line is chance.",
 }
 
 
@@ -61,41 +60,27 @@ class OverTraining:
     title: str
     unit: str
     caption: str
-    value: Callable[[CurvePoint], float | None]
+    value: Callable[[CurvePoint], float | None]  # nan and None are not drawn
     paired: bool = False  # whether the reference's value of the same seed is taken away
     level: float | None = None  # a value to compare with
 
 
 def _head_share(point: CurvePoint) -> float | None:
     """‖B‖ / (‖A‖ + ‖B‖): the head path's share of the two gradient norms."""
-    if point.path_a is None or point.path_b is None or point.path_a + point.path_b == 0:
-        return None
-    return point.path_b / (point.path_a + point.path_b)
+    a, b = point.path_a, point.path_b
+    return None if a is None or b is None else ratio(b, a + b)
 
 
 VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
-AHEAD = replace(
-    VALIDATION,
-    title="Validation loss minus {reference} over training",
-    unit=f"difference, {NATS}",
-    caption="Below zero an arm is ahead of {reference}.",
-    paired=True,
-    level=0.0,
-)
-TRAINING = OverTraining("Training loss", NATS, "Of the batches that each step learned from.", lambda p: p.train_nll)
+MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
+AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
+TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
+HARDER = "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder."
 OUTPUT_SHARE = OverTraining(
-    "Share of the output path in the gradient",
-    "‖B‖ / (‖A‖ + ‖B‖)",
-    "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder.",
-    _head_share,
-    level=0.5,
+    "Share of the output path in the gradient", "‖B‖ / (‖A‖ + ‖B‖)", HARDER, _head_share, level=0.5
 )
 COSINE = OverTraining(
-    "Do both paths pull the same way?",
-    "cosine of lookup path and head path",
-    "Above zero the two paths agree.",
-    lambda point: point.cosine,
-    level=0.0,
+    "Do both paths pull the same way?", "cosine of both paths", "Above zero they agree.", lambda p: p.cosine, level=0.0
 )
 
 
@@ -110,10 +95,9 @@ def write_report(comparison: Comparison, path: str | os.PathLike[str]) -> Path:
 
 def render(comparison: Comparison) -> str:
     """Return the page as text; sections that have nothing to show are left out of it."""
-    seeds, arms = len(comparison.seeds), ", ".join(comparison.arms)
+    seeds, arms, shares = len(comparison.seeds), ", ".join(comparison.arms), share_panels(comparison)
     unigram = next((run.unigram_nll for run in comparison.runs if run.unigram_nll is not None), None)
     by_frequency = f"The same masked tokens have an nll of {plain(unigram)} by the training text’s frequencies alone."
-    shares = share_panels(comparison)
     starts = [
         [arm, f"{r.init_std:g}", f"{r.learning_rate:g}", plain(r.predicted_initial_nll), plain(r.initial_nll)]
         for arm in comparison.arms
@@ -125,46 +109,30 @@ def render(comparison: Comparison) -> str:
         for t in comparison.tuning
     ]
     trial = ["arm", "init std", "learning rate", "nll of the tuning split", ""]
+    begun = [Listing("Initialisation and learning rate by arm", start, starts)]
+    tried = [Listing("All tuning trials", trial, trials)]
+    first = [results(comparison)]
+    notes = (*comparison.finding.splitlines(), NOTE)
+    of_shares = [SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else []
+    loss = [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
+    logits, of_bigrams = direct_path_panels(comparison), [BIGRAMS] if comparison.bigrams else []
     return Sheet(
         command_name="compare",
         title=f"{arms}: tiewise comparison",
         subject=f"{arms} · {seeds} seed{'' if seeds == 1 else 's'}",
         heading="What was found",
         answer=[verdict(comparison)],
-        results=PageSection(
-            "Results",
-            paired_differences(comparison),
-            tables=[results(comparison)],
-            notes=(*comparison.finding.splitlines(), NOTE),
-        ),
+        results=PageSection("Results", paired_differences(comparison), tables=first, notes=notes),
         sections=[
             *(PageSection(t, said=said, tables=[table]) for t, (said, table) in beside_papers(comparison).items()),
-            PageSection(
-                "Loss", [*frequency_panels(comparison), *training_panels(comparison, AHEAD, VALIDATION, TRAINING)]
-            ),
-            PageSection(
-                "Masked tokens and pairs",
-                shares,
-                notes=[SHARES_NOTE, *([] if unigram is None else [by_frequency])] if shares else [],
-            ),
+            PageSection("Loss", loss),
+            PageSection("Masked tokens and pairs", shares, notes=of_shares),
             PageSection("Gradient paths", training_panels(comparison, OUTPUT_SHARE, COSINE)),
             PageSection("Parameters", parameter_panels(comparison)),
-            PageSection(
-                "Direct path",
-                direct_path_panels(comparison),
-                folded=[bigrams(comparison)],
-                notes=[BIGRAMS] if comparison.bigrams else [],
-                kind="panels maps",
-            ),
+            PageSection("Direct path", logits, folded=[bigrams(comparison)], notes=of_bigrams, kind="panels maps"),
         ],
         command=comparison.command,
-        made=[
-            PageSection(
-                "Starting point of each arm",
-                folded=[Listing("All tuning trials", trial, trials)],
-                tables=[Listing("Initialisation and learning rate by arm", start, starts)],
-            )
-        ],
+        made=[PageSection("Starting point of each arm", folded=tried, tables=begun)],
         facts=[
             ("Setting", list(_flat(comparison.setting))),
             ("Data", list(_flat(comparison.data))),
@@ -202,32 +170,38 @@ def training_panels(comparison: Comparison, *every: OverTraining) -> list[Panel]
             }
             for arm in comparison.arms
         }
-        if measured.paired:
-            base = values.pop(comparison.reference)
-            values = {
-                arm: {
-                    seed: {step: own[seed][step] - base[seed][step] for step in own[seed].keys() & base[seed].keys()}
-                    for seed in own.keys() & base.keys()
-                }
-                for arm, own in values.items()
-            }
+        base = values.pop(comparison.reference) if measured.paired else None
         title, caption = (text.format(reference=comparison.reference) for text in (measured.title, measured.caption))
-        more = {"along": "training step", "unit": measured.unit, "level": measured.level}
-        caption += " Thin lines are single seeds."
         means, single = [], []
         for arm, own in values.items():
+            if base is not None:
+                pairs = {seed: (own[seed], base[seed]) for seed in own.keys() & base.keys()}
+                own = {
+                    seed: {step: y[step] - z[step] for step in y.keys() & z.keys()} for seed, (y, z) in pairs.items()
+                }
             steps = tuple(sorted(set.intersection(*map(set, own.values())))) if own else ()
             if steps:
                 seeds = [tuple(own[seed][step] for step in steps) for seed in sorted(own)]
-                mean = tuple(map(statistics.fmean, zip(*seeds, strict=True)))
-                means.append(Curve(title, steps, mean, of=arm, why=caption, **more))  # type: ignore[arg-type]
+                mean = Curve(
+                    title, steps, tuple(map(statistics.fmean, zip(*seeds, strict=True))), along="training step"
+                )
+                why = f"{caption} Thin lines are single seeds."
+                means.append(replace(mean, of=arm, unit=measured.unit, level=measured.level, why=why))
                 single += [(arm, steps, y) for y in seeds if len(seeds) > 1]
         if not means:
             continue
         panel = lines(means, looks, digits=4)
         for arm, steps, y in single:
-            thin = {"mode": "lines", "line": {"color": looks[arm].colour, "width": 1}, "opacity": 0.3}
-            panel.figure.add_scatter(x=steps, y=y, legendgroup=arm, showlegend=False, hoverinfo="skip", **thin)
+            panel.figure.add_scatter(
+                x=steps,
+                y=y,
+                mode="lines",
+                line={"color": looks[arm].colour, "width": 1},
+                opacity=0.3,
+                legendgroup=arm,
+                showlegend=False,
+                hoverinfo="skip",
+            )
         if measured is OUTPUT_SHARE:
             panel.figure.update_yaxes(range=[0, 1], tickformat=".0%")
         panels.append(panel)
@@ -245,13 +219,13 @@ def paired_differences(comparison: Comparison) -> list[Panel]:
         for q in every
         if q.name.startswith(f"{name} −")
     ]
-    caption = "Left of zero an arm has the lower loss; bars are 95 % intervals over paired seeds."
+    caption = "Left of zero: the lower loss; bars: 95 % intervals over paired seeds."
     if (both := gaps(comparison)) is not None:
         # as the figure subtracts: the reference is what is taken away
         names, sign = ("untied − tied", -1) if comparison.reference == "tied" else ("tied − untied", 1)
         tying, generalisation = (signed(sign * gap.mean) for gap in both)
         caption += (
-            f" {names}: {tying} in training (the tying gap), {generalisation} in validation (the generalisation gap)."
+            f" {names}: {tying} in training (the tying gap), {generalisation} in validation (generalisation gap)."
         )
     metrics = {"heldout_nll": "validation nll", "train_nll": "training nll", "bits_per_byte": "bits per byte"}
     rows = [
@@ -279,7 +253,7 @@ def frequency_panels(comparison: Comparison) -> list[Panel]:
             ((bins.index(d.metric), difference(d)) for d in binned if d.arm == arm),
             along="times the token occurs in the training text", unit=f"difference, {NATS}", of=arm, level=0.0,
             ticks=tuple(name.removeprefix("frequency:") for name in bins),
-            why="Below zero an arm predicts these tokens better; one of twenty intervals excludes zero by chance.",
+            why="Below zero: better at these tokens; one of twenty intervals excludes zero by chance.",
         )
         for arm in dict.fromkeys(d.arm for d in binned)
     ]  # fmt: skip
@@ -320,7 +294,7 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
     if not first:
         return []
     parts = {arm: run.parameters for arm, run in first.items()}
-    titles, caption = ("Where the parameters are", "unique parameters"), "A table used at both ends is counted once."
+    titles, caption = ("Where the parameters are", "unique parameters"), "A table at both ends is counted once."
     panels = [stacked(parts, *titles, count, caption, first="body", total="total")]
     memory = {}
     for arm, run in first.items():

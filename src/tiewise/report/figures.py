@@ -22,7 +22,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, Stack, plain, visible
+from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Points, Quantity, plain, visible
 from tiewise.inspection.inspection import Inspection
 from tiewise.report import faces
 from tiewise.report.sheet import LIGHT, MARGIN, PageSection, Panel, Sheet, write
@@ -38,9 +38,7 @@ PART_COLOURS = ("#8a8f99", "#5f86b8", "#b88a4e", "#6fa287", "#a47fae", "#b86f72"
 PART_PATTERNS = ("", "/", "\\", "x", ".", "-")
 GROUP_COLOURS = ("#8a8f99", "#2f7fd1", "#13879a", "#2a9468", "#c98a06", "#d4475a")  # from rare to frequent
 QUIET = "#8a8f99"
-INTERVALS = (
-    "Bars and bands are 95 % intervals; grey strokes what no effect gives, grey crosses what permuted data gave."
-)
+INTERVALS = "Bars and bands: 95 % intervals; grey strokes: no effect; grey crosses: permuted data."
 LEAST_SHOWN = {"probability": 1e-12}  # where a value that is smaller still is drawn, by unit
 LOWEST = 1e-9  # where 0 is drawn on an axis of orders of magnitude
 MOST_ROWS = 64  # of a curve's table
@@ -78,19 +76,23 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 
 def panels(found: Mapping[str, Found]) -> list[Panel]:
     """Figures: quantities that ask for one as dots, stacks, curves, grids; dots of every unit where there is none."""
+
+    def gathered(kind: str, key: str = "name") -> dict[str, list[Any]]:
+        """All parts of one kind, by what they are drawn as."""
+        groups: dict[str, list[Any]] = {}
+        for part in (part for one in found.values() for part in getattr(one, kind)):
+            groups.setdefault(getattr(part, key), []).append(part)
+        return groups
+
+    of_title = gathered("quantities", "figure")
     quantities = [q for one in found.values() for q in one.quantities]
     looks = styles([*found, *(q.of for q in quantities)])  # beside the models, what else was measured
-    made = [
-        dots(title, [q for q in quantities if q.figure == title], looks)
-        for title in dict.fromkeys(q.figure for q in quantities if q.figure)
-    ]
-    stacks = [stack for one in found.values() for stack in one.stacks]
-    for name in dict.fromkeys(stack.name for stack in stacks):
-        made.append(_stacks([stack for stack in stacks if stack.name == name]))
-    curves = [curve for one in found.values() for curve in one.curves]
-    for name in dict.fromkeys(curve.name for curve in curves):
-        made.append(lines([curve for curve in curves if curve.name == name], looks))
-    grids = {repr(grid): grid for one in found.values() for grid in one.grids}  # NaN is not NaN
+    made = [dots(title, asked, looks) for title, asked in of_title.items() if title]
+    for name, bars in gathered("stacks").items():  # one that several models share is drawn once
+        values = {bar.bar or f"{bar.of}, its own": dict(bar.parts) for bar in bars}
+        made.append(stacked(values, name, bars[0].unit, plain, bars[0].why, first=next(iter(bars[0].parts))[0]))
+    made += [lines(curves, looks) for curves in gathered("curves").values()]
+    grids = {repr(grid): grid for grids in gathered("grids").values() for grid in grids}  # NaN is not NaN
     made += map(heat, grids.values())
     made += [plane(points) for one in found.values() for points in one.points]
     units = dict.fromkeys(q.unit for q in quantities if not math.isnan(q.low))
@@ -104,65 +106,50 @@ def finish(figure: go.Figure, title: str, unit: str | None) -> go.Figure:
 
 
 def dots(
-    title: str,
-    quantities: Sequence[Quantity],
-    looks: Mapping[str, Style],
-    forest: bool = False,
-    why: str = INTERVALS,
+    title: str, quantities: Sequence[Quantity], looks: Mapping[str, Style], forest: bool = False, why: str = INTERVALS
 ) -> Panel:
     """A row for each name and a dot for each model; in a forest one dot a row, where hollow is not the main one."""
     names = list(dict.fromkeys(q.name for q in quantities))
-    place = {name: position for position, name in enumerate(names)}
     models = [label for label in looks if any(q.of == label for q in quantities)]
     units = [unit.replace("%", "share") for unit in dict.fromkeys(q.unit for q in quantities)]
-    figure = go.Figure()
-    if not forest:
-        chance = [(q.chance, q.name) for q in quantities if q.chance is not None]
-        permuted = [(value, q.name) for q in quantities for value in q.null]
-        for series, points, symbol, size in (
-            ("no effect", chance, "line-ns-open", 16),
-            ("permuted", permuted, "x-thin-open", 7),
-        ):
-            if points:
-                figure.add_scatter(
-                    x=[value for value, _ in points],
-                    y=[place[name] for _, name in points],
-                    name=series,
-                    mode="markers",
-                    marker={"color": QUIET, "size": size, "symbol": symbol, "line": {"color": QUIET, "width": 1.6}},
-                    customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for value, name in points],
-                    hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
-                )
-    for level in {q.chance for q in quantities if q.chance is not None} if forest else {0.0}:
+    figure, hover = go.Figure(), "%{customdata}<extra>%{fullData.name}</extra>"
+    chance = [(q.chance, q.name) for q in quantities if q.chance is not None]
+    permuted = [(value, q.name) for q in quantities for value in q.null]
+    series = (("no effect", chance, "line-ns-open", 16), ("permuted", permuted, "x-thin-open", 7))
+    for what, points, symbol, size in () if forest else series:
+        if points:
+            figure.add_scatter(
+                x=[value for value, _ in points],
+                y=[names.index(name) for _, name in points],
+                name=what,
+                mode="markers",
+                marker={"color": QUIET, "size": size, "symbol": symbol, "line": {"color": QUIET, "width": 1.6}},
+                customdata=[f"{html.escape(name)}: {Quantity('', value, unit='value')}" for value, name in points],
+                hovertemplate=hover,
+            )
+    for level in {value for value, _ in chance} if forest else {0.0}:
         if units != ["probability"]:  # whose axis has no 0
             figure.add_vline(x=level, line={"width": 1, "color": QUIET})
     for position, label in enumerate(models):
         look, own = looks[label], [q for q in quantities if q.of == label]
         beside = 0 if forest else (position - (len(models) - 1) / 2) * 0.5 / len(models)
         x = [max(q.value, LEAST_SHOWN.get(q.unit, q.value)) for q in own]
+        symbols = [look.marker if q.main or not forest else f"{look.marker}-open" for q in own]
         figure.add_scatter(
             x=x,
-            y=[place[q.name] + beside for q in own],
+            y=[names.index(q.name) + beside for q in own],
             name=html.escape(label),
             showlegend=not forest,
             mode="markers",
-            marker={
-                "color": look.colour,
-                "size": 9,
-                "symbol": [look.marker if q.main or not forest else f"{look.marker}-open" for q in own],
-                "line": {"color": look.colour, "width": 1.6},
-            },
+            marker={"color": look.colour, "size": 9, "symbol": symbols, "line": {"color": look.colour, "width": 1.6}},
             error_x={
                 "array": [0.0 if math.isnan(q.high) else q.high - at for q, at in zip(own, x, strict=True)],
                 "arrayminus": [0.0 if math.isnan(q.low) else at - q.low for q, at in zip(own, x, strict=True)],
-                "symmetric": False,
-                "thickness": 1.6,
-                "width": 4,
-                "color": look.colour,
                 "visible": any(not math.isnan(q.low) for q in own),
+                **{"symmetric": False, "thickness": 1.6, "width": 4, "color": look.colour},
             },
             customdata=[f"{html.escape(q.name)}: {q}" for q in own],
-            hovertemplate="%{customdata}<extra>%{fullData.name}</extra>",
+            hovertemplate=hover,
         )
     finish(figure, title, None).update_layout(height=150 + (46 if forest else 34) * max(len(names), 1))
     # what a layer shares stands in a line of its own
@@ -177,12 +164,6 @@ def dots(
     return Panel(figure, why, Listing("", ["measure", "model", "value [95 %]", "no effect"], rows))
 
 
-def _stacks(bars: Sequence[Stack]) -> Panel:
-    """Bars of one name; one that several models share is drawn once."""
-    values = {bar.bar or f"{bar.of}, its own": dict(bar.parts) for bar in bars}
-    return stacked(values, bars[0].name, bars[0].unit, plain, bars[0].why, first=next(iter(bars[0].parts))[0])
-
-
 def stacked(
     values: Mapping[str, Mapping[str, float]],
     title: str,
@@ -193,48 +174,37 @@ def stacked(
     first: str = "",
     total: str = "",
 ) -> Panel:
-    """{bar: {part: value}} as horizontal stacks.
+    """{bar: {part: value}} as horizontal stacks in the order of the parts; `show` writes a value.
 
-    Args:
-        values: parts in the order in which they are stacked; `first`, which all bars share, comes before all.
-        title: of the figure.
-        unit: of the axis.
-        show: a value as text.
-        why: the caption.
-        first: the part that all bars share, so that what differs stands side by side.
-        total: heading of a last column with each bar's sum.
+    `first` is the part that all bars share, so that what differs stands side by side; `total` heads a last column of
+    the table with each bar's sum.
     """
-    names = list(dict.fromkeys(name for parts in values.values() for name in parts))
-    figure = go.Figure()
+    names, figure = list(dict.fromkeys(name for parts in values.values() for name in parts)), go.Figure()
     for position, name in enumerate(sorted(names, key=lambda name: name != first)):
         found = [parts.get(name, 0) for parts in values.values()]
+        shape = PART_PATTERNS[position % len(PART_PATTERNS)]  # for eyes that see no colour
         figure.add_bar(
             name=html.escape(name),
             orientation="h",
             y=[html.escape(bar) for bar in values],
             x=found,
-            marker={  # a colour, and a pattern for eyes that see none
+            marker={
                 "color": PART_COLOURS[position % len(PART_COLOURS)],
-                "pattern": {
-                    "shape": PART_PATTERNS[position % len(PART_PATTERNS)],
-                    "fillmode": "overlay",
-                    "size": 6,
-                    "solidity": 0.18,
-                },
+                "pattern": {"shape": shape, "fillmode": "overlay", "size": 6, "solidity": 0.18},
                 "line": {"width": 0},
             },
             customdata=[show(value) for value in found],
             hovertemplate="%{y}: %{customdata}<extra>%{fullData.name}</extra>",
         )
-    figure.update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
+    finish(figure, title, None).update_layout(barmode="stack", bargap=0.45, legend={"traceorder": "normal"})
+    figure.update_layout(height=140 + 44 * max(len(values), 1))
     figure.update_yaxes(type="category", autorange="reversed", showgrid=False)
-    finish(figure, title, None).update_layout(height=140 + 44 * max(len(values), 1))
     figure.update_xaxes(title=unit, exponentformat="B")  # 8B: billions of parameters, no giga
-    rows = [
-        [bar, *(show(parts[n]) if n in parts else NONE for n in names), *([show(sum(parts.values()))] if total else [])]
-        for bar, parts in values.items()
-    ]
-    return Panel(figure, why, Listing("", ["", *names, *([total] if total else [])], rows))
+    rows = [[bar, *(show(parts[name]) if name in parts else NONE for name in names)] for bar, parts in values.items()]
+    if total:
+        rows = [[*row, show(sum(parts.values()))] for row, parts in zip(rows, values.values(), strict=True)]
+        names.append(total)
+    return Panel(figure, why, Listing("", ["", *names], rows))
 
 
 def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | None = None) -> Panel:
@@ -248,10 +218,10 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
     # the first curve that has a level names it; NaN is a level that could not be estimated
     finite = [curve for curve in reversed(curves) if curve.level is not None and math.isfinite(curve.level)]
     levels = {(curve.level, curve.level_name): curve.of for curve in finite}
-    ends = [end(x for curve in curves for x in curve.x) for end in (min, max)]
+    every = sorted({x for curve in curves for x in curve.x})
     for (level, said), of in levels.items():
         figure.add_scatter(
-            x=ends,
+            x=[every[0], every[-1]],
             y=[level, level],
             mode="lines",
             name=html.escape(said if len(levels) == 1 else f"{said}, {of}"),
@@ -261,7 +231,7 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
         )
     finish(figure, first.name, first.unit).update_xaxes(title=first.along, zeroline=False)
     figure.update_layout(hovermode="x unified")
-    if 1 < ends[1] < 12:  # layers are whole
+    if 1 < every[-1] < 12:  # layers are whole
         figure.update_xaxes(dtick=1)
     if first.unit == "%":
         figure.update_yaxes(title="", tickformat=".0%")
@@ -273,34 +243,29 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
     if first.log:
         figure.update_yaxes(type="log", dtick=1, tickformat="~g")
     # every x that a curve has, a column for each curve; of many about as many for each doubling
-    every = sorted({x for curve in curves for x in curve.x})
     if len(every) > MOST_ROWS:
         every = [every[i] for i in sorted({round(len(every) ** (k / MOST_ROWS)) - 1 for k in range(MOST_ROWS + 1)})]
     columns = [dict(zip(curve.x, _written(curve, digits), strict=True)) for curve in curves]
-    rows = [
-        [first.ticks[int(x)] if first.ticks else f"{x:,.10g}", *(column.get(x, NONE) for column in columns)]
-        for x in every
-    ]
+    names = [first.ticks[int(x)] if first.ticks else f"{x:,.10g}" for x in every]
+    rows = [[name, *(column.get(x, NONE) for column in columns)] for name, x in zip(names, every, strict=True)]
     return Panel(figure, first.why, Listing("", [first.along, *(curve.line for curve in curves)], rows))
 
 
 def _draw(figure: go.Figure, curve: Curve, look: Style, dash: str, main: bool, digits: int | None) -> None:
-    def at(values: Sequence[float]) -> list[float]:
-        return [max(value, LOWEST) if curve.log else value for value in values]
-
+    """Add a line; of the main ones the interval too, as a band."""
+    y, low = ([max(value, LOWEST) if curve.log else value for value in values] for values in (curve.y, curve.low))
     hidden: dict[str, Any] = {"legendgroup": curve.line, "showlegend": False, "hoverinfo": "skip"}
-    if main and any(not math.isnan(low) for low in curve.low):
+    if main and any(not math.isnan(value) for value in low):
         figure.add_scatter(
             x=[*curve.x, *reversed(curve.x)],
-            y=[*curve.high, *reversed(at(curve.low))],
+            y=[*curve.high, *reversed(low)],
+            mode="lines",
+            line={"width": 0},
             fill="toself",
             fillcolor=look.colour,
             opacity=0.18,
-            line={"width": 0},
-            mode="lines",
             **hidden,
         )
-    y = at(curve.y)
     figure.add_scatter(
         x=list(curve.x),
         y=y,
@@ -313,13 +278,9 @@ def _draw(figure: go.Figure, curve: Curve, look: Style, dash: str, main: bool, d
         hovertemplate="%{customdata}",
     )
     if curve.mark in curve.x:
-        figure.add_scatter(
-            x=[curve.mark],
-            y=[y[curve.x.index(curve.mark)]],
-            mode="markers",
-            marker={"symbol": f"{look.marker}-open", "size": 15, "color": look.colour, "line": {"width": 2.2}},
-            **hidden,
-        )
+        open_ = {"symbol": f"{look.marker}-open", "size": 15, "color": look.colour, "line": {"width": 2.2}}
+        at = y[curve.x.index(curve.mark)]
+        figure.add_scatter(x=[curve.mark], y=[at], mode="markers", marker=open_, **hidden)
 
 
 def _written(curve: Curve, digits: int | None) -> list[str]:
@@ -384,23 +345,20 @@ def heat(grid: Grid) -> Panel:
         )
     )
     ticks = {"tickvals": places, "ticktext": labels, "showgrid": False, "zeroline": False, "tickfont": {"size": 11}}
+    bar = {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""}
     finish(figure, f"{grid.name}{grid.of and f': {grid.of}'}", None).update_layout(
         height=430,
         xaxis={**ticks, "title": column_axis, "tickangle": -60},
         yaxis={**ticks, "title": row_axis, "autorange": "reversed"},
-        coloraxis={
-            "cmin": -grid.top,
-            "cmax": grid.top,
-            "colorbar": {"orientation": "h", "thickness": 8, "len": 0.7, "y": 1.01, "yanchor": "bottom", "title": ""},
-        },
+        coloraxis={"cmin": -grid.top, "cmax": grid.top, "colorbar": bar},
     )
     empty = [(j, i) for i, row in enumerate(values) for j, value in enumerate(row) if value is None]
     if empty:
         figure.add_scatter(
             x=[x for x, _ in empty],
             y=[y for _, y in empty],
-            mode="markers",
             marker={"symbol": "x-thin", "size": 4, "line": {"width": 1, "color": QUIET}},
+            mode="markers",
             hoverinfo="skip",
             showlegend=False,
         )

@@ -128,15 +128,15 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, int]:
 
     The Trainer writes `trainer_state.json` last, so a checkpoint where it parses is whole.
     """
-    found: tuple[Path | None, int] = (None, 0)
+    whole: dict[int, Path] = {}
     for path in folder.glob("checkpoint-*"):
-        step = path.name.removeprefix("checkpoint-")
-        state = read_json(path / "trainer_state.json")
-        if not step.isdigit() or state is None or state.get("global_step") != int(step):
+        step: Any = (read_json(path / "trainer_state.json") or {}).get("global_step")
+        if path.name == f"checkpoint-{step}":
+            whole[step] = path
+        else:
             shutil.rmtree(path, ignore_errors=True)
-        elif found[0] is None or int(step) > found[1]:
-            found = (path, int(step))
-    return found
+    newest = max(whole, default=0)
+    return whole.get(newest), newest
 
 
 @contextmanager
@@ -177,17 +177,15 @@ _TORCH = re.compile(r"PytorchStreamWriter failed|inline_container|iostream error
 
 def disk_error(error: BaseException, out: Path, fix: str) -> RunError | None:
     """Return what to say where `error`, of any library, means that the disk of `out` took no more, else None."""
-    code = _code(error)
-    if code is None:
+    if (code := _code(error)) is None:
         return None
     whole = out.absolute()
     mount = next(folder for folder in (whole, *whole.parents) if folder.is_mount())
-    if code == 0:
-        code = errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO
+    code = code or (errno.ENOSPC if shutil.disk_usage(mount).free < _NEARLY_FULL else errno.EIO)
     return RunError(f"cannot write to {out}: {os.strerror(code)} (file system {mount})", fix)
 
 
-def _code(error: BaseException) -> int | None:
+def _code(error: BaseException | None) -> int | None:
     """Return the system's error number, 0 where it is a writing error of unknown number, None where it is none."""
     if isinstance(error, OSError):
         return error.errno if error.errno in _CODES else None
@@ -200,12 +198,7 @@ def _code(error: BaseException) -> int | None:
 def quiet_threads() -> Iterator[None]:
     """Within this context a thread's writing error prints no traceback: whoever wrote through it gets the error."""
     before = threading.excepthook
-
-    def hook(arguments: threading.ExceptHookArgs) -> None:
-        if arguments.exc_value is None or _code(arguments.exc_value) is None:
-            before(arguments)
-
-    threading.excepthook = hook
+    threading.excepthook = lambda thrown: before(thrown) if _code(thrown.exc_value) is None else None
     try:
         yield
     finally:

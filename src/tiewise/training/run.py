@@ -203,12 +203,9 @@ class Kind(ABC):
         model = installed.model
         table_in, table_out = installed.tables()
         head, lookup = model.get_output_embeddings(), model.get_input_embeddings()
-        found = (
-            {"shared table": table_in.numel()}
-            if table_in is table_out
-            else {"input table": table_in.numel(), "output table": table_out.numel()}
-        )
-        maps = {id(p): p.numel() for end in (lookup, head) for name, p in end.named_parameters() if "_map." in name}
+        tables = (("shared", table_in),) if table_in is table_out else (("input", table_in), ("output", table_out))
+        found = {f"{which} table": table.numel() for which, table in tables}
+        maps = {p: p.numel() for end in (lookup, head) for name, p in end.named_parameters() if "_map." in name}
         if maps:
             found["maps"] = sum(maps.values())
         if getattr(head, "bias", None) is not None:
@@ -328,9 +325,7 @@ def _result(job: Job, installed: Installed, first: dict[str, float], timed: int,
     weights = {p: p.numel() * p.element_size() for p in installed.model.parameters()}
     learned = [p for p in weights if p.requires_grad]
     curve = [
-        CurvePoint(
-            step=p["step"], tokens=int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p}
-        )
+        CurvePoint(p["step"], int(seen[p["step"] - 1]), **{k: p[k] for k in ("train_nll", *MEASURED) if k in p})
         for p in read_lines(job.folder / METRICS)
     ]
     return RunResult(

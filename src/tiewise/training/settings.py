@@ -84,9 +84,8 @@ class Settings:
 
     def checked(self) -> Settings:
         """Return these settings with canonical arm names."""
-        require(
-            self, "seeds width layers heads batch accumulate steps seed measured", lambda n: n >= 1, "use 1 or more"
-        )
+        counts = "seeds width layers heads batch accumulate steps seed measured"
+        require(self, counts, lambda n: n >= 1, "use 1 or more")
         require(self, "length", lambda n: n >= 2, "a block needs two tokens or more to predict one")
         require(self, "learning_rate minutes init", lambda x: 0 < x < float("inf"), "use a positive number")
         require(self, "weight_decay", lambda x: 0 <= x < float("inf"), "use zero or a positive number")

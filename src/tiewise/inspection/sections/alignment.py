@@ -49,7 +49,7 @@ def alignment_of(
         curves.append(Curve(
             "Spectra of both tables", tuple(range(1, len(kept) + 1)), kept, which=end, along="direction",
             unit="singular value", log=True, log_x=True,
-            why="Less the mean row. A steep line fills few directions.",
+            why="Less the mean row; steep: few directions.",
         ))  # fmt: skip
     for space in found.subspaces:
         curves.append(Curve(

@@ -13,6 +13,7 @@ A model is asked as its family is pretrained; the draws are those of a seed, ali
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -26,7 +27,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from tiewise.core.errors import DataError
-from tiewise.core.estimates import Estimate, mean_interval
+from tiewise.core.estimates import mean_interval
 from tiewise.core.files import size
 from tiewise.core.found import Curve, Found, Quantity
 from tiewise.core.frequency import token_counts
@@ -98,8 +99,9 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
         separate: of the same model if every application had parameters of its own.
     """
     own, most, alone = nll[block.times - 1], len(nll), mean_interval(unigram)
-    means = [one.value if one is not None else np.inf for one in map(_estimate, nll)]
-    best = int(np.argmin(means)) + 1 if min(means) < means[block.times - 1] else block.times  # of equals, its own
+    means = [mean_interval(values).value for values in nll]  # nan where a window gave no number
+    # of equals that of training
+    best = min((block.times, *range(1, most + 1)), key=lambda n: (math.isnan(means[n - 1]), means[n - 1]))
     more = _quantity("there − as trained", nll[best - 1] - own, chance=0.0, why="a best of many flatters")
     mark: dict[str, Any] = {"along": "applications of the block", "mark": block.times}
     what = "layer" if block.period == 1 else f"block of {block.period} layers"
@@ -111,7 +113,7 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
     return Found(
         answer=answer,
         quantities=(
-            _quantity("nll as trained", own, chance=alone.value, why="beside it: the tokens' frequencies alone"),
+            _quantity("nll as trained", own, chance=alone.value, why="beside it: token frequencies alone"),
             Quantity("best number", best, why=f"of 1 to {most}; in training {block.times}"),
             _quantity("nll there", nll[best - 1], chance=alone.value),
             more,
@@ -124,19 +126,19 @@ def found_of(block: Repeat, nll: Values, change: Values, unigram: Values, parame
         ),
         curves=(
             Curve.through(
-                "Loss by how often the block is applied", enumerate(map(_estimate, nll), 1),
+                "Loss by how often the block is applied", enumerate(map(mean_interval, nll), 1),
                 unit=NATS, level=alone.value, level_name="token frequencies", **mark,
-                why="The open marker is the number of training; bands are 95 % intervals over windows.",
+                why="The open marker is the number of training; bands: over windows.",
             ),
             Curve.through(
-                "Loss less that of the model as trained", enumerate(map(_estimate, nll - own), 1),
+                "Loss less that of the model as trained", enumerate(map(mean_interval, nll - own), 1),
                 unit=NATS, level=0.0, **mark,
-                why="Window by window; above 0 is worse than as trained.",
+                why="By window; above 0 is worse.",
             ),
             Curve.through(
-                "Change by one more application", enumerate(map(_estimate, change), 1),
+                "Change by one more application", enumerate(map(mean_interval, change), 1),
                 unit="relative change", log=True, **mark,
-                why="‖h after − h before‖ / ‖h before‖ of the last of n.",
+                why="‖h after − h before‖ / ‖h before‖ of the last.",
             ),
         ),
     )  # fmt: skip
@@ -226,10 +228,5 @@ def questions(opened: Opened, causal: bool, ids: Ids, length: int, count: int, s
     return found
 
 
-def _estimate(values: Values) -> Estimate | None:
-    """Mean over windows with its interval; None where a window gave no number."""
-    return mean_interval(values) if np.isfinite(values).all() else None
-
-
 def _quantity(name: str, values: Values, **more: Any) -> Quantity:
-    return Quantity.of_estimate(name, _estimate(values), unit=NATS, **more)
+    return Quantity.of_estimate(name, mean_interval(values), unit=NATS, **more)

@@ -1,4 +1,4 @@
-"""What must a direct path pay for the order of words in this text?"""
+"""What must a direct path pay for word order in this text?"""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from tiewise.inspection.inspection import section
 LEAST = 1000  # tokens of a text
 NATS = "nats per token"
 PARTS = (
-    "Frequent tokens, all others as one. No symmetric logits avoid irreversibility; definiteness is what W Wᵀ pays "
-    "beyond, rank what its width costs."
+    "Frequent tokens, all others as one. Symmetric logits pay irreversibility, W Wᵀ definiteness too, its width rank."
 )
-PAYS = "a symmetric one, as a tied model's, pays at any width"
+PAYS = "a symmetric one pays, tied or not"
 Fitted = dict[tuple[int, int, bytes], Split]  # width, seed, the text in states → its split
 
 
@@ -39,7 +38,7 @@ class Fits:
     sampled: int = 4096  # pairs whose probability the model's own path is asked for
 
 
-@section(asks="What must a direct path pay for the order of words in this text?", place=30, text=True)
+@section(asks="What must a direct path pay for word order in this text?", place=30, text=True)
 def bigrams(subject: Subject, bench: Bench) -> Found:
     """Split a text's bigram loss into what any direct path pays, and what each symmetry of a tied one adds."""
     fitted: Fitted = bench.once("bigrams", dict)  # models of one tokenizer and width share their fits
@@ -70,7 +69,7 @@ def bigrams_of(
     """
     fits, fitted = fits or Fits(), {} if fitted is None else fitted
     if len(ids) < LEAST:
-        raise DataError(f"a text of {len(ids):,} tokens", f"bigrams need {LEAST:,} or more: give a longer text")
+        raise DataError(f"a text of {len(ids):,} tokens", f"bigrams need {LEAST:,} or more")
     if not 2 <= fits.kept < MOST_TOKENS:
         raise DataError(f"{fits.kept:,} tokens kept", f"keep 2 to {MOST_TOKENS - 1:,}")
     path = open_path(folder)
@@ -136,7 +135,7 @@ def bigrams_of(
         quantities=(
             Quantity.of_estimate(
                 "irreversibility", whole.held_out, unit=NATS,
-                why="what symmetric logits cost, guessed from other parts: too low on average",
+                why="cost of symmetry, guessed from other parts: too low on average",
             ),
             Quantity(
                 "… as counted", whole.plug_in, chance=whole.coin, unit=NATS, main=False,
@@ -149,11 +148,11 @@ def bigrams_of(
         ),
         stacks=tuple(stacks),
         grids=tuple(grids),
-        listings=(Listing("Requested pairs, and those that add most to the irreversibility", header, rows),),
+        listings=(Listing("Requested pairs, and the most irreversible", header, rows),),
         notes=(
             f"{count(len(ids))} tokens of text, {count(len(chain.keys))} different pairs",
             f"split of the {count(len(kept))} most frequent tokens, {(states < len(kept)).mean():.0%} of the text",
-            *([f"width {width} leaves nothing for rank to cost"] if width >= reduced.vocabulary else []),
+            *([f"width {width} costs no rank"] if width >= reduced.vocabulary else []),
             f"largest gradient left by the fits: {parts.gradient:.1g}",
         ),
     )  # fmt: skip

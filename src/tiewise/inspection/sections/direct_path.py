@@ -52,7 +52,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
     path = open_path(folder)
     ids = find_pairs(folder, words, path.rows)
     if path.rows < 2:
-        raise CheckpointError(f"{folder.path}: a vocabulary of {path.rows}", "give a model of two tokens or more")
+        raise CheckpointError(f"{folder.path}: a vocabulary of {path.rows}", "give two tokens or more")
     with doing("direct path", path.rows):
         linear = whole = grams(path)
     if path.norm.kind != NONE:
@@ -72,7 +72,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
         quantities.append(Quantity(f"‖M‖² {kind}", asymmetry(g)[0], unit="squared logits", main=False))
     for kind in (APPLIED, CENTRED):
         values, first = eigenvalues(kinds[kind]).tolist() or [0.0], kind == APPLIED
-        where, why = "" if first else f", {kind}", "none in W Wᵀ, half in two unrelated tables"
+        where, why = "" if first else f", {kind}", "none in W Wᵀ, half in unrelated tables"
         share = sum(v * v for v in values if v < 0) / (sum(v * v for v in values) or 1.0)
         quantities += [
             Quantity(f"energy of eigenvalues below 0{where}", share, unit="%", main=first, why=why),
@@ -83,7 +83,7 @@ def direct_path_of(folder: Folder, words: Sequence[tuple[str, str]] = (), sample
         ]
     quantities += own
     orders, figure = word_orders(path, words, ids), "Requested pairs: {}"
-    why = "a symmetric path has one logit both ways, but two probabilities"
+    why = "symmetric: one logit both ways, two probabilities"
     for order, (logit, _, _) in orders.items():
         quantities.append(Quantity(order, logit, unit="logit", main=False, figure=figure.format("logits"), why=why))
     for order, (_, log, rank) in orders.items():

@@ -36,7 +36,7 @@ from tiewise.internals.loaded import Opened
 ASYMMETRY = "‖S − Sᵀ‖²/‖S‖²"
 
 
-@section(asks="How much word order does the first MLP give back to the direct path?", place=20)
+@section(asks="How much word order does the first MLP give back?", place=20)
 def first_mlp(subject: Subject, bench: Bench) -> Found:
     """Set the direct path beside the same with the first MLP in it: a symmetric path knows no order of words."""
     opened, request = bench.opened(subject), bench.request
@@ -196,11 +196,11 @@ def first_block(model: Any) -> FirstBlock:
     family = str(getattr(config, BASE, None) or getattr(config, "model_type", ""))
     fix = "its direct path alone can be measured"
     if any("experts" in name.split(".") for name, _ in model.named_modules()):
-        what = f"a {short(family)} model begins with a mixture of experts: no one MLP stands in its path"
+        what = f"a {short(family)} model begins with a mixture of experts, no one MLP"
         raise InstallError(what, fix)
     names = BLOCKS.get(family)
     if names is None:
-        raise InstallError(f"the first MLP of a model of type {short(family) or '(none)'} is not known", fix)
+        raise InstallError(f"the first MLP of {short(family) or '(no type)'} is not known", fix)
     if getattr(config, "do_layer_norm_before", True) is False:
         raise InstallError(f"this {family} model normalises the stream behind its first MLP", fix)
     layers = model.base_model

@@ -47,6 +47,7 @@ HISTOGRAM = 20  # bins of a row's share
 TOP = 20  # rows that are listed
 SIZES = tuple(2**k for k in range(13))  # windows of a batch
 SHARE = "head path's share"
+WHOLE, ADAM, STEP = "whole text", "Adam's step", "in Adam's step"
 OLDER = "activation-norm convention (not commensurable)"
 BY_COUNT = "Head path's share by how often a token occurs"
 MOVED = "Which tokens each path moves"
@@ -61,25 +62,16 @@ def gradients(subject: Subject, bench: Bench) -> Found:
 
 
 @dataclass(frozen=True)
-class BatchNorms:
-    """Both paths' gradient of one batch."""
-
-    split: PathSplit
-    rows_l2: float  # norm at the lookups' outputs [b, T, D], where each position is a row of its own
-    rows_l1: float
-
-
-@dataclass(frozen=True)
 class PathGradients:
     """What is measured, before anything is said of it."""
 
-    one_table: bool  # else A is the input table's gradient, B the output table's, and they have no cosine
     objective: str  # what is predicted, as `two_paths` names it
     length: int  # tokens of a window
     predicted: int  # tokens, in all
     nll: float  # mean loss, nats per predicted token
     batch: int  # windows of a batch
-    batches: tuple[BatchNorms, ...]  # whole ones; a smaller last one is not among them
+    batches: tuple[PathSplit, ...]  # whole ones; a smaller last one is not among them
+    looked_up: tuple[tuple[float, float], ...]  # of each: L2 and L1 norm at the lookups' outputs, a row per position
     mean: tuple[float, float]  # ‖A‖, ‖B‖ of the mean gradient of these batches
     gradient: RowSums  # of the mean loss over all windows
     update: RowSums  # Adam's step from the batches in order, weights held still
@@ -118,10 +110,10 @@ def gradients_of(
     loss = TextLoss(opened, windows, seed)
     if not 1 <= batch <= len(windows):
         raise DataError(f"batches of {batch} from {len(windows)} windows", "give a longer text or smaller batches")
-    one = opened.ends.tied
+    one, full = opened.ends.tied, len(windows) // batch
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(windows)))
-    full = len(windows) // batch
-    batches: list[BatchNorms] = []
+    batches: list[PathSplit] = []
+    looked_up: list[tuple[float, float]] = []
     mean, nll = (math.nan, math.nan), 0.0
     with parted(opened.ends) as leaves:
         a, b = torch.zeros_like(leaves.a), torch.zeros_like(leaves.b)
@@ -133,7 +125,8 @@ def gradients_of(
             a.add_(found.a, alpha=weight)
             b.add_(found.b, alpha=weight)
             if done <= full:
-                batches.append(BatchNorms(row_sums(found.a, found.b, one).split(), found.rows_l2, found.rows_l1))
+                batches.append(row_sums(found.a, found.b, one).split())
+                looked_up.append((found.rows_l2, found.rows_l1))
                 moments.add(found.a, found.b)
             if done == full:
                 split, scale = row_sums(a, b, one).split(), len(windows) / (full * batch)
@@ -149,13 +142,13 @@ def gradients_of(
     best = [int(r) for r in np.argsort(-(gradient.a2 + gradient.b2), kind="stable")[:TOP]]
     return found_of(
         PathGradients(
-            one_table=one,
             objective=loss.kind,
             length=int(windows.shape[1]),
             predicted=loss.per_window * len(windows),
             nll=nll,
             batch=batch,
             batches=tuple(batches),
+            looked_up=tuple(looked_up),
             mean=mean,
             gradient=gradient,
             update=update,
@@ -169,7 +162,6 @@ def gradients_of(
 
 def found_of(found: PathGradients) -> Found:
     """Say which path is longer and whether they agree: in batches, in the whole text, in Adam's step, by token."""
-    absent = int((found.seen == 0).sum())
     alone = "get the head path alone" + ("" if found.objective == NEXT else ", but for a mask or first token")
     share, *others = _quantities(found)
     by_count, bins = _by_frequency(found)
@@ -180,7 +172,7 @@ def found_of(found: PathGradients) -> Found:
         listings=(bins, _longest(found)),
         notes=(
             f"a batch is {found.batch} windows of {found.length} tokens; {len(found.batches)} were run",
-            f"{count(absent)} of {count(len(found.seen))} tokens occur in no window and {alone}",
+            f"{count((found.seen == 0).sum())} of {count(len(found.seen))} tokens occur in no window and {alone}",
         ),
     )
 
@@ -203,47 +195,49 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
     def mean(name: str, values: Iterable[float], unit: str, **more: Any) -> Quantity:
         return Quantity.of_estimate(name, mean_interval(list(values)), unit=unit, **more)
 
-    def aside(name: str, value: float, unit: str, **more: Any) -> Quantity:
+    def aside(name: str, value: float, unit: str = "%", **more: Any) -> Quantity:
         return Quantity(name, value, unit=unit, main=False, **more)
 
-    splits = [one.split for one in found.batches]
+    splits, step = found.batches, found.update.split()
     yield mean(f"{SHARE} per batch", (x.share_b for x in splits), "%", chance=0.5, why="‖B‖/(‖A‖ + ‖B‖)")
-    if found.one_table:
+    if not np.isnan(found.gradient.ab).any():
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero a step for one use helps the other; below zero they oppose, as any tied model at rest",
+            why="above zero a step for one helps the other; below, as in any tied model at rest, they oppose",
         )  # fmt: skip
-    step = found.update.split()
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
     yield mean("norm of the head path per batch", (x.b for x in splits), "norm", main=False)
     yield aside("loss", found.nll, "nats per token", n=found.predicted)
-    for where, split, null in (("whole text", found.gradient.split(), found.null), ("Adam's step", step, ())):
+    for where, split, null in ((WHOLE, found.gradient.split(), found.null), (ADAM, step, ())):
         if math.isfinite(split.cosine):
             why = "permuted: the lookup path given to other tokens" if null else "Adam divides by the size of the sum"
             yield aside(f"cosine, {where}", split.cosine, "cosine", chance=0.0, null=null, why=why)
         for name, value in (("lookup path", split.a), ("head path", split.b), ("both together", split.total)):
             yield aside(f"norm of the {name}, {where}", value, "norm")
         for name, value in (("norms", split.share_b), ("squares", split.energy_b), ("L1 norms", split.share_b_l1)):
-            yield aside(f"{SHARE} of {name}, {where}", value, "%")
+            yield aside(f"{SHARE} of {name}, {where}", value)
     # the convention of arXiv:2603.26663: the lookup's norm is one of positions, the head's one of the table
-    own: dict[str, Any] = {"main": False, "why": "not of one thing; to compare with published figures"}
-    l2, l1 = ([(x.rows_l2, x.split.b) for x in found.batches], [(x.rows_l1, x.split.b_l1) for x in found.batches])
-    yield mean(f"{SHARE}, {OLDER}", (ratio(b, a + b) for a, b in l2), "%", **own)
-    yield mean(f"{SHARE} of L1 norms, {OLDER}", (ratio(b, a + b) for a, b in l1), "%", **own)
-    yield mean(f"norm at the lookup's outputs, {OLDER}", (a for a, _ in l2), "norm", **own)
+    (l2, l1), why = zip(*found.looked_up, strict=True), "not of one thing; for published figures"
+    for name, unit, values in (
+        (SHARE, "%", [ratio(x.b, by_row + x.b) for x, by_row in zip(splits, l2, strict=True)]),
+        (f"{SHARE} of L1 norms", "%", [ratio(x.b_l1, by_row + x.b_l1) for x, by_row in zip(splits, l1, strict=True)]),
+        ("norm at the lookup's outputs", "norm", l2),
+    ):
+        yield mean(f"{name}, {OLDER}", values, unit, main=False, why=why)
     # shares within rows of tokens that occur in the windows, and what the others get
     absent, b2 = found.seen == 0, found.gradient.b2
-    for where, sums in (("gradient", found.gradient), ("Adam's step", found.update)):
+    n = int(absent.sum())
+    for where, sums in (("gradient", found.gradient), (ADAM, found.update)):
         shares = _shares(found, sums)
-        values = np.quantile(shares, QUANTILES) if len(shares) else [math.nan] * len(QUANTILES)
-        for at, value in zip(QUANTILES, values, strict=True):
-            yield aside(f"{SHARE} in a row, {at:.0%} quantile, {where}", float(value), "%", n=int((~absent).sum()))
-    part, n = ratio(float(b2[absent].sum()), float(b2.sum())), int(absent.sum())
-    yield aside("absent tokens' part of the head path", part, "%", n=n, why="of ‖B‖²")
+        quantiles = np.quantile(shares, QUANTILES) if len(shares) else [math.nan] * len(QUANTILES)
+        for at, value in zip(QUANTILES, quantiles, strict=True):
+            yield aside(f"{SHARE} in a row, {at:.0%} quantile, {where}", float(value), n=len(absent) - n)
+    part = ratio(float(b2[absent].sum()), float(b2.sum()))
+    yield aside("absent tokens' part of the head path", part, n=n, why="of ‖B‖²")
     part = ratio(found.update.split(absent).total ** 2, step.total**2)
-    yield aside("absent tokens' part of Adam's step", part, "%", n=n, why="of ‖u‖²")
+    yield aside(f"absent tokens' part of {ADAM}", part, n=n, why="of ‖u‖²")
 
 
 def _shares(found: PathGradients, sums: RowSums) -> Floats:
@@ -253,7 +247,7 @@ def _shares(found: PathGradients, sums: RowSums) -> Floats:
 
 
 def _curves(found: PathGradients) -> Iterator[Curve]:
-    norms = by_batch([one.split for one in found.batches], found.mean, found.batch)
+    norms = by_batch(found.batches, found.mean, found.batch)
     *shares, limit = [ratio(b, a + b) for a, b in norms] or [math.nan]
     sizes = [(float(windows), share) for windows, share in zip(SIZES, shares, strict=False) if math.isfinite(share)]
     if sizes:
@@ -261,13 +255,13 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
         yield Curve(
             "Head path's share by batch size", x, y, along="windows in a batch", unit="%", log_x=True,
             mark=found.batch, level=limit, level_name="without noise",
-            why="Noise lengthens both norms, by different factors. Estimated from batches of the marked size.",
+            why="Noise lengthens both norms, by different factors. Estimated from the marked size.",
         )  # fmt: skip
     places = tuple((k + 0.5) / HISTOGRAM for k in range(HISTOGRAM))
-    for which, sums in (("gradient", found.gradient), ("Adam's step", found.update)):
+    for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
         rows = _shares(found, sums)
         heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
-        why = "Tokens of the windows; all others would stand at 100 %."
+        why = "Tokens of the windows; others would stand at 100 %."
         yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
 
 
@@ -291,27 +285,28 @@ def by_batch(splits: Sequence[PathSplit], mean: tuple[float, float], batch: int)
 
 def _by_frequency(found: PathGradients) -> tuple[list[Quantity], Listing]:
     """Gradient and step of tokens of like frequency."""
-    header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, "in Adam's step", "of ‖A‖²", "of ‖B‖²")
+    header = ("times in the text", "rows", "occurrences", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖²", "of ‖B‖²")
     quantities, rows, where, gradient = [], [], bin_of(found.counts), found.gradient
     for index, label in enumerate(BINS):
-        its = where == index
-        tokens, seen = int(its.sum()), int(found.counts[its].sum())
+        its, times = where == index, f"{label} times"
         own, step = gradient.split(its), found.update.split(its)
         moved = [ratio(float(x[its].sum()), x.sum()) for x in (gradient.a2, gradient.b2)]
-        shares = [Quantity("", x, n=tokens, unit="%", main=False) for x in (own.share_b, step.share_b, *moved)]
-        norms = (plain(own.a), plain(own.b))
-        rows.append((label, count(tokens), count(seen), *norms, *map(str, shares)))
-        if tokens:
-            times = f"{label} times"
-            for share, name in zip(shares[:2], (times, f"{times}, Adam's step"), strict=True):
-                quantities.append(replace(share, name=name, chance=0.5, figure=BY_COUNT))
-            for share, path, of in zip(shares[2:], ("lookup", "head"), "AB", strict=True):
-                quantities.append(replace(share, name=f"{path} path: {times}", figure=MOVED, why=f"of ‖{of}‖²"))
+        share = Quantity(times, own.share_b, n=int(its.sum()), chance=0.5, unit="%", main=False, figure=BY_COUNT)
+        of_path = replace(share, chance=None, figure=MOVED)
+        told = [
+            share,
+            replace(share, name=f"{times}, {ADAM}", value=step.share_b),
+            replace(of_path, name=f"lookup path: {times}", value=moved[0], why="of ‖A‖²"),
+            replace(of_path, name=f"head path: {times}", value=moved[1], why="of ‖B‖²"),
+        ]
+        cells = (label, count(share.n), count(found.counts[its].sum()), plain(own.a), plain(own.b))
+        rows.append((*cells, *map(str, told)))
+        quantities += told if share.n else []
     return quantities, Listing("By how often a token occurs", header, tuple(rows))
 
 
 def _longest(found: PathGradients) -> Listing:
-    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, "in Adam's step", "of ‖A‖² + ‖B‖²")
+    header = ("token", "row", "count", "‖A‖", "‖B‖", SHARE, STEP, "of ‖A‖² + ‖B‖²")
     gradient, energy = found.gradient, found.gradient.a2 + found.gradient.b2
     columns = gradient.share_b, found.update.share_b, energy / (energy.sum() or math.nan)
     rows = []

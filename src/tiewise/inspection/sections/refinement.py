@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from tiewise.boundary.locate import locate
-from tiewise.core.estimates import Estimate, mean_interval
-from tiewise.core.found import NONE, Curve, Found, Grid, Listing, Quantity
+from tiewise.core.estimates import mean_interval
+from tiewise.core.found import Curve, Found, Grid, Listing, Quantity
 from tiewise.core.long_work import advance, doing
 from tiewise.data.tokenizer import Ids
 from tiewise.inspection.bench import Bench, Subject
@@ -42,14 +42,15 @@ Values = dict[str, NDArray]  # quantity → its values per window, [windows] or 
 FURTHER = 64
 SMALL = 1e-3  # of the state: far above rounding in fp32, small enough to be the map's derivative
 RESTED = 1e-5  # residual at which a state counts as resting; rounding in fp32 is about a hundredth of it
-CONTROL = "Dashed: the same architecture with fresh weights."
+FACTOR = "× per application"
+CONTROL = "Dashed: fresh weights."
 PER_LAYER = (  # title, unit, whether it falls over orders of magnitude, key, how to read it
     ("Change per application", "relative change", True, "change", "‖h after − h before‖ / ‖h before‖."),
     ("Cosine of output and input", "cosine", False, "cosine", "Figure 1 of Lan et al. 2020."),
     ("Does a layer go on or turn back?", "cosine of successive changes", False, "turn",
-     "Above 0 a layer goes on where the last one was heading."),
+     "Above 0: where the last one was heading."),
     ("Change if the same layer is applied again", "relative change", True, "again",
-     "A layer applied to its own output: small where its work was done."),
+     "Of a layer on its own output: small where its work was done."),
 )  # fmt: skip
 
 
@@ -95,32 +96,31 @@ def refinement_of(opened: Opened, windows: Ids, seed: int = 0, further: int = FU
 
 
 def _trajectory(stack: AppliedStack, texts: Tensor, seed: int, further: int) -> Trajectory:
-    each: list[dict[str, list[NDArray]]] = [{} for _ in stack.applications]
-    blocks: dict[Repeat, dict[str, list[NDArray]]] = {}
+    each: list[list[dict[str, NDArray]]] = [[] for _ in stack.applications]  # by application and batch
+    blocks: dict[Repeat, list[dict[str, NDArray]]] = {}
     alike, done = torch.zeros((len(each) + 1,) * 2, dtype=torch.float64), 0
     for number, batch in enumerate(texts.split(stack.opened.at_once(texts.shape[1]))):
         calls = stack.calls(batch)
         made = keys(calls)
         alike += _cosines(states_of(calls)) / len(texts)
         into = [*zip(each, _applications(calls), strict=True)]
-        into += [(blocks.setdefault(b, {}), _repeated(calls, b, further, seed + number)) for b in repeats(made)]
+        into += [(blocks.setdefault(b, []), _repeated(calls, b, further, seed + number)) for b in repeats(made)]
         for parts, measured in into:
-            for name, values in measured.items():
-                parts.setdefault(name, []).append(values.numpy(force=True))
+            parts.append({name: values.numpy(force=True) for name, values in measured.items()})
         done += len(batch)
         advance(done)
+
+    def joined(parts: list[dict[str, NDArray]]) -> Values:
+        return {name: np.concatenate([part[name] for part in parts], axis=-1) for name in parts[0]}
+
     return Trajectory(
         tuple(call.name for call in calls),
-        tuple(map(_joined, each)),
+        tuple(map(joined, each)),
         tuple(shared_fractions(calls)),
         tuple(made.index(key) if made.index(key) != place else None for place, key in enumerate(made)),
-        {block: _joined(parts) for block, parts in blocks.items()},
+        {block: joined(parts) for block, parts in blocks.items()},
         alike.numpy(),
     )
-
-
-def _joined(parts: dict[str, list[NDArray]]) -> Values:
-    return {name: np.concatenate(values, axis=-1) for name, values in parts.items()}
 
 
 @torch.no_grad()
@@ -234,13 +234,12 @@ def _fresh(opened: Opened, seed: int) -> Opened | None:
 
 def found_of(trained: Trajectory, untrained: Trajectory | None, further: int) -> Found:
     """Say how far each layer moves the states, and where repeating leads, beside fresh weights."""
-    control = [] if untrained is None else [untrained]
-    of_control = [replace(q, name=f"{q.name}, fresh weights", main=False) for one in control for q in _quantities(one)]
+    both = {"": trained} if untrained is None else {"": trained, "fresh weights": untrained}
     return Found(
         answer=_answer(trained, further),
-        quantities=(*_quantities(trained), *of_control),
-        curves=(*_curves(trained, ""), *(curve for one in control for curve in _curves(one, "fresh weights"))),
-        grids=(_alike(trained, ""), *(_alike(one, ", fresh weights") for one in control)),
+        quantities=tuple(q for which, one in both.items() for q in _quantities(one, which)),
+        curves=tuple(curve for which, one in both.items() for curve in _curves(one, which)),
+        grids=tuple(_alike(one, which) for which, one in both.items()),
         listings=tuple(_listings(trained, untrained)),
     )
 
@@ -254,8 +253,6 @@ def _rests(values: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
 def _answer(found: Trajectory, further: int) -> str:
     if not found.blocks and any(found.shared):
         return f"layers share up to {max(found.shared):.0%} of their parameters, and none is repeated whole"
-    if not found.blocks:
-        return "each layer is applied once: there is no fixed point to look for"
     said = []
     for block, values in found.blocks.items():
         resting, alternating = _rests(values)
@@ -266,68 +263,64 @@ def _answer(found: Trajectory, further: int) -> str:
             end = f"alternates between two states in {alternating.sum()} of {resting.size} windows"
         what = "a layer" if block.period == 1 else f"a block of {block.period} layers"
         said.append(f"{what} is applied {block.times} times and {end}")
-    return "; ".join(said)
+    return "; ".join(said) or "each layer is applied once: there is no fixed point to look for"
 
 
-def _quantities(found: Trajectory) -> Iterator[Quantity]:
-    for name, values in (("first layer's change", found.each[0]), ("last layer's change", found.each[-1])):
-        yield Quantity.of_estimate(name, _estimate(values["change"]), unit="of the state's norm")
+def _quantities(found: Trajectory, which: str) -> Iterator[Quantity]:
+    def mean(name: str, values: NDArray, unit: str, **more: Any) -> Quantity:
+        return one(Quantity.of_estimate(name, mean_interval(values), unit=unit, **more))
+
+    def one(q: Quantity) -> Quantity:
+        return replace(q, name=f"{q.name}, {which}", main=False) if which else q
+
+    yield mean("first layer's change", found.each[0]["change"], "of the state's norm")
+    yield mean("last layer's change", found.each[-1]["change"], "of the state's norm")
     for block, values in found.blocks.items():
         (resting, alternating), where = _rests(values), f", applications {block.first + 1} to {block.end}"
-        yield Quantity.of_estimate(
-            "small differences grow by", _estimate(values["growth"]), chance=1.0, unit="× per application",
-            why=f"below 1 near-by states come together{where}",
-        )  # fmt: skip
-        away = _estimate(values["from_end"][resting])
-        yield Quantity.of_estimate("distance from rest", away, unit="of the resting norm")
-        shrink = _estimate(values["ratio"])
-        yield Quantity.of_estimate("successive changes shrink by", shrink, unit="× per application", main=False)
+        why = f"below 1 near-by states come together{where}"
+        yield mean("small differences grow by", values["growth"], FACTOR, chance=1.0, why=why)
+        yield mean("distance from rest", values["from_end"][resting], "of the resting norm")
+        yield mean("successive changes shrink by", values["ratio"], FACTOR, main=False)
         for name, its in (("windows at rest", resting), ("windows that alternate", alternating)):
-            yield Quantity(name, int(its.sum()), n=its.size, main=False, why=f"of {its.size}{where}")
+            yield one(Quantity(name, int(its.sum()), n=its.size, main=False, why=f"of {its.size}{where}"))
 
 
 def _curves(found: Trajectory, which: str) -> Iterator[Curve]:
     for name, unit, log, key, why in PER_LAYER:
-        points = [(number, _estimate(values.get(key))) for number, values in enumerate(found.each, 1)]
-        if any(estimate is not None for _, estimate in points) and not (which and key == "again"):
-            why = f"{why} {CONTROL}"
-            yield Curve.through(name, points, along="application", unit=unit, log=log, which=which, why=why)
+        points = [(place, mean_interval(values.get(key, ()))) for place, values in enumerate(found.each, 1)]
+        curve = Curve.through(
+            name, points, along="application", unit=unit, log=log, which=which, why=f"{why} {CONTROL}"
+        )
+        if curve.x and not (which and key == "again"):
+            yield curve
     for block, values in found.blocks.items():
         yield Curve.through(
-            "Does the repeated block come to rest?", enumerate(map(_estimate, values["residual"]), 1),
+            "Does the repeated block come to rest?", enumerate(map(mean_interval, values["residual"]), 1),
             along="application of the block", unit="relative change", log=True, mark=block.times, which=which,
             why="‖f(h) − h‖ / ‖h‖ of the repeated block f; at the open marker the model stops. A straight fall "
-            f"approaches a fixed point, a level line none. {CONTROL}",
+            f"approaches a fixed point. {CONTROL}",
         )  # fmt: skip
 
 
 def _alike(found: Trajectory, which: str) -> Grid:
     states, values = tuple(str(i) for i in range(len(found.alike))), tuple(map(tuple, found.alike.tolist()))
     why = "Cosine of the states; in a square of one colour little changes."
-    return Grid(f"How alike the states are{which}", states, states, values, axes=("applications",) * 2, why=why)
+    name = f"How alike the states are{which and f', {which}'}"
+    return Grid(name, states, states, values, axes=("applications",) * 2, why=why)
 
 
 def _listings(trained: Trajectory, untrained: Trajectory | None) -> Iterator[Listing]:
+    def cell(values: Values, key: str) -> str:
+        return str(Quantity.of_estimate("", mean_interval(values.get(key, ())), unit="value"))
+
     own, far = [], []
-    for place, (name, values) in enumerate(zip(trained.layers, trained.each, strict=True)):
-        shared, same = trained.shared[place], trained.same_as[place]
+    for place, values in enumerate(trained.each):
+        name, shared, same = f"{place + 1} · {trained.layers[place]}", trained.shared[place], trained.same_as[place]
+        fresh = {} if untrained is None else untrained.each[place]
+        cells = [cell(values, key) for key in ("change", "cosine", "turn", "norm", "again")]
         said = f"all, as {same + 1}" if same is not None else f"{shared:.0%}" if shared else "no"
-        cells = [_cell(values.get(key)) for key in ("change", "cosine", "turn", "norm", "again")]
-        fresh = [NONE if untrained is None else _cell(untrained.each[place][key]) for key in ("change", "distance")]
-        own.append((f"{place + 1} · {name}", *cells, said, fresh[0]))
-        far.append((f"{place + 1} · {name}", _cell(values["distance"]), fresh[1]))
+        own.append((name, *cells, said, cell(fresh, "change")))
+        far.append((name, cell(values, "distance"), cell(fresh, "distance")))
     header = ("layer", "change", "cosine", "turn", "norm", "applied twice", "shared", "change, fresh weights")
     yield Listing("Each application of a layer", header, tuple(own))
     yield Listing("Distance between a layer's output and input", ("layer", "distance", "fresh weights"), tuple(far))
-
-
-def _cell(values: NDArray | None) -> str:
-    return str(Quantity.of_estimate("", _estimate(values), unit="value"))
-
-
-def _estimate(values: NDArray | None) -> Estimate | None:
-    """Mean over windows with its interval; None where nothing finite was measured in each of them."""
-    if values is None or not len(values):
-        return None
-    found = mean_interval(values)
-    return found if np.isfinite(found.value) else None

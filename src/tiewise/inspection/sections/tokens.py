@@ -27,7 +27,7 @@ NAMED = 6  # tokens of a view that carry their text
 FREQUENCY, SCRIPT = "frequency", "script"  # what tokens are grouped by
 
 
-@section(asks="Which rows do tokens have, and what stands on both sides of them?", place=90)
+@section(asks="Which rows do tokens have, and what stands on both sides?", place=90)
 def tokens(subject: Subject, bench: Bench) -> Found:
     """Measure norms, directions, unused rows and a plane of every table; with a text, frequency and contexts too."""
     ids = bench.ids(subject) if bench.reads(subject) else None
@@ -52,7 +52,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
     try:
         texts = read_texts(folder, rows)
     except DataError as error:  # the tables can be measured without their texts
-        texts, notes = None, (*notes, f"{error.what}: tokens have no texts and no scripts")
+        texts, notes = None, (*notes, f"{error.what}: no texts, no scripts")
     around = None if ids is None else contexts(ids, rows)
     counts = None if around is None else around.counts
     tokenizer, unused = None if folder.single else read_tokenizer(folder), None
@@ -105,7 +105,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
             if kind == FREQUENCY:
                 curves.append(Curve.through(
                     "Length of rows by token frequency", band, along="times the text has the token", ticks=of.labels,
-                    unit="row norm", which=name, why="Medians; the band holds half of the tokens.",
+                    unit="row norm", which=name, why="Medians and quartiles.",
                 ))  # fmt: skip
         quantities += directions(name, table, sums, seed, main=correlations is None)
         if isinstance(table, StoredTable):
@@ -115,13 +115,13 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         xy = plane(table, sums, sample, beside)
         beside = xy if beside is None else beside
         first, second = (*sums.shares[:2], 0.0)[:2]
-        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half of them the text's most frequent,")
+        many = f"{count(len(labels))} tokens" + ("" if counts is None else ", half the text's most frequent,")
         points.append(Points(
             f"Rows in two dimensions: {name}", tuple((float(x), float(y)) for x, y in xy), labels,
             (0,) * len(labels) if often is None else tuple(map(int, bin_of(often))),
             ("tokens",) if often is None else BINS, _worth_naming(beside, labels, often),
             (f"first axis, {first:.1%} of the variance", f"second axis, {second:.1%}"),
-            why=f"{many} along the directions of largest variance; their signs mean nothing.",
+            why=f"{many} along the directions of largest variance, whatever their sign.",
         ))  # fmt: skip
     quantities += _apart(by_count)
     sides = Found("")
@@ -145,7 +145,7 @@ def tokens_of(folder: Folder, ids: Ids | None = None, samples: int = 2000, seed:
         ))  # fmt: skip
     header = ("table and group", "tokens", "median norm", "first quartile", "third quartile")
     listings = (
-        Listing("Row norms by how often the text has a token", header, tuple(norm_rows[FREQUENCY])),
+        Listing("Row norms by token frequency", header, tuple(norm_rows[FREQUENCY])),
         Listing("Row norms by script", header, tuple(norm_rows[SCRIPT])),
         *sides.listings,
         Listing("Rows that say little", ("table", "which", "rows"), tuple(little)),
@@ -187,7 +187,7 @@ def _apart(by_count: dict[str, Score]) -> Iterator[Quantity]:
         "difference of both ends' correlations", high.value - low.value, high.low - low.high, high.high - low.low,
         high.rows, chance=0.0, unit="correlation", main=False, p=p,
         question="Do norms follow frequency alike at both ends?", above=TWO,
-        why="above zero: more at one end, where one table has one norm a row",
+        why="above zero: more at one end; one table has one norm",
     )  # fmt: skip
 
 

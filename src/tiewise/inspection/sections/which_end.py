@@ -33,7 +33,7 @@ def which_end(subject: Subject, bench: Bench) -> Found:
             raise NotHere(f"{', '.join(of_run.arms)}: held against its two tables", "see there")
         return found_over_seeds(of_run, subject.label)
     if len(bench.subjects) != 2:
-        raise NotHere("needs two models", "give a second one, or a comparison")
+        raise NotHere("needs two models", "give two, or a comparison")
     first, second = bench.subjects
     ends = bench.once("ends", lambda: (ends_of(first.folder), ends_of(second.folder)))
     labels = first.label, second.label
@@ -100,7 +100,7 @@ def across(
         first_score = alignment.scores[0]  # centred, on rows that its map was fitted on
         if first_score.measure == IDENTITY and first_score.estimate.low > KIN:
             cosine = plain(first_score.estimate.value, 3)
-            notes.append(f"{name}: a cosine of {cosine} as they stand: one start, which every score contains")
+            notes.append(f"{name}: a cosine of {cosine} as they stand: a common start, in every score")
     small = {
         "tokens in both vocabularies": len(every),
         "tokens left out": len(every) - len(pairs),
@@ -156,13 +156,13 @@ def found_over_seeds(found: OverSeeds, arm: str) -> Found:
     if whole is None:
         answer += f" {spelled(told[0].measure)}" if told and toward(told[0].difference) != NOT_KNOWN else ""
     elif found.counted is None:
-        answer += "; without the training text, how much is frequency is not known"
+        answer += "; frequency is not taken out without the training text"
     else:
         rest = _side(found, curve) if curve else "too little is found again to say"
         answer += ", with frequency taken out too" if rest == answer else f"; with frequency taken out {rest}"
     notes = [f"{count(found.tokens)} tokens, against both tables of {found.untied}, seeds {seeds}"]
     if found.counted is not None:
-        notes.append(f"frequency: three powers of log(count + 1) in {count(found.counted)} tokens of training text")
+        notes.append(f"frequency: three powers of log(count + 1) in {count(found.counted)} training tokens")
     stored = found.leaning(arm, IDENTITY, SAME_SEED)
     if stored is not None and stored.input.value > KIN:
         notes.append(f"of one seed, rows still have a cosine of {plain(stored.input.value, 2)} from their common start")
@@ -197,7 +197,7 @@ def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Qua
                 name, of, figure = "corrected output − input", "", ""
             yield Quantity.of_estimate(
                 f"{name}, {spelled(leaning.measure)}", score, chance=0.0, unit=SHARES, of=of, main=main, figure=figure,
-                why="CKA corrected for attenuation: 1 the same but for noise and rotation",
+                why="for attenuation; 1: the same but for noise and rotation",
             )  # fmt: skip
     # every score, those that are told first and beside the same table trained again
     for leaning in sorted(leanings, key=lambda x: x not in told):
@@ -218,7 +218,7 @@ def _over_seeds(found: OverSeeds, arm: str, told: list[Leaning]) -> Iterator[Qua
     for leaning in leanings:
         yield Quantity.of_estimate(
             f"output − input, {spelled(leaning.measure)}", leaning.difference, chance=0.0, unit=SCORES,
-            why=ABOVE + ("; of one seed both start from one input table" if leaning.seeds == SAME_SEED else ""),
+            why=ABOVE + ("; one seed is one start" if leaning.seeds == SAME_SEED else ""),
             main=not corrected and leaning in told and leaning.measure in (ORTHOGONAL, NEIGHBOURS, CKA),
             of=f"{arm}, models of the {leaning.seeds}", figure=f"Output less input, for {arm}",
         )  # fmt: skip

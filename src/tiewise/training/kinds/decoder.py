@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
-from tiewise.core.first_loss import FreshBody, first_step, small_decoder
+from tiewise.core.first_loss import FreshBody, first_step
 from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
 from tiewise.training import ranks
@@ -53,17 +53,15 @@ class Decoders(Kind):
             return dict.fromkeys(specs)
         config = make_config(settings, vocab)
         _, wide = feed_forward_of(config)
-        configs = [make_config(settings, vocab, wide + extra) for extra in (0, 8)]
         d = int(config.get_text_config().hidden_size)
         with torch.device("meta"):
-            one, two = (sum(p.numel() for p in AutoModelForCausalLM.from_config(c).parameters()) for c in configs)
-            ends = {name: Boundary(replace(spec.plainly(), pad=None), vocab, d) for name, spec in specs.items()}
-        per_unit = (two - one) / 8
-        if per_unit <= 0:
+            bodies = [AutoModelForCausalLM.from_config(make_config(settings, vocab, wide + more)) for more in (0, 8)]
+            ends = [Boundary(replace(spec.plainly(), pad=None), vocab, d) for spec in specs.values()]
+        narrow, wider, *sizes = (sum(p.numel() for p in module.parameters()) for module in (*bodies, *ends))
+        if wider <= narrow:
             raise RunError(f"{config.model_type}: its feed-forward width changes no parameter", "use --match width")
-        sizes = {name: sum(p.numel() for p in boundary.parameters()) for name, boundary in ends.items()}
-        largest = max(sizes.values())
-        return {name: wide + round((largest - size) / per_unit) for name, size in sizes.items()}
+        spent = [round((max(sizes) - size) / ((wider - narrow) / 8)) for size in sizes]
+        return {name: wide + more for name, more in zip(specs, spent, strict=True)}
 
     def build(self, job: Job) -> Installed:
         """Build it with both tables drawn N(0, std²), independently where there are two."""
@@ -76,16 +74,12 @@ class Decoders(Kind):
 
     def first_loss(self, job: Job) -> float:
         """As `plan` has it; bodies that it does not follow are taken to know nothing."""
-        s, config = job.settings, make_config(job.settings, job.text.vocab, job.feed_forward)
+        config = make_config(job.settings, job.text.vocab, job.feed_forward)
         body: FreshBody | None = None
-        d = int(config.get_text_config().hidden_size)
-        if s.model == "llama":
-            ffn, heads, layers = config.intermediate_size, s.heads, s.layers
-            body = replace(small_decoder(d), layers=layers, ffn=ffn, heads=heads, head_dim=d // heads)
-        else:
-            with suppress(PlanError):
-                body = read(config.to_dict()).fresh
-        return first_step(job.spec, job.text.vocab, d, self.table_std(job), body, positions=s.length).computed()[0]
+        with suppress(PlanError):
+            body = read(config.to_dict()).fresh
+        std, positions, width = self.table_std(job), job.settings.length, int(config.get_text_config().hidden_size)
+        return first_step(job.spec, job.text.vocab, width, std, body, positions=positions).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer; a trial has no curve."""
@@ -140,27 +134,25 @@ def measure(
 
 def make_config(settings: Settings, vocab: int, feed_forward: int | None = None) -> Any:
     """Configuration of the body; `feed_forward` overrides the width of its feed-forward layers."""
-    shared: dict[str, Any] = {"vocab_size": vocab, "tie_word_embeddings": True}
-    shared |= {"bos_token_id": None, "eos_token_id": None, "initializer_range": 0.5 * sound_std(settings.width)}
-    if settings.model == "llama":
-        return LlamaConfig(
-            hidden_size=settings.width,
-            # 8/3·D, rounded to 8, where a gated layer has three matrices and others have two of 4·D
-            intermediate_size=feed_forward or max(8, round(settings.width * 8 / 3 / 8) * 8),
+    width = settings.width
+    of_family: dict[str, dict[str, Any]] = {
+        # 8/3·D, rounded to 8, where a gated layer has three matrices and others have two of 4·D
+        "llama": {"intermediate_size": feed_forward or max(8, round(width * 8 / 3 / 8) * 8)},
+        "gpt2": {"n_inner": feed_forward or 4 * width, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    }
+    if settings.model in of_family:
+        return AutoConfig.for_model(
+            settings.model,
+            vocab_size=vocab,
+            hidden_size=width,
             num_hidden_layers=settings.layers,
             num_attention_heads=settings.heads,
             max_position_embeddings=settings.length,
-            **shared,
-        )
-    if settings.model == "gpt2":
-        return GPT2Config(
-            n_embd=settings.width,
-            n_inner=feed_forward or 4 * settings.width,
-            n_layer=settings.layers,
-            n_head=settings.heads,
-            n_positions=settings.length,
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-            **shared,
+            initializer_range=0.5 * sound_std(width),
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=None,
+            **of_family[settings.model],
         )
     path = Path(settings.model)
     path = path / "config.json" if path.is_dir() else path
@@ -172,8 +164,7 @@ def make_config(settings: Settings, vocab: int, feed_forward: int | None = None)
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         reason = "no model_type" if isinstance(error, KeyError) else str(error).splitlines()[0][:120]
         raise RunError(f"{path} is no model configuration: {reason}", "give a transformers config.json") from None
-    config.vocab_size = vocab
-    config.tie_word_embeddings = True
+    config.vocab_size, config.tie_word_embeddings = vocab, True
     for token in ("bos_token_id", "eos_token_id", "pad_token_id"):
         if (getattr(config, token, None) or 0) >= vocab:
             setattr(config, token, None)
