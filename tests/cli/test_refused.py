@@ -146,7 +146,7 @@ PLAN = {
     "--like=gpt2 --init=-1": "std -1",
     "--like=gpt2 --init=nan": "std nan",
     "--like=granite-4.1-8b": "nobody was seen to say its vocabulary",
-    "none.json": "none.json",
+    "gpt2": "gpt2: no such file or folder; check the path, or use --like gpt2 for a model of the catalogue",
     "bad.json": "bad.json",
     "list.json": "not a config",
     "empty.json": "the config of unknown has no",

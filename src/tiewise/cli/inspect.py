@@ -29,7 +29,7 @@ def inspect(
     samples: int = typer.Option(4000, help="Rows of a table that are compared pair by pair."),
     lens_steps: int = typer.Option(250, help="Steps that each tuned lens is trained for."),
     held_out: float = typer.Option(
-        0.2, help="Share of rows that alignment and closer score and fit no map on; 0: fit and score all, as published."
+        0.2, help="Share of rows that maps between tables are scored on, not fitted to; 0: all for both, as published."
     ),
     seed: int = typer.Option(0, help="Of every draw."),
     overwrite: bool = typer.Option(False, "--overwrite", help="Replace the inspection in --out."),

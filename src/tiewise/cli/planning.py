@@ -95,6 +95,9 @@ def _model(config: Path | None, like: str | None, sizes: dict[str, int]) -> Desc
         what = f"{' and '.join(given)} at once" if given else "no model to plan"
         raise PlanError(what, "give a config.json or its folder, or --like NAME, or --vocab, --width and --layers")
     if config is not None:
+        if not config.exists():
+            fix = f"check the path, or use --like {config.name} for a model of the catalogue"
+            raise PlanError(f"{config}: no such file or folder", fix)
         return config
     if like is not None:
         return like

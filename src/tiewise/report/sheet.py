@@ -185,8 +185,11 @@ def _template() -> Template:
 
 
 def _columns(table: Listing) -> list[str]:
-    """The class of each column: `sentence` where its cells are read as such."""
+    """The class of each column: `sentence` where its cells are read as such, `verdict` for "number → side"."""
     rows = [row for row in table.rows if len(row) == len(table.header)]  # a row of one cell heads those that follow
-    # sentences and long names break into lines, numbers with their intervals do not
-    long = [[len(cell) > SENTENCE and any(map(str.isalpha, cell)) for cell in row] for row in rows]
-    return ["sentence" if any(row[i] for row in long) else "" for i in range(len(table.header))]
+    kinds = []
+    for cells in zip(*rows, strict=True):
+        # sentences and long names break into lines, numbers with their intervals do not
+        long = [cell for cell in cells if len(cell) > SENTENCE and any(map(str.isalpha, cell))]
+        kinds.append(("verdict" if all(" → " in cell for cell in long) else "sentence") if long else "")
+    return kinds or [""] * len(table.header)
