@@ -201,6 +201,24 @@ def test_one_leaf_where_tied_in_parameters_and_optimizer(kind):
     assert len(find_tied(optax.sgd(1e-3, momentum=0.9).init(variables), V).leaves) == tables
 
 
+def test_a_training_step_moves_the_one_table_and_keeps_it_one():
+    model = NNXBoundary("tied+pad=2", V, D, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(0.5), wrt=nnx.Param)
+    before = np.asarray(model.table_in[...])
+
+    @nnx.jit
+    def step(model, optimizer):
+        loss, grads = nnx.value_and_grad(lambda m: m(IDS, jnp.tanh, IDS))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [float(step(model, optimizer)) for _ in range(5)]
+    after = np.asarray(model.table_in[...])
+    assert losses[-1] < losses[0]
+    assert np.array_equal(after[2], np.zeros(D))
+    assert np.all(np.any(np.delete(after != before, 2, axis=0), axis=1))  # The head path reaches every row
+
+
 def test_first_loss_is_what_the_table_predicts():
     for spec in ("factored:32+init=0.05+softcap=3", "spd+output_scale=1/d+init=2", "tied"):
         ends = PureBoundary.of(spec, 2_000, 64)

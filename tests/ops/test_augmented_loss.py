@@ -85,6 +85,20 @@ def test_chunks_change_nothing(seed, chunk, tau, alpha):
         torch.testing.assert_close(a, c, rtol=1e-8, atol=1e-10)
 
 
+def test_without_divergence_it_is_cross_entropy():
+    h, w, table, b, t = problem()
+    loss = augmented_cross_entropy(h, w, t, table, b, alpha=0.0)
+    torch.testing.assert_close(loss, F.cross_entropy(h @ w.T + b, t))
+
+
+def test_equal_distributions_leave_no_divergence():
+    """Features that are the targets' own vectors, tied and without bias: ŷ = ỹ."""
+    _, w, *_, t = problem()
+    h = w[t.where(t >= 0, 0)]
+    loss = augmented_cross_entropy(h, w, t, hard=0.0, temperature=4.0)
+    assert abs(float(loss)) < 1e-14
+
+
 def test_hot_targets_pull_the_logits_to_inner_products_of_the_table():
     """§4: as τ grows, τ²V times the gradient by z tends to the centred difference of z and table @ u."""
     h, w, table, _, t = problem()

@@ -275,3 +275,14 @@ def test_whisper_loads_with_a_batch_that_it_runs_on(tmp_path):
     loaded = tiewise.load(tmp_path / "b", batch=batch).eval()
     model.proj_out.weight.copy_(torch.from_numpy(truncated(model.proj_out.weight.numpy(), 5)))
     torch.testing.assert_close(loaded(**batch).loss, model(**batch).loss, atol=1e-5, rtol=1e-5)
+
+
+def test_a_table_of_low_rank_is_kept(tmp_path):
+    rng = np.random.default_rng(0)
+    thin = (rng.normal(size=(50, 3)) @ rng.normal(size=(3, 16))).astype(np.float32)
+    llama(tmp_path / "a", tensors={"model.embed_tokens.weight": thin}, rows=50, width=16)
+    receipt = factor(tmp_path / "a", tmp_path / "b", rank=5)
+    made = load_file(tmp_path / "b" / "model.safetensors")
+    product = made["model.embed_tokens.weight"].double() @ made["model.embed_tokens.in_map.weight"].double().T
+    assert np.abs(product.numpy() - thin).max() < 3e-6
+    assert receipt.logit_change < 1e-4
