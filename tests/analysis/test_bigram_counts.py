@@ -46,8 +46,8 @@ def test_counts_equal_a_loop(text, kind):
 
 def test_a_large_vocabulary_does_not_overflow():
     top = 300_000
-    chain = Chain.of(np.array([top - 1, top - 2, top - 1], np.uint32), top)
-    assert counted(chain) == {(top - 1, top - 2): 1, (top - 2, top - 1): 1, (top - 1, top - 1): 1}
+    found = counted(Chain.of(np.array([top - 1, top - 2, top - 1], np.uint32), top))
+    assert found == {(top - 1, top - 2): 1, (top - 2, top - 1): 1, (top - 1, top - 1): 1}
 
 
 def test_frequent_tokens_come_first_then_others_that_the_text_has():
@@ -81,13 +81,6 @@ def test_irreversibility_is_the_optimum_of_symmetric_paths(states, seed):
     chain = exact(q)
     assert chain.irreversibility > 0.01
     assert fitted_symmetric(q) - chain.entropy == pytest.approx(chain.irreversibility, abs=1e-8)
-
-
-def test_reversible_and_turning_chains():
-    q, _ = random_chain(8, 0)
-    assert exact((q + q.T) / 2).irreversibility == pytest.approx(0, abs=1e-12)
-    assert Chain.of(np.arange(60) % 6, 6).irreversibility == pytest.approx(math.log(2))
-    assert Chain.of(np.zeros(9, int), 1).irreversibility == 0
 
 
 def test_estimates_err_in_opposite_directions_around_the_truth():

@@ -84,13 +84,6 @@ def test_the_parts_add_up_and_full_width_leaves_nothing_for_rank():
     assert wider.definiteness == pytest.approx(full.definiteness, abs=1e-12)
 
 
-def test_a_definite_reversible_chain_costs_a_tied_path_nothing():
-    table = np.random.default_rng(0).normal(size=(6, 6))
-    q = np.exp(table @ table.T)
-    found = split(exact(q / q.sum()), 6)
-    assert (found.irreversibility, found.definiteness) == pytest.approx((0, 0), abs=1e-8)
-
-
 def test_a_token_that_never_follows_itself_costs_definiteness():
     chain = exact(np.full((4, 4), 1 / 12) - np.eye(4) / 12)
     assert chain.irreversibility == pytest.approx(0, abs=1e-12)

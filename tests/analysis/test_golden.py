@@ -9,21 +9,30 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from transformers import AlbertConfig, AlbertModel
 
+from tiewise import Boundary, path_norms
+from tiewise.core.first_loss import predicted_nll
 from tiewise.core.ledger import results
 from tiewise.core.sharing_spec import SharingSpec
 from tiewise.core.spec import BoundarySpec, largest_rank
+from tiewise.ops.path_gradient import PathRecord
 from tiewise.planning.architecture import budget, elementwise, linear, lookup, norm, thresholds, total
 from tiewise.planning.catalogue import find, tying_by_size
 from tiewise.planning.costs import training_bytes
 from tiewise.planning.read_config import Sizes, from_sizes, read
 
-BERT = {"model_type": "bert", "architectures": ["BertModel"]}
+
+def of(family, architecture):
+    return {"model_type": family, "architectures": [architecture]}
+
+
+BERT = of("bert", "BertModel")
 LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096}
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-ALBERT = {"model_type": "albert", "vocab_size": 30_522}
+ALBERT = of("albert", "AlbertForPreTraining") | {"vocab_size": 30_522}
 V = 30_522  # BERT's
-WIDTHS = {"base": 768, "large": 1024, "xlarge": 2048, "xxlarge": 4096}
 
 
 def sized(vocab, d, layers=1, boundary="untied"):
@@ -99,6 +108,8 @@ def less(new, old):
     return 100 * (1 - new / old)
 
 
+CHAPTER = sized(32_000, 1024, 12)  # the exercise's model, untied
+ABOVE = "V/d above which tying saves more than 30%"
 # id -> (our figure, exact value)
 COUNTED = {
     "S0-vocab-matrices": (lambda: tables(32_000, 4096), 262_144_000),
@@ -106,18 +117,12 @@ COUNTED = {
     "S0-attention, the layer": (lambda: sized(32_000, 4096)["attention"] + sized(32_000, 4096)["ffn"], 201_326_592),
     "S0-share-70m": (lambda: tables(32_000, 512) / 70e6, 0.4681142857142857),
     "S0-ex1-saved": (lambda: tables(32_000, 1024) - tables(32_000, 1024, "tied"), 32_768_000),
-    "S0-ex1-untied-total": (lambda: sum(sized(32_000, 1024, 12).values()), 216_530_944),
-    "S0-ex1-threshold": (lambda: exercise()["V/d above which tying saves more than 30%"], pytest.approx(108)),
-    "S0-ex1-threshold-v": (
-        lambda: exercise()["V/d above which tying saves more than 30%"] * 1024,
-        pytest.approx(110_592),
-    ),
+    "S0-ex1-untied-total": (lambda: sum(CHAPTER.values()), 216_530_944),
+    "S0-ex1-threshold": (lambda: exercise()[ABOVE], pytest.approx(108)),
+    "S0-ex1-threshold-v": (lambda: exercise()[ABOVE] * 1024, pytest.approx(110_592)),
     "S0-ex1-vd": (lambda: 32_000 / 1024, 31.25),
     "S0-ex1-fraction": (lambda: exercise()["share of the untied model that tying saves"], 0.1513317191283293),
-    "S0-ex1-fraction, counted": (
-        lambda: sized(32_000, 1024, 12)["output_table"] / sum(sized(32_000, 1024, 12).values()),
-        0.1513317191283293,
-    ),
+    "S0-ex1-fraction, counted": (lambda: CHAPTER["output_table"] / sum(CHAPTER.values()), 0.1513317191283293),
     "S0-tied-fraction": (lambda: exercise()["share of the tied model that is its table"], 0.1783166904422254),
     "S0-fraction-70m": (lambda: find("pythia-70m").table_share, 0.7314179364894731),
     "S0-fraction-1b": (lambda: find("pythia-1b").table_share, 0.20364590291356466),
@@ -131,13 +136,10 @@ COUNTED = {
     "S0-ex4-two": (lambda: tables(30_000, 1024), 61_440_000),
     "S0-ex4-saved-two": (lambda: tables(30_000, 1024) - factored(30_000, 1024, 128), 57_468_928),
     "S0-albert-18x": (
-        lambda: (
-            read({**BERT, **LARGE}).total
-            / read({"model_type": "albert", "architectures": ["AlbertModel"], **LARGE}).total
-        ),
+        lambda: read(BERT | LARGE).total / read(of("albert", "AlbertModel") | LARGE).total,
         18.951735719042244,
     ),
-    "S0-bert": (lambda: read({"model_type": "bert", "architectures": ["BertForMaskedLM"]}).ends.tied, True),
+    "S0-bert": (lambda: read(of("bert", "BertForMaskedLM")).ends.tied, True),
     "S1-tenth": (lambda: tables(50_000, 4096) / 125e6, 3.2768),
     "S3-tied": (lambda: tables(50_000, 4096, "tied"), 204_800_000),
     "S3-untied": (lambda: tables(50_000, 4096), 409_600_000),
@@ -177,10 +179,7 @@ COUNTED = {
     "S4-share-reduction-ffn": (lambda: less(bert("ffn"), bert()), 61.09455701231625),
     "S4-share-reduction-all": (lambda: less(bert("all"), bert()), 91.66666666666666),
     "S4-albert-full": (chapter_albert, 11_882_428),
-    "S4-albert-full, as transformers builds it": (
-        lambda: read({**ALBERT, **BASE, "architectures": ["AlbertForPreTraining"]}).total,
-        11_881_148,
-    ),
+    "S4-albert-full, as transformers builds it": (lambda: read(ALBERT | BASE).total, 11_881_148),
     "S4-full-reduction": (lambda: less(chapter_albert(), read(BERT).total), 89.1467072650322),
     "S4-preset-base": (lambda: chapter_albert(768), 11_882_428),
     "S4-preset-large": (lambda: chapter_albert(1024), 17_916_604),
@@ -230,10 +229,6 @@ def test_s4_attention_sharing_sharing_the_ffn_costs_more():
 
 def test_s0_ex2_both_rows_of_the_gradient():
     """The row formula that autograd agrees with, on the exercise's tokens (2, 1, 2, 3), and the printed one."""
-    import torch
-
-    from tiewise import Boundary
-
     torch.manual_seed(0)
     boundary = Boundary("tied+init=1", vocab=4, width=2).double()
     inputs, targets = torch.tensor([2, 1, 2]) - 1, torch.tensor([1, 2, 3]) - 1
@@ -262,11 +257,6 @@ def test_s0_wt_h_the_table_itself_maps_hidden_states_to_logits():
 
 def test_s0_sqrtd_the_scale_strengthens_the_weaker_path():
     """One step of a small tied net with sinusoidal positions, as the original Transformer: A's share grows by √D."""
-    import torch
-
-    from tiewise import Boundary, path_norms
-    from tiewise.ops.path_gradient import PathRecord
-
     d, vocab = 64, 200
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, vocab, (8, 32), generator=draw)
@@ -314,16 +304,12 @@ def test_s0_gap_sign_a_constraint_never_lowers_the_minimum():
 
 
 def test_s2_names_what_shapes_the_two_projections_have():
-    from tiewise import Boundary
-
     boundary = Boundary("projected:50", vocab=40, width=300)
     assert tuple(boundary.in_map.weight.shape) == (300, 50)  # P_in maps e_t, D = 50, to the cell, H = 300
     assert tuple(boundary.out_map.weight.shape) == (50, 300)  # P_out maps h_t to the table
 
 
 def test_s2_tied_cell_has_one_matrix_and_one_bias():
-    import torch
-
     h = 200
     assert linear(h, h, bias=True).parameters == h * h + h == 40_200
     assert sum(p.numel() for p in torch.nn.RNN(h, h).parameters()) == 80_400
@@ -334,10 +320,6 @@ NEW_YORK_CITY = [[1, 0.5], [0.8, 0.9], [0.3, 1.2]]
 
 def test_s3_matrix_and_s3_symmetry():
     """The direct path of a tied boundary is the printed matrix; its probabilities are not symmetric all the same."""
-    import torch
-
-    from tiewise import Boundary
-
     boundary = Boundary("tied", vocab=3, width=2)
     with torch.no_grad():
         boundary.table_in.copy_(torch.tensor(NEW_YORK_CITY))
@@ -356,8 +338,6 @@ def test_s3_any_an_untied_product_has_rank_d_at_most():
 @pytest.mark.parametrize(("std", "exact", "off"), [(1.0, 46.6, 0.4), (0.02, math.log(V), 0.05)])
 def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
     """Simulated: a normalised head state (width 128) against 30,522 rows N(0, σ²), random targets."""
-    from tiewise.core.first_loss import predicted_nll
-
     draw = np.random.default_rng(0)
     table = draw.normal(0, std, (V, 128)).astype(np.float32)
     h = draw.normal(size=(512, 128)).astype(np.float32)
@@ -370,8 +350,6 @@ def test_s4_mlm_initial_a_table_at_n01_starts_far_above_ln_v(std, exact, off):
 
 
 def test_s4_sop_initial_two_indifferent_classes_cost_ln_2():
-    from tiewise.core.first_loss import predicted_nll
-
     assert predicted_nll(2, 0.0) == pytest.approx(0.6931471805599453, abs=1e-4)
 
 
@@ -390,8 +368,6 @@ def test_s4_memory(model):
 
 
 def test_s4_variances_a_default_linear_map_leaves_a_third():
-    import torch
-
     torch.manual_seed(0)
     x = torch.randn(4_000, 64)
     y = torch.nn.Linear(64, 256, bias=False)(x).detach()
@@ -401,9 +377,6 @@ def test_s4_variances_a_default_linear_map_leaves_a_third():
 
 def test_s4_refinement_one_layer_applied_again_changes_less_each_time():
     """An untrained shared post-norm layer, dropout off: the trend that is claimed, on five seeds."""
-    import torch
-    from transformers import AlbertConfig, AlbertModel
-
     sizes = {"vocab_size": 100, "embedding_size": 32, "hidden_size": 64, "num_attention_heads": 4}
     config = AlbertConfig(**sizes, intermediate_size=128, num_hidden_layers=6, initializer_range=0.05)
     for seed in range(5):

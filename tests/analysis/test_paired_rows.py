@@ -119,32 +119,6 @@ def test_rows_are_those_of_the_pairs():
     assert found.estimate.value == pytest.approx(dense(a[first], b[second], counts[first], CURVE)[0], abs=1e-10)
 
 
-def test_tables_that_share_frequency_alone_have_nothing_in_common_without_it():
-    counts = zipf()
-    f = np.log1p(counts)
-    f = (f - f.mean()) / f.std()
-    curve = f + f**2 - f**3 / 4
-    for course, powers in ((f, LINE), (curve, CURVE)):
-        a, b = (gaussian(seed) + 6 * np.outer(course, gaussian(seed + 10, 10, 1)) for seed in (0, 1))
-        whole = align(a, b, one_vocabulary(ROWS, ROWS), QUICK).score("CKA")
-        left, *shares = without(a, b, counts, powers)
-        assert whole.estimate.value - whole.chance > 0.9
-        assert min(shares) > 0.5
-        assert abs(left.estimate.value - left.chance) < 0.02
-    a, b = (gaussian(seed) + 6 * np.outer(curve, gaussian(seed + 10, 10, 1)) for seed in (0, 1))
-    line, *_ = without(a, b, counts, LINE)
-    assert line.estimate.value - line.chance > 0.3  # a line leaves what is curved
-
-
-def test_what_tables_share_beyond_frequency_stays():
-    counts, common = zipf(), gaussian(5)
-    f = np.log1p(counts) - np.log1p(counts).mean()
-    a, b = (common @ scipy.linalg.qr(gaussian(s, 10, 10))[0] + 5 * np.outer(f, gaussian(s, 10, 1)) for s in (0, 1))
-    assert without(a, b, counts, CURVE)[0].estimate.value > 0.999
-    unlike, *_ = without(a, gaussian(6) + 5 * np.outer(f, gaussian(1, 10, 1)), counts, CURVE)
-    assert abs(unlike.estimate.value - unlike.chance) < 0.02
-
-
 def test_chance_is_the_mean_for_unrelated_tables():
     counts = zipf(rows=60)
     found = [without(gaussian(2 * s, 6, 60), gaussian(2 * s + 1, 6, 60), counts, CURVE)[0] for s in range(300)]

@@ -10,18 +10,8 @@ EFFORT = f"{TEXT} --windows=8 --length=16 --samples=80 --lens-steps=20 --quiet"
 SECTIONS = """direct_path first_mlp bigrams alignment which_end gradients tokens lens refinement applications
 gradients_over_training"""
 MODELS = ("model-gpt2", "model-bert", "model-t5", "model-bart", "model-factored")
-PLAIN = (
-    "tied",
-    "untied",
-    "equal",
-    "flag-lies",
-    "flag-missing",
-    "no-head",
-    "one-row-off",
-    "short-vocab",
-    "nan",
-    "sharded",
-)
+PLAIN = ["tied", "untied", "equal", "flag-lies", "flag-missing"]
+PLAIN += ["no-head", "one-row-off", "short-vocab", "nan", "sharded"]
 FOLDERS = (*PLAIN, "half", "wrapped", "only-head", "quantised", "adapter", "broken", "model.gguf", *MODELS)
 SPECS = "tied,untied,factored:128,factored-untied:in=64,out=128,projected:300,residual:32,spd,tied+bias"
 SHARES = "none,attention,ffn,all,all:groups=2"
@@ -41,11 +31,7 @@ EXACT = {
     "check base": "check adapter --base tied",
     "check explain": "check --explain B012",
     "check several": "check tied flag-lies broken",
-    **{
-        f"{verb} {name}": f"{verb} {name} --to to-{verb}-{name}"
-        for verb in ("untie", "dedupe", "repair")
-        for name in PLAIN
-    },
+    **{f"{v} {name}": f"{v} {name} --to to-{v}-{name}" for v in ("untie", "dedupe", "repair") for name in PLAIN},
     **{f"tie {keep}": f"tie flag-lies --to to-tie-{keep} --keep {keep}" for keep in ("input", "output", "mean")},
     "tie": "tie untied --to to-tie",
     "factor": "factor untied --to to-factor --rank=4 --counts=counts.json",

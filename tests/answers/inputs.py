@@ -6,20 +6,8 @@ import shutil
 
 import numpy as np
 import torch
+import transformers as tr
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from tests.checkpoint.gguf_writer import model as gguf_model
 from tests.checkpoint.tiny_checkpoints import bpe_tokenizer, llama, table, write_checkpoint
@@ -80,7 +68,7 @@ def word_tokenizer():
     """Of 120 words and an end of the text."""
     words = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["<eos>", *WORDS])}, unk_token="<eos>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+    return tr.PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
 
 
 SIZES = {"vocab_size": 121, "bos_token_id": None, "eos_token_id": 0}
@@ -89,7 +77,7 @@ WIDTH = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "nu
 
 def word_llama(tied):
     """A tiny Llama of that vocabulary."""
-    return LlamaForCausalLM(LlamaConfig(**SIZES, **WIDTH, tie_word_embeddings=tied))
+    return tr.LlamaForCausalLM(tr.LlamaConfig(**SIZES, **WIDTH, tie_word_embeddings=tied))
 
 
 def _models(folder):
@@ -97,15 +85,15 @@ def _models(folder):
     torch.manual_seed(0)
     tokenizer = word_tokenizer()
     made = {f"model-{name}": word_llama(name == "tied") for name in ("tied", "untied")}
-    made["model-gpt2"] = GPT2LMHeadModel(GPT2Config(**SIZES, n_embd=16, n_layer=2, n_head=2))
-    made["model-bert"] = BertForMaskedLM(BertConfig(vocab_size=121, **WIDTH))
+    made["model-gpt2"] = tr.GPT2LMHeadModel(tr.GPT2Config(**SIZES, n_embd=16, n_layer=2, n_head=2))
+    made["model-bert"] = tr.BertForMaskedLM(tr.BertConfig(vocab_size=121, **WIDTH))
     seq2seq = {"vocab_size": 121, "d_model": 16, "decoder_start_token_id": 0}
-    made["model-t5"] = T5ForConditionalGeneration(
-        T5Config(**seq2seq, d_kv=8, d_ff=24, num_layers=1, num_heads=2, tie_word_embeddings=True)
+    made["model-t5"] = tr.T5ForConditionalGeneration(
+        tr.T5Config(**seq2seq, d_kv=8, d_ff=24, num_layers=1, num_heads=2, tie_word_embeddings=True)
     )
     parts = {f"{end}_{name}": n for end in ("encoder", "decoder") for name, n in (("layers", 1), ("ffn_dim", 24))}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "forced_eos_token_id": None}
-    made["model-bart"] = BartForConditionalGeneration(BartConfig(**seq2seq, **parts, **heads))
+    made["model-bart"] = tr.BartForConditionalGeneration(tr.BartConfig(**seq2seq, **parts, **heads))
     made["model-factored"] = word_llama(tied=True)
     install(made["model-factored"], "factored:4")
     for name, model in made.items():

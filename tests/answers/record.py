@@ -41,11 +41,8 @@ def answer(arguments, folder):
     arguments = [next((str(p.relative_to(folder)) for p in folder.glob(a) if "*" in a), a) for a in arguments]
     code, out = run([*arguments, "--json"], folder)
     said = json.loads(out) if out.strip() else {}
-    return {
-        "exit": code,
-        "files": sorted(set(_files(folder)) - before),
-        "said": dict(sorted(leaves(said).items())),
-    }
+    files = sorted(set(_files(folder)) - before)
+    return {"exit": code, "files": files, "said": dict(sorted(leaves(said).items()))}
 
 
 def run(arguments, folder):
@@ -107,10 +104,7 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place).resolve()
         inputs.make(folder)
-        record = {
-            "exact": answers(cases.EXACT, folder),
-            "trained": answers(cases.TRAINED, folder),
-            "wrong": wrong(folder),
-        }
+        record = {"exact": answers(cases.EXACT, folder), "trained": answers(cases.TRAINED, folder)}
+        record["wrong"] = wrong(folder)
     for group, found in record.items():
         (RECORDED / f"{group}.json").write_text(json.dumps(found, indent=0, ensure_ascii=False) + "\n")

@@ -241,13 +241,7 @@ def test_a_model_that_needs_more_than_ids_takes_a_batch():
     assert torch.allclose(step(model, inputs)[0], step(plain, inputs)[0])
 
 
-@pytest.mark.parametrize(
-    ("spec", "reason"),
-    [
-        ("factored:17", "exceeds the model width"),
-        ("tied+pad=61", "61 rows"),
-    ],
-)
+@pytest.mark.parametrize(("spec", "reason"), [("factored:17", "exceeds the model width"), ("tied+pad=61", "61 rows")])
 def test_a_spec_that_cannot_be_had_is_refused_and_nothing_changes(spec, reason):
     model = build("llama")
     with left_alone(model), pytest.raises(SpecError, match=reason):

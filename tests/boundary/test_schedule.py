@@ -83,49 +83,35 @@ def same(one, other):
         torch.testing.assert_close(p, wanted[name], rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def halfway(tied, make):
-    """A plain model after `BEFORE` steps, its tables, and what the optimizer keeps of them."""
+CHOICES = [(tie_at, keep) for keep in ("input", "output", "mean")]
+CHOICES += [(untie_at, state) for state in ("copy", "split", "reset")]
+
+
+@pytest.mark.parametrize(("change", "choice"), CHOICES)
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_change_goes_on_as_a_run_with_the_stated_state(kind, change, choice):
+    make, tied = OPTIMIZERS[kind], change is untie_at
     before = model(tied)
     optimizer = make(groups(before))
     plain_steps(before, optimizer, BEFORE)
     ends = before.model.embed_tokens.weight, before.lm_head.weight
-    return before, optimizer, [end.detach() for end in ends], [optimizer.state[end] for end in ends]
-
-
-def changed(tied, make, callback):
-    """An installed model that the Trainer has trained, changed on its way by `callback`."""
+    (w_in, w_out), (one, two) = [end.detach() for end in ends], [optimizer.state[end] for end in ends]
+    if tied:
+        factor = {"copy": 1.0, "split": 0.5}.get(choice)
+        own = {k: v * factor if k in FIRST else v for k, v in one.items()} if factor else {}
+        tables, states = (w_in, w_in), (own, own)
+    else:
+        merged = {k: v + two[k] if k in FIRST + SECOND else v for k, v in one.items()}
+        tables = {"input": w_in, "output": w_out, "mean": (w_in + w_out) / 2}[choice], None
+        states = merged, None
+    hand, fresh = by_hand(before, optimizer, make, tables, states)
+    plain_steps(hand, fresh, AFTER)
     m = model(tied)
     install(m)
-    trained(m, make(groups(m)), callback)
-    return m
-
-
-@pytest.mark.parametrize("state", ["copy", "split", "reset"])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_untie_at_goes_on_as_a_run_with_the_stated_state(kind, state):
-    make = OPTIMIZERS[kind]
-    before, optimizer, (table, _), (shared, _) = halfway(True, make)
-    factor = {"copy": 1.0, "split": 0.5}.get(state)
-    own = {k: v * factor if k in FIRST else v for k, v in shared.items()} if factor else {}
-    hand, fresh = by_hand(before, optimizer, make, (table, table), (own, own))
-    plain_steps(hand, fresh, AFTER)
-    m = changed(True, make, untie_at(BEFORE, state))
+    trained(m, make(groups(m)), change(BEFORE, choice))
     same(m, hand)
-    assert not torch.equal(m.lm_head.weight, m.model.embed_tokens.weight)
-
-
-@pytest.mark.parametrize("keep", ["input", "output", "mean"])
-@pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_tie_at_goes_on_as_a_run_with_the_stated_state(kind, keep):
-    make = OPTIMIZERS[kind]
-    before, optimizer, (w_in, w_out), (one, two) = halfway(False, make)
-    merged = {k: v + two[k] if k in FIRST + SECOND else v for k, v in one.items()}
-    table = {"input": w_in, "output": w_out, "mean": (w_in + w_out) / 2}[keep]
-    hand, fresh = by_hand(before, optimizer, make, (table, None), (merged, None))
-    plain_steps(hand, fresh, AFTER)
-    m = changed(False, make, tie_at(BEFORE, keep))
-    same(m, hand)
-    assert m.lm_head.weight is m.model.embed_tokens.weight
+    assert torch.equal(m.lm_head.weight, m.model.embed_tokens.weight) != tied
+    assert (m.lm_head.weight is m.model.embed_tokens.weight) != tied
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -55,26 +55,18 @@ class Watch:
         self.wrong = []
 
     def __call__(self, event, arguments):
-        if not self.on:
-            return
-        if event == "open":
+        if self.on and event == "open" and not isinstance(arguments[0], int):
             self.on = False
-            path, _, flags = arguments
-            self._opened(path, flags or 0)
+            self.opened(os.fsdecode(arguments[0]), arguments[2] or 0)
             self.on = True
-        elif event in self.FORBIDDEN:
+        elif self.on and event in self.FORBIDDEN:
             self.wrong.append(f"{event} {str(arguments)[:200]}")
 
-    def _opened(self, path, flags):
-        if isinstance(path, int):
-            return
-        try:
-            real = os.path.realpath(os.fsdecode(path))
-        except ValueError:
-            return  # a null byte: it cannot be opened
-        if os.fsdecode(path) != self.given and not any(
-            os.path.commonpath([real, folder]) == folder for folder in self.allowed
-        ):
+    def opened(self, path, flags):
+        if "\0" in path:
+            return  # it cannot be opened
+        real = os.path.realpath(path)
+        if path != self.given and not any(os.path.commonpath([real, folder]) == folder for folder in self.allowed):
             self.wrong.append(f"opened {path!r}, which is {real}")
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND):
             self.wrong.append(f"opened {path!r} for writing")
@@ -89,11 +81,8 @@ def seeds(scratch):
     auto = {"auto_map": {"AutoConfig": "m.C", "AutoModelForCausalLM": "m.M"}}
     packed = {"lm_head.qweight": np.ones((D // 8, V), np.int32), "lm_head.scales": np.ones((1, V), np.float16)}
     section = {"quantization_config": {"quant_method": "gptq", "lm_head": True, "dynamic": {"-:x": {}}}}
-    lora = {
-        "base_model.model.lm_head.lora_A.weight": np.ones((2, D)),
-        "base_model.model.lm_head.lora_B.weight": np.ones((V, 2)),
-    }
-    lora["base_model.model.model.embed_tokens.weight"] = table()
+    lora = {"lm_head.lora_A": np.ones((2, D)), "lm_head.lora_B": np.ones((V, 2)), "model.embed_tokens": table()}
+    lora = {f"base_model.model.{name}.weight": values for name, values in lora.items()}
     adapter = {"peft_type": "LORA", "target_modules": ["lm_head"], "modules_to_save": ["embed_tokens"]}
     made = {
         "tied": llama(scratch / "tied", files=files, **tokenizer),
@@ -184,26 +173,22 @@ def mutate_folder(rng, folder, files):
     """Change what a name is: gone, a link that leads out or round, a pipe, a folder, unreadable, a file more."""
     name = rng.choice(sorted(files))
     path = folder / name
-    how = rng.randrange(8)
-    if how < 7:
+    extra = [b"model-00009-of-00009.safetensors", b"pytorch_model.bin", b"a\nb.safetensors", b"\xff.safetensors"]
+    changes = {
+        "gone": lambda: None,
+        "a link out": lambda: path.symlink_to("../secret"),
+        "a link round": lambda: path.symlink_to(name),
+        "a pipe": lambda: os.mkfifo(path),
+        "a folder": path.mkdir,
+        "empty": path.touch,
+        "unreadable": lambda: path.write_bytes(files[name]) and path.chmod(0),
+        "one more": lambda: (folder / os.fsdecode(rng.choice(extra))).write_bytes(rng.choice(list(files.values()))),
+    }
+    how = rng.choice(list(changes))
+    if how != "one more":
         path.unlink()
-    if how == 1:
-        path.symlink_to("../secret")
-    elif how == 2:
-        path.symlink_to(name)
-    elif how == 3:
-        os.mkfifo(path)
-    elif how == 4:
-        path.mkdir()
-    elif how == 5:
-        path.write_bytes(b"")
-    elif how == 6:
-        path.write_bytes(files[name])
-        path.chmod(0)
-    else:
-        extra = [b"model-00009-of-00009.safetensors", b"pytorch_model.bin", b"a\nb.safetensors", b"\xff.safetensors"]
-        (folder / os.fsdecode(rng.choice(extra))).write_bytes(rng.choice(list(files.values())))
-    return f"{name}: folder change {how}"
+    changes[how]()
+    return f"{name}: {how}"
 
 
 def write(folder, files):
@@ -251,7 +236,8 @@ def run(home, first, count):
     for name, files in kinds.items():  # what is loaded once, is loaded before anything is watched
         write(home / "warm", files)
         given = {"base": home / "base"} if name == "adapter" else {}
-        json.dumps(check(home / "warm", deep=True, **given).record())
+        path = home / "warm" / "m.gguf" if name == "gguf" else home / "warm"
+        json.dumps(check(path, deep=True, **given).record())
         shutil.rmtree(home / "warm")
     (home / "secret").write_bytes(kinds["tied"]["config.json"])  # mutate_folder links to it
     watch = Watch(home / "case", home / "base")
@@ -287,7 +273,7 @@ def one(watch, arguments, told):
         told["checked"] += 1
         json.dumps(record, allow_nan=False)
         for finding in record["findings"]:
-            if any(not (character.isprintable()) for character in finding["evidence"] + finding["where"]):
+            if not (finding["evidence"] + finding["where"]).isprintable():
                 return f"unprintable text in {finding}"
     except CheckpointError as error:
         watch.on = False

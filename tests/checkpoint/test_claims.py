@@ -112,24 +112,8 @@ def test_a_malformed_flag_is_absent_but_noticed(flag):
     assert claim.malformed is None
 
 
-VALUES = [
-    None,
-    True,
-    0,
-    -1,
-    2**70,
-    1.5,
-    float("nan"),
-    "",
-    "x" * 999,
-    "\x1b[31m",
-    [],
-    [[]],
-    {},
-    {"": {}},
-    [None],
-    ["\0"],
-]
+VALUES = [None, True, 0, -1, 2**70, 1.5, float("nan"), "", "x" * 999, "\x1b[31m"]
+VALUES += [[], [[]], {}, {"": {}}, [None], ["\0"]]
 KEYS = [FLAG, "model_type", "base_model_type", "architectures", "text_config", "decoder", "vocab_size", "hidden_size"]
 
 

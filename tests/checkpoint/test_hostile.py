@@ -168,14 +168,8 @@ KEYS = [
     *("model_type", "architectures", "vocab_size", "hidden_size", "tie_word_embeddings", "dtype", "torch_dtype"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "text_config", "decoder", "generator", "quantization_config"),
     *("auto_map", "additional_vocab_size", "pad_vocab_size_multiple", "prompt_types", "prompt_length"),
-    *(
-        "embedding_size",
-        "logits_scaling",
-        "tiewise_boundary",
-        "base_model_type",
-        "is_encoder_decoder",
-        "initializer_range",
-    ),
+    *("embedding_size", "logits_scaling", "tiewise_boundary", "base_model_type", "is_encoder_decoder"),
+    "initializer_range",
 ]
 LEVELS = ["", "text_config", "decoder", "\x1b[2J_config", "\x1b_config"]
 TOKENIZERS = ["added_tokens", "model", "version"]

@@ -68,47 +68,36 @@ def copies(*numbers):
     return {"tensors": {f"model.layers.{n}.mlp.up_proj.weight": matrix for n, matrix in enumerate(made)}}
 
 
-# quantised modules, by the names that each method writes
+def ones(dtype, *shape):
+    return np.ones(shape, dtype)
 
 
-def gptq(module):
-    packed, zeros = np.ones((D // 8, V), np.int32), np.ones((1, V // 8), np.int32)
-    return {f"{module}.qweight": packed, f"{module}.qzeros": zeros, f"{module}.scales": np.ones((1, V), np.float16)}
-
-
-def compressed(module):
-    shape = np.array([V, D], np.int64)
-    packed, scale = np.ones((V, D // 8), np.int32), np.ones((V, 1), np.float16)
-    return {f"{module}.weight_packed": packed, f"{module}.weight_scale": scale, f"{module}.weight_shape": shape}
-
-
-def bitsandbytes(module):
-    made = {f"{module}.weight": np.ones((V * D // 2, 1), np.uint8)}
-    made |= {f"{module}.weight.absmax": np.ones(4, np.float32), f"{module}.weight.quant_map": np.ones(16, np.float32)}
-    return made | {f"{module}.weight.quant_state.bitsandbytes__nf4": np.ones(8, np.uint8)}
-
-
-def int8(module):
-    return {f"{module}.weight": np.ones((V, D), np.int8), f"{module}.SCB": np.ones(V, np.float32)}
-
-
-def fp8(module):
-    weight = np.ones((V, D), ml_dtypes.float8_e4m3fn)
-    return {f"{module}.weight": weight, f"{module}.weight_scale_inv": np.ones((1, 1), np.float32)}
-
-
-def mlx(module):
-    packed, scales = np.ones((V, D // 8), np.uint32), np.ones((V, 1), np.float16)
-    return {f"{module}.weight": packed, f"{module}.scales": scales, f"{module}.biases": scales}
-
-
-def integers(module):
-    return {f"{module}.weight": np.ones((V, D), np.int8)}
-
-
-METHODS = [gptq, compressed, bitsandbytes, int8, fp8, mlx, integers]
+COMPRESSED = "compressed-tensors"
+# what each method of quantisation stores in place of a module's weight
+METHODS = {
+    "gptq": {"qweight": ones("i4", D // 8, V), "qzeros": ones("i4", 1, V // 8), "scales": ones("f2", 1, V)},
+    COMPRESSED: {
+        "weight_packed": ones("i4", V, D // 8),
+        "weight_scale": ones("f2", V, 1),
+        "weight_shape": np.array([V, D]),
+    },
+    "bitsandbytes": {
+        "weight": ones("u1", V * D // 2, 1),
+        "weight.absmax": ones("f4", 4),
+        "weight.quant_map": ones("f4", 16),
+        "weight.quant_state.bitsandbytes__nf4": ones("u1", 8),
+    },
+    "int8": {"weight": ones("i1", V, D), "SCB": ones("f4", V)},
+    "fp8": {"weight": ones(ml_dtypes.float8_e4m3fn, V, D), "weight_scale_inv": ones("f4", 1, 1)},
+    "mlx": {"weight": ones("u4", V, D // 8), "scales": ones("f2", V, 1), "biases": ones("f2", V, 1)},
+    "integers": {"weight": ones("i1", V, D)},
+}
 E, H = "model.embed_tokens", "lm_head"
 SKIP = {"quant_method": "bitsandbytes", "llm_int8_skip_modules": ["vision_tower"]}
+
+
+def by(method, module):
+    return {f"{module}.{part}": values for part, values in METHODS[method].items()}
 
 
 def quantised(*parts, without=None, tied=True, head=None, **section):
@@ -125,6 +114,7 @@ BIASES = ("lm_head.bias", "final_logits_bias", "cls.predictions.bias")
 BAD_HEAD = np.where(np.arange(64 * D).reshape(64, D) == 64 * D - 1, np.nan, table(64, seed=3)).astype(np.float32)
 SKIPPED = "quantization_config.llm_int8_skip_modules"
 REACHES = f"tiewise resize PATH --vocab {V + 2} --to NEW_DIR\n"
+NEW = (V, "<a>", True), (V + 1, "<b>", True)
 # rules, severity, place, safe to repair, how it is written, words
 FIRES = [
     *(
@@ -140,6 +130,10 @@ FIRES = [
      "2 added tokens", REACHES),
     ("B031", "error", "tokenizer.json", False, tokens(V, (V, "<new>", True), (V + 1, "<more>", False)),
      f"2 added tokens: {V} '<new>', {V + 1} '<more>'", REACHES),
+    *(
+        ("B031", "error", "tokenizer.json", False, tokens(V, *NEW, config={"additional_vocab_size": size}))
+        for size in (1, -5, "2", None)
+    ),
     ("B032", "info", TABLE, False, tokens(V - 4, (V - 4, "<a>", True)),
      f"{V} rows, ids up to {V - 4}: 3 rows of padding"),
     ("B033", "error", "vocab_size", False, {"config": {"vocab_size": V - 1}},
@@ -176,18 +170,18 @@ FIRES = [
      "tiewise resize PATH --multiple-of 64 --to NEW_DIR makes 128"),
     ("B081", "info", "model.layers.0.mlp.up_proj.weight", False, copies(1, 1, 2, 1), "2.1 MB stored more than once",
      "model.layers.0.mlp.up_proj.weight, model.layers.1.mlp.up_proj.weight, model.layers.3.mlp.up_proj.weight hold"),
-    *(("B050", "error", H, False, {"tensors": method(H)}, "beside a plain model.embed_tokens") for method in METHODS),
-    ("B050", "error", H, False, quantised(gptq(H), without="lm_head.scales", tied=False), "no scales"),
-    ("B050", "error", H, False, quantised(compressed(H), without="lm_head.weight_scale", tied=False), "no weight_s"),
+    *(("B050", "error", H, False, {"tensors": by(method, H)}, f"beside a plain {E}") for method in METHODS),
+    ("B050", "error", H, False, quantised(by("gptq", H), without="lm_head.scales", tied=False), "no scales"),
+    ("B050", "error", H, False, quantised(by(COMPRESSED, H), without=f"{H}.weight_scale", tied=False), "no weight_s"),
     ("B050", "error", "config.json", False, quantised(quant_method="gptq", lm_head=True), "stores none"),
     ("B050", "error", "config.json", False, quantised(tied=False, quant_method="gptq", lm_head=True), "it plain"),
-    ("B050", "error", "config.json", False, quantised(gptq(H), tied=False, quant_method="gptq", lm_head=False),
+    ("B050", "error", "config.json", False, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=False),
      "quantization_config.lm_head is false, and lm_head stores qweight, qzeros, scales"),
     ("B051", "warning", SKIPPED, False, quantised(**SKIP),
      "so the head is converted, and it is the input table\n", '\nadd "lm_head" to it\n'),
     ("B051", "warning", SKIPPED, False, quantised(tied=False, **SKIP), "it is stored plain\n"),
     ("B051", "warning", "quantization_config.ignore", False,
-     quantised(compressed(E), quant_method="compressed-tensors", ignore=["lm_head"]), "leaves lm_head alone"),
+     quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["lm_head"]), "leaves lm_head alone"),
     ("B051", "warning", "quantization_config.modules_to_not_convert", False,
      quantised(quant_method="awq", modules_to_not_convert=["model.lm_head"]),
      'names "model.lm_head", and the module is lm_head'),
@@ -199,6 +193,9 @@ def test_fires(tmp_path, case):
     fires(tmp_path, case)
 
 
+NO_TOKENIZERS = [[], 3, {}, {"model": 1}, {"model": {"vocab": 1}}, {"model": {"vocab": [1, [], [2]]}}]
+NO_TOKENIZERS += [{"model": {"vocab": {"a": "b", "c": -1, "d": 1e309, "e": True}}}]
+NO_TOKENIZERS += [{"added_tokens": 1}, {"added_tokens": [1, {"id": "x"}, {"id": 2.5}]}]
 GENERATION = {"generation_config.json": {"eos_token_id": [2, 3], "pad_token_id": None}}
 COUNTS = "B030 B031 B032 B033 B034 B035"
 QUANT = "B050 B051"
@@ -215,6 +212,8 @@ SILENT = [
     (f"{COUNTS} B010 B011 B016 B020", factored),
     ("B030", {"tensors": {TABLE: np.zeros((V, 1), np.uint32)}}),  # packed
     ("B031", tokens(V - 4, (V - 4, "<a>", True))),
+    ("B031", tokens(V, *NEW, config={"additional_vocab_size": 2})),  # an extra table
+    *(("B031", {"tokenizer": record}) for record in NO_TOKENIZERS),
     ("B033", llava()),
     ("B033", {"config": {"vocab_size": V - 1, "pad_vocab_size_multiple": 8}}),
     ("B033", {"config": {"vocab_size": V - 1, "decoder_vocab_size": V}}),
@@ -234,14 +233,14 @@ SILENT = [
     (QUANT, quantised(quant_method="gptq", lm_head=False)),
     (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=["lm_head"])),
     (QUANT, quantised(quant_method="bitsandbytes", llm_int8_skip_modules=None)),
-    (QUANT, quantised(quant_method="compressed-tensors", ignore=["lm_head", "re:.*gate"])),
-    *((QUANT, quantised(method(H), tied=False)) for method in METHODS),  # a head of its own
-    *((QUANT, quantised(method(E))) for method in METHODS),  # one shared, quantised table
-    *((QUANT, quantised(method(E), method(H))) for method in METHODS),
-    *((SIZES, quantised(method(E)) | {"tokenizer": bpe_tokenizer(24)}) for method in METHODS),
-    (QUANT, quantised(gptq(H), tied=False, quant_method="gptq", lm_head=True)),
+    (QUANT, quantised(quant_method=COMPRESSED, ignore=["lm_head", "re:.*gate"])),
+    *((QUANT, quantised(by(method, H), tied=False)) for method in METHODS),  # a head of its own
+    *((QUANT, quantised(by(method, E))) for method in METHODS),  # one shared, quantised table
+    *((QUANT, quantised(by(method, E), by(method, H))) for method in METHODS),
+    *((SIZES, quantised(by(method, E)) | {"tokenizer": bpe_tokenizer(24)}) for method in METHODS),
+    (QUANT, quantised(by("gptq", H), tied=False, quant_method="gptq", lm_head=True)),
     (QUANT, quantised(quant_method="awq", modules_to_not_convert=["vision_tower"])),  # transformers adds its default
-    (QUANT, quantised(compressed(E), quant_method="compressed-tensors", ignore=["gate"])),
+    (QUANT, quantised(by(COMPRESSED, E), quant_method=COMPRESSED, ignore=["gate"])),
     (QUANT, quantised(quant_method="awq", modules_to_not_convert=[E, "embed_tokens"])),
 ]
 
@@ -252,12 +251,6 @@ def test_silent(tmp_path, case):
 
 
 # how many tokens there are
-
-
-@pytest.mark.parametrize("additional", [2, 1, -5, "2", None])
-def test_b031_counts_an_extra_table(tmp_path, additional):
-    made = tokens(V, (V, "<a>", True), (V + 1, "<b>", True), config={"additional_vocab_size": additional})
-    assert len(run("B031", llama(tmp_path, **made))) == (additional != 2)
 
 
 MORE = {
@@ -286,16 +279,6 @@ def test_a_sentencepiece_model_is_counted_by_its_pieces(tmp_path):
         told = [*run("B031", path), *run("B001", path)]
         assert [finding.rule for finding in told] == found
         assert all(f"ids up to {V}" in f.evidence for f in told if f.rule == "B031")
-
-
-NO_TOKENIZERS = [[], 3, {}, {"model": 1}, {"model": {"vocab": 1}}, {"model": {"vocab": [1, [], [2]]}}]
-NO_TOKENIZERS += [{"model": {"vocab": {"a": "b", "c": -1, "d": 1e309, "e": True}}}]
-NO_TOKENIZERS += [{"added_tokens": 1}, {"added_tokens": [1, {"id": "x"}, {"id": 2.5}]}]
-
-
-@pytest.mark.parametrize("record", NO_TOKENIZERS)
-def test_tokenizers_of_wrong_types_count_nothing(tmp_path, record):
-    assert run("B031", llama(tmp_path, tokenizer=record)) == []
 
 
 # what rows hold
@@ -351,13 +334,13 @@ def test_deep_scans_read_every_chunk(tmp_path):
 @pytest.mark.parametrize("end", [E, H])
 @pytest.mark.parametrize("method", METHODS)
 def test_which_end_is_quantised(tmp_path, method, end):
-    made = quantised(method(end), tied=False, head=table() if end == E else None)
+    made = quantised(by(method, end), tied=False, head=table() if end == E else None)
     roles = Facts(open_folder(llama(tmp_path / "m", **made))).roles
     assert (roles.input_end.quantised, roles.output_end.quantised) == (end == E, end == H)
     stored = (roles.input_end if end == E else roles.output_end).parts
-    assert list(stored) == sorted(name.removeprefix(f"{end}.") for name in method(end))
+    assert list(stored) == sorted(METHODS[method])
     if end == E:  # beside a plain head in a tied pair
-        half = llama(tmp_path / "half", **quantised(method(end), head=table()))
+        half = llama(tmp_path / "half", **quantised(by(method, end), head=table()))
         assert [(found.severity, found.where) for found in run("B050", half)] == [("error", E)]
 
 

@@ -28,11 +28,8 @@ class Said:
 def tiewise(tmp_path, monkeypatch, capfd):
     """Run a command line in this process, in an empty folder, without a terminal."""
     monkeypatch.chdir(tmp_path)
-    for name in (
-        "TOKENIZERS_PARALLELISM",
-        "TF_CPP_MIN_LOG_LEVEL",
-        "TORCH_CPP_LOG_LEVEL",
-    ):  # the command sets them; this puts them back
+    # the command sets these; this puts them back
+    for name in ("TOKENIZERS_PARALLELISM", "TF_CPP_MIN_LOG_LEVEL", "TORCH_CPP_LOG_LEVEL"):
         monkeypatch.setenv(name, os.environ.get(name, "false"))
     verbosity = transformers.logging.get_verbosity()
 

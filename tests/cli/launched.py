@@ -1,9 +1,10 @@
-"""The command as several processes, as a launcher starts them, so that each one's end can be seen."""
+"""The command as one process or as several, as a launcher starts them, so that each one's end can be seen."""
 
 import os
 import socket
 import subprocess
 import sys
+import time
 
 
 def launch(folder, count, *arguments):
@@ -11,19 +12,28 @@ def launch(folder, count, *arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    met = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    met = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [met | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)] if count > 1 else [{}]
     command = [sys.executable, "-m", "tiewise", *map(str, arguments)]
-    return [
-        subprocess.Popen(
-            command,
-            cwd=folder,
-            env=os.environ | met | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(count)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return [subprocess.Popen(command, cwd=folder, env=environment | rank, **pipes) for rank in ranks]
+
+
+def until(condition, *processes):
+    """Wait for what these processes do."""
+    end = time.monotonic() + 120
+    while not condition():
+        assert all(process.poll() is None for process in processes), ended(processes)
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def trains(folder):
+    """A condition: something was measured since now."""
+    measured = lambda: sum(path.stat().st_size for path in folder.glob("run/*/*/metrics.jsonl"))  # noqa: E731
+    before = measured()
+    return lambda: measured() > before
 
 
 def ended(processes, timeout=400):

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-from cli_tiny import refused
 from safetensors.numpy import load_file
 from tests.checkpoint.tiny_checkpoints import llama, table
 
@@ -50,32 +49,6 @@ def test_json_is_one_object_with_a_version(tiewise):
     assert (record["schema"], record["ends"]["kind"], record["spare_bytes"]) == (1, "identical", 24 * 8 * 4)
     both = json.loads(tiewise("check", "twice", "differ", "--json").out)
     assert [audit["path"] for audit in both["audits"]] == ["twice", "differ"]
-
-
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("check /no/such/place", "no such file or folder"),
-        ("check", "give a checkpoint"),
-        ("check --explain B999", "no rule 'B999'"),
-        ("check twice --select B999", "no rule 'B999'"),
-        ("check twice --fail-on some", "choose one of"),
-        ("check twice --headers --deep", "reads every row"),
-        ("check twice --base /tmp", "not an adapter"),
-        ("tie differ --to new", "--keep"),
-        ("factor twice --to new --rank 8", "rank"),
-        ("factor twice --to new --rank 0", "rank"),
-        ("resize twice --to new", "vocab"),
-        ("resize twice --to new --vocab 10", "shrink"),
-        ("densify twice --to new", "plain"),
-        ("repair twice --to /proc/new", "/proc"),
-        ("dedupe twice --to differ", "not empty"),
-    ],
-)
-def test_what_cannot_be_done_is_one_line(tiewise, tree, line, says):
-    before = tree()
-    refused(tiewise(*line.split()), says)
-    assert tree() == before
 
 
 def test_an_unreadable_path_does_not_keep_the_others_back(tiewise):

@@ -14,7 +14,6 @@ from tests.inspection.tiny_folders import write_model
 from tests.report.opened_page import BROWSER, FLAGS, Visit
 from transformers import LlamaForCausalLM
 
-from tiewise.inspection.inspection import NAMES, sections
 from tiewise.sharing.share import share_layers
 
 RUNNING = ["bigrams", "gradients", "lens", "refinement"]
@@ -122,23 +121,17 @@ def test_a_section_that_there_is_not_is_refused_before_anything_is_read(here, mo
     refused(here("tied", "--only", "tokens,evidence"), "the evidence is drawn from those that are chosen")
 
 
-def test_the_sections_that_can_be_asked_for_are_those_of_the_folder():
-    assert {one.name for one in sections()} == set(NAMES)
-
-
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["nowhere"], "nowhere: no such file or folder; give a checkpoint folder"),
         (["tied", "--only", "path"], "there is no section 'path'; sections are alignment"),
-        (["tied", "--only", "evidence"], "there is no section 'evidence'; sections are alignment"),
         (["tied", "--only", "lens"], "needs a text; give --text"),
         (["tied", "-t", "text.txt", "--length=16", "--only=applications"], "every layer has parameters of its own"),
         (["tied", "--tokens", "new"], "is no pair; write two tokens"),
         (["tied", "--tokens", "new, nowhere"], "nowhere is not one token of this vocabulary"),
         (["tied", "-t", "nowhere.txt"], "no file or folder 'nowhere.txt'; check the path"),
         (["tied", "-t", "short.txt"], "the text has 6 tokens, 10 windows of 128 need 1,280; give a longer text"),
-        (["tied", "--windows", "7"], "--windows 7; use 8 or more"),
         (["tied", "--held-out", "0.7"], "--held-out 0.7; use a share from 0 (fit and score all rows) to 0.5"),
         (["tied", "--out", "text.txt"], "text.txt is a file; choose another --out"),
         (["tied", "tied", "untied"], "unexpected extra argument"),

@@ -4,13 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from cli_tiny import TINY, write_text
-from launched import ended, launch
+from launched import ended, launch, trains, until
 from transformers import AutoModelForCausalLM
 
 from tiewise.boundary.install import install
@@ -28,15 +27,6 @@ def results(folder, count, *arguments):
     assert others == [(0, "", "")] * (count - 1)
     assert err.count("validation nll") == len(json.loads(out)["runs"])
     return json.loads(out)
-
-
-def until_trained(folder, processes):
-    path = folder / "run" / "tied" / "seed-1" / "metrics.jsonl"
-    end = time.monotonic() + 120
-    while not (path.exists() and path.stat().st_size):
-        assert all(process.poll() is None for process in processes), ended(processes)
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def assert_alike(one, other, bound):
@@ -88,7 +78,7 @@ def undisturbed(tmp_path_factory):
 @pytest.mark.parametrize("told", [(0,), (1,), (0, 1)])
 def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text, undisturbed, told):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run")
-    until_trained(tmp_path, processes)
+    until(trains(tmp_path), *processes)
     for rank in told:
         processes[rank].send_signal(signal.SIGINT)
     (code, out, err), other = ended(processes)
@@ -103,17 +93,16 @@ def test_ctrl_c_to_any_stops_all_at_one_step_and_the_run_goes_on(tmp_path, text,
         assert json.loads(out)["runs"][0][name] == pytest.approx(undisturbed["runs"][0][name], abs=1e-6)
 
 
-def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text):
+@pytest.mark.parametrize("count", [1, 2])
+def test_ctrl_c_while_the_text_is_prepared_leaves_nothing(tmp_path, text, count):
     paragraphs = (f"{i} {line}" for i in range(400) for line in (tmp_path / text).read_text().split("\n\n"))
     (tmp_path / "long.txt").write_text("\n\n".join(paragraphs))  # seconds to prepare, and none a repetition
     before = sorted(tmp_path.rglob("*"))
-    processes = launch(tmp_path, 2, "compare", "-t", "long.txt", *TINY, *LONG, "--tokenizer=bpe:2000", "--out=run")
-    while not (tmp_path / "run" / ".starting").exists():
-        assert all(process.poll() is None for process in processes), ended(processes)
-        time.sleep(0.02)
+    processes = launch(tmp_path, count, "compare", "-t", "long.txt", *TINY, *LONG, "--tokenizer=bpe:2000", "--out=run")
+    until((tmp_path / "run" / ".starting").exists, *processes)
     for process in processes:
         process.send_signal(signal.SIGINT)
-    assert ended(processes) == [(130, "", "")] * 2
+    assert ended(processes) == [(130, "", "")] * count
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -141,7 +130,7 @@ def test_what_cannot_be_used_is_said_once_and_ends_all(tmp_path, text, more, say
 @pytest.mark.parametrize("rank", [0, 1])
 def test_when_one_is_killed_the_other_ends_and_the_run_goes_on(tmp_path, text, rank):
     processes = launch(tmp_path, 2, "compare", "-t", text, *TINY, *LONG, "--out=run")
-    until_trained(tmp_path, processes)
+    until(trains(tmp_path), *processes)
     processes[rank].kill()
     code, out, err = ended(processes)[1 - rank]
     assert (code, out) == (2, "")

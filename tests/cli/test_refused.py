@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 from cli_tiny import TINY, refused
+from tests.checkpoint.tiny_checkpoints import llama, table
 
 from tiewise.cli.main import COMMANDS
 from tiewise.training.folder import locked
@@ -38,6 +39,8 @@ def files(tmp_path, text):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
     (tmp_path / "cut" / "valid.txt").unlink()
+    llama(tmp_path / "twice", head=table())
+    llama(tmp_path / "differ", head=table(seed=2))
     (tmp_path / "binary.txt").write_bytes(np.random.default_rng(0).bytes(4000))
 
 
@@ -153,6 +156,23 @@ PLAN = {
     "--like=gemma-4-26b --build": "--build has no config to build",
     "empty.json --build": "cannot build a config without model_type",
 }
+CHECKPOINTS = {
+    "check /no/such/place": "no such file or folder",
+    "check": "give a checkpoint",
+    "check --explain B999": "no rule 'B999'",
+    "check twice --select B999": "no rule 'B999'",
+    "check twice --fail-on some": "choose one of",
+    "check twice --headers --deep": "reads every row",
+    "check twice --base /tmp": "not an adapter",
+    "tie differ --to new": "--keep",
+    "factor twice --to new --rank 8": "rank",
+    "factor twice --to new --rank 0": "rank",
+    "resize twice --to new": "vocab",
+    "resize twice --to new --vocab 10": "shrink",
+    "densify twice --to new": "plain",
+    "repair twice --to /proc/new": "/proc",
+    "dedupe twice --to differ": "not empty",
+}
 EMPTY = dict.fromkeys(("''", "--out=", "--to="), "an argument is empty: is a variable unset?")
 NO_FILE = {path: f"{path}: a pipe, device or socket; give a checkpoint folder" for path in ("/dev/zero", "pipe")}
 RESUME = dict.fromkeys(
@@ -175,6 +195,7 @@ WRONG = [
     ("plan", PLAN),
     ("models", {"--sort=age": "cannot sort by 'age'; choose one of", "--min-vocab=x": "--min-vocab"}),
     ("sparkle", {"": "'sparkle'"}),
+    ("", CHECKPOINTS),
     *((verb, NO_FILE) for verb in ("check", "inspect", "untie --to new")),
     *((verb, EMPTY) for verbs in COMMANDS.values() for verb in verbs),
 ]

@@ -60,9 +60,8 @@ def test_a_repeated_paragraph_goes_with_the_blank_lines_before_it_and_nothing_el
     (tmp_path / "a.txt").write_text("".join(f"{p}Chapter\n\n\n" if i % 2 else p for i, p in enumerate(once)))
     prepared = prepare([str(tmp_path / "a.txt")], "bytes", tmp_path / "data", length=4, split="contiguous")
     assert prepared.facts["dropped_paragraphs"] == 29
-    assert "".join(decoded(prepared, name) for name in SPLITS) == "".join(once[:2]) + "Chapter\n\n\n" + "".join(
-        once[2:]
-    )
+    kept = "".join([*once[:2], "Chapter\n\n\n", *once[2:]])
+    assert "".join(decoded(prepared, name) for name in SPLITS) == kept
 
 
 def test_each_file_ends_once_in_every_split_that_has_a_part_of_it(file, tmp_path):
@@ -72,8 +71,7 @@ def test_each_file_ends_once_in_every_split_that_has_a_part_of_it(file, tmp_path
     prepared = prepare(texts, "bytes", tmp_path / "data", length=8)
     ends = {name: int((prepared.split(name) == prepared.eos_id).sum()) for name in SPLITS}
     assert ends == {name: prepared.facts["splits"][name]["documents"] for name in SPLITS}
-    assert sum(ends.values()) == 4
-    assert prepared.facts["documents"] == 2
+    assert (sum(ends.values()), prepared.facts["documents"]) == (4, 2)
 
 
 def tokenizer(kind):

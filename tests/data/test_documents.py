@@ -76,14 +76,11 @@ def test_every_split_has_documents_and_small_ones_are_near_their_share(sizes, se
         assert abs(taken - share) <= sizes.max() / 2 or (where == split).sum() == 1
 
 
-def test_seed_decides_and_nothing_else():
+def test_the_seed_alone_decides_and_held_out_documents_are_spread_over_the_text():
     sizes = np.full(100, 7)
     assert (assign(sizes, FRACTIONS, 3) != assign(sizes, FRACTIONS, 4)).any()
     # written down: the same documents on every machine and in every version
     assert np.flatnonzero(assign(sizes, FRACTIONS, 0) == 2).tolist() == [32, 62, 71, 72, 80, 89, 90, 91]
-
-
-def test_held_out_documents_are_spread_over_the_text_and_a_huge_one_stays_in_training():
     held = np.flatnonzero(assign(np.full(10_000, 5), FRACTIONS, 1) == 2)
     assert np.histogram(held, bins=10, range=(0, 10_000))[0].min() > 40
     assert all(assign(np.array([10] * 50 + [100_000]), FRACTIONS, seed)[-1] == 0 for seed in range(20))

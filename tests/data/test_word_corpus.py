@@ -30,19 +30,15 @@ def counted(text):
     return [word for line in text.splitlines() for word in [*line.split(), "<eos>"]]
 
 
-def test_tokens_are_words_and_line_ends(corpus, tmp_path):
+def test_tokens_are_words_and_line_ends_and_what_became_unknown_is_told(corpus, tmp_path):
     text = prepare_words(str(corpus), tmp_path / "out")
-    names = text.tokenizer().convert_ids_to_tokens
+    names, facts = text.tokenizer().convert_ids_to_tokens, text.facts
     assert names(text.split("train").tolist()) == counted(TRAIN)
     assert names(text.split("tune").tolist()) == ["the", "<unk>", "sat", "<eos>"]
     assert names(text.split("heldout").tolist()) == ["<unk>", "cat", "<unk>", "<unk>", "mat", "<eos>"]
     assert text.vocab == len(set(counted(TRAIN))) == 7
     assert names([0, 1]) == ["the", "<eos>"]  # most frequent first; both three times, "the" seen first
-    assert text.facts == load_prepared(tmp_path / "out").facts
-
-
-def test_what_became_unknown_is_told(corpus, tmp_path):
-    facts = prepare_words(str(corpus), tmp_path / "out").facts
+    assert facts == load_prepared(tmp_path / "out").facts
     assert unknown_share(facts, "train") == 0  # an <unk> that the file itself has is a word
     assert unknown_share(facts, "tune") == 1 / 4
     found = facts["splits"]["heldout"]

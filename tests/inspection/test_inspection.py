@@ -25,6 +25,9 @@ from tiewise.inspection.inspection import (
     pairs_of,
     subjects_of,
 )
+from tiewise.inspection.inspection import (
+    sections as every_section,
+)
 from tiewise.report.faces import inspection_view
 from tiewise.report.figures import inspection_page
 
@@ -189,6 +192,13 @@ def squareness(subject, bench):
     sides = Quantity("ratio of its sides", 0.5, 0.4, 0.6, 9, **asked)
     return Found("hardly", (sides, Quantity("rows", 40, main=False)), notes=("a note",))
 """
+
+
+def test_every_file_of_the_folder_is_one_section_with_a_question_and_a_place():
+    found = every_section()
+    assert {one.name for one in found} == set(inspection.SECTIONS) == set(inspection.NAMES)
+    assert all(one.asks.endswith("?") for one in found)
+    assert [one.place for one in found] == sorted({one.place for one in found})
 
 
 @pytest.fixture

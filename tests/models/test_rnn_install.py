@@ -135,27 +135,17 @@ def test_vocabularies_that_differ(spec, inputs, outputs, tmp_path):
     assert torch.equal(again(ids).logits + 0, model.eval()(ids).logits + 0)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "spec", "says"),
-    [
-        *(
-            ({"one_table": True}, f"tied+{option}", "else to its logits")
-            for option in ("softcap=5", "output_scale=0.5")
-        ),
-        ({}, "tied", "needs one vocabulary"),
-        ({"output_vocab_size": None, "embedding_size": 5}, "tied", "choose factored:k or projected:k, whose maps meet"),
-        # torch's LSTM kernel alone would read past the rows, and say nothing
-        *(
-            (
-                {"output_vocab_size": None, "cell": cell},
-                "projected:6,in=none",
-                "reads vectors of 8, and is given 6 columns",
-            )
-            for cell in ("tanh", "lstm")
-        ),
-    ],
-    ids=str,
-)
+ONE, READS = {"output_vocab_size": None}, "reads vectors of 8, and is given 6 columns"
+NOT_MET = [
+    *(({"one_table": True}, f"tied+{option}", "else to its logits") for option in ("softcap=5", "output_scale=0.5")),
+    ({}, "tied", "needs one vocabulary"),
+    ({**ONE, "embedding_size": 5}, "tied", "choose factored:k or projected:k, whose maps meet"),
+    # torch's LSTM kernel alone would read past the rows, and say nothing
+    *(({**ONE, "cell": cell}, "projected:6,in=none", READS) for cell in ("tanh", "lstm")),
+]
+
+
+@pytest.mark.parametrize(("sizes", "spec", "says"), NOT_MET, ids=str)
 def test_what_does_not_meet_is_refused(sizes, spec, says):
     model = small(**{"output_vocab_size": 15, "lstm_bias": "two", **sizes})
     with pytest.raises(TiewiseError, match=says):
@@ -171,9 +161,10 @@ def test_two_vocabularies_without_a_bias_hold_no_row_too_many(spec):
     assert installed.counts.materialised == 0
 
 
-@pytest.mark.parametrize(
-    ("spec", "width", "maps"), [("projected:4", 4, [(5, 4), (4, 8)]), ("projected:5,in=none", 5, [(5, 8)])]
-)
+MAPS = [("projected:4", 4, [(5, 4), (4, 8)]), ("projected:5,in=none", 5, [(5, 8)])]
+
+
+@pytest.mark.parametrize(("spec", "width", "maps"), MAPS)
 def test_one_table_serves_e_unlike_h_behind_maps(spec, width, maps):
     model = small(embedding_size=5)
     installed = install(model, spec)

@@ -132,18 +132,6 @@ def test_without_an_input_matrix_the_word_itself_is_added(cell):
     torch.testing.assert_close(run_fused(CELLS[cell], x, [state], [weights], 0.0), (wanted, [behind]), **EXACT)
 
 
-@pytest.mark.parametrize("cell", CELLS)
-def test_gradients_of_steps_under_a_mask(cell):
-    x, state, weights, mask = drawn(cell, width_from=2, width=3, length=4)
-
-    def run(x, *others):
-        state, matrices = others[: CELLS[cell].states], others[CELLS[cell].states :]
-        hidden, (after,) = run_stepped(CELLS[cell], x, state, matrices, mask)
-        return hidden, *after
-
-    assert torch.autograd.gradcheck(run, [x, *state, *weights])
-
-
 @pytest.mark.parametrize("settings", [{}, {"cell": "gru"}, {"cell": "tanh", "input_matrix": False}], ids=str)
 def test_gradients_of_a_whole_model(settings):
     sizes = {"vocab_size": 6, "hidden_size": 3, "tie_word_embeddings": True}

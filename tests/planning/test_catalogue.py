@@ -148,8 +148,7 @@ def test_neighbours_are_nearest_by_factors_of_v_d_and_l():
 
 def test_below_8b_they_tie_is_a_poor_rule():
     rule = tying_by_size(8e9)
-    assert (rule.below_tied, rule.below_untied) == (42, 23)
-    assert (rule.above_tied, rule.above_untied) == (15, 29)
+    assert (rule.below_tied, rule.below_untied, rule.above_tied, rule.above_untied) == (42, 23, 15, 29)
     assert rule.right == pytest.approx(71 / 109)
     # what docs/plan.md says besides: no limit is right for more than 72 %, and always "tied" for 52 %
     limits = {m.size for m in ROWS if m.size}

@@ -23,10 +23,7 @@ PATTERNS = [
     ("token_types", r"token_type_embeddings"),
     ("embedding_norm", r"embeddings\.(LayerNorm|norm)|word_embeddings_layernorm|layernorm_embedding"),
     ("maps", r"project_in|project_out|embedding_hidden_mapping_in|embeddings_project\."),
-    (
-        "head_bias",
-        r"(lm_head|predictions|vocab_projector|generator_lm_head|^decoder)\.bias$|predictions\.decoder\.bias$",
-    ),
+    ("head_bias", r"(lm_head|predictions|vocab_projector|generator_lm_head|^decoder|predictions\.decoder)\.bias$"),
     ("head_transform", r"cls\.predictions\.|^predictions\.|lm_head\.(dense|layer_norm)|vocab_(transform|layer_norm)"),
     ("head_transform", r"generator_predictions|^head\."),
     ("other", r"seq_relationship|sop_classifier|discriminator_predictions|^model\.encoder\.embed_tokens"),
@@ -48,12 +45,9 @@ def built(config: dict) -> torch.nn.Module:
     values = dict(config)
     named = values.get("architectures")
     made = AutoConfig.for_model(values.pop("model_type"), **values)
-    family = made.model_type
-    tables = (auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES)
-    seq2seq = auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
-    order = (seq2seq, *tables) if family in seq2seq else tables
-    if family in ("bert", "roberta", "electra"):
-        order = (auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES,)
+    family, masked = made.model_type, auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    tables = (auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES, auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, masked)
+    order = (masked,) if family in ("bert", "roberta", "electra") else tables
     name = named[0] if named else next(table[family] for table in order if family in table)
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -255,11 +255,17 @@ def test_refuses_what_counts_nothing(name, data, words, tmp_path):
 
 def test_whisper_loads_with_a_batch_that_it_runs_on(tmp_path):
     """It does not run on token ids alone, so `load` verifies it on what it is given, or says so."""
-    sizes = {"d_model": 16, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "num_mel_bins": 8, "vocab_size": 100}
-    sizes |= {f"{part}_layers": 1 for part in ("encoder", "decoder")}
-    sizes |= {f"{part}_attention_heads": 2 for part in ("encoder", "decoder")}
+    sizes = {
+        "d_model": 16,
+        "num_mel_bins": 8,
+        "vocab_size": 100,
+        "max_source_positions": 20,
+        "max_target_positions": 20,
+    }
+    for part in ("encoder", "decoder"):
+        sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 16}
     tokens = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-    config = hf.WhisperConfig(**sizes, **tokens, max_source_positions=20, max_target_positions=20)
+    config = hf.WhisperConfig(**sizes, **tokens)
     model = hf.WhisperForConditionalGeneration(config).eval().requires_grad_(False)
     model.save_pretrained(tmp_path / "a")
     factor(tmp_path / "a", tmp_path / "b", rank=5)

@@ -143,29 +143,19 @@ def _root(product: Array) -> Array:
 
 
 def sampled_asymmetry(lefts: Sequence[Array], right: Array, seed: int = 0) -> list[tuple[Estimate, Estimate]]:
-    """Measure each path on sampled tokens, and how much the last differs from the first, draw by draw.
+    """Measure each path's A of sampled tokens [n, E] against their output rows, and the last less the first.
 
-    The interval is of the bootstrap over tokens (Efron 1979), with the same draws for every path. A token drawn twice
-    is no pair with itself: entries off the diagonal count by the product of both tokens' draws, those on it by the
-    token's draws.
-
-    Args:
-        lefts: each path's A of the sampled tokens [n, E].
-        right: output rows of the same tokens [n, E].
-        seed: of the resamples.
-
-    Returns:
-        for each path, and last for the difference, ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4
-        antisymmetric) and the same of S less its row means and column means, which the normaliser and a bias can take
-        up; the means are those of the sample in every resample.
+    Each is ‖S − Sᵀ‖² / ‖S‖² (0 symmetric, 2 for unrelated tables, 4 antisymmetric), and the same of S less the sample's
+    row means and column means, which the normaliser and a bias can take up. Intervals are of the bootstrap over tokens
+    (Efron 1979), with the same draws for every path. A token drawn twice is no pair with itself: entries off the
+    diagonal count by the product of both tokens' draws, those on it by the token's draws.
     """
-    n = len(right)
-    if n < 8:
+    if (n := len(right)) < 8:
         raise DataError(f"{n} tokens", "sample 8 tokens or more")
-    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
-    weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
     if not all(np.isfinite(rows).all() for rows in (*lefts, right)):
         raise no_numbers()
+    drawn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), RESAMPLES)
+    weights = np.concatenate([np.ones((n, 1)), drawn.T], axis=1)  # the sample itself comes first
     ratios = [_ratios(left, right, weights, place * n) for place, left in enumerate(lefts)]
     found = []
     for one in (*ratios, ratios[-1] - ratios[0]):
@@ -189,15 +179,12 @@ def _ratios(left: Array, right: Array, weights: Array, before: int = 0) -> Array
             t = back - columns[first, None] - rows[None, second] + mean
             for kind, (a, b) in enumerate(((there, back), (s, t))):
                 # this block and its mirror image in ‖S‖² and in ⟨S, Sᵀ⟩
-                squares, products = (a * a, a * b) if one == other else (a * a + b * b, 2 * a * b)
-                if one == other:
-                    own = squares.diagonal() @ weights[first]
-                    np.fill_diagonal(squares, 0.0)
-                    np.fill_diagonal(products, 0.0)
-                    energy[kind] += own
-                    turned[kind] += own
-                energy[kind] += np.einsum("nb,nb->b", weights[first], squares @ weights[second])
-                turned[kind] += np.einsum("nb,nb->b", weights[first], products @ weights[second])
+                both = (a * a, a * b) if one == other else (a * a + b * b, 2 * a * b)
+                for total, values in zip((energy[kind], turned[kind]), both, strict=True):
+                    if one == other:
+                        total += values.diagonal() @ weights[first]
+                        np.fill_diagonal(values, 0.0)
+                    total += np.einsum("nb,nb->b", weights[first], values @ weights[second])
         advance(before + first.stop)
     return np.divide(2 * energy - 2 * turned, energy, out=np.zeros_like(energy), where=energy > 0)
 

@@ -176,10 +176,9 @@ def isotropy(table: TokenTable, found: Moments, seed: int = 0) -> tuple[float, f
     min Z(c) / max Z(c) with Z(c) = Σ_i exp(c·w_i) over unit vectors c: 1 where no direction is special. Mu & Viswanath
     2018 (arXiv:1702.01417) search the eigenvectors of WᵀW; both signs of each are searched here.
 
-    Returns:
-        of the rows as stored, which goes to 1 for short rows, whatever their directions; of the rows divided by the
-        root mean square of the table's values, so that tables can be compared; the latter of a Gaussian table of this
-        shape; rows that Z was summed over.
+    Returns it of the rows as stored, which goes to 1 for short rows, whatever their directions; of the rows divided by
+    the root mean square of the table's values, so that tables can be compared; the latter of a Gaussian table of this
+    shape; and the rows that Z was summed over.
     """
     ids = sampled(table.rows, MOST_ROWS, seed)
     _, axes = np.linalg.eigh(found.gram)
@@ -227,9 +226,8 @@ def plane(table: TokenTable, sums: Moments, ids: Ids, beside: Array | None = Non
 def near_unused(table: TokenTable, unused: Ids) -> tuple[float, Ids, Array]:
     """Compare every row with the mean of the unused ones; two passes.
 
-    Returns:
-        the Euclidean distance within which 95 % of the unused rows lie from the mean of the other ones; rows in use
-        within it of their mean, nearest first; the cosine of each with that, rows less the table's mean.
+    Returns the Euclidean distance within which 95 % of the unused rows lie from the mean of the other ones; rows in use
+    within it of their mean, nearest first; and the cosine of each with that, rows less the table's mean.
     """
     marked = np.zeros(table.rows, bool)
     marked[unused] = True

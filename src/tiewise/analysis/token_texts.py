@@ -118,18 +118,8 @@ def _open(folder: Folder) -> Tokenizer:
         raise DataError(what, "take it from its source again") from None
 
 
-SCRIPTS = {
-    "LATIN": "Latin",
-    "CYRILLIC": "Cyrillic",
-    "GREEK": "Greek",
-    "CJK": "Han",
-    "HIRAGANA": "Kana",
-    "KATAKANA": "Kana",
-    "HANGUL": "Hangul",
-    "ARABIC": "Arabic",
-    "HEBREW": "Hebrew",
-    "DEVANAGARI": "Devanagari",
-}
+NAMED = ("Latin", "Cyrillic", "Greek", "Hangul", "Arabic", "Hebrew", "Devanagari")
+SCRIPTS = {name.upper(): name for name in NAMED} | {"CJK": "Han", "HIRAGANA": "Kana", "KATAKANA": "Kana"}
 DIGITS, SPACE, PUNCTUATION = "digits", "white space", "punctuation"
 OTHER, PARTIAL, SPECIAL, NONE = "other letters", "parts of characters", "special tokens", "no token"
 _PARTIAL = "\ufffd"  # what a decoder gives for bytes that are no whole character

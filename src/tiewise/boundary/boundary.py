@@ -234,9 +234,8 @@ class Boundary(nn.Module):
     def reset_parameters(self) -> None:
         """Draw tables N(0, σ²), σ = `init` of the spec or `sound_std`, and maps; bias and padding row become zero."""
         std = self.spec.init or sound_std(self.width)
-        draw(self.table_in, std, self.spec.pad)
-        if not self.tied:
-            draw(self.table_out, std, self.spec.pad)
+        for table in dict.fromkeys((self.table_in, self.table_out)):
+            draw(table, std, self.spec.pad)
         for module in (self.in_map, self.out_map):
             if isinstance(module, LinearMap | LowRankCorrection | PositiveDefinite):
                 module.reset_parameters()

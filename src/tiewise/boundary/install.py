@@ -159,12 +159,10 @@ class Installed:
                 table_in.add_(table_out).mul_(0.5)
         if optimizer is None:
             return
-        merged = one or two
+        merged = one | two
         for key in one.keys() & two.keys():
-            if one[key] is None or two[key] is None:
-                merged[key] = two[key] if one[key] is None else one[key]
-            else:
-                merged[key] = max(one[key], two[key]) if key in COUNTER else one[key] + two[key]
+            a, b = one[key], two[key]
+            merged[key] = a if b is None else b if a is None else max(a, b) if key in COUNTER else a + b
         _replace(optimizer, self.model, [table_in, table_out], [table_in], merged)
 
     def _become(self, kind: str, table_out: Tensor) -> None:

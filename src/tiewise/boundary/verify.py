@@ -123,15 +123,24 @@ def run(model: Any, batch: Batch, *, training: bool = False) -> tuple[Tensor, An
 
 def verify(model: Any, link: Link, batch: Batch) -> Tensor:
     """Return the reference loss of the batch."""
-    kind, dtype = _family(model), link.head.weight.dtype
-    with in_own_classes(link):
-        reference, reference_logits = _run(model, batch)
-    loss, logits = _run(model, batch)
-    _agree(f"{kind}: loss", loss, reference, dtype)
-    if reference_logits is not None:
-        _agree(f"{kind}: logits", computed(logits), reference_logits, dtype)
-    link.counts = Counts()
-    _run(model, batch, training=True)
+    kind, dtype = getattr(type(model), "plain_class", type(model)).__name__, link.head.weight.dtype
+    try:
+        with in_own_classes(link):
+            reference, reference_logits = run(model, batch)
+        loss, logits = run(model, batch)
+        _agree(f"{kind}: loss", loss, reference, dtype)
+        if reference_logits is not None:
+            _agree(f"{kind}: logits", computed(logits), reference_logits, dtype)
+        link.counts = Counts()
+        run(model, batch, training=True)
+    except InstallError:
+        raise
+    except TiewiseError as error:
+        raise InstallError(f"{kind}: {error.what}", error.fix) from error
+    except Exception as error:  # any family may need any input: whatever it raises is the answer
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        fix = "pass batch={...} with the inputs that it needs, labels included"
+        raise InstallError(f"{kind} does not run on a random batch: {reason}", fix) from error
     if link.counts.materialised:
         operations = ", ".join(dict.fromkeys(link.counts.operations))
         fix = "tiewise knows scales, one soft-cap, biases before it, casts, reshapes and slices between head and loss"
@@ -145,21 +154,6 @@ def verify(model: Any, link: Link, batch: Batch) -> Tensor:
         raise InstallError(f"{kind} computes its loss past its output head", fix)
     link.counts = Counts()
     return reference
-
-
-def _run(model: Any, batch: Batch, *, training: bool = False) -> Any:
-    try:
-        return run(model, batch, training=training)
-    except TiewiseError as error:
-        raise InstallError(f"{_family(model)}: {error.what}", error.fix) from error
-    except Exception as error:  # any family may need any input: whatever it raises is the answer
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        fix = "pass batch={...} with the inputs that it needs, labels included"
-        raise InstallError(f"{_family(model)} does not run on a random batch: {reason}", fix) from error
-
-
-def _family(model: Any) -> str:
-    return getattr(type(model), "plain_class", type(model)).__name__
 
 
 def _agree(what: str, got: Tensor | None, wanted: Tensor, kind: torch.dtype) -> None:

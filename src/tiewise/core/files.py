@@ -112,17 +112,6 @@ def from_record(cls: type[T], record: Any, where: str, fix: str = "correct it") 
         RunError: on a missing field or a value of the wrong type, naming the field.
     """
 
-    def build(cls: Any, record: Any, where: str) -> Any:
-        if not isinstance(record, Mapping):
-            raise RunError(f"{where} must be an object", fix)
-        values, hints = {}, get_type_hints(cls)
-        for item in fields(cls):
-            if item.name in record:
-                values[item.name] = read(hints[item.name], record[item.name], f"{where}: {item.name}")
-            elif item.default is MISSING and item.default_factory is MISSING:
-                raise RunError(f"{where}: {item.name} is missing", fix)
-        return cls(**values)
-
     def read(hint: Any, value: Any, where: str) -> Any:
         outer, inner = get_origin(hint), get_args(hint)
         if outer in (Union, types.UnionType) and value is not None:
@@ -131,13 +120,21 @@ def from_record(cls: type[T], record: Any, where: str, fix: str = "correct it") 
             if not isinstance(value, list):
                 raise RunError(f"{where} must be a list", fix)
             return [read(inner[0], item, f"{where}[{i}]") for i, item in enumerate(value)]
-        if outer is dict and isinstance(value, Mapping):
+        if outer is not dict and not is_dataclass(hint):
+            return math.nan if hint is float and value is None else scalar(hint, value, where, fix)
+        if not isinstance(value, Mapping):
+            raise RunError(f"{where} must be an object", fix)
+        if outer is dict:
             return {key: read(inner[1], item, f"{where}[{key!r}]") for key, item in value.items()}
-        if outer is dict or is_dataclass(hint):
-            return build(hint, value, where)
-        return math.nan if hint is float and value is None else scalar(hint, value, where, fix)
+        values, hints = {}, get_type_hints(hint)
+        for item in fields(hint):
+            if item.name in value:
+                values[item.name] = read(hints[item.name], value[item.name], f"{where}: {item.name}")
+            elif item.default is MISSING and item.default_factory is MISSING:
+                raise RunError(f"{where}: {item.name} is missing", fix)
+        return hint(**values)
 
-    return build(cls, record, where)
+    return read(cls, record, where)
 
 
 def scalar(hint: Any, value: Any, where: str, fix: str) -> Any:

@@ -97,8 +97,7 @@ class FirstStep:
             return predicted_nll(self.vocab, tau, softcap=cap), None
         cosines = own_cosines(row)
         own = cosines * tau * math.sqrt(row.width)  # logit of the token's own row, by position
-        if cap is not None:
-            own = cap * np.tanh(own / cap)
+        own = own if cap is None else cap * np.tanh(own / cap)
         if own.max() < math.log(self.vocab) - 8:  # a thousandth of the sum
             return predicted_nll(self.vocab, tau, softcap=cap), float(cosines.mean())
         # positions are averaged in a few groups of equal size
@@ -257,17 +256,12 @@ def _normal() -> tuple[Array, Array]:
     return z, density / density.sum()
 
 
-def _gelu(x: Array) -> Array:
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-def _silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
-
-
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-    **dict.fromkeys(("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"), _gelu),  # erf's is within a thousandth
-    **dict.fromkeys(("silu", "swish"), _silu),
+    **dict.fromkeys(  # erf's is within a thousandth of tanh's
+        ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh"),
+        lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    ),
+    **dict.fromkeys(("silu", "swish"), lambda x: x / (1 + np.exp(-x))),
     "relu": lambda x: np.maximum(x, 0),
 }
 ORDER = 10  # Hermite terms; what is beyond them is left on the diagonal

@@ -80,9 +80,6 @@ def asymmetric_bigrams(
     rates = pairs / counts[frequent][:, None]
     gain = np.where(pairs >= minimum, rates - rates.T, 0.0)
     best = np.argsort(-gain, axis=None, kind="stable")[:top]
-    found = []
-    for i, j in zip(*np.unravel_index(best, gain.shape), strict=True):
-        if gain[i, j] > 0:
-            counted = int(pairs[i, j]), int(pairs[j, i])
-            found.append(Bigram(int(frequent[i]), int(frequent[j]), *counted, float(rates[i, j]), float(rates[j, i])))
-    return found
+    i, j = (axis[gain.flat[best] > 0] for axis in np.unravel_index(best, gain.shape))
+    columns = (frequent[i], frequent[j], pairs[i, j], pairs[j, i], rates[i, j], rates[j, i])
+    return [Bigram(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]

@@ -194,11 +194,8 @@ class BoundarySpec:
 
     def scales(self, d: int) -> tuple[float, float]:
         """(input scale, output scale) as numbers in a model of width `d`."""
-
-        def value(scale: str | None) -> float:
-            return SCALES[scale](d) if scale in SCALES else float(scale or 1)
-
-        return value(self.input_scale), value(self.output_scale)
+        into, out = (SCALES[s](d) if s in SCALES else float(s or 1) for s in (self.input_scale, self.output_scale))
+        return into, out
 
     def require_tables_alone(self) -> None:
         """Refuse a spec whose function two plain tables cannot have.

@@ -232,9 +232,8 @@ def _strangers(sentences: Sentences, middle: Ints, last: Ints, draw: np.random.G
 def segments(sentences: Sentences, pair: Ints, packing: Packing, draw: np.random.Generator) -> tuple[Ints, Ints]:
     """(A, B) of a pair as tokens, in the order that the model reads, within the room of a row."""
     first, middle, last, label, other, other_last = pair.tolist()
-    stranger = packing.objective == "nsp" and not label
-    a = sentences.between(first, middle)
-    b = sentences.between(other, other_last) if stranger else sentences.between(middle, last)
+    follows = (other, other_last) if packing.objective == "nsp" and not label else (middle, last)
+    a, b = sentences.between(first, middle), sentences.between(*follows)
     if len(a) + len(b) > packing.room:
         half = (packing.room + int(draw.integers(2))) // 2
         keep_a = min(len(a), max(packing.room - len(b), half))

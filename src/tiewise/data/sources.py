@@ -135,19 +135,18 @@ def find_files(text: str) -> tuple[Path, ...]:
     """Return the files that `text` means: the file itself, a folder's, or those that match a pattern; refuse none."""
     path = Path(text).expanduser()
     if not os.path.lexists(path) and glob.has_magic(text):
-        matches = [Path(name) for name in sorted(glob.glob(str(path), recursive=True))]
+        matches = map(Path, sorted(glob.glob(str(path), recursive=True)))
         files = tuple(file for file in matches if file.is_file() and _state(file).st_size)
-        if not files:
-            raise DataError(f"no file with text matches {text!r}", "check the pattern; ** goes into subfolders")
-        return files
-    if stat.S_ISDIR(_state(path).st_mode):
+        none, fix = f"no file with text matches {text!r}", "check the pattern; ** goes into subfolders"
+    elif stat.S_ISDIR(_state(path).st_mode):
         files = tuple(_text_files(path))
-        if not files:
-            raise DataError(f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files")
-        return files
-    if path.is_file() and not _state(path).st_size:
-        raise DataError(f"the file {text!r} is empty", "give a file with text in it")
-    return (path,)
+        none, fix = f"the folder {text!r} holds no text files", "name a folder with .txt, .md or .jsonl files"
+    else:
+        files = (path,) if _state(path).st_size or not path.is_file() else ()  # a pipe has no size
+        none, fix = f"the file {text!r} is empty", "give a file with text in it"
+    if not files:
+        raise DataError(none, fix)
+    return files
 
 
 def _state(path: Path) -> os.stat_result:

@@ -195,10 +195,7 @@ def batches(pieces: Iterable[tuple[str, bool]]) -> Iterator[list[tuple[str, bool
 
 
 def read_tokens(
-    folder: str | os.PathLike[str],
-    texts: Text | Sequence[Text],
-    vocab: int,
-    most: int | None = None,
+    folder: str | os.PathLike[str], texts: Text | Sequence[Text], vocab: int, most: int | None = None
 ) -> Ids:
     """Read texts (as in `tiewise.data.sources`) with the tokenizer in a checkpoint's folder.
 

@@ -143,13 +143,7 @@ class PairRows(Dataset):
     """
 
     def __init__(
-        self,
-        sentences: Sentences,
-        packing: Packing,
-        masking: Masking,
-        *,
-        seed: int,
-        count: int | None = None,
+        self, sentences: Sentences, packing: Packing, masking: Masking, *, seed: int, count: int | None = None
     ) -> None:
         self.sentences, self.packing, self.masking, self.seed = sentences, packing, masking, seed
         self._begins = [0]  # first row of each epoch known so far

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen, nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array, lax
 
 from tiewise.core.errors import SpecError
@@ -347,15 +346,14 @@ class LinenBoundary(_Verbs, linen.Module):
 
     def setup(self) -> None:
         """Declare every parameter, each once; a map's are one tree."""
-        draw, found = self.pure.draw, {}
-        for head, group in groupby(self.pure.shapes(), lambda name: name.partition(".")[0]):
-            names = list(group)
-            if names == [head]:
-                found[head] = self.param(head, partial(draw, head))
-            else:
-                drawn = self.param(head, lambda key, names=names: {n.partition(".")[2]: draw(n, key) for n in names})
-                found |= {name: drawn[name.partition(".")[2]] for name in names}
-        self._flat = found
+        pure = self.pure
+
+        def draw(key: Array, names: Any) -> Any:
+            return jax.tree.map(lambda name: pure.draw(name, key), names)
+
+        trees = unflatten_dict({name: name for name in pure.shapes()}, sep=".")
+        drawn = {head: self.param(head, draw, names) for head, names in trees.items()}
+        self._flat = flatten_dict(drawn, sep=".")
 
     def parameters(self) -> dict[str, Array]:
         """The same, of a bound module."""

@@ -322,12 +322,6 @@ class RNNConfig(PreTrainedConfig):
                 raise SpecError(f"{name} = {getattr(self, name)}", "give a number, 0 or more")
 
     @property
-    def rows(self) -> tuple[int, int]:
-        """Rows of the input table and of the output table."""
-        outputs = self.outputs
-        return (max(self.vocab_size, outputs),) * 2 if self.one_table else (self.vocab_size, outputs)
-
-    @property
     def outputs(self) -> int:
         """V_out."""
         return self.output_vocab_size or self.vocab_size
@@ -337,11 +331,6 @@ class RNNConfig(PreTrainedConfig):
         """E, then the hidden width of every layer."""
         between = [self.hidden_size] * (self.num_hidden_layers - 1)
         return [self.embedding_size or self.hidden_size, *between, self.last_hidden_size or self.hidden_size]
-
-    @property
-    def meets(self) -> bool:
-        """Whether one table can serve both ends as they are."""
-        return self.rows[0] == self.rows[1] and self.widths[0] == self.widths[-1]
 
 
 @dataclass
@@ -369,13 +358,15 @@ class RNNLM(PreTrainedModel, GenerationMixin):
     def __init__(self, config: RNNConfig) -> None:
         super().__init__(config)
         self.loss_type = "ForCausalLM"
-        rows_in, rows_out = config.rows
-        self.embed = nn.Embedding(rows_in, config.widths[0])
+        rows_in, rows_out, (table_width, *_, read) = config.vocab_size, config.outputs, config.widths
+        if config.one_table:
+            rows_in = rows_out = max(rows_in, rows_out)
+        self.embed = nn.Embedding(rows_in, table_width)
         self.rnn = RecurrentStack(config)
-        self.head = nn.Linear(config.widths[-1], rows_out, bias=config.output_bias)
-        if not config.meets:
+        self.head = nn.Linear(read, rows_out, bias=config.output_bias)
+        if (rows_in, table_width) != (rows_out, read):  # as they are, one table cannot serve both ends
             self._tied_weights_keys = {}  # type: ignore[misc]  # of this model, not of its class
-            (table_width, *_, read), adapted = config.widths, getattr(config, ENTRY, None) is not None
+            adapted = getattr(config, ENTRY, None) is not None
             if config.tie_word_embeddings and not adapted:  # a boundary's maps may make the two ends meet
                 what = f"tied: the table has E = {table_width} columns and the head reads H = {read}"
                 fix = f"leave E and H equal and install projected:{table_width}, which gives the table its own width"

@@ -153,7 +153,8 @@ class AppliedLayers:
             group = sharing.group_of(index, len(self.layers))
             for name, counts in vars(layer).items():
                 shared = sharing.kind in ("all", name)
-                kept[name, group if shared else -1 - index, tuple(counts.items())] = counts
+                place = group if shared else -1 - index  # a number of its own where nothing is shared
+                kept[name, place, tuple(counts.items())] = counts
         return merged(self.around, *kept.values())
 
     def applied(self) -> Count:
@@ -296,15 +297,11 @@ def thresholds(vocab: int, d: int, body: int, head: bool = True) -> list[dict[st
     scale = f"c = B/d² = {c:.4g}"
     share, formula = table / (table + body), "1 / (1 + B/(V·d))"
     narrow = ("largest k that still saves, one table and one map", "k(V + d) < V·d", largest_rank(vocab, d, 1), d)
+    bounds = [(s, c * s / (1 - 2 * s)) for s in (0.05, 0.1, 0.2, 0.3)]
     rows: list[tuple[str, str, float, float | None]] = [
         *(
-            (
-                f"V/d above which tying saves more than {s:.0%}",
-                f"c·s/(1−2s), s = {s:g}, {scale}",
-                c * s / (1 - 2 * s),
-                vocab / d,
-            )
-            for s in (0.05, 0.1, 0.2, 0.3)
+            (f"V/d above which tying saves more than {s:.0%}", f"c·s/(1−2s), s = {s:g}, {scale}", bound, vocab / d)
+            for s, bound in bounds
         ),
         ("share of the untied model that tying saves", "V·d / (2·V·d + B)", table / (2 * table + body), None),
         ("share of the tied model that is its table", formula, share, None),

@@ -258,7 +258,7 @@ def _falcon(c: Config) -> Architecture:
 def _qwen_moe(c: Config) -> Architecture:
     """Read experts in every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
     step, only = c.size("decoder_sparse_step"), c.indices("mlp_only_layers")
-    dense = [i for i in range(c.size("num_hidden_layers")) if i in only or (i + 1) % step]
+    dense = {i for i in range(c.size("num_hidden_layers")) if i in only or (i + 1) % step}
     experts = experts_of(c, "num_experts", "moe_intermediate_size", dense=dense)
     if c.family == "qwen3_moe":
         return qwen3(c, experts=experts, fresh=None)

@@ -28,7 +28,7 @@ CHANCE = 0.5  # of pairs: half of those that are measured are as in the text
 SHARES = {MASKED: "masked tokens right", "sop": "pairs right (sop)", "nsp": "pairs right (nsp)"}
 SHARES_NOTE = (
     "Shares have 95 % intervals over seeds (Student’s t); of one seed, Wilson’s over its tokens or pairs. All seeds "
-    "are asked the same validation rows, and the interval says nothing of others."
+    "are asked the same rows: nothing is said of others."
 )
 
 

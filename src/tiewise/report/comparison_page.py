@@ -37,12 +37,12 @@ from tiewise.report.sheet import PageSection, Panel, Sheet
 from tiewise.training.results import MASKED, ArmDirectPath, Comparison, CurvePoint, gaps
 
 NOTE = (
-    "Mean over seeds ± standard deviation; differences are paired by seed, with 95 % intervals (Student’s t). "
-    "Perplexity is exp of the mean validation nll. Training memory: weights, gradients and moments in fp32."
+    "Mean over seeds ± standard deviation; differences paired by seed, with 95 % intervals (Student’s t). "
+    "Perplexity: exp of the mean validation nll. Training memory: weights, gradients, moments in fp32."
 )
 BIGRAMS = "Last columns: direct-path logit of “right after left” less “left after right”; 0 for a table without a map."
 DIRECT_PATH = (
-    "Logit of the next token (column) by the current one's embedding alone (row), less what rows and columns share; "
+    "Logit of the next token (column) by the current one's embedding (row), less what rows and columns share; "
     "colours saturate on the diagonal."
 )
 MEMORY = "fp32 weights, gradients, two moments: 16 bytes a parameter."
@@ -74,7 +74,7 @@ def _head_share(point: CurvePoint) -> float | None:
 VALIDATION = OverTraining("Validation loss", NATS, "Lower is better.", lambda point: point.heldout_nll)
 MINUS, AHEAD_IS = "Validation loss minus {reference} over training", "Below zero: ahead of {reference}."
 AHEAD = OverTraining(MINUS, f"difference, {NATS}", AHEAD_IS, VALIDATION.value, paired=True, level=0.0)
-TRAINING = OverTraining("Training loss", NATS, "Of the batches that each step learned from.", lambda p: p.train_nll)
+TRAINING = OverTraining("Training loss", NATS, "Of each step's batch.", lambda p: p.train_nll)
 HARDER = "Gradient through the lookup (A) and the head (B); above 50 % the head pulls harder."
 OUTPUT_SHARE = OverTraining(
     "Share of the output path in the gradient", "‖B‖ / (‖A‖ + ‖B‖)", HARDER, _head_share, level=0.5
@@ -294,7 +294,7 @@ def parameter_panels(comparison: Comparison) -> list[Panel]:
     if not first:
         return []
     parts = {arm: run.parameters for arm, run in first.items()}
-    titles, caption = ("Where the parameters are", "unique parameters"), "A table used at both ends is counted once."
+    titles, caption = ("Where the parameters are", "unique parameters"), "A table at both ends is counted once."
     panels = [stacked(parts, *titles, count, caption, first="body", total="total")]
     memory = {}
     for arm, run in first.items():

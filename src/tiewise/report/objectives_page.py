@@ -26,7 +26,7 @@ from tiewise.report.sheet import PageSection, Sheet, write
 from tiewise.training.results import MASKED, Comparison, Share
 
 JUDGED = {MASKED: "masked tokens right", "nsp": "pairs right as nsp", "sop": "pairs right as sop"}
-TOLD = "Told from chance means by that interval and by Wilson’s over the rows."
+TOLD = "Told from chance: by both that interval and Wilson’s over the rows."
 NOTE = f"{SHARES_NOTE} {TOLD} The paper: {ALBERT}, Table 5, on other texts."
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import html
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import plotly.graph_objects as go
@@ -63,6 +65,12 @@ def render(plan: Plan, command: str) -> str:
         fewer = f", {plain(100 * choice['saved_share'], 1)} % fewer than untied with nothing shared"
         total = f"{name}: {count(choice['parameters']['total'])} parameters"
         answer.append(f"{total}{fewer if choice['saved'] > 0 else ''}.")
+    threshold = [f"threshold; {plan_rows.scale(record)}", "value", "formula"]
+    tables = [
+        Listing("Costs by choice", ["", *names], plan_rows.rows(record)),
+        Listing("Thresholds", threshold, plan_rows.thresholds(record)),
+        Listing("Nearest in V, D and L", plan_rows.NEIGHBOUR_HEADER, plan_rows.neighbours(record)),
+    ]
     is_published = (a.family, a.width, a.layers) in PRESETS.values()
     return Sheet(
         command_name="plan",
@@ -70,19 +78,7 @@ def render(plan: Plan, command: str) -> str:
         subject=plan_rows.subject(record),
         heading="What each choice costs",
         answer=answer,
-        results=PageSection(
-            "Results",
-            tables=[
-                Listing("Costs by choice", ["", *names], plan_rows.rows(record)),
-                Listing(
-                    "Thresholds",
-                    [f"threshold; {plan_rows.scale(record)}", "value", "formula"],
-                    plan_rows.thresholds(record),
-                ),
-                Listing("Nearest in V, D and L", plan_rows.NEIGHBOUR_HEADER, plan_rows.neighbours(record)),
-            ],
-            notes=[BETTER, *record["notes"]],
-        ),
+        results=PageSection("Results", tables=tables, notes=[BETTER, *record["notes"]]),
         sections=[
             PageSection("This model", [share_panel(record), memory_panel(record), *sharing_panels(plan)]),
             PageSection("As models grow", growth_panels(plan)),
@@ -105,13 +101,9 @@ def share_panel(record: Record) -> Panel:
         counted = choice["parameters"]
         parts = {group: sum(counted.get(part, 0) for part in held) for group, held in GROUPS.items()}
         found[name] = {group: part / counted["total"] for group, part in parts.items() if part}
-    panel = stacked(
-        found,
-        "Shares of the whole",
-        "share of all parameters",
-        lambda value: f"{plain(100 * value, 1)} %",
-        "A table used at both ends is counted once.",
-    )
+    why = "A table at both ends is counted once."
+    unit = "share of all parameters"
+    panel = stacked(found, "Shares of the whole", unit, lambda value: f"{plain(100 * value, 1)} %", why)
     panel.figure.update_xaxes(range=[0, 1], tickformat=".0%")
     return panel
 
@@ -138,58 +130,40 @@ def sharing_panels(plan: Plan) -> list[Panel]:
     if not a.layers:
         return []
     totals = {kind: budget(a, a.boundary, SharingSpec(kind)).total for kind in KINDS}
-    panel = stacked(
-        {f"share {kind}": {"parameters": total} for kind, total in totals.items()},
-        "What sharing layers leaves",
-        "unique parameters",
-        count,
-        "Every layer is still applied: the work per token stays the same.",
-    )
+    bars = {f"share {kind}": {"parameters": total} for kind, total in totals.items()}
+    why = "Every layer is still applied: the work stays the same."
+    panel = stacked(bars, "What sharing layers leaves", "unique parameters", count, why)
     panel.figure.update_traces(showlegend=False, text=list(map(count, totals.values())))
     return [panel]
 
 
 def growth_panels(plan: Plan) -> list[Panel]:
     """Tables and whole plain decoders of the model's vocabulary and depth, by width."""
-    a, here = plan.architecture, "The dotted line is this model's width."
+    a, factored, here = plan.architecture, f"factored:{RANK}", "The dotted line is this model's width."
     vocab, layers = a.ends.vocab, max(a.layers, 1)
 
     def at_widths(boundary: str, share: str = "none") -> list[Budget]:
         choice = BoundarySpec.parse(boundary), SharingSpec(share)
         return [budget(from_sizes(Sizes(vocab, d, layers)), *choice) for d in WIDTHS]
 
-    tables = {
-        spec: [b.tables + b.parameters.get("maps", 0) for b in at_widths(spec)]
-        for spec in ("untied", "tied", f"factored:{RANK}")
-    }
-    models = {
-        f"{spec}, share {share}": [b.total for b in at_widths(spec, share)]
-        for spec, share in (("tied", "none"), (f"factored:{RANK}", "all"))
-    }
-    panels = []
-    for found, title, unit, why in (
-        (
-            tables,
-            f"Tables of {vocab:,} tokens by model width",
-            "parameters of tables and maps",
-            f"Plain tables grow as V·D; a factored one as k·V + 2·k·D, k = {RANK}, with maps at both ends. {here}",
-        ),
-        (
-            models,
-            f"Whole models of {layers} layers by width",
-            "unique parameters",
-            f"Plain decoders of this vocabulary: 12·D² per layer, in all where one is shared. {here}",
-        ),
-    )[: 2 if a.layers else 1]:
-        curves = [
-            Curve(title, WIDTHS, tuple(y), along="model width D", unit=unit, of=name, log=True, log_x=True, why=why)
-            for name, y in found.items()
-        ]
-        panel = lines(curves, styles(found), digits=0)
-        panel.figure.update_yaxes(tickformat=None, exponentformat="B")
+    def panel(found: Mapping[str, Sequence[int]], title: str, unit: str, why: str) -> Panel:
+        of = Curve(title, WIDTHS, (), along="model width D", unit=unit, log=True, log_x=True, why=f"{why} {here}")
+        curves = [replace(of, y=tuple(y), of=name) for name, y in found.items()]
+        made = lines(curves, styles(found), digits=0)
+        made.figure.update_yaxes(tickformat=None, exponentformat="B")
         if WIDTHS[0] <= a.width <= WIDTHS[-1]:
-            panel.figure.add_vline(x=a.width, line={"width": 1, "color": QUIET, "dash": "dot"})
-        panels.append(panel)
+            made.figure.add_vline(x=a.width, line={"width": 1, "color": QUIET, "dash": "dot"})
+        return made
+
+    specs = ("untied", "tied", factored)
+    tables = {spec: [b.tables + b.parameters.get("maps", 0) for b in at_widths(spec)] for spec in specs}
+    why = f"Plain tables grow as V·D; a factored one as k·V + 2·k·D, k = {RANK}, with maps at both ends."
+    panels = [panel(tables, f"Tables of {vocab:,} tokens by model width", "parameters of tables and maps", why)]
+    if a.layers:
+        whole = (("tied", "none"), (factored, "all"))
+        models = {f"{spec}, share {share}": [b.total for b in at_widths(spec, share)] for spec, share in whole}
+        why = "Plain decoders of this vocabulary: 12·D² per layer, in all where one is shared."
+        panels.append(panel(models, f"Whole models of {layers} layers by width", "unique parameters", why))
     return panels
 
 
@@ -234,7 +208,6 @@ def score_panel() -> Panel:
     ]
     return Panel(
         finish(figure, "Quality and parameters in the ALBERT paper", "score"),
-        "As arXiv:1909.11942 prints them; scores average SQuAD, MNLI, SST-2 and RACE: further left and higher is more "
-        "per parameter.",
+        "As arXiv:1909.11942 prints them; scores average SQuAD, MNLI, SST-2 and RACE. Up and left: more per parameter.",
         Listing("", ["model", "choice", "parameters", "score", "points per million", "source"], rows),
     )

@@ -68,12 +68,7 @@ MOST_BYTES = 64 * 2**20  # of a file of counts
 
 @verb
 def factor(
-    facts: Facts,
-    *,
-    rank: int,
-    counts: Any = None,
-    text: str | os.PathLike[str] | None = None,
-    force: bool = False,
+    facts: Facts, *, rank: int, counts: Any = None, text: str | os.PathLike[str] | None = None, force: bool = False
 ) -> Change:
     """Write a checkpoint whose tables are products of a narrow table and a map.
 

@@ -70,14 +70,12 @@ def resize(
     for name, value, least in (("vocab", vocab, 1), ("multiple_of", multiple_of, 1), ("seed", seed, 0)):
         if value is not None and value < least:
             raise CheckpointError(f"{name} is {value}", f"it must be {least} or more")
-    given = None
-    if tokenizer is not None:
-        given = read_tokenizer(open_folder(tokenizer))
-        for fault in given.faults if given is not None else ():
-            raise CheckpointError(fault.what, fault.fix)
-        if given is None or given.max_id < 0:
-            fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
-            raise CheckpointError(f"{os.fspath(tokenizer)}: no tokenizer was found in it", fix)
+    given = read_tokenizer(open_folder(tokenizer)) if tokenizer is not None else None
+    for fault in given.faults if given is not None else ():
+        raise CheckpointError(fault.what, fault.fix)
+    if tokenizer is not None and (given is None or given.max_id < 0):
+        fix = "give the folder that holds tokenizer.json, vocab.json, vocab.txt or tokenizer.model"
+        raise CheckpointError(f"{os.fspath(tokenizer)}: no tokenizer was found in it", fix)
 
     # everything with a row for each token
     tables = readable(facts, "resize")
@@ -119,15 +117,14 @@ def resize(
         shape = (*shape[:-1], count) if part in biases else (count, *shape[1:])
         write = partial(_pieces, part, used, count, seed)
         put.append(NewTensor(part.name, part.dtype, shape, part.path.name, write))
-    config: dict[str, int] = {}
-    if facts.folder.config is not None:
+    # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that of
+    # the vocabulary's level
+    leaves = _leaves(facts.config)
+    paths = [p for p, n in leaves if n == rows and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
+    if not paths and facts.folder.config is not None:
         level = facts.text.level if facts.text is not None and facts.text.level in facts.levels else ""
-        # every key that gives the old size gives the new one (a type is one of BERT's segments); where none does, that
-        # of the vocabulary's level
-        leaves = _leaves(facts.config)
-        paths = [p for p, n in leaves if n == rows and p.endswith("vocab_size") and not p.endswith("type_vocab_size")]
-        config = dict.fromkeys(paths or [f"{level}.vocab_size".lstrip(".")], count)
-    return Change(KEPT, put=tuple(put), config=config, notes=(*notes, *left_to_do))
+        paths = [f"{level}.vocab_size".lstrip(".")]
+    return Change(KEPT, put=tuple(put), config=dict.fromkeys(paths, count), notes=(*notes, *left_to_do))
 
 
 def _left_to_do(facts: Facts, resized: set[str], rows: int, force: bool) -> tuple[str, ...]:

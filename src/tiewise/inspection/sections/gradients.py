@@ -204,7 +204,7 @@ def _quantities(found: PathGradients) -> Iterator[Quantity]:
         yield mean(
             "cosine of the two paths per batch", (x.cosine for x in splits), "cosine", chance=0.0,
             question="Do the two uses of the table pull the same way?", above=ONE,
-            why="above zero a step for one use helps the other; below zero, as in any tied model at rest, they oppose",
+            why="above zero a step for one helps the other; below, as in any tied model at rest, they oppose",
         )  # fmt: skip
     yield Quantity("share in Adam's step", step.share_b, unit="%", chance=0.5, why="after all of the batches")
     yield mean("norm of the lookup path per batch", (x.a for x in splits), "norm", main=False)
@@ -261,7 +261,7 @@ def _curves(found: PathGradients) -> Iterator[Curve]:
     for which, sums in (("gradient", found.gradient), (ADAM, found.update)):
         rows = _shares(found, sums)
         heights = tuple(float(x) / max(len(rows), 1) for x in np.histogram(rows, HISTOGRAM, (0.0, 1.0))[0])
-        why = "Tokens of the windows; all others would stand at 100 %."
+        why = "Tokens of the windows; others would stand at 100 %."
         yield Curve("Head path's share in single rows", places, heights, along=SHARE, unit="%", which=which, why=why)
 
 

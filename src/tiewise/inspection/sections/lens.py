@@ -42,8 +42,11 @@ SHRINK = 1e-3  # of the mean eigenvalue: directions that hardly occur are not bl
 LEAST_STEPS = 20  # fewer leave no last tenth to look at
 MARKS = 20  # times that the held-out KL is read over training
 ZERO = 1e-6  # nats: rounding of fp32
+NEVER = "not the first choice at half of the positions"
+APPLIED = "layers applied"
 CONVERGED = 0.01  # of the KL: what the last tenth of the steps may still change
 KL = "nats to the final distribution"
+UNIFORM, UNIGRAM, CONSTANT = "uniform distribution", "text's token frequencies", "model's mean distribution"
 
 
 @section(
@@ -114,6 +117,7 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
             fitted += [losses] if done >= 0.9 * steps else []
     as_it_is: list[_Lens] = [(i, lambda states: states) for i in range(depth + 1)]
     reads, (nll, *chances) = _read(stack, apart, [*as_it_is, *enumerate(translators)], fixed)
+    constant = chances[-1]
     before, places = max(i for i, mark in enumerate(marks) if mark <= 0.9 * steps), []
     for i, curve in enumerate(zip(*curves, strict=True)):
         moved = 0.0 if max(curve[before], curve[-1]) <= ZERO else 1 - curve[-1] / curve[before]
@@ -122,13 +126,11 @@ def lens_of(opened: Opened, windows: Ids, held_out: Ids, steps: int = 250, seed:
     half = next((i for i, place in enumerate(places) if place.tuned.agreement.low > 0.5), None)
     where = f"after layer {half} of {depth}" if half else "before any layer"
     return Found(
-        answer="not the first choice at half of the positions"
-        if half is None
-        else f"the first choice at most positions, {where}",
-        quantities=tuple(_quantities(places[0], nll, *chances)),
-        curves=tuple(_curves(places, chances[-1], marks)),
+        answer=f"the first choice at most positions, {where}" if half is not None else NEVER,
+        quantities=tuple(_quantities(places[0], nll, chances)),
+        curves=tuple(_curves(places, constant, marks)),
         listings=(_listing(["input", *(one.name for one in stack.applications)], places, reads[depth]),),
-        notes=tuple(_notes(places, chances[-1], steps, steps * size / len(texts))),
+        notes=tuple(_notes(places, constant, steps, steps * size / len(texts))),
     )
 
 
@@ -266,18 +268,14 @@ def _read(
 # --- what was found
 
 
-def _quantities(
-    first: LensPlace, nll: Estimate, uniform: Estimate, unigram: Estimate, constant: Estimate
-) -> Iterator[Quantity]:
+def _quantities(first: LensPlace, nll: Estimate, chances: Sequence[Estimate]) -> Iterator[Quantity]:
     for name, read in (("tuned lens, before any layer", first.tuned), ("logit lens there", first.logit)):
         why = f"{plain(read.kl.value / math.log(2), 2)} bits; beside it: the model's mean distribution"
-        yield Quantity.of_estimate(name, read.kl, unit=KL, chance=constant.value, why=why)
+        yield Quantity.of_estimate(name, read.kl, unit=KL, chance=chances[-1].value, why=why)
         yield Quantity.of_estimate(f"same first choice, {name}", read.agreement, unit="%", main=False)
     yield Quantity.of_estimate("the model's own nll", nll, unit="nats per token", main=False)
-    why = "the same at every position: what no lens gives"
-    yield Quantity.of_estimate("uniform distribution", uniform, unit=KL, main=False, why=why)
-    yield Quantity.of_estimate("text's token frequencies", unigram, unit=KL, main=False, why=why)
-    yield Quantity.of_estimate("model's mean distribution", constant, unit=KL, main=False, why=why)
+    for name, chance in zip((UNIFORM, UNIGRAM, CONSTANT), chances, strict=True):
+        yield Quantity.of_estimate(name, chance, unit=KL, main=False, why="the same everywhere: what no lens gives")
 
 
 def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int]) -> Iterator[Curve]:
@@ -285,16 +283,14 @@ def _curves(places: Sequence[LensPlace], constant: Estimate, marks: Sequence[int
     for which, reads in both.items():
         yield Curve.through(
             "How far is each layer from the final distribution?", enumerate(read.kl for read in reads),
-            which=which, along="layers applied", unit=KL, log=True,
+            which=which, along=APPLIED, unit=KL, log=True,
             level=constant.value, level_name="the model's mean distribution",
-            why="KL(final ‖ lens), held out. Above the dotted line a lens says less than one distribution for every "
-            "position.",
+            why="KL(final ‖ lens), held out. Above the dotted line: further off than one distribution for all.",
         )  # fmt: skip
     for which, reads in both.items():
         yield Curve.through(
             "Does a layer already name the model's first choice?", enumerate(read.agreement for read in reads),
-            which=which, along="layers applied", unit="share of positions",
-            why="Held-out positions where both name the same token first.",
+            which=which, along=APPLIED, unit="share of positions", why="Held out: both name the same token first.",
         )  # fmt: skip
     for depth in range(0, len(places), max(1, (len(places) - 1) // 2)):  # the first, one in the middle, the last
         yield Curve(
