@@ -271,9 +271,7 @@ def gaps(comparison: Comparison) -> tuple[Difference, Difference] | None:
 
 def interval(difference: Difference) -> str:
     """−0.0123 to +0.0040, or a dash where one pair gives no interval."""
-    if difference.low is None:
-        return NONE
-    return f"{signed(difference.low)} to {signed(difference.high)}"
+    return NONE if difference.low is None else f"{signed(difference.low)} to {signed(difference.high)}"
 
 
 def _sentence(comparison: Comparison, arm: str) -> str:

@@ -90,11 +90,6 @@ class RecurrentOptions:
     temperature: float = 10.0  # τ of the augmented loss
     parallel: int = 10  # streams that a split is measured in, side by side; each word counts once
 
-    @property
-    def validates(self) -> bool:
-        """Whether training looks at the validation split after every epoch."""
-        return self.anneal == "plateau" or self.average_patience > 0 or self.keep == "best"
-
     def check(self) -> None:
         """Refuse values out of range. Raises RunError."""
         for name, choices in _CHOICES.items():
@@ -133,7 +128,8 @@ class Annealing(Kept):
     def on_step_end(self, args: Any, state: Any, control: Any, **kw: Any) -> None:
         """At the end of an epoch: validate, and decide."""
         o, text, before = self.options, self.job.text, self.validations
-        if not o.validates or not self.steps.ends_epoch(state.global_step - 1):
+        needed = o.anneal == "plateau" or o.average_patience > 0 or o.keep == "best"
+        if not needed or not self.steps.ends_epoch(state.global_step - 1):
             return
         optimizer = getattr(kw["optimizer"], "optimizer", kw["optimizer"])
         averages = isinstance(optimizer, AveragedSGD) and optimizer.averages
@@ -146,8 +142,8 @@ class Annealing(Kept):
                 with written_whole(self.job.folder / BEST) as made:
                     torch.save(self.installed.model.state_dict(), made)
             self.validations = [*before, nll]
-        patience = o.average_patience
-        if patience and not averages and len(before) > patience and nll > min(before[:-patience]):
+        n = o.average_patience
+        if n and not averages and len(before) > n and nll > min(before[:-n]):
             optimizer.average()
 
 
