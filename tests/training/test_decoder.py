@@ -120,6 +120,15 @@ def test_the_first_loss_of_a_wide_table_is_the_predicted_one(job, tiny, kind, in
     assert boundary.predicted_nll() == pytest.approx(found, rel=0.02)
 
 
+@pytest.mark.parametrize("arm", ["tied", "tied+init=1"])
+def test_a_llama_s_first_loss_is_that_of_its_config(job, tiny, tmp_path, arm):
+    """Which is read as any other family's is."""
+    sizes = {"heads": 4, "layers": 3, "width": 32}
+    make_config(tiny(**sizes), 300).save_pretrained(tmp_path)
+    read, known = (KIND.first_loss(job(tiny(**sizes, model=model), arm=arm)) for model in (str(tmp_path), "llama"))
+    assert known == pytest.approx(read, abs=1e-12)
+
+
 def test_init_of_the_arm_goes_before_that_of_the_run(job, tiny):
     assert KIND.table_std(job(tiny(init=0.2), arm="tied+init=0.3")) == 0.3
     assert KIND.table_std(job(tiny(init=0.2))) == 0.2

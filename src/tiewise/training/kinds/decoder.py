@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.boundary.install import Installed
 from tiewise.core.errors import PlanError, RunError
-from tiewise.core.first_loss import FreshBody, first_step
+from tiewise.core.first_loss import first_step, small_decoder
 from tiewise.data.corpus import Blocks, PreparedText, prepare
 from tiewise.planning.read_config import read
 from tiewise.training import ranks
@@ -74,12 +74,15 @@ class Decoders(Kind):
 
     def first_loss(self, job: Job) -> float:
         """As `plan` has it; bodies that it does not follow are taken to know nothing."""
-        config = make_config(job.settings, job.text.vocab, job.feed_forward)
-        body: FreshBody | None = None
-        with suppress(PlanError):
-            body = read(config.to_dict()).fresh
-        std, positions, width = self.table_std(job), job.settings.length, int(config.get_text_config().hidden_size)
-        return first_step(job.spec, job.text.vocab, width, std, body, positions=positions).computed()[0]
+        s, config = job.settings, make_config(job.settings, job.text.vocab, job.feed_forward)
+        width, body = int(config.get_text_config().hidden_size), None
+        if s.model == "llama":  # ours, and known without the readers of every family
+            ffn, heads = config.intermediate_size, s.heads
+            body = replace(small_decoder(width), layers=s.layers, ffn=ffn, heads=heads, head_dim=width // heads)
+        else:
+            with suppress(PlanError):
+                body = read(config.to_dict()).fresh
+        return first_step(job.spec, job.text.vocab, width, self.table_std(job), body, positions=s.length).computed()[0]
 
     def trainer(self, job: Job, installed: Installed) -> TiewiseTrainer:
         """Make the Trainer; a trial has no curve."""
