@@ -13,7 +13,7 @@ from transformers import BloomConfig, GPT2Config, Qwen2Config
 
 from tiewise.boundary.boundary import Boundary, sound_std
 from tiewise.core.errors import RunError, SpecError, TiewiseError
-from tiewise.training.kinds.decoder import KIND, measure
+from tiewise.training.kinds.decoder import KIND, make_config, measure
 
 ARMS = ["tied", "untied", "factored:8", "factored-untied:in=4,out=8", "projected:24", "residual:4", "spd", "tied+bias"]
 FAMILIES = pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -122,7 +122,7 @@ def test_the_first_loss_of_a_wide_table_is_the_predicted_one(job, tiny, kind, in
 
 @pytest.mark.parametrize("arm", ["tied", "tied+init=1"])
 def test_a_llama_s_first_loss_is_that_of_its_config(job, tiny, tmp_path, arm):
-    """Which is read as any other family's is."""
+    """Which any other family's is read from."""
     sizes = {"heads": 4, "layers": 3, "width": 32}
     make_config(tiny(**sizes), 300).save_pretrained(tmp_path)
     read, known = (KIND.first_loss(job(tiny(**sizes, model=model), arm=arm)) for model in (str(tmp_path), "llama"))
