@@ -103,6 +103,15 @@ def test_a_level_that_could_not_be_estimated_is_not_drawn():
     assert [(trace.name, set(trace.y)) for trace in levels] == [("one", {2.0})]
 
 
+def test_a_curve_without_any_number_leaves_its_figure_empty():
+    empty = Curve.through(
+        "loss", [(1, Quantity("", math.nan)), (2, None)], along="step", unit="nats", level=0.0, of="a"
+    )
+    (panel,) = panels({"a": Found("", curves=(empty,))})
+    assert not any(trace.x for trace in panel.figure.data)
+    assert panel.table.rows == []
+
+
 def test_a_grid_is_a_heat_map_with_empty_cells_where_there_is_no_number():
     grid = Grid("Alike", ("2024", " <b>"), ("0", "1"), ((1.0, math.nan), (0.5, 1.0)), axes=("before", "after"), of="a")
     (panel,) = panels({"a": Found("", grids=(grid,))})

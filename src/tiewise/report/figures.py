@@ -219,7 +219,7 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
     finite = [curve for curve in reversed(curves) if curve.level is not None and math.isfinite(curve.level)]
     levels = {(curve.level, curve.level_name): curve.of for curve in finite}
     every = sorted({x for curve in curves for x in curve.x})
-    for (level, said), of in levels.items():
+    for (level, said), of in levels.items() if every else ():  # no point at all: every number was none
         figure.add_scatter(
             x=[every[0], every[-1]],
             y=[level, level],
@@ -231,7 +231,7 @@ def lines(curves: Sequence[Curve], looks: Mapping[str, Style], digits: int | Non
         )
     finish(figure, first.name, first.unit).update_xaxes(title=first.along, zeroline=False)
     figure.update_layout(hovermode="x unified")
-    if 1 < every[-1] < 12:  # layers are whole
+    if every and 1 < every[-1] < 12:  # layers are whole
         figure.update_xaxes(dtick=1)
     if first.unit == "%":
         figure.update_yaxes(title="", tickformat=".0%")
