@@ -10,9 +10,9 @@ RENAMED: list[tuple[str, str | None, str]] = [
         "alignment after the best rotation could favour neither side: it is no evidence and stays in its section",
     ),
     (
-        r"/sections/\w+/found/[^/]*/answer$",
+        r"/sections/\w+/found/[^/]*/(answer|curves/\d+/why)$",
         None,
-        "an answer is words, which may be put better any day; a short one was taken for a name",
+        "answers and captions are words, which may be put better any day; a short one was taken for a name",
     ),
     (r":/env/processor$", None, "the name of the machine's processor, which is another elsewhere"),
 ]
