@@ -47,8 +47,9 @@ def sweep(
     features, weight, bias, targets = tensors
     o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
     each = features.new_empty(n, dtype=wide)
+    made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
     by_features, by_weight, by_bias = found = [
-        x.new_zeros(x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)
+        made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)
     ]
     with torch.autocast(device, enabled=False), torch.no_grad():
         weight = weight.to(kind)
@@ -113,7 +114,7 @@ def sweep(
                 u = None
             narrow = p.to(kind)
             if by_bias is not None:
-                by_bias.addmv_(p.T, c)
+                by_bias.addmv_(p.T, c, beta=int(start > 0))
                 if u is not None:
                     by_bias.sub_(on.sum() * u)
             if by_features is not None:
@@ -124,7 +125,10 @@ def sweep(
             if by_weight is not None:
                 h = h.to(wide) * o.scale
                 weighted = (h * c[:, None]).to(kind)
-                by_weight.addmm_(narrow.T, weighted) if kind == wide else by_weight.add_(narrow.T @ weighted)
+                if kind == wide:
+                    by_weight.addmm_(narrow.T, weighted, beta=int(start > 0))
+                else:
+                    (by_weight.add_ if start else by_weight.copy_)(narrow.T @ weighted)
                 if u is not None:
                     by_weight.addr_(u, on @ h, alpha=-1)
     return each, found
