@@ -109,10 +109,7 @@ def test_is_what_install_would_save_and_loads_as_the_best_approximation(name, ti
     tiewise.install(installed, spec)
     installed.save_pretrained(tmp_path / "c")
     ours, theirs = tensors(tmp_path / "b"), tensors(tmp_path / "c")
-    if (name, tied) != (
-        "gpt_neox",
-        True,
-    ):  # whose head map transformers saves under its own name of the head; both load
+    if (name, tied) != ("gpt_neox", True):  # transformers saves its head map as `lm_head`'s, and loads both names
         assert {n: (t.shape, t.dtype) for n, t in ours.items()} == {n: (t.shape, t.dtype) for n, t in theirs.items()}
     assert receipt.bytes_after == sum(t.nbytes for t in theirs.values()) < receipt.bytes_before
     assert config_of(tmp_path / "b") == config_of(tmp_path / "c")
