@@ -20,9 +20,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 31_431,
+    "lines": 31_432,
     "files": 156,
-    "lines of code": 19_628,
+    "lines of code": 19_629,
     "class names defined twice": 0,
     "file names in several folders": 0,
     "private helpers used once": 138,

@@ -36,8 +36,9 @@ class Decoders(Kind):
 
     def prepare(self, settings: Settings, folder: Path) -> PreparedText:
         """Read a text, and see that it has blocks enough."""
+        width = int(make_config(settings, vocab=1).get_text_config().hidden_size)
         for spec in settings.specs().values():
-            spec.maps(make_config(settings, vocab=1).get_text_config().hidden_size)
+            spec.maps(width)
         text = prepare(settings.text, settings.tokenizer, folder, length=settings.length, split=settings.split)
         blocks = len(text.split("train")) // settings.length
         check_rows(settings, blocks, f"has {blocks} training blocks")
