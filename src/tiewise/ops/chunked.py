@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.ops.fast_products import own_products
 
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
 
@@ -51,7 +52,8 @@ def sweep(
     by_features, by_weight, by_bias = found = [
         made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)
     ]
-    with torch.autocast(device, enabled=False), torch.no_grad():
+    products = own_products(kind, device, n * weight.numel())
+    with torch.autocast(device, enabled=False), torch.no_grad(), products:
         weight = weight.to(kind)
         bias = None if bias is None else bias.to(wide)
         w = None if o.class_weight is None else o.class_weight.to(wide)
