@@ -31,6 +31,7 @@ CALLS = {
     "installed": (tiewise.installed, InstallError),
     "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
+    "linear_log_prob": (lambda x: tiewise.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
     "load": (tiewise.load, PATH),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),
     "plan": (tiewise.plan, PlanError),
