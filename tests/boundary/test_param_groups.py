@@ -3,10 +3,10 @@
 import pytest
 import torch
 import transformers as tr
+from tests.boundary.tiny_models import FAMILIES, batch, build, variant
 from torch import nn
 
 import tiewise
-from tests.boundary.tiny_models import FAMILIES, batch, build, variant
 from tiewise.core.errors import UnsupportedError
 
 NAMES = ("tables", "head", "hidden", "vectors")
@@ -114,8 +114,4 @@ def test_one_step_of_muon_and_adamw_learns_every_group(tied):
     for optimizer in optimizers:
         optimizer.step()
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
-    # Muon's mark: every singular value of its step is near one, scaled by lr (its five iterations leave .6 to 1.3)
-    step = before["model.layers.0.self_attn.q_proj.weight"] - model.model.layers[0].self_attn.q_proj.weight.detach()
-    singular = torch.linalg.svdvals(step)
-    assert singular.max() / singular.min() < 4
     assert model(**batch(model)).loss < first

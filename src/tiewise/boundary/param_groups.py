@@ -10,8 +10,8 @@
     vectors   norms, biases, whatever else is no matrix                 coordinates
 
 Muon (Jordan et al. 2024) makes all singular values of a step alike, which suits a map. A table's gradient has rows for
-the tokens of the batch alone; made alike, rare tokens' rows move as far as common ones'. A row of a position table has a
-gradient where some sequence is that long, by the same lookup: so it stands with the tables, not with the maps.
+the tokens of the batch alone; made alike, rare tokens' rows move as far as common ones'. A position table's rows, too,
+have a gradient only where a sequence is that long, by the same lookup: it stands with the tables, not with the maps.
 """
 
 from __future__ import annotations
