@@ -32,6 +32,7 @@ CALLS = {
     "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     "load": (tiewise.load, PATH),
+    "param_groups": (tiewise.param_groups, UnsupportedError),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),
     "plan": (tiewise.plan, PlanError),
     "share_layers": (lambda x: tiewise.share_layers(x, "ffn"), InstallError),

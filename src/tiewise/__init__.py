@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tiewise.boundary.install import Installed as Installed
     from tiewise.boundary.install import install as install
     from tiewise.boundary.install import installed as installed
+    from tiewise.boundary.param_groups import param_groups as param_groups
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
     from tiewise.core.backends import LossOptions as LossOptions
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
 _OFFERS = {
     "boundary.boundary": "Boundary",
     "boundary.install": "Installed install installed",
+    "boundary.param_groups": "param_groups",
     "checkpoint.audit": "Audit check",
     "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
