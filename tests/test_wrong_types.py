@@ -18,6 +18,7 @@ CALLS = {
     "Boundary": (lambda x: tiewise.Boundary(x, 10, 4), SpecError),
     "BoundarySpec": (tiewise.BoundarySpec.parse, SpecError),
     "Vocabularies": (lambda x: tiewise.Vocabularies(x, 4), SpecError),
+    "ExactTop": (tiewise.ExactTop, UnsupportedError),
     "check": (tiewise.check, PATH),
     "compare": (tiewise.compare, PATH),
     "augmented_cross_entropy": (lambda x: tiewise.augmented_cross_entropy(x, TABLE, IDS), "features must be a tensor"),

@@ -7,12 +7,12 @@ With z [N, V] the logits as `cross_entropy` has them, after bias and soft-cap, d
 
     ∂lse/∂z_j = p_j        ∂(z_t − lse)/∂z_j = [j = t] − p_j        ∂H/∂z_j = −p_j (log p_j + H)
 
-One sweep over chunks of tokens finds them, and a second one the gradients of whichever were used, whose upstream a, l, e
-(of log-probability, lse and entropy) nobody knows before: four matrix products, as per-token losses take.
+One sweep over chunks of tokens finds them; a second one the gradients of those used, whose upstream a, b, c (of
+log-probability, lse and entropy) nobody knew before: four matrix products, as per-token losses take.
 
-    r_i ∂/∂z_ij = a [j = t] + p_j (l − a − e (log p_j + H))
+    slope by z_j = r (a [j = t] + p_j (b − a − c (log p_j + H)))          a, b, c divided by r = |a| + |b| + |c|
 
-where row factors r act on [n, E], so that the slopes stay near 1 in fp16. What lies between the products is done for a
+so that slopes stay near 1 in fp16, and r acts on [n, E]. What lies between the products is done for a
 few rows at a time, which stay in a core's cache: a softmax, its entropy and its slope then cost about what one does.
 """
 
@@ -64,7 +64,7 @@ def linear_log_prob(
         weight: [V, E].
         targets: [...] token ids, or `ignore_index`.
         bias: [V] or None.
-        options: see `LossOptions`, of which `scale`, `softcap`, `ignore_index`, `chunk` and `logits` have a meaning here.
+        options: see `LossOptions`; `scale`, `softcap`, `ignore_index`, `chunk` and `logits` mean something here.
         temperature: divides the logits, after the soft-cap; the entropy is that of the distribution so flattened.
         entropy: whether the entropy of each distribution is wanted too, for one more pass over each chunk.
         **overrides: single options by name, e.g. `softcap=30.0`.
@@ -98,8 +98,8 @@ def vocabulary_statistics(
 ) -> VocabularyStatistics:
     """Return all that one sweep finds, by the arguments of `linear_log_prob`; without targets no token is ignored.
 
-    Ask for everything in one call: every tensor of the result is differentiable by itself or in any sum with the others,
-    and what is differentiated together is swept together. Where a target is ignored all three are 0 without gradient.
+    Ask for all in one call: each tensor of the result can be differentiated by itself or with the others, and what is
+    differentiated together is swept together. Where a target is ignored all three are 0 without gradient.
     """
     o = replace(options, **overrides) if overrides else options
     if o.label_smoothing or o.z_loss or o.class_weight is not None or o.reduction == "sum":
@@ -135,7 +135,7 @@ _UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
     schema=f"({_INPUTS}, bool entropy, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, *how: Any) -> Any:
-    """(log-probability, lse, entropy; and the two parts of lse: the largest logit, and log Σ exp(z − that)), each [N]."""
+    """(log-probability, lse, entropy; and the parts of lse: the largest logit, and log Σ exp(z − that)), each [N]."""
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
@@ -173,12 +173,17 @@ def _slopes(*arguments: Any) -> Any:
     features, weight, bias, targets, spread, top, rest, *upstream, wanted = arguments[:11]
     how, inputs = arguments[11:], (features, weight, bias)
     o, wide, n = _options(how), accumulator(how[0]), len(features)
-    valid = features.new_ones(n, dtype=torch.bool) if targets is None else targets != o.ignore_index
-    at = None if targets is None else targets.where(valid, 0)[:, None]
-    upstream = [None if x is None or len(x) != n else x.where(valid, 0) for x in upstream]  # nor what was not asked for
-    size = sum(x.abs() for x in upstream if x is not None)  # r
-    a, l, e = (None if x is None else x / size.where(size > 0, 1) for x in upstream)
-    c = sum(x for x in (l, None if a is None else -a) if x is not None)  # of p; of log p it is −e
+    at = torch.zeros_like(top, dtype=torch.long) if targets is None else targets
+    valid = torch.ones_like(at, dtype=torch.bool) if targets is None else targets != o.ignore_index
+    with_entropy = upstream[2] is not None and len(spread) == n
+    # what was not asked for is empty, and what was not used None
+    a, b, c = (torch.zeros_like(top) if x is None or len(x) != n else x.where(valid, 0) for x in upstream)
+    size = a.abs() + b.abs() + c.abs()  # r
+    a, b, c = (x / size.where(size > 0, 1) for x in (a, b, c))
+    at, level = at.where(valid, 0)[:, None], b - a
+    if with_entropy:
+        share = (-rest).exp_()
+        level, c = (level + c * (rest - spread)) * share, c * share
     weight = weight.to(how[0])
     made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
     found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(inputs, wanted, strict=True)]
@@ -186,15 +191,12 @@ def _slopes(*arguments: Any) -> Any:
         for part, h, logits in _chunks(features, weight, bias, o):
             for rows, z, p in _blocks(part, logits):
                 bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
-                if e is None:
-                    torch.softmax(z, 1, out=z).mul_(c[rows, None])
-                else:  # c − e (log p + H), where z becomes log p + rest
+                if with_entropy:  # z − top = log p + rest, and exp of it is p / share
                     torch.exp(z.sub_(top[rows, None]), out=p)
-                    share = (-rest[rows]).exp_()
-                    level = (c + e * (rest - spread))[rows] * share
-                    z.clamp_(min=_LOWEST).mul_((-e[rows] * share)[:, None]).add_(level[:, None]).mul_(p)
-                if a is not None:
-                    z.scatter_add_(1, at[rows], a[rows, None])
+                    z.clamp_(min=_LOWEST).mul_(-c[rows, None]).add_(level[rows, None]).mul_(p)
+                else:
+                    torch.softmax(z, 1, out=z).mul_(level[rows, None])
+                z.scatter_add_(1, at[rows], a[rows, None])
                 if bend is not None:
                     z.mul_(bend)
             into_gradients(found, part, logits, size[part], h, weight, o.scale)
