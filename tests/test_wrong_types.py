@@ -9,7 +9,15 @@ from torch import nn
 
 import tiewise
 from tiewise.core import errors
-from tiewise.core.errors import CheckpointError, InstallError, PlanError, SpecError, TiewiseError, UnsupportedError
+from tiewise.core.errors import (
+    CheckpointError,
+    InstallError,
+    PlanError,
+    RunError,
+    SpecError,
+    TiewiseError,
+    UnsupportedError,
+)
 from tiewise.ops.path_gradient import PathRecord
 
 TABLE, IDS = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, dtype=torch.long)
@@ -18,6 +26,7 @@ CALLS = {
     "Boundary": (lambda x: tiewise.Boundary(x, 10, 4), SpecError),
     "BoundarySpec": (tiewise.BoundarySpec.parse, SpecError),
     "Vocabularies": (lambda x: tiewise.Vocabularies(x, 4), SpecError),
+    "ExactTop": (tiewise.ExactTop, UnsupportedError),
     "check": (tiewise.check, PATH),
     "compare": (tiewise.compare, PATH),
     "augmented_cross_entropy": (lambda x: tiewise.augmented_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
@@ -31,7 +40,10 @@ CALLS = {
     "installed": (tiewise.installed, InstallError),
     "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
+    "linear_log_prob": (lambda x: tiewise.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
+    "fast_products": (lambda x: tiewise.fast_products(x).__enter__(), RunError),
     "load": (tiewise.load, PATH),
+    "param_groups": (tiewise.param_groups, UnsupportedError),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),
     "plan": (tiewise.plan, PlanError),
     "share_layers": (lambda x: tiewise.share_layers(x, "ffn"), InstallError),

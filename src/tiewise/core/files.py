@@ -85,7 +85,7 @@ def cache_folder() -> Path:
     Raises:
         RuntimeError: there is no home.
     """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tiewise"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "tiewise"
 
 
 def size(bytes_: float) -> str:

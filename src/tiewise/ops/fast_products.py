@@ -108,27 +108,32 @@ def product_choice(product: str | ProductChoice = "auto", multiplications: float
     """Return what `fast_products(product)` would take for a problem of so many multiplications; raises as it does."""
     if isinstance(product, ProductChoice):
         return product
-    if product == "auto":
-        for held in _held[-1:]:  # a copy: another thread may leave at this moment
-            return held
-        product = os.environ.get(VARIABLE) or "auto"
-    if product not in PRODUCTS:
-        raise RunError(f"no products are called {product!r}", f"choose {', '.join(PRODUCTS)}, also in {VARIABLE}")
-    if product == "auto" and multiplications < LARGE:
-        return _chosen("default", "no large fp32 products on a CPU")
-    if product == "auto" and _flag() == "bf16":
-        return _chosen("default", "torch is told already to use oneDNN", not _rounding())
-    if product == "auto":
-        with _lock:  # one thread tries; the others wait and have its answer
+    with _lock:  # one thread probes and tries; the others wait, see nothing of that, and have its answer
+        if product == "auto" and _held:
+            return _held[-1]
+        asked = (os.environ.get(VARIABLE) or "auto") if product == "auto" else product
+        if asked not in PRODUCTS:
+            raise RunError(f"no products are called {asked!r}", f"choose {', '.join(PRODUCTS)}, also in {VARIABLE}")
+        if asked == "default":
+            return _chosen("default", "asked for")
+        if asked == "auto" and multiplications < LARGE:
+            return _chosen("default", "no large fp32 products on a CPU")
+        if asked == "auto" and _flag() == "bf16":
+            return _chosen("default", "torch is told already to use oneDNN", not _rounding())
+        if asked == "auto":
             return _decided(torch.get_num_threads())
-    if product == "default":
-        return _chosen("default", "asked for")
-    if _flag() is None:
-        fix = f"leave {VARIABLE} and the argument at auto, or install torch 2.9 or newer, with oneDNN"
-        raise UnsupportedError("this torch cannot send fp32 products to oneDNN", fix)
-    if rounding := _rounding():
-        warnings.warn(f"fp32 products on oneDNN, as asked for: {rounding}", TiewiseWarning, stacklevel=2)
-    return _chosen("onednn", f"asked for{'; ' * bool(rounding)}{rounding}", not rounding)
+        if _flag() is None:
+            fix = f"leave {VARIABLE} and the argument at auto, or install torch 2.9 or newer, with oneDNN"
+            raise UnsupportedError("this torch cannot send fp32 products to oneDNN", fix)
+        if rounding := _rounding():
+            warnings.warn(f"fp32 products on oneDNN, as asked for: {rounding}", TiewiseWarning, stacklevel=2)
+        return _chosen("onednn", f"asked for{'; ' * bool(rounding)}{rounding}", not rounding)
+
+
+def same_here(choice: ProductChoice) -> bool:
+    """Whether a choice made elsewhere means the same products here: such as round, or such as do not."""
+    with _lock:
+        return choice.product == "default" or (_flag() is not None and choice.exact == (not _rounding()))
 
 
 # the flag
