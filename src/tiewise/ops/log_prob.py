@@ -27,11 +27,10 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import accumulator, chunk_logits, compute_dtype, into_gradients
+from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, into_gradients
 from tiewise.ops.cross_entropy import check_problem, check_range
 
 _DEFAULT = LossOptions()
-_CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
 _LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
 
 
@@ -102,24 +101,33 @@ def vocabulary_statistics(
     differentiated together is swept together. Where a target is ignored all three are 0 without gradient.
     """
     o = replace(options, **overrides) if overrides else options
-    if o.label_smoothing or o.z_loss or o.class_weight is not None or o.reduction == "sum":
-        raise ValueError("log-probabilities have no label_smoothing, z_loss, class_weight or sum: a loss has")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
+    if o.reduction == "sum":
+        raise ValueError("log-probabilities are not reduced: their sum is a loss")
+    tempered = at_temperature(o, temperature)
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
     stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
     check_problem(features, weight, stand_in, bias, o)
     flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
     if t is not None and not torch.compiler.is_compiling():
         check_range(t, len(weight), o.ignore_index)
-    # c · tanh(z / c) / τ = (c / τ) · tanh((z / τ) / (c / τ))
-    cap = None if o.softcap is None else o.softcap / temperature
-    bias = bias if bias is None or temperature == 1.0 else bias / temperature
-    how = (compute_dtype(flat, weight), o.scale / temperature, cap, o.ignore_index, o.chunk, o.logits)
+    o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
+    how = (compute_dtype(flat, weight), o.scale, o.softcap, o.ignore_index, o.chunk, o.logits)
     log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
     return VocabularyStatistics(
         None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
     )
+
+
+def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
+    """Return the options of logits divided by a temperature, whose bias is divided too; refuse those of a loss alone.
+
+    c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
+    """
+    if o.label_smoothing or o.z_loss or o.class_weight is not None:
+        raise ValueError("label_smoothing, z_loss and class_weight are of cross-entropies alone; leave them out here")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    return replace(o, scale=o.scale / temperature, softcap=None if o.softcap is None else o.softcap / temperature)
 
 
 # One operator, eager and compiled: Dynamo must not unroll the chunks.
@@ -225,12 +233,11 @@ def _chunks(
 
 def _blocks(part: slice, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Which tokens, their logits in `z`, the chunk of `part`, and as much memory for their exponentials."""
-    n, v = z.shape
-    most = torch.get_num_threads() * max(1, _CACHED // v) if z.device.type == "cpu" else n
-    spare = torch.empty_like(z[:most])
-    for start in range(0, n, most):
-        block = z[start : start + most]
-        yield slice(part.start + start, part.start + start + len(block)), block, spare[: len(block)]
+    spare = None
+    for rows in cached_rows(z):
+        block = z[rows]
+        spare = torch.empty_like(block) if spare is None else spare[: len(block)]
+        yield slice(part.start + rows.start, part.start + rows.start + len(block)), block, spare
 
 
 @_statistics.register_fake
