@@ -90,11 +90,11 @@ def linear_divergence(
     o, theirs = at_temperature(o, temperature), at_temperature(teacher_options or o, temperature)
     if temperature != 1.0:
         bias, teacher_bias = (None if x is None else x / temperature for x in (bias, teacher_bias))
-    given = (teacher_features.reshape(-1, teacher_features.shape[-1]), teacher_weight, teacher_bias)
-    teacher = (None if x is None else x.detach() for x in given)
+    teacher = (teacher_features.reshape(-1, teacher_features.shape[-1]), teacher_weight, teacher_bias)
+    fixed = (None if x is None else x.detach() for x in teacher)
     sweep = partial(_sweep, o, theirs, beta, compute_dtype(teacher_features, teacher_weight))
     flat = features.reshape(-1, features.shape[-1])
-    loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *teacher, targets.reshape(-1))
+    loss = fused_loss("linear_divergence", sweep, o, flat, weight, bias, *fixed, targets.reshape(-1))
     return loss.view(shape) if o.reduction == "none" else loss
 
 

@@ -149,15 +149,15 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
     with torch.autocast(features.device.type, enabled=False), torch.no_grad():
         for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
-            for rows, z, p in _blocks(part, logits):
+            for rows, z, (below, p) in _blocks(part, logits):
                 torch.amax(z, 1, out=top[rows])
-                torch.exp(z.sub_(top[rows, None]), out=p)
-                total = p.sum(1)
+                torch.sub(z, top[rows, None], out=below)  # not into z, which would be written back to memory
+                total = torch.exp(below, out=p).sum(1)
                 torch.log(total, out=rest[rows])
                 if at is not None:
-                    log_prob[rows] = z.gather(1, at[rows])[:, 0] - rest[rows]
+                    log_prob[rows] = below.gather(1, at[rows])[:, 0] - rest[rows]
                 if entropy:  # rest − Σ p (z − top): neither is negative, so that nothing cancels
-                    spread[rows] = rest[rows] - torch.linalg.vecdot(p, z.clamp_(min=_LOWEST)) / total
+                    spread[rows] = rest[rows] - torch.linalg.vecdot(p, below.clamp_(min=_LOWEST)) / total
         torch.add(top, rest, out=lse)
         for one in found[:3] if at is not None else ():
             one.masked_fill_(targets == o.ignore_index, 0)
@@ -197,7 +197,7 @@ def _slopes(*arguments: Any) -> Any:
     found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(inputs, wanted, strict=True)]
     with torch.autocast(features.device.type, enabled=False), torch.no_grad():
         for part, h, logits in _chunks(features, weight, bias, o):
-            for rows, z, p in _blocks(part, logits):
+            for rows, z, (p, _) in _blocks(part, logits):
                 bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
                 if with_entropy:  # z − top = log p + rest, and exp of it is p / share
                     torch.exp(z.sub_(top[rows, None]), out=p)
@@ -232,11 +232,11 @@ def _chunks(
 
 
 def _blocks(part: slice, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their logits in `z`, the chunk of `part`, and as much memory for their exponentials."""
-    spare = None
+    """Which tokens, their logits in `z`, the chunk of `part`, and twice as much memory to work in."""
+    spare = z.new_empty(0)
     for rows in cached_rows(z):
         block = z[rows]
-        spare = torch.empty_like(block) if spare is None else spare[: len(block)]
+        spare = spare[:, : len(block)] if len(spare) else block.new_empty(2, *block.shape)
         yield slice(part.start + rows.start, part.start + rows.start + len(block)), block, spare
 
 
