@@ -40,6 +40,7 @@ CALLS = {
     "installed": (tiewise.installed, InstallError),
     "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
+    "linear_divergence": (lambda x: tiewise.linear_divergence(x, TABLE, x, TABLE), "features must be a tensor"),
     "linear_log_prob": (lambda x: tiewise.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
     "fast_products": (lambda x: tiewise.fast_products(x).__enter__(), RunError),
     "load": (tiewise.load, PATH),
