@@ -88,9 +88,9 @@ def test_what_belongs_to_another_is_not_run(kept, monkeypatch):
 
 
 def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch):
-    assert compiled._flags() >= AVX512
+    assert compiled.processor() >= AVX512
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "_flags", lambda: AVX512 | {"amx_tile"})
+        patch.setattr(compiled, "processor", lambda: AVX512 | {"amx_tile"})
         assert refused("not built for this machine")
     compiled._load.cache_clear()
     monkeypatch.setattr(torch, "__version__", "2.99.0")
@@ -100,7 +100,7 @@ def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda patch: patch.setattr(compiled, "_flags", lambda: frozenset(("avx2",))), "no AVX-512"),
+        (lambda patch: patch.setattr(compiled, "processor", lambda: frozenset(("avx2",))), "no AVX-512"),
         (lambda patch: patch.setattr(torch, "__version__", "2.9.1"), "need torch 2.10, not 2.9.1"),
         (lambda patch: patch.setattr("platform.system", lambda: "Darwin"), "not for Darwin"),
     ],

@@ -360,6 +360,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
     return x->const_data_ptr<float>();
   };
   STD_TORCH_CHECK(weight.size(1) == d && targets.numel() == n && targets.is_contiguous(), "shapes do not meet");
+  STD_TORCH_CHECK(n && V && d, "nothing to compute");
   Tensor nll = floats(features, {n}), lse = floats(features, {n});
   Tensor dh = floats(features, {by_features ? n : 0, d}), dw = floats(features, {by_weight ? V : 0, d});
   Tensor db = floats(features, {by_bias ? V : 0});
@@ -368,7 +369,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
                           vector(c, n), vector(q, n), vector(k, n), n, V, d, float(scale), made(nll, true),
                           made(lse, true), made(dh, by_features), made(dw, by_weight), made(db, by_bias),
                           omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES)};
-  if (n && V && d) loss.run(floats(features, {loss.workspace()}).mutable_data_ptr<float>());
+  loss.run(floats(features, {loss.workspace()}).mutable_data_ptr<float>());
   return {nll, lse, dh, dw, db};
 }
 
