@@ -14,24 +14,12 @@ from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.ops import kernels as compiled
 
 AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
-pytestmark = pytest.mark.skipif(bool(compiled._unsuited()), reason=compiled._unsuited())
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """A library that is built: the one in the user's cache, or one of our own."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    with pytest.MonkeyPatch.context() as patch:
-        for path in compiled.cache_folder().glob(f"{compiled._key()}-*.so"):
-            return path
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("built")))
-        return compiled.build()
 
 
 @pytest.fixture
-def kept(library, tmp_path, monkeypatch):
+def kept(kernel_library, tmp_path, monkeypatch):
     """The library in a cache of this test's own."""
+    library = next((kernel_library / "tiewise" / "kernels").glob(f"{compiled._key()}-*.so"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     compiled.cache_folder().mkdir(0o700, parents=True)
     compiled._load.cache_clear()
