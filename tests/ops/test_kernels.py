@@ -14,24 +14,12 @@ from tiewise.core.errors import RunError, UnsupportedError
 from tiewise.ops import kernels as compiled
 
 AVX512 = frozenset(("avx512f", "avx512bw", "avx512dq", "avx512vl"))
-pytestmark = pytest.mark.skipif(bool(compiled._unsuited()), reason=compiled._unsuited())
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    """A library that is built: the one in the user's cache, or one of our own."""
-    if shutil.which("g++") is None:
-        pytest.skip("no g++")
-    with pytest.MonkeyPatch.context() as patch:
-        for path in (compiled.cache_folder() / "kernels").glob(f"{compiled._key()}-*.so"):
-            return path
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("built")))
-        return compiled.build()
 
 
 @pytest.fixture
-def kept(library, tmp_path, monkeypatch):
+def kept(kernel_library, tmp_path, monkeypatch):
     """The library in a cache of this test's own."""
+    library = next((kernel_library / "tiewise" / "kernels").glob(f"{compiled._key()}-*.so"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (compiled.cache_folder() / "kernels").mkdir(0o700, parents=True)
     compiled._load.cache_clear()
@@ -88,9 +76,9 @@ def test_what_belongs_to_another_is_not_run(kept, monkeypatch):
 
 
 def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch):
-    assert compiled._flags() >= AVX512
+    assert compiled.processor() >= AVX512
     with monkeypatch.context() as patch:
-        patch.setattr(compiled, "_flags", lambda: AVX512 | {"amx_tile"})
+        patch.setattr(compiled, "processor", lambda: AVX512 | {"amx_tile"})
         assert refused("not built for this machine")
     compiled._load.cache_clear()
     monkeypatch.setattr(torch, "__version__", "2.99.0")
@@ -100,7 +88,7 @@ def test_a_library_for_another_processor_or_torch_is_not_found(kept, monkeypatch
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (lambda patch: patch.setattr(compiled, "_flags", lambda: frozenset(("avx2",))), "no AVX-512"),
+        (lambda patch: patch.setattr(compiled, "processor", lambda: frozenset(("avx2",))), "no AVX-512"),
         (lambda patch: patch.setattr(torch, "__version__", "2.9.1"), "need torch 2.10, not 2.9.1"),
         (lambda patch: patch.setattr("platform.system", lambda: "Darwin"), "not for Darwin"),
     ],

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, check_loss
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import accumulator, compute_dtype, sweep
+from tiewise.ops.chunked import accumulator, compute_dtype
+from tiewise.ops.native_loss import sweep
 
 _DEFAULT = LossOptions()
 

@@ -138,7 +138,7 @@ def _unsuited() -> str:
     system, machine = platform.system(), platform.machine()
     if (system, machine) != ("Linux", "x86_64"):
         return f"they are written for Linux on x86_64, not for {system} on {machine}"
-    if not _flags() >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}:
+    if not processor() >= {"avx512f", "avx512bw", "avx512dq", "avx512vl"}:
         return "this processor has no AVX-512"
     if tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 10):
         return f"they need torch 2.10, not {torch.__version__}"
@@ -146,8 +146,8 @@ def _unsuited() -> str:
 
 
 @cache
-def _flags() -> frozenset[str]:
-    """Instruction sets as the kernel names them; nothing else of its flags, which an update of it may change."""
+def processor() -> frozenset[str]:
+    """Return this processor's instruction sets as Linux names them; no other flags, which an update may change."""
     try:
         line = re.search(r"^flags\s*:(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -157,7 +157,10 @@ def _flags() -> frozenset[str]:
 
 def _key() -> str:
     """What a library is made from and for, but for the compiler, which a machine may lack that has the library."""
-    parts = [SOURCE.read_bytes(), *(part.encode() for part in (*OPTIONS, STABLE, torch.__version__, *sorted(_flags())))]
+    parts = [
+        SOURCE.read_bytes(),
+        *(part.encode() for part in (*OPTIONS, STABLE, torch.__version__, *sorted(processor()))),
+    ]
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
 
 

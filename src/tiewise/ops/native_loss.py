@@ -1,0 +1,98 @@
+"""The fused loss by a compiled kernel where that is faster, by `chunked` everywhere else; the same figures.
+
+The kernel is given the tokens that count, and the row coefficients c, q of `chunked` with k = 2ζ, by which it adds
+k_i lse_i to c_i once it knows lse_i. Smoothing is linear in the logits and needs none of them:
+
+    (1/V) Σ_j z_ij = (scale h_i · Σ_j W_j + Σ_j b_j) / V
+
+It multiplies bf16 inputs exactly and sums in fp32: faster than torch where the processor has no products of bf16, which
+are emulated there. What autocast would round to bf16 is taken as it is.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.ops import chunked
+from tiewise.ops.kernels import kernels, processor
+
+KINDS = (torch.bfloat16,)  # of products; in fp32 the processor's own library is as fast
+LEAST = 2**27  # multiplications of one product, about a millisecond: below, neither the library nor the padding pays
+TOKENS = 32  # of a panel of the kernel, to which fewer are padded
+
+
+def sweep(
+    options: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Tensor | None
+) -> tuple[Tensor, Any]:
+    """Do what `chunked.sweep` does."""
+    features, weight, bias, targets = tensors
+    o, n = options, len(targets)
+    keep = (targets != o.ignore_index).nonzero()[:, 0] if _serves(o, tensors, kind) else targets[:0]
+    library = kernels() if len(keep) >= TOKENS else None
+    if library is None:
+        return chunked.sweep(options, tensors, kind, wanted, row_weight)
+    _describe(library)
+    some = len(keep) < n
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        h, t = (features[keep], targets[keep]) if some else (features.contiguous(), targets.contiguous())
+        on = h.new_ones(len(t), dtype=torch.float32)
+        if row_weight is not None:
+            on *= row_weight[keep] if row_weight.dim() else row_weight
+        hit = (1 - o.label_smoothing) * (1.0 if o.class_weight is None else o.class_weight.float()[t])
+        nll, lse, *found = library.vocabulary_loss(
+            *(h, weight, None if bias is None else bias.float().contiguous(), t.long()),
+            *(on * (hit + o.label_smoothing), on * hit, on * 2 * o.z_loss if o.z_loss else None),
+            *(o.scale, chunk_rows(len(t), len(weight), "cpu", o.chunk), *wanted[:3]),
+        )
+        each, gradients = hit * nll, [x if want else None for x, want in zip(found, wanted, strict=False)]
+        if o.z_loss:
+            each += o.z_loss * lse.square()
+        if o.label_smoothing:
+            column_sums, share = weight.sum(0, dtype=torch.float32), o.label_smoothing / len(weight)
+            linear = h.float() @ column_sums * o.scale
+            each += o.label_smoothing * lse - share * (
+                linear if bias is None else linear + bias.sum(dtype=torch.float32)
+            )
+            by_features, by_weight, by_bias = gradients
+            if by_features is not None:
+                by_features.addr_(on, column_sums, alpha=-share * o.scale)
+            if by_weight is not None:
+                by_weight.sub_((on @ h.float()) * (share * o.scale))
+            if by_bias is not None:
+                by_bias.sub_(on.sum() * share)
+        if some:
+            each = each.new_zeros(n).index_copy_(0, keep, each)
+            if gradients[0] is not None:
+                gradients[0] = gradients[0].new_zeros(features.shape).index_copy_(0, keep, gradients[0])
+    return each, gradients
+
+
+def _serves(o: LossOptions, tensors: Any, kind: torch.dtype) -> bool:
+    """Whether the kernel has these options and types, is faster here, and the problem is worth it."""
+    features, weight, _, targets = tensors
+    return (
+        kind in KINDS
+        and len(targets) * weight.numel() >= LEAST
+        and features.device.type == "cpu"
+        and {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
+        and weight.is_contiguous()
+        and o.softcap is None
+        and not (o.label_smoothing and o.class_weight is not None)
+        and not {"avx512_bf16", "amx_bf16"} & processor()  # torch's own products of bf16 are twice as fast as of fp32
+    )
+
+
+@cache
+def _describe(library: Any) -> None:
+    """Tell torch the shapes that the operator returns."""
+
+    @torch.library.register_fake(f"{library.name}::vocabulary_loss")
+    def _(features: Any, weight: Any, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any) -> Any:
+        (n, d), v, (by_features, by_weight, by_bias) = features.shape, len(weight), rest[2:]
+        shapes = [(n,), (n,), (n if by_features else 0, d), (v if by_weight else 0, d), (v if by_bias else 0,)]
+        return tuple(features.new_empty(shape, dtype=torch.float32) for shape in shapes)
