@@ -29,6 +29,8 @@ Memory: V · E + 8 · V bytes beside the table.
 from __future__ import annotations
 
 import math
+import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
@@ -36,6 +38,7 @@ import torch
 from torch import Tensor
 
 from tiewise.core.errors import UnsupportedError
+from tiewise.ops.kernels import kernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)  # fp64 holds the product of any two of their numbers
 DIGIT = 127  # largest int8 that has its negative
@@ -81,7 +84,7 @@ class ExactTop:
         """Copy the table as it is now."""
         v, e = self.table.shape
         self._copied = self._version()
-        self.rows = torch.empty(v, e, dtype=torch.int8)  # q
+        self.rows = _large_pages(v * e).view(v, e)  # q
         self.steps, self.rests = torch.empty(v), torch.empty(v)  # s, and no less than ‖r‖
         longest = 0.0
         for part in _parts(v):
@@ -172,6 +175,9 @@ class ExactTop:
         e = self.rows.shape[1]
         if e > WIDEST:
             return None
+        compiled = kernels("avx512_vnni")
+        if compiled is not None:
+            return compiled.seen_in_int8(self.rows, self.steps, digits, sigma)
         if not whole_products() or e == 1:  # of one column torch's product is wrong
             return None
         dots = torch._int_mm(digits.view(-1, e), self.rows.T).view(*digits.shape[:2], len(self.rows)).double()
@@ -245,6 +251,16 @@ def _among_largest(y: Tensor, slack: Tensor, k: int) -> Tensor:
     low = y - slack
     least = low.max() if k == 1 else low.topk(min(k, len(low))).values[-1]
     return (y + slack >= least).nonzero()[:, 0]
+
+
+def _large_pages(size: int) -> Tensor:
+    """An int8 tensor on pages of 2 MB where Linux gives them: a pass over small ones takes a fifth longer."""
+    if size < 1 << 22 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.int8)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.int8)
 
 
 def _parts(n: int, size: int = ROWS) -> list[slice]:
