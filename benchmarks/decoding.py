@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 import sys
+from itertools import cycle
 
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.measure import alternate, ratio, spread
-from tiewise.ops.exact_top import ExactTop
+from tiewise.ops.exact_top import ExactTop, TopCounts
 from tiewise.ops.kernels import state
 
 CHECKED = 20  # queries of each large table that are held against fp64
@@ -74,6 +75,24 @@ def trained(queries: int) -> tuple[Tensor, Tensor]:
     return model.lm_head.weight.detach(), hidden.reshape(-1, 128)[:queries]
 
 
+def row(name: str, table: Tensor, hidden: Tensor, top: ExactTop, k: int) -> str:
+    """One row of the table: `k` logits of one hidden state after another."""
+    narrow, turn, top.counts = table.bfloat16(), cycle(hidden), TopCounts()
+    times = alternate(
+        {
+            "fp32": lambda: torch.mv(table, next(turn)),
+            "bf16": lambda: torch.mv(narrow, next(turn).bfloat16()),
+            "exact": lambda: top.top(next(turn), k),
+        }
+    )
+    counts = top.counts
+    rows = f"{counts.rows / max(1, counts.queries - counts.whole):,.0f}"
+    rows += f" (all, {counts.whole} times)" if counts.whole else ""
+    cells = [name, str(k), *(spread(each) for each in times.values())]
+    cells += [f"{ratio(times, 'exact', 'fp32'):.2f}", f"{ratio(times, 'exact', 'bf16'):.2f}", rows]
+    return f"| {' | '.join(cells)} | {wrong(top, hidden[:CHECKED], k)} of {CHECKED} |"
+
+
 def main() -> None:
     v, e = (int(x) for x in sys.argv[1:] or (128_256, 2048))
     print(f"Kernels {state()}; {torch.get_num_threads()} threads.\n")
@@ -82,29 +101,14 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|")
     for name in ("flat", "zipf", "peaked"):
         table, hidden = table_of(name, v, e)
-        narrow, top, turn = table.bfloat16(), ExactTop(table), iter(range(10**6))
+        top = ExactTop(table)
         for k in (1, 50):
-            top.counts.rows = top.counts.queries = top.counts.whole = 0
-            times = alternate(
-                {
-                    "fp32": lambda: torch.mv(table, hidden[next(turn) % 64]),
-                    "bf16": lambda: torch.mv(narrow, hidden[next(turn) % 64].bfloat16()),
-                    "exact": lambda: top.top(hidden[next(turn) % 64], k),
-                }
-            )
-            rows = f"{top.counts.rows / max(1, top.counts.queries - top.counts.whole):,.0f}"
-            rows += f" (all, {top.counts.whole} times)" if top.counts.whole else ""
-            missed = f"{wrong(top, hidden[:CHECKED], k)} of {CHECKED}"
-            cells = [name, str(k), *(spread(times[each]) for each in times)]
-            cells += [f"{ratio(times, 'exact', 'fp32'):.2f}", f"{ratio(times, 'exact', 'bf16'):.2f}", rows, missed]
-            print(f"| {' | '.join(cells)} |", flush=True)
+            print(row(name, table, hidden, top, k), flush=True)
     table, hidden = trained(10_000)
     for k in (1, 10):
         top = ExactTop(table)
-        missed = wrong(top, hidden, k)
-        rows = top.counts.rows / len(hidden)
-        print(f"\nA trained Llama's table of 4,096 x 128, 10,000 of its hidden states, k = {k}: {missed} wrong;", end=" ")
-        print(f"{rows:,.0f} rows in fp64 each.")
+        missed = f"{wrong(top, hidden, k)} wrong; {top.counts.rows / len(hidden):,.0f} rows in fp64 each"
+        print(f"\nA trained Llama's table of 4,096 x 128, 10,000 of its hidden states, k = {k}: {missed}.", flush=True)
 
 
 if __name__ == "__main__":
