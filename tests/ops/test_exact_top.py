@@ -111,6 +111,17 @@ def test_what_is_not_finite_is_answered_as_torch_answers_and_the_rest_exactly(wr
     assert torch.equal(scores[0], true_scores[0].float()) or math.isnan(wrong)
 
 
+@pytest.mark.parametrize("scale", [1.0, -1e30, 1e-60])
+def test_the_smallest_rows_meet_the_largest_queries(scale):
+    # 1e-42 · 3e38 · 200: every number of the way is at an end of fp32
+    table, hidden = drawn(200, 300) * 1e-42, drawn(3, 300, seed=1).sign() * 3e38
+    table[::9] = 0
+    hidden[1] *= 1e-4
+    hidden[2] *= 1e-30
+    assert_exact(ExactTop(table), hidden, 5, scale=scale, bias=drawn(200, seed=2) * abs(scale) * 1e-3)
+    assert_exact(ExactTop(table), hidden, 5)
+
+
 def test_numbers_beyond_fp32_overflow_in_the_score_only():
     table, hidden = drawn(40, 8) * 1e30, drawn(1, 8, seed=1) * 1e30
     scores, tokens = ExactTop(table).top(hidden, 40)

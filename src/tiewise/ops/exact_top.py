@@ -154,19 +154,19 @@ class ExactTop:
         found = []
         for i, h in enumerate(hidden):
             tokens = None
-            if seen is not None and highest[i] < LARGEST:
-                length = float(norms[i])
+            length = float(norms[i])
+            if seen is not None and max(length, float(highest[i])) < LARGEST:
                 over_rest = length * (1 + 4 * INFLATED)
                 over_step = self.longest * (float(lost[i]) + 4 * INFLATED * length)
-                y, slack = seen[i], (self.rests * over_rest).add_(self.steps, alpha=over_step)
+                y, slack = seen[i], (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
                 if scale != 1.0 or bias is not None:
-                    y = y * scale if bias is None else y * scale + bias
-                    around = y.abs() if bias is None else y.abs() + bias.abs()
-                    slack = slack * abs(scale) + around * INFLATED
-                tokens = _among_largest(y, slack + TINY, k)
+                    y, slack = y.double() * scale, slack.double() * abs(scale)
+                    y = y if bias is None else y + bias
+                    slack += (y.abs() if bias is None else y.abs() + bias.abs()) * INFLATED
+                tokens = _among_largest(y, slack, k)
                 if len(tokens) > v // 4:  # fp64 reads rows in their order faster than here and there
                     tokens = None
-            found.append(self._decided(h, float(norms[i]), k, bias, scale, tokens))
+            found.append(self._decided(h, length, k, bias, scale, tokens))
         y, tokens = (torch.stack(each) for each in zip(*found, strict=True))
         return y, tokens
 
