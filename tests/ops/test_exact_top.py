@@ -119,6 +119,7 @@ def test_the_smallest_rows_meet_the_largest_queries(scale):
     hidden[1] *= 1e-4
     hidden[2] *= 1e-30
     assert_exact(ExactTop(table), hidden, 5, scale=scale, bias=drawn(200, seed=2) * abs(scale) * 1e-3)
+    assert_exact(ExactTop(hidden.repeat(3, 1)), torch.stack((hidden[0] * 0, table[1], hidden[0])), 2, scale=scale)
     assert_exact(ExactTop(table), hidden, 5)
 
 

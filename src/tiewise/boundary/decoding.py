@@ -36,7 +36,7 @@ class TopLogits(LazyLogits):
     @staticmethod
     def __new__(cls, deferred: Deferred, exact: ExactTop) -> TopLogits:
         """Wrap; nothing is computed."""
-        self = LazyLogits.__new__(cls, deferred)
+        self: Any = LazyLogits.__new__(cls, deferred)
         self.exact, self.largest = exact, None
         return self
 
@@ -81,7 +81,10 @@ class TopLogits(LazyLogits):
         width = self.shape[-1]
         found = self.top(k + 1) if largest and dim in (-1, self.dim() - 1) and k < width else None
         self.largest = found
-        return None if found is None else torch.return_types.topk([each[..., :k].contiguous() for each in found])
+        if found is None:
+            return None
+        scores, tokens = found
+        return torch.return_types.topk((scores[..., :k].contiguous(), tokens[..., :k].contiguous()))
 
     def _below(self, bound: Any) -> Tensor | None:
         """Whether each logit is less than `bound` [..., 1], which no logit but those found reaches."""

@@ -96,7 +96,9 @@ class ExactTop:
             self.rests[part] = rest.float().nextafter(torch.tensor(math.inf))  # the smallest numbers round by halves
             longest = max(longest, float(torch.linalg.vector_norm(q, dim=1).max()))
         self.longest = longest * (1 + INFLATED)  # no less than any ‖q‖
-        self.largest = float((self.steps * self.longest + self.rests).max())  # nor this than any ‖W‖; nan of a nan
+        self.largest = float(
+            (self.steps.double() * self.longest + self.rests).max()
+        )  # nor this than any ‖W‖; nan of a nan
 
     def argmax(self, hidden: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """Tokens [...] of the largest logits of hidden states [..., E]; arguments as for `top`."""
@@ -155,7 +157,7 @@ class ExactTop:
         for i, h in enumerate(hidden):
             tokens = None
             length = float(norms[i])
-            if seen is not None and max(length, float(highest[i])) < LARGEST:
+            if seen is not None and length < LARGEST and highest[i] < LARGEST:  # neither is nan
                 over_rest = length * (1 + 4 * INFLATED)
                 over_step = self.longest * (float(lost[i]) + 4 * INFLATED * length)
                 y, slack = seen[i], (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
@@ -198,7 +200,7 @@ class ExactTop:
             z = torch.cat([self.table[tokens[part]].double() @ h for part in _parts(len(tokens))])
         y = z * scale if bias is None else z * scale + bias[tokens]
         # what is not finite is so in any order of adding; all else is told apart within its bound, then exactly
-        sizes = (self.steps[tokens] * self.longest + self.rests[tokens]).double()
+        sizes = self.steps[tokens].double() * self.longest + self.rests[tokens]
         around = y.abs() if bias is None else y.abs() + bias[tokens].abs()
         slack = sizes * ((e + 8) * 2.0**-52 * length * abs(scale)) + around * 2.0**-50
         finite = y.isfinite()
