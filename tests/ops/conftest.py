@@ -11,7 +11,7 @@ def kernel_library(tmp_path_factory):
     if compiled._unsuited() or shutil.which("g++") is None:
         pytest.skip(compiled._unsuited() or "no g++")
     with pytest.MonkeyPatch.context() as patch:
-        if not list(compiled.cache_folder().glob(f"{compiled._key()}-*.so")):
+        if not list((compiled.cache_folder() / "kernels").glob(f"{compiled._key()}-*.so")):
             patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("built")))
             compiled.build()
-        return compiled.cache_folder().parents[1]
+        return compiled.cache_folder().parent
