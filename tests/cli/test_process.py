@@ -15,6 +15,7 @@ from pathlib import Path
 from struct import pack
 from termios import TIOCSWINSZ
 
+import psutil
 import pytest
 from cli_tiny import TINY
 from launched import launch, trains, until
@@ -94,6 +95,36 @@ def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, te
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
     assert err.splitlines()[-1] == line
     assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
+
+
+def workers_of(process):
+    """The processes that train for it, once both do."""
+    seen = lambda: list(tmp.glob("run/*/*/metrics.jsonl"))  # noqa: E731
+    tmp = Path(psutil.Process(process.pid).cwd())
+    until(lambda: len(seen()) == 2 and all(path.stat().st_size for path in seen()), process)
+    return psutil.Process(process.pid).children()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
+def test_two_runs_at_a_time_end_with_their_parent_and_go_on(tmp_path, text, number):
+    process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
+    trained = workers_of(process)
+    assert len(trained) == 2
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert psutil.wait_procs(trained, timeout=10)[1] == []
+    if number == signal.SIGINT:
+        line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
+        assert (process.returncode, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
+        assert len(list(tmp_path.glob("run/*/seed-1/checkpoint-*/trainer_state.json"))) == 2
+    (process,) = launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2")
+    pressed = workers_of(process)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in err) == (130, False)
+    assert psutil.wait_procs(pressed, timeout=10)[1] == []
 
 
 @pytest.mark.slow
