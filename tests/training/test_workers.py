@@ -106,7 +106,7 @@ def test_a_worker_that_is_killed_is_named_and_the_others_can_be_resumed(job, tin
     with Workers(2) as pair, pytest.raises(RunError, match="run 2: its process was ended by SIGKILL; --resume"):
         pair.each(killed, jobs, said([]), said([]))
     assert psutil.Process().children() == before
-    assert differing(train(jobs[0]), undisturbed) == set()
+    assert differing(train(jobs[0]), undisturbed) <= {"curve"}  # a window that it was stopped in has fewer steps
 
 
 @pytest.mark.slow
