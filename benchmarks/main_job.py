@@ -26,7 +26,6 @@ PARTS = (
     ("clipping", "transformers/trainer.py", "_clip_grad_norm"),
     ("optimizer", "accelerate/optimizer.py", "step"),
     ("batches", "transformers/trainer.py", "get_batch_samples"),
-    ("operations counted by the Trainer", "transformers/trainer.py", "floating_point_ops"),
     ("points of the curve", "training/run.py", "point"),
     ("checkpoints", "transformers/trainer.py", "_save_checkpoint"),
     ("last losses", "training/run.py", "_result"),
