@@ -15,6 +15,7 @@ from tiewise.training.folder import locked
 from tiewise.training.results import Comparison, SingleRun
 from tiewise.training.settings import Settings, recipe
 from tiewise.training.short_trials import Gone
+from tiewise.training.workers import AUTO, Workers
 
 REPORT = "report.html"
 Found = TypeVar("Found", Comparison, SingleRun)
@@ -25,6 +26,7 @@ def compare(
     *,
     resume: bool = False,
     overwrite: bool = False,
+    jobs: int | str = AUTO,
     quiet: bool = False,
     **settings: Any,
 ) -> Comparison:
@@ -34,6 +36,8 @@ def compare(
         out: the folder that takes `results.json`, `report.html` and the models.
         resume: finish the run in `out`, which has its settings.
         overwrite: replace the run in `out`.
+        jobs: runs that are trained at a time, in processes of their own with a share of the threads each; "auto" takes
+            as many as there are threads and memory for, one on a GPU.
         quiet: no progress on stderr.
         settings: any setting of `run.yaml`: `arms=["tied", "untied"]`, `text="my.txt"`, `steps=2000`; `recipe="awd"`
             begins with a recipe's.
@@ -45,7 +49,8 @@ def compare(
     folder = Path(out)
     command = _command("compare", folder, settings)
     given = _settings(settings, folder, resume)
-    return carry_out(finish, given, folder, command, Display.on_stderr(quiet=quiet), overwrite=overwrite)
+    display = Display.on_stderr(quiet=quiet)
+    return carry_out(finish, given, folder, command, display, overwrite=overwrite, jobs=jobs)
 
 
 def train(
@@ -79,22 +84,23 @@ def train(
 
 
 def carry_out(
-    finish: Callable[[Path, Display], Found],
+    finish: Callable[[Path, Display, Workers], Found],
     settings: Settings | None,
     out: Path,
     command: str,
     display: Display,
     *,
     overwrite: bool,
+    jobs: int | str = 1,
     gone: Gone | None = None,
     begun: Callable[[], None] = lambda: None,
 ) -> Found:
     """Start the run in `out`, if there are settings, say so by `begun`, finish it, and write a comparison's report."""
-    with ranks.first_holds(locked(out)):
+    with Workers(jobs) as workers, ranks.first_holds(locked(out)):
         if settings is not None:
-            start(settings, out, command, display, overwrite=overwrite, gone=gone)
+            start(settings, out, command, display, overwrite=overwrite, gone=gone, workers=workers)
         begun()
-        found = finish(out, display)
+        found = finish(out, display, workers)
         if isinstance(found, Comparison):
             ranks.first_does(lambda: write_report(found, out / REPORT))
     return found

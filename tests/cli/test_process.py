@@ -15,6 +15,7 @@ from pathlib import Path
 from struct import pack
 from termios import TIOCSWINSZ
 
+import psutil
 import pytest
 from cli_tiny import TINY
 from launched import launch, trains, until
@@ -94,6 +95,42 @@ def test_ctrl_c_writes_a_checkpoint_exits_130_and_says_how_to_go_on(tmp_path, te
     line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
     assert err.splitlines()[-1] == line
     assert list((tmp_path / "run" / "tied" / "seed-1").glob("checkpoint-*/trainer_state.json"))
+
+
+def workers_of(process, folder):
+    """The two processes that train for it, once each has measured something."""
+    sizes = lambda: [path.stat().st_size for path in sorted(folder.glob("run/*/*/metrics.jsonl"))]  # noqa: E731
+    before = sizes() or [0, 0]
+    until(lambda: len(now := sizes()) == 2 and all(n > b for n, b in zip(now, before, strict=True)), process)
+    return psutil.Process(process.pid).children()
+
+
+@pytest.mark.slow
+def test_two_runs_at_a_time_write_two_checkpoints_at_ctrl_c_and_end_at_the_second(tmp_path, text):
+    process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
+    workers_of(process, tmp_path)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    line = "tiewise: interrupted, a checkpoint is written; tiewise compare --out run --resume goes on"
+    assert (process.returncode, out, err.splitlines()[-1], "Traceback" in err) == (130, "", line, False)
+    assert len(list(tmp_path.glob("run/*/seed-1/checkpoint-*/trainer_state.json"))) == 2
+    (process,) = launch(tmp_path, 1, "compare", "--out=run", "--resume", "--jobs=2")
+    workers = workers_of(process, tmp_path)
+    for _ in range(2):
+        process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in err) == (130, False)
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_parent_that_is_killed(tmp_path, text):
+    process = begun(tmp_path, tmp_path / text, "--jobs=2", "--set=batch=64")
+    workers = workers_of(process, tmp_path)
+    process.kill()
+    process.communicate(timeout=60)
+    assert len(workers) == 2
+    assert psutil.wait_procs(workers, timeout=10)[1] == []
 
 
 @pytest.mark.slow

@@ -72,6 +72,8 @@ OPTIONS = {
     "--arms=tied,factored:17": "k = 17 exceeds the model width 16; choose k ≤ 16",
     "--arms=": "unknown boundary ''",
     "--seeds=0": "seeds = 0",
+    "--jobs=0": "jobs = '0'; give how many runs are trained at a time, 1 or more, or auto",
+    "--jobs=two": "jobs = 'two'",
     "--steps=many": "'--steps'",
     "--minutes=1": "both steps and minutes are given",  # TINY has steps
     "--model=nothing": "use llama, gpt2, or the path of a config.json",

@@ -120,6 +120,7 @@ def machine(trained, tiny, tmp_path, monkeypatch):
     machine = Machine(trained(tiny(steps=2), tmp_path / "real"))
     by(monkeypatch, machine.train)
     monkeypatch.setattr(decoder, "measure", machine.measure)
+    monkeypatch.setattr(short_trials, "monotonic", machine.gone)
     return machine
 
 

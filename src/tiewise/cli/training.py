@@ -21,6 +21,7 @@ from tiewise.core.long_work import ctrl_c_behind
 if TYPE_CHECKING:
     from tiewise.training.results import Comparison, SingleRun
     from tiewise.training.settings import Settings
+    from tiewise.training.workers import Workers
 
 # what stands under the same name in `run.yaml`
 OPTIONS = ("seeds", "seed", "recipe", "split", "tokenizer", "model", "steps", "minutes", "match", "tune", "backend")
@@ -97,6 +98,12 @@ def compare(
     out: Path = OUT,
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
+    jobs: str = typer.Option(
+        "auto",
+        metavar="N|auto",
+        help="Runs trained at a time, in processes of their own with a share of the threads each. auto: as many as "
+        "there are threads and memory for; one on a GPU.",
+    ),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,
 ) -> None:
@@ -203,12 +210,13 @@ def carried_out(command: str, asked: dict[str, Any]) -> Any:
             from tiewise.training.compare import Display, finish, finish_one
 
             found: Any = carry_out(
-                cast("Callable[[Path, Display], Any]", finish_one if single else finish),
+                cast("Callable[[Path, Display, Workers], Any]", finish_one if single else finish),
                 settings,
                 out,
                 o.command_line(),
                 Display.on_stderr(quiet=asked["quiet"]),
                 overwrite=asked["overwrite"],
+                jobs=asked.get("jobs", 1),
                 gone=lambda: time.monotonic() - since,
                 begun=begin,
             )

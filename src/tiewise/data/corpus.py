@@ -56,6 +56,10 @@ class PreparedText:
     vocab: int  # V, the rows that a model's tables need
     eos_id: int  # the token after every document
 
+    def __reduce__(self) -> Any:
+        """Another process opens the same folder: nothing is copied."""
+        return load_prepared, (self.folder,)
+
     def split(self, name: str) -> np.ndarray:
         """Return the tokens of "train", "tune" or "heldout", memory-mapped and read-only, uint16[N] or uint32[N]."""
         if name not in SPLITS:

@@ -29,7 +29,7 @@ from tiewise.core import __version__
 from tiewise.core.errors import RunError
 from tiewise.core.files import from_record
 from tiewise.core.frequency import asymmetric_bigrams
-from tiewise.core.long_work import heard
+from tiewise.core.long_work import Listener, heard
 from tiewise.data.corpus import PreparedText, load_prepared
 from tiewise.ops.fast_products import ProductChoice, product_choice, same_here
 from tiewise.training import ranks
@@ -37,8 +37,9 @@ from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, s
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
-from tiewise.training.short_trials import Ended, Gone, per_arm, short_steps, steps_within, tune
+from tiewise.training.short_trials import Gone, per_arm, short_steps, steps_within, tune
 from tiewise.training.trainer import Job
+from tiewise.training.workers import Workers
 
 BIGRAMS = 7  # two tokens each: as many as a heat map's labels can name
 CANDIDATES = 200
@@ -60,7 +61,7 @@ class Display:
         return cls(lambda line: tqdm.write(line, file=sys.stderr), bars=sys.stderr.isatty())
 
     @contextmanager
-    def stages(self) -> Iterator[None]:
+    def stages(self) -> Iterator[Listener]:
         """Show the progress of each stage inside: reading, tokenizer, tokens, speed."""
         bar = tqdm(total=100, leave=False, disable=not self.bars, bar_format="{desc:<10}{percentage:3.0f}%|{bar}|")
 
@@ -70,47 +71,61 @@ class Display:
             bar.refresh()
 
         with bar, heard(show):
-            yield
+            yield show
 
     @contextmanager
-    def runs(self, steps: int) -> Iterator[Ended]:
-        """Show one bar over the steps of all runs inside; what it yields takes the steps of one that ended, and a line.
+    def runs(self, steps: int) -> Iterator[RunsBar]:
+        """Show one bar over the steps of all runs inside."""
+        with tqdm(total=steps, disable=not self.bars, leave=False, miniters=1, smoothing=0, unit=" steps") as bar:
+            yield RunsBar(bar, self.say)
 
-        What an earlier process did is shown, and not taken for this one's speed.
-        """
-        bar = tqdm(total=steps, disable=not self.bars, leave=False, miniters=1, smoothing=0, unit=" steps")
-        before = 0  # steps of the runs that have ended
-        begun = False  # whether this process takes the steps of the run at hand
 
-        def reach(step: float) -> None:
-            if not bar.disable:
-                bar.initial += 0 if begun else step - bar.n
-                bar.update(step - bar.n)
+class RunsBar:
+    """The bar over the steps of all runs. What an earlier process did is shown, and not taken for this one's speed."""
 
-        def show(title: str, done: float, total: float) -> None:
-            nonlocal begun
-            bar.set_description_str(title, refresh=False)
-            reach(before + done)
-            begun = True
+    def __init__(self, bar: tqdm, say: Callable[[str], None]) -> None:
+        self.bar, self.say = bar, say
+        self.past = 0  # steps of the runs that have ended
+        self.at_hand: dict[Job, tuple[str, float]] = {}  # what each says, and how many steps it has done
 
-        def ended(steps: int, line: str = "") -> None:
-            nonlocal before, begun
-            before, begun = before + steps, False
-            reach(before)
-            if line:
-                self.say(line)
+    def show(self, job: Job, what: str, done: float, total: float) -> None:
+        """Show how many of its steps a run has done."""
+        begun = job in self.at_hand
+        self.at_hand[job] = what, done
+        self._reach(begun)
 
-        with bar, heard(show):
-            yield ended
+    def ended(self, job: Job, line: str = "") -> None:
+        """Take the steps of a run that has ended, perhaps long ago, and say a line."""
+        begun = self.at_hand.pop(job, None) is not None
+        self.past += job.settings.steps
+        self._reach(begun)
+        if line:
+            self.say(line)
+
+    def _reach(self, begun: bool) -> None:
+        if not self.bar.disable:
+            whats, steps = zip(*self.at_hand.values(), strict=True) if self.at_hand else ((), ())
+            step = self.past + sum(steps)
+            self.bar.set_description_str(" · ".join(whats), refresh=False)
+            self.bar.initial += 0 if begun else step - self.bar.n
+            self.bar.update(step - self.bar.n)
 
 
 def start(
-    settings: Settings, out: Path, command: str, display: Display, *, overwrite: bool = False, gone: Gone | None = None
+    settings: Settings,
+    out: Path,
+    command: str,
+    display: Display,
+    *,
+    overwrite: bool = False,
+    gone: Gone | None = None,
+    workers: Workers | None = None,
 ) -> None:
     """Make `out` a run that `finish` or `finish_one` finishes; `overwrite` replaces the one that it holds.
 
     `command` is as typed, for the report; `gone` says the seconds since it began, which minutes include, None counts
-    from here. Raises TiewiseError for a setting, text, model or folder that cannot be used: `out` is as it was.
+    from here; `workers` will train, None one run at a time. Raises TiewiseError for a setting, text, model or folder
+    that cannot be used: `out` is as it was.
     """
     began = time.monotonic()
     gone = gone or (lambda: time.monotonic() - began)
@@ -136,15 +151,17 @@ def start(
         text = load_prepared(stage / DATA)
         products = ranks.first_does(lambda: products_for(made, text.vocab))
         if made.minutes is not None:
-            with display.stages():
-                steps = steps_within(make_jobs(made, text, stage, products), stage / "calibration", gone)
+            jobs, workers = make_jobs(made, text, stage, products), workers or Workers(1)
+            workers.choose(jobs, made.seeds * len(jobs))
+            with display.stages() as show:
+                steps = steps_within(jobs, stage / "calibration", gone, workers, lambda job, *said: show(*said))
             display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
             made = replace(made, steps=steps, minutes=None).checked()
         ranks.first_does(put)
 
 
-def finish(out: Path, display: Display) -> Comparison:
-    """Run or finish the comparison in `out`, and write `results.json`.
+def finish(out: Path, display: Display, workers: Workers | None = None) -> Comparison:
+    """Run or finish the comparison in `out`, one run at a time or by `workers`, and write `results.json`.
 
     Raises RunError where `out` holds none, Interrupted after Ctrl-C, with a checkpoint written.
     """
@@ -157,19 +174,22 @@ def finish(out: Path, display: Display) -> Comparison:
     probe = tuple(dict.fromkeys(token for b in bigrams for token in (b.left, b.right)))
     steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
     trials: list[dict[str, Any]] = []
-    outcomes: list[Outcome] = []
     products = products_of(out, display)
-    with display.runs(len(settings.arms) * steps) as ended:
-        jobs = make_jobs(settings, text, out, products)
+    jobs, workers = make_jobs(settings, text, out, products), workers or Workers(1)
+    workers.choose(jobs, settings.seeds * len(jobs))
+    with display.runs(len(jobs) * steps) as bar:
         if settings.tune:
-            jobs, trials = tune(jobs, out, ended)
-        for seed in range(1, settings.seeds + 1):
-            for job in jobs:
-                title = f"{len(outcomes) + 1}/{settings.seeds * len(jobs)} {job.arm} seed {seed}"
-                outcomes.append(train(replace(seeded(job, seed, title), probe=probe)))
-                r = outcomes[-1].result
-                losses = f"validation nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}"
-                ended(job.settings.steps, f"{title}: {losses}, {r.seconds:.0f} s")
+            jobs, trials = tune(jobs, out, workers, bar.show, bar.ended)
+        pairs = [(job, seed) for seed in range(1, settings.seeds + 1) for job in jobs]
+        titles = [f"{number}/{len(pairs)} {job.arm} seed {seed}" for number, (job, seed) in enumerate(pairs, 1)]
+        runs = [seeded(*pair, title, probe) for pair, title in zip(pairs, titles, strict=True)]
+
+        def ended(job: Job, outcome: Outcome) -> None:
+            r = outcome.result
+            losses = f"validation nll {r.heldout_nll:.4f}, training {r.train_nll:.4f}"
+            bar.ended(job, f"{job.title}: {losses}, {r.seconds:.0f} s")
+
+        outcomes = workers.each(train, runs, bar.show, ended)
     kind = kind_of(settings)
     comparison = complete(
         Comparison(
@@ -182,7 +202,7 @@ def finish(out: Path, display: Display) -> Comparison:
             setting=kind.setting(settings, text),
             data={k: v for k, v in text.facts.items() if k != "request"},
             env=environment()
-            | {"products": asdict(products)}
+            | {"products": asdict(products), "jobs": workers.count, "threads": workers.threads}
             | {package: version(package) for package in kind.packages},
             runs=[o.result for o in outcomes],
             tuning=trials,
@@ -202,15 +222,15 @@ def finish(out: Path, display: Display) -> Comparison:
     return replace(comparison, folder=out)
 
 
-def finish_one(out: Path, display: Display) -> SingleRun:
+def finish_one(out: Path, display: Display, workers: Workers | None = None) -> SingleRun:
     """Train or finish the single run in `out`. Raises as `finish`."""
     settings, text = opened(out, single=True)
     assert settings.seed is not None
     jobs = make_jobs(settings, text, out, products_of(out, display))
     job = seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")
-    with display.runs(settings.steps):
-        result = train(job).result
-    return SingleRun(result, job.folder, kind_of(settings).setting(settings, text), text.facts)
+    with display.runs(settings.steps) as bar:
+        [outcome] = (workers or Workers(1)).each(train, [job], bar.show, lambda job, outcome: None)
+    return SingleRun(outcome.result, job.folder, kind_of(settings).setting(settings, text), text.facts)
 
 
 def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
@@ -256,9 +276,9 @@ def make_jobs(
     ]
 
 
-def seeded(job: Job, seed: int, title: str) -> Job:
+def seeded(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
     """Return the job of one seed, counted from 1."""
-    return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title)
+    return replace(job, seed=seed, folder=job.folder / f"seed-{seed}", title=title, probe=probe)
 
 
 def environment() -> dict[str, Any]:

@@ -100,6 +100,7 @@ class Kind(ABC):
     defaults: Mapping[str, Any] = {}  # of settings, where they are others than those of all
     lacks: Mapping[str, tuple[Any, str]] = {}  # setting → (the one value that it can have, the way out)
     alone: tuple[str, str] | None = None  # what several processes cannot train, and the way out
+    side_by_side = True  # whether several runs at a time, with a share of the threads each, are faster
     leftovers: tuple[str, ...] = ("checkpoint-*",)  # in a run's folder, of no use to a finished run
     packages: tuple[str, ...] = ()  # that train beside PyTorch
 

@@ -5,7 +5,7 @@ compares that choice. Every arm gets the same nine runs of a quarter of the step
 a seed of their own; the lowest nll on the `tune` split, which neither trains nor reports, wins.
 
     a short trial of each arm → seconds of a step, of an evaluated token, of the rest of a run (building, saving)
-    steps = the most for which   gone already + tuning + runs ≤ minutes
+    steps = the most for which   gone already + tuning + runs ≤ minutes     (runs: as they fill so many workers)
 
 Every run of every arm gets as many steps, so that pairs stay pairs; what is decided here stands in `run.yaml`.
 """
@@ -15,19 +15,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
+from heapq import heapreplace
 from pathlib import Path
 from shutil import rmtree
+from statistics import fmean
+from time import monotonic
 from typing import Any
 
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.ops.fast_products import fast_products
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
-from tiewise.training.run import kind_of, train
+from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
+from tiewise.training.workers import Workers
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)
@@ -38,32 +42,40 @@ CALIBRATION_SHARE = 0.02  # of the time, for the steps of all of these
 LEAST = 20  # steps of a run: its curve has so many points
 
 Gone = Callable[[], float]  # seconds since the command began
-Ended = Callable[..., None]  # told of a run that has ended, perhaps long ago: its steps, and the line that says so
+Show = Callable[[Job, str, float, float], None]  # told what a run says, how many steps it has done, and of how many
+Ended = Callable[..., None]  # told of a run that has ended, perhaps long ago, and the line that says so
 
 
-def tune(jobs: list[Job], out: Path, ended: Ended) -> tuple[list[Job], list[dict[str, Any]]]:
+def tune(
+    jobs: list[Job], out: Path, workers: Workers, show: Show, ended: Ended
+) -> tuple[list[Job], list[dict[str, Any]]]:
     """Choose for each job's arm a starting scale and a learning rate, taking up what `tuning.json` already holds.
 
     Returns the jobs with what was chosen, and every trial (arm, init, learning_rate, nll, chosen) for the report.
     """
-    path = out / "tuning.json"
-    trials: list[dict[str, Any]] = ranks.first_does(lambda: read_json(path) or [])
-    known = {(t["arm"], t["init"], t["learning_rate"]) for t in trials}
-    chosen = []
+    path, wanted = out / "tuning.json", {}
     for job in jobs:
         std = kind_of(job.settings).table_std(job)
         for init, rate in ((std * i, job.settings.learning_rate * r) for i in INIT_FACTORS for r in RATE_FACTORS):
             folder = out / "tuning" / folder_name(job.arm) / f"init-{init:.4g}-lr-{rate:.4g}"
-            trial, line = started(short(job, folder), init, rate), ""
-            if (job.arm, init, rate) not in known:
-                found = train(trial).result.heldout_nll
-                nll = found if math.isfinite(found) else None
-                said = "diverged" if nll is None else f"{nll:.3f}"
-                line = f"tune {job.arm}: init {init:.4g}, lr {rate:.4g} → {said}"
-                trials.append({"arm": job.arm, "init": init, "learning_rate": rate, "nll": nll})
-                ranks.first_does(partial(write_json, path, trials))
-                ranks.first_does(partial(rmtree, folder))  # nine models for each arm need not stay
-            ended(trial.settings.steps, line)
+            wanted[job.arm, init, rate] = started(short(job, folder), init, rate)
+    found = {(t["arm"], t["init"], t["learning_rate"]): t for t in ranks.first_does(lambda: read_json(path) or [])}
+    for key in found:
+        ended(wanted[key])
+
+    def tried(trial: Job, outcome: Outcome) -> None:
+        init, rate, nll = trial.spec.init, trial.settings.learning_rate, outcome.result.heldout_nll
+        said = f"{nll:.3f}" if math.isfinite(nll) else "diverged"
+        key = {"arm": trial.arm, "init": init, "learning_rate": rate}
+        found[trial.arm, init, rate] = key | {"nll": nll if math.isfinite(nll) else None}
+        ranks.first_does(lambda: write_json(path, list(found.values())))
+        ranks.first_does(partial(rmtree, trial.folder))  # nine models for each arm need not stay
+        ended(trial, f"tune {trial.arm}: init {init:.4g}, lr {rate:.4g} → {said}")
+
+    workers.each(train, [trial for key, trial in wanted.items() if key not in found], show, tried)
+    trials = [found[key] for key in wanted]
+    chosen = []
+    for job in jobs:
         own = [t for t in trials if t["arm"] == job.arm]
         best = min(own, key=lambda t: math.inf if t["nll"] is None else t["nll"])
         chosen.append(started(job, best["init"], best["learning_rate"]))
@@ -108,24 +120,42 @@ class Pace:
         return self.rest + job.settings.steps * self.step + kind_of(job.settings).evaluated(job) * self.token
 
 
-def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone) -> int:
+def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone, workers: Workers, show: Show) -> int:
     """Return how many steps every run can have, from trials in `folder`, which is removed.
 
-    `jobs` are one per arm, their settings with minutes, of which `gone` seconds are past.
+    `jobs` are one per arm, their settings with minutes, of which `gone` seconds are past. A trial has the company that
+    a run will have: each arm's is made as often as runs are trained at a time.
     """
-    s = jobs[0].settings
+    s, many = jobs[0].settings, workers.count
     assert s.minutes is not None
     seconds = 60 * s.minutes
-    few, many = CALIBRATION_STEPS
-    first = _pace(jobs[0], 2, folder, gone)  # what a process does once, it does here
+
+    def paced(arms: Sequence[Job], steps: int) -> list[Pace]:
+        each = [replace(job, folder=folder / f"{number}") for number, job in enumerate([*arms] * many)]
+        found = workers.each(partial(_pace, steps=steps), each, show, lambda job, pace: None)
+        return [
+            Pace(*(fmean(of) for of in zip(*map(astuple, found[i :: len(arms)]), strict=True)))
+            for i in range(len(arms))
+        ]
+
+    few, most_steps = CALIBRATION_STEPS
+    first = paced(jobs[:1], 2)[0]  # what a process does once, it does here
     share = seconds * CALIBRATION_SHARE / len(jobs)
-    steps = ranks.first_does(lambda: max(few, int(min(many, share / first.step))))
-    paces = [_pace(job, steps, folder, gone) for job in jobs]
+    steps = ranks.first_does(lambda: max(few, int(min(most_steps, share / first.step))))
+    paces = paced(jobs, steps)
+    ranks.first_does(lambda: rmtree(folder))
+
+    def lasts(runs: list[float]) -> float:
+        """Seconds until all have ended, each begun as soon as there is a worker for it."""
+        free = [0.0] * many
+        for run in runs:
+            heapreplace(free, free[0] + run)
+        return max(free)
 
     def needed(steps: int, tune: bool = s.tune) -> float:
         whole = [(pace, replace(job, settings=replace(s, steps=steps))) for job, pace in zip(jobs, paces, strict=True)]
-        tuning = per_arm() * sum(pace.seconds(short(job, job.folder)) for pace, job in whole) if tune else 0.0
-        return s.seeds * sum(pace.seconds(job) for pace, job in whole) + tuning
+        trials = [pace.seconds(short(job, job.folder)) for pace, job in whole for _ in range(per_arm())] if tune else []
+        return lasts(trials) + lasts(s.seeds * [pace.seconds(job) for pace, job in whole])
 
     def most() -> int:
         past = gone()
@@ -140,29 +170,29 @@ def steps_within(jobs: Sequence[Job], folder: Path, gone: Gone) -> int:
     return ranks.first_does(most)
 
 
-def _pace(job: Job, steps: int, folder: Path, gone: Gone) -> Pace:
-    """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in `folder`."""
+def _pace(job: Job, steps: int) -> Pace:
+    """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in the job's folder."""
     kind = kind_of(job.settings)
 
     @fast_products(job.products)
     def evaluation() -> float:
         installed = kind.build(job)
         kind.measure(job, installed, job.split, point=True)
-        begin = gone()
+        begin = monotonic()
         measured = kind.measure(job, installed, job.split, point=True).tokens
-        return (gone() - begin) / max(1, measured)
+        return (monotonic() - begin) / max(1, measured)
 
     token = ranks.first_does(evaluation)
     whole = replace(job, spec=job.spec.plainly(), settings=replace(job.settings, steps=4 * steps))
-    trial = replace(short(whole, folder), title="speed")
-    begin = gone()
+    trial = replace(short(whole, job.folder), title="speed")
+    begin = monotonic()
     try:
         result = train(trial).result
     except Interrupted:
         raise KeyboardInterrupt from None  # nothing here is worth taking up again
-    ranks.first_does(lambda: rmtree(folder))
+    ranks.first_does(lambda: rmtree(job.folder))
     step = max(result.seconds / (steps - 1), 1e-9)
-    return Pace(step, token, max(0.0, gone() - begin - steps * step - kind.evaluated(trial) * token))
+    return Pace(step, token, max(0.0, monotonic() - begin - steps * step - kind.evaluated(trial) * token))
 
 
 def _minutes(seconds: float) -> str:

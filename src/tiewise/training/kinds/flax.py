@@ -50,6 +50,7 @@ class FlaxDecoders(Decoders):
         "activation_checkpointing": (False, _TORCH),
     }
     alone = ("the flax backend", "start one, or use the torch backend")
+    side_by_side = False  # XLA takes all cores, whatever share a run has
     packages = ("jax", "flax", "optax")
 
     def check(self, settings: Settings) -> Any:

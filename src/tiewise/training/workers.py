@@ -1,0 +1,250 @@
+"""Several runs at a time, each in a process of its own, and how many.
+
+    Workers.each(train, jobs, …)  ── (work, job) ──►  a worker: work(job), with its share of the threads
+        show(job, what, n, of)    ◄───── at ───────   what it says of its progress
+        done(job, value)          ◄──── found ─────   the value, or the error that ended it
+
+A step of a small model is hundreds of small operations, most of them too small to be divided: two threads make it a
+third faster, while two runs of one thread each get through nearly twice as much. So the threads that PyTorch would give
+to one run are divided among as many runs, as far as memory holds them.
+
+A worker is started by `subprocess`: `multiprocessing` would run the caller's script again. It is in a session of its
+own, so Ctrl-C comes to it from its parent alone, as to a run that is alone: once, and it writes a checkpoint; twice,
+and it is gone. However the parent ends, the connection closes and the worker ends at once.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from types import FrameType
+from typing import Any, TypeVar
+
+import psutil
+import torch
+
+from tiewise.core.errors import Interrupted, RunError
+from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, heard, listen_for_ctrl_c, set_ctrl_c
+from tiewise.training import ranks
+from tiewise.training.run import kind_of
+from tiewise.training.trainer import Job
+
+T = TypeVar("T")
+AUTO = "auto"
+_PROCESS = 800 << 20  # bytes of a process that has imported everything, and of its buffers
+_MEMORY = Path("/sys/fs/cgroup")  # what a container may take
+# what libraries would print over each other; the parent shows progress
+_QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONWARNINGS": "ignore"}
+
+
+class Workers:
+    """How many runs are trained at a time (`auto`: 1 until they are known), and a context that ends their processes."""
+
+    def __init__(self, asked: int | str = AUTO) -> None:
+        """`asked`: so many, or `auto`. Raises RunError for anything else."""
+        if asked != AUTO and not (str(asked).isdecimal() and int(asked) > 0):
+            raise RunError(f"jobs = {asked!r}", "give how many runs are trained at a time, 1 or more, or auto")
+        self.asked = asked
+        self.count, self.threads = 1 if asked == AUTO else int(asked), torch.get_num_threads()
+        self._open: list[_Worker] = []
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        for worker in self._open:
+            worker.connection.close()
+            worker.process.kill()  # a run that is not finished is taken up by its last checkpoint
+            worker.process.wait()
+
+    def choose(self, arms: Sequence[Job], runs: int) -> None:
+        """Settle for so many runs of these arms how many are trained at a time, and the threads of each."""
+        if self.asked != AUTO:
+            if int(self.asked) > 1 and ranks.size() > 1:
+                raise RunError(f"jobs = {self.asked} where {ranks.size()} processes train a run", "leave jobs out")
+            self.count = min(int(self.asked), runs)
+        elif ranks.size() == 1 and not torch.accelerator.is_available() and kind_of(arms[0].settings).side_by_side:
+            self.count = min(torch.get_num_threads(), runs)
+            if self.count > 1:
+                self.count = max(1, min(self.count, free_memory() // max(map(memory, arms))))
+        self.threads = max(1, torch.get_num_threads() // self.count)
+
+    def each(
+        self,
+        work: Callable[[Job], T],
+        jobs: Sequence[Job],
+        show: Callable[[Job, str, float, float], None],
+        done: Callable[[Job, T], None],
+    ) -> list[T]:
+        """Return `work(job)` of each job, in this order; `done` is told of each as it ends, `show` of its progress.
+
+        Raises the first error of any, when the others have stopped with a checkpoint; Interrupted after Ctrl-C.
+        """
+        if self.count == 1:
+            found = []
+            for job in jobs:
+                with heard(lambda what, n, of, job=job: show(job, what, n, of)):  # type: ignore[misc]
+                    found.append(work(job))
+                done(job, found[-1])
+            return found
+        while len(self._open) < min(self.count, len(jobs)):
+            self._open.append(_Worker(self.threads))
+        values, waiting, end = {}, deque(jobs), None
+        press = _PassedOn(self._open)
+        before = set_ctrl_c(press)
+        try:
+            while True:
+                for worker in self._open:
+                    if worker.job is None and waiting and end is None and not press.pressed:
+                        worker.take(work, waiting.popleft())
+                busy = {worker.connection: worker for worker in self._open if worker.job is not None}
+                if not busy:
+                    break
+                for connection in wait(list(busy)):
+                    worker = busy[connection]  # type: ignore[index]
+                    what, *said = worker.says(press.pressed)
+                    if what == "at":
+                        show(worker.job, *said)
+                    elif what == "found":
+                        job, worker.job = worker.job, None
+                        values[job] = said[0]
+                        done(job, said[0])
+                    elif what == "error":
+                        worker.job = None
+                        if end is None and not press.pressed:  # the others need not go on
+                            press.stop()
+                        if end is None or (press.pressed and isinstance(said[0], Interrupted)):
+                            end = said[0]
+        finally:
+            set_ctrl_c(before)
+        if end is not None or press.pressed:
+            raise end or KeyboardInterrupt
+        return [values[job] for job in jobs]
+
+
+class _Worker:
+    """A process that does one thing after another; `job` is what it has in hand."""
+
+    def __init__(self, threads: int) -> None:
+        self.job: Any = None  # or None
+        self.ready = False  # to be told of Ctrl-C
+        self.connection, theirs = Pipe()
+        begin = f"import sys; sys.path[:] = {sys.path!r}; from tiewise.training.workers import serve"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", f"{begin}; serve({theirs.fileno()}, {threads})"],
+            pass_fds=[theirs.fileno()],
+            env=os.environ | _QUIET,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def take(self, work: Callable[[Job], Any], job: Job) -> None:
+        """Have it do a piece of work."""
+        self.job = job
+        with suppress(OSError):  # it has ended, which is seen when it is asked what it says
+            self.connection.send((work, job))
+
+    def says(self, stopped: bool) -> tuple[Any, ...]:
+        """Return its next message; that of a process which has ended is the error that this is."""
+        try:
+            said: tuple[Any, ...] = self.connection.recv()
+            self.ready = True
+            return said
+        except (EOFError, OSError, pickle.UnpicklingError):
+            code = self.process.wait()
+        if stopped:
+            return "error", KeyboardInterrupt()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        fix = "--resume goes on from its last checkpoint, with a smaller --jobs where memory ran out"
+        return "error", RunError(f"{self.job.title}: its process {how}", fix)
+
+
+class _PassedOn(NotedPress):
+    """Passes Ctrl-C on to the workers that have something in hand."""
+
+    def __init__(self, workers: list[_Worker]) -> None:
+        super().__init__(ctrl_c_was_pressed())
+        self.workers = workers
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Handle the signal."""
+        self.stop()
+        super().__call__(number, frame)
+
+    def stop(self) -> None:
+        """Have all of them write a checkpoint and stop; one that still imports has nothing to write."""
+        for worker in self.workers:
+            if worker.job is not None:
+                worker.process.send_signal(signal.SIGINT if worker.ready else signal.SIGKILL)
+
+
+def serve(descriptor: int, threads: int) -> None:
+    """Do in a worker's process what comes through the connection, until whoever started it is gone."""
+    listen_for_ctrl_c()
+    torch.set_num_threads(threads)
+    connection = Connection(descriptor)
+    asked: SimpleQueue[bytes] = SimpleQueue()
+
+    def receive() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                asked.put(connection.recv_bytes())
+        os._exit(1)  # in the middle of a step, as a kill would
+
+    Thread(target=receive, daemon=True).start()
+    connection.send(("ready",))
+    while True:
+        try:
+            work, job = pickle.loads(asked.get())
+            with heard(lambda what, n, of: connection.send(("at", what, n, of))):
+                answer = "found", work(job)
+        except BaseException as error:
+            answer = "error", _portable(error)
+        connection.send(answer)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """Return an error with its traceback in a form that survives pickling."""
+    try:
+        wrapped = ExceptionWithTraceback(error, error.__traceback__)
+        pickle.loads(pickle.dumps(wrapped))
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return wrapped
+
+
+def memory(job: Job) -> int:
+    """Bytes that a run takes, rather more than less: weights, gradients, moments, and what a backward pass needs.
+
+    That is taken to be three times what goes into and out of every matrix of the body.
+    """
+    s, kind = job.settings, kind_of(job.settings)
+    installed = kind.build(job)
+    parameters = list(installed.model.parameters())
+    body = [p for p in parameters if p.dim() > 1 and not any(p is table for table in installed.tables())]
+    kept = 3 * s.batch * s.length * sum(p.shape[0] + p.shape[1] for p in body)
+    # the last three: saving, and the same model as dense tables
+    return _PROCESS + 4 * (kept + (2 + kind.moments(job) + 3) * sum(p.numel() for p in parameters))
+
+
+def free_memory() -> int:
+    """Bytes that processes started now can have."""
+    found: int = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):  # no container, or one without a limit
+        most, used = (int((_MEMORY / f"memory.{name}").read_text()) for name in ("max", "current"))
+        found = min(found, most - used)
+    return found

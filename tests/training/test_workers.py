@@ -1,0 +1,220 @@
+"""Several runs at a time: the figures of one at a time, how many there are, and how they end."""
+
+import heapq
+import os
+import pickle
+import signal
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from threading import Timer
+
+import psutil
+import pytest
+import torch
+from tests.training.conftest import differing
+from tqdm import tqdm
+
+import tiewise
+from tiewise.core.errors import DataError, RunError
+from tiewise.training import ranks, short_trials, workers
+from tiewise.training.compare import RunsBar, finish
+from tiewise.training.folder import newest_checkpoint, read_json
+from tiewise.training.run import train
+from tiewise.training.short_trials import Pace, steps_within
+from tiewise.training.trainer import METRICS
+from tiewise.training.workers import Workers
+
+GIGABYTE = 1 << 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Two workers, which take a while to start."""
+    with Workers(2) as made:
+        yield made
+
+
+def said(heard):
+    return lambda job, *what: heard.append((job, *what))
+
+
+def test_two_at_a_time_end_with_the_figures_of_one_at_a_time(pair, tiny, tmp_path, lines, monkeypatch):
+    monkeypatch.setattr(short_trials, "INIT_FACTORS", (1.0,))
+    settings = tiny(arms=("tied", "untied"), steps=20, seeds=2, tune=True)
+    one, two = (
+        finish(lines.begin(settings, tmp_path / f"{many}"), lines.display, given)
+        for many, given in ((1, Workers(1)), (2, pair))
+    )
+    for alone, beside in zip(one.runs, two.runs, strict=True):
+        assert differing(type("", (), {"result": alone}), type("", (), {"result": beside})) == set()
+    assert (one.tuning, one.direct_path) == (two.tuning, two.direct_path)
+    assert [name for name, value in one.env.items() if value != two.env[name]] == ["jobs"]
+    assert len(lines) == 2 * (1 + 6 + 4)
+    assert finish(tmp_path / "2", lines.display, pair).runs == two.runs
+
+
+def fails(job):
+    """What a worker is asked to do here."""
+    if job.seed == 1:
+        while not (job.folder.parent / "2" / METRICS).exists():  # until the other trains
+            time.sleep(0.01)
+        raise DataError("no such text", "name another")
+    return train(job)
+
+
+def fails_unpicklably(job):
+    class Local(Exception):
+        pass
+
+    raise Local(job.title)
+
+
+def test_an_error_in_one_stops_the_others_with_a_checkpoint_and_comes_as_it_was(pair, job, tiny, tmp_path):
+    first, second = (replace(job(tiny(steps=100_000), tmp_path / f"{n}"), seed=n) for n in (1, 2))
+    waits = replace(first, seed=3, folder=tmp_path / "3")
+    with pytest.raises(DataError, match="no such text; name another") as caught:
+        pair.each(fails, [second, first, waits], said([]), said([]))
+    assert "in fails" in str(caught.value.__cause__)
+    assert newest_checkpoint(tmp_path / "2")[1] > 0
+    assert not waits.folder.exists()
+    with pytest.raises(RuntimeError, match="Local: a title"):
+        pair.each(fails_unpicklably, [replace(first, title="a title")], said([]), said([]))
+    assert pair.each(os.path.basename, [], said([]), said([])) == []
+
+
+def killed(job):
+    if job.seed == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return train(job)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_killed_is_named_and_the_others_can_be_resumed(job, tiny, tmp_path):
+    before = psutil.Process().children()
+    jobs = [replace(job(tiny(steps=200), tmp_path / f"{n}"), seed=n, title=f"run {n}") for n in (1, 2)]
+    undisturbed = train(replace(jobs[0], folder=tmp_path / "whole"))
+    with Workers(2) as pair, pytest.raises(RunError, match="run 2: its process was ended by SIGKILL; --resume"):
+        pair.each(killed, jobs, said([]), said([]))
+    assert psutil.Process().children() == before
+    assert differing(train(jobs[0]), undisturbed) <= {"curve"}  # a window that it was stopped in has fewer steps
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_a_worker_is_started_ends_it(job, tiny, tmp_path):
+    before = psutil.Process().children()
+    jobs = [replace(job(tiny(), tmp_path / f"{n}"), seed=n) for n in (1, 2)]
+    Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with Workers(2) as pair, pytest.raises(KeyboardInterrupt):
+        pair.each(train, jobs, said([]), said([]))
+    assert psutil.Process().children() == before
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_takes_threads_runs_memory_and_what_kind_of_run_it_is(job, tiny, monkeypatch):
+    arms = [job(tiny(), arm=arm) for arm in ("tied", "untied")]
+    assert Workers("auto").count == 1
+
+    def chosen(runs, asked="auto", arms=arms):
+        made = Workers(asked)
+        made.choose(arms, runs)
+        return made.count, made.threads
+
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(workers, "free_memory", lambda: 100 * GIGABYTE)
+    assert [chosen(9), chosen(3), chosen(1), chosen(9, 3), chosen(9, "1")] == [(8, 1), (3, 2), (1, 8), (3, 2), (1, 8)]
+    need = max(map(workers.memory, arms))
+    for room, count in ((need - 1, 1), (2 * need, 2), (3 * need - 1, 2)):
+        monkeypatch.setattr(workers, "free_memory", lambda room=room: room)
+        assert chosen(9)[0] == count
+        assert chosen(9, 6)[0] == 6
+    assert chosen(9, arms=[job(tiny(backend="flax"))]) == (1, 8)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert chosen(9) == (1, 8)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    assert [chosen(9), chosen(9, 1)] == [(1, 8), (1, 8)]
+    with pytest.raises(RunError, match="jobs = 4 where 2 processes train a run; leave jobs out"):
+        chosen(9, 4)
+
+
+def test_memory_is_rather_more_than_less(job, tiny):
+    """Of what can be counted by hand: weights, gradients, moments."""
+    wide, narrow = (workers.memory(job(tiny(width=width))) for width in (256, 16))
+    parameters = 300 * 256 + 256 * 256 * 4 + 3 * 256 * 680
+    assert 16 * parameters < wide - 800 * (1 << 20) < 60 * parameters
+    assert narrow < wide
+
+
+def test_what_a_container_may_take_is_all_there_is(monkeypatch, tmp_path):
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    monkeypatch.setattr(workers, "_MEMORY", tmp_path)
+    assert workers.free_memory() == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert workers.free_memory() > GIGABYTE // 8
+
+
+@pytest.mark.parametrize("asked", [0, -1, "two", "0", "", 1.5, True, None])
+def test_what_is_no_number_of_runs_is_refused(asked, tmp_path):
+    with pytest.raises(RunError, match="give how many runs are trained at a time, 1 or more, or auto"):
+        tiewise.compare(tmp_path / "out", jobs=asked)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bar_holds_all_that_are_at_hand(job, tiny):
+    lines, jobs = [], [job(tiny(steps=steps)) for steps in (10, 20, 30)]
+    bar = RunsBar(tqdm(total=60, file=StringIO()), lines.append)
+    bar.show(jobs[0], "1/3", 4, 10)  # a checkpoint's
+    bar.show(jobs[1], "2/3", 0, 20)
+    bar.show(jobs[1], "2/3", 7, 20)
+    assert (bar.bar.n, bar.bar.initial, bar.bar.desc) == (11, 4, "1/3 · 2/3")
+    bar.ended(jobs[1], "second")
+    assert (bar.bar.n, bar.bar.initial, bar.bar.desc) == (24, 4, "1/3")
+    bar.ended(jobs[2], "third, long ago")
+    bar.ended(jobs[0])
+    assert (bar.bar.n, bar.bar.initial, lines) == (60, 34, ["second", "third, long ago"])
+
+
+@pytest.mark.parametrize(("many", "tune"), [(2, False), (3, True), (8, False)])
+def test_minutes_count_with_the_workers(job, tiny, tmp_path, monkeypatch, many, tune):
+    """As first come, first served would have it, the time asked for holds all runs, and hardly more of them."""
+    paces = {"tied": Pace(0.5, 0.001, 4.0), "untied": Pace(0.9, 0.001, 4.0), "factored:4": Pace(0.4, 0.001, 9.0)}
+
+    class Crowd(Workers):
+        def each(self, work, jobs, show, done):
+            assert len(jobs) in (many, 3 * many)
+            assert len({job.folder for job in jobs}) == len(jobs)
+            return [paces[job.arm] for job in jobs]
+
+    crowd = Crowd(many)
+    settings = tiny(arms=tuple(paces), minutes=60.0, seeds=3, tune=tune)
+    arms = [job(settings, tmp_path, arm=arm) for arm in paces]
+    crowd.choose(arms, 9)
+    (tmp_path / "trials").mkdir()
+    steps = steps_within(arms, tmp_path / "trials", lambda: 600.0, crowd, said([]))
+    whole = [replace(one, settings=replace(settings, steps=steps)) for one in arms]
+    trials = [short_trials.short(one, tmp_path) for one in whole for _ in range(9)] if tune else []
+    taken = 600.0
+    for runs in (trials, 3 * whole):
+        free = [0.0] * many
+        for run in runs:
+            heapq.heapreplace(free, free[0] + paces[run.arm].seconds(run))
+        taken += max(free)
+    assert 0.99 * 3600 < taken <= 3600
+
+
+def test_what_was_prepared_is_opened_by_a_worker_and_not_copied(text):
+    assert len(pickle.dumps(text)) < 300
+    assert pickle.loads(pickle.dumps(text)) == text
+    assert Path(text.folder).is_dir()
+    assert read_json(text.folder / "data.json") == text.facts
