@@ -18,7 +18,7 @@ save memory. `None` says that something else is asked, and the logits are comput
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,8 +27,7 @@ from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.log_prob import VocabularyStatistics, vocabulary_statistics
 
-if TYPE_CHECKING:
-    from tiewise.boundary.deferred import Deferred
+Logits = Any  # `Deferred`, whose file reads this one
 
 # what deferred logits have become
 LOGITS, LOG_P, P, P_LOG_P, P_LOGITS = "logits", "log p", "p", "p · log p", "p · logits"
@@ -41,12 +40,12 @@ _GATHERED: dict[str, Callable[[Any], Tensor]] = {
 _SUMMED: dict[str, Callable[[Any], Tensor]] = {P_LOG_P: lambda s: -s.entropy, P_LOGITS: lambda s: s.lse - s.entropy}
 
 
-def is_last(z: Deferred, dim: Any) -> bool:
+def is_last(z: Logits, dim: Any) -> bool:
     """Whether `dim` is the vocabulary's."""
     return dim in (-1, z.ndim - 1, (-1,), [-1]) and not isinstance(dim, bool)
 
 
-def _head(z: Deferred) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
+def _head(z: Logits) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
     """Features, table, bias and options whose logits are those of `z`."""
     scale, bias, softcap = z.fold
     if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
@@ -54,7 +53,7 @@ def _head(z: Deferred) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
     return z.hidden, z.table, bias, LossOptions(scale, softcap)
 
 
-def _swept(z: Deferred, targets: Tensor | None = None) -> VocabularyStatistics:
+def _swept(z: Logits, targets: Tensor | None = None) -> VocabularyStatistics:
     """Statistics [N] of the tokens of `z`; a piece with targets of its own is swept by itself."""
     z.require_unchanged()
     owner = z if targets is not None and z.place is not None else z.origin()
@@ -76,7 +75,7 @@ def _swept(z: Deferred, targets: Tensor | None = None) -> VocabularyStatistics:
     return VocabularyStatistics(None, found.lse[z.place], found.entropy[z.place])
 
 
-def gather(z: Deferred, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
+def gather(z: Logits, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor | None:
     """`torch.gather` of one token per position."""
     fits = is_last(z, dim) and torch.is_tensor(index) and index.shape == (*z.shape[:-1], 1) and not sparse_grad
     if not fits or index.dtype != torch.long or z.form not in _GATHERED or torch.compiler.is_compiling():
@@ -87,12 +86,12 @@ def gather(z: Deferred, dim: int, index: Tensor, *, sparse_grad: bool = False) -
         return _handed(z, _GATHERED[z.form](_swept(z, index.reshape(-1))), keepdim=True)
 
 
-def take_along_dim(z: Deferred, indices: Tensor, dim: int | None = None) -> Tensor | None:
+def take_along_dim(z: Logits, indices: Tensor, dim: int | None = None) -> Tensor | None:
     """`torch.take_along_dim` of one token per position."""
     return None if dim is None else gather(z, dim, indices)
 
 
-def logsumexp(z: Deferred, dim: Any, keepdim: bool = False) -> Tensor | None:
+def logsumexp(z: Logits, dim: Any, keepdim: bool = False) -> Tensor | None:
     """`torch.logsumexp` over the vocabulary."""
     if not is_last(z, dim) or z.form != LOGITS or torch.compiler.is_compiling():
         return None
@@ -100,7 +99,7 @@ def logsumexp(z: Deferred, dim: Any, keepdim: bool = False) -> Tensor | None:
         return _handed(z, _swept(z).lse.clone(), keepdim)
 
 
-def total(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+def total(z: Logits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     """`torch.sum` over the vocabulary, of probabilities times something."""
     if not is_last(z, dim) or z.form not in _SUMMED or torch.compiler.is_compiling():
         return None
@@ -108,12 +107,12 @@ def total(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
         return _handed(z, _SUMMED[z.form](_swept(z)), keepdim)
 
 
-def argmax(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+def argmax(z: Logits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     """`torch.argmax` over the vocabulary."""
     return _by_rows(z, torch.argmax, keepdim) if isinstance(dim, int) and is_last(z, dim) else None
 
 
-def mean(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
+def mean(z: Logits, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     """`torch.mean` over the vocabulary, or over everything, where no gradient is wanted."""
     if z.requires_grad or not (dim is None or is_last(z, dim)):
         return None
@@ -121,7 +120,7 @@ def mean(z: Deferred, dim: Any = None, keepdim: bool = False) -> Tensor | None:
     return found.mean() if dim is None and found is not None else found
 
 
-def _by_rows(z: Deferred, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
+def _by_rows(z: Logits, function: Callable[..., Tensor], keepdim: bool) -> Tensor | None:
     if z.form in _SUMMED or torch.compiler.is_compiling():
         return None
     with torch.no_grad():
@@ -129,14 +128,14 @@ def _by_rows(z: Deferred, function: Callable[..., Tensor], keepdim: bool) -> Ten
         return _handed(z, torch.cat([function(piece.computed(), -1) for piece in rows]), keepdim)
 
 
-def _handed(z: Deferred, found: Tensor, keepdim: bool) -> Tensor:
+def _handed(z: Logits, found: Tensor, keepdim: bool) -> Tensor:
     # transformers casts logits to fp32, which narrows those of an fp64 model: what is made of them is fp32 then
     found = found.to(z.dtype) if found.dtype == torch.float64 else found
     return found.reshape((*z.shape[:-1], 1) if keepdim else z.shape[:-1])
 
 
 def fused_cross_entropy(
-    input: Deferred,
+    input: Logits,
     target: Any,
     weight: Tensor | None = None,
     size_average: Any = None,
