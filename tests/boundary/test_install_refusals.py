@@ -167,7 +167,7 @@ CASES = {
         "something else to its logits before the loss: __gt__",
     ),
     "copy distribution": (lambda: _odd(_copying), None, "before the loss: softmax"),
-    "step in place": (lambda: _odd(lambda logits, ids: logits.div_(2)), None, "div_ would change logits in place"),
+    "step in place": (lambda: _odd(lambda logits, ids: logits.add_(2)), None, "add_ would change logits in place"),
     "loss past the head": (lambda: variant("llama", PastTheHead), None, "past its output head"),
     "table read twice": (lambda: variant("llama", SecretTable), "tied+input_scale=sqrt_d", "would change by"),
     "sparse": (lambda: _embedding(sparse=True), None, "sparse gradients"),

@@ -7,14 +7,15 @@ reshape, a slice of positions. `Deferred` records them instead of computing, and
     logits = logits / cap; logits = torch.tanh(logits); logits = logits * cap
     loss = F.cross_entropy(logits.float().view(-1, V), labels.view(-1))     # linear_cross_entropy(..., softcap=cap)
 
-It is no Tensor: nothing outside Python can touch it by accident, and what it does not know, a method or an argument of
-one, computes the real logits by repeating the recorded steps: slower, never different. What would be lost is refused:
-steps in place, as there is nothing to change, and hooks on a gradient that the fused loss never makes.
+What is asked of them in the end, a loss or a trainer's log-probabilities, `asked.py` answers. It is no Tensor: nothing
+outside Python can touch it by accident, and what it does not know, a method or an argument of one, computes the real
+logits by repeating the recorded steps: slower, never different. What would be lost is refused: steps in place, as there
+is nothing to change, but for a scale that can be recorded; and hooks on a gradient that the fused loss never makes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import inf, prod
 from typing import Any, NamedTuple
@@ -24,10 +25,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tiewise.core.backends import LossOptions
+from tiewise.boundary.asked import ANSWERS, LOG_P, LOGITS, PRODUCTS, P, is_last, total
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import compute_dtype
-from tiewise.ops.cross_entropy import linear_cross_entropy
 
 
 class Fold(NamedTuple):
@@ -43,7 +43,7 @@ class Fold(NamedTuple):
 
 @dataclass
 class Counts:
-    """What became of deferred logits: losses fused, logits computed, and by which operations."""
+    """What became of deferred logits: losses and statistics fused, logits computed, and by which operations."""
 
     fused: int = 0
     materialised: int = 0
@@ -61,17 +61,35 @@ class Deferred:
         self.steps: tuple[tuple[Any, ...], ...] = ()  # (function, *arguments) behind the logits
         self.dtype = self.product = compute_dtype(hidden, table)
         self.grad_mode = torch.is_grad_enabled()  # where the head was called
+        self.form = LOGITS  # or what they have become: probabilities, say
+        self.whole: Deferred | None = None  # whose tokens these are, all of them or those at `place` [n]
+        self.place: Tensor | None = None
+        self.swept: tuple[Any, Any] = None, None  # the targets of a sweep, and what it found
+        self.memory, self.version = [0], 0  # shared by what would be views: steps in place count it up
         self._real: Tensor | None = None
 
     def _with(self, *step: Any, **changed: Any) -> Deferred:
         """Return these logits with other attributes, and one more `step` where there is one."""
+        self.require_unchanged()
         new = Deferred(self.hidden, self.table, self.bias, self.counts)
-        new.fold, new.dtype, new.product = self.fold, self.dtype, self.product
+        new.fold, new.dtype, new.product, new.form = self.fold, self.dtype, self.product, self.form
         new.steps = (*self.steps, step) if step else self.steps
         new.grad_mode = new.grad_mode and self.grad_mode
+        if not step:
+            new.memory, new.version = self.memory, self.version
         for name, value in changed.items():
             setattr(new, name, value)
         return new
+
+    def origin(self) -> Deferred:
+        """What remembers the sweep of these logits; no step in place changes it."""
+        if self.whole is None:
+            self.whole = self._with(memory=[0], version=0, grad_mode=self.grad_mode)
+        return self.whole
+
+    def _same(self, *step: Any, **changed: Any) -> Deferred:
+        """`_with` of the same logits at the same tokens, in the same order: a sweep of one serves the other."""
+        return self._with(*step, whole=self.origin(), place=self.place, **changed)
 
     def __repr__(self) -> str:
         return f"Deferred(shape={tuple(self.shape)}, dtype={self.dtype}, {len(self.steps)} steps)"
@@ -123,7 +141,7 @@ class Deferred:
         dtype = dtype or self.dtype
         if device not in (None, self.device) or dtype not in (self.dtype, torch.float32) or layout is not None:
             return None
-        return self if dtype == self.dtype else self._with(Tensor.to, dtype, dtype=dtype)
+        return self if dtype == self.dtype else self._same(Tensor.to, dtype, dtype=dtype)
 
     def _float(self, **kwargs: Any) -> Deferred | None:
         return self._to(torch.float32, **kwargs)
@@ -136,12 +154,39 @@ class Deferred:
         sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         width = self.table.shape[0]
         if sizes and (sizes[-1] == width or (sizes[-1] == -1 and self.numel() == prod(sizes[:-1]) * width)):
-            return self._with(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
+            return self._same(hidden=self.hidden.reshape(*sizes[:-1], self.hidden.shape[-1]))
         return None
 
     def _flatten(self, start_dim: int = 0, end_dim: int = -1) -> Deferred | None:
         last = end_dim % self.ndim == self.ndim - 1
-        return None if last else self._with(hidden=self.hidden.flatten(start_dim, end_dim))
+        return None if last else self._same(hidden=self.hidden.flatten(start_dim, end_dim))
+
+    def _pieces(self, dim: int, cut: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Deferred, ...] | None:
+        """What `cut` makes of the leading dimensions; the sweep stays that of the whole."""
+        if dim % self.ndim == self.ndim - 1:
+            return None
+        count = self.hidden.shape[:-1].numel()
+        place = torch.arange(count, device=self.device) if self.place is None else self.place
+        pieces = zip(cut(self.hidden), cut(place.view(*self.hidden.shape[:-1], 1)), strict=True)
+        return tuple(self._with(hidden=h, whole=self.origin(), place=p.reshape(-1)) for h, p in pieces)
+
+    def rows(self, size: int) -> tuple[Deferred, ...]:
+        """All tokens in pieces [size, V]."""
+        flat = self._same(hidden=self.hidden.reshape(-1, self.hidden.shape[-1]))
+        return flat._pieces(0, lambda x: x.split(size)) or ()
+
+    def _unbind(self, dim: int = 0) -> tuple[Deferred, ...] | None:
+        return self._pieces(dim, lambda x: x.unbind(dim))
+
+    def _iterate(self) -> Iterator[Deferred] | None:
+        rows = self._unbind()
+        return None if rows is None else iter(rows)
+
+    def _split(self, split_size: Any, dim: int = 0) -> tuple[Deferred, ...] | None:
+        return self._pieces(dim, lambda x: x.split(split_size, dim))
+
+    def _chunk(self, chunks: int, dim: int = 0) -> tuple[Deferred, ...] | None:
+        return self._pieces(dim, lambda x: x.chunk(chunks, dim))
 
     def _at(self, index: Any) -> Deferred | None:
         split = _split_index(index, self.ndim)
@@ -151,14 +196,19 @@ class Deferred:
         if tokens == slice(None):
             return self._with(hidden=self.hidden[positions])
         scale, bias, post = self.fold
-        if bias is not self.bias or (bias is not None and scale != 1.0):  # a bias of steps has all tokens
-            return None
+        if self.form != LOGITS or bias is not self.bias or (bias is not None and scale != 1.0):
+            return None  # a bias of steps has all tokens
         bias = None if bias is None else bias[tokens]
         changed = {"table": self.table[tokens], "bias": bias, "fold": Fold(scale, bias, post)}
         return self._with(hidden=self.hidden[positions], **changed)
 
     def _times(self, other: Any) -> Deferred | None:
-        return self._scaled(Tensor.mul, other, other)
+        if not isinstance(other, Deferred):
+            return self._scaled(Tensor.mul, other, other)
+        form, one, two = PRODUCTS.get(frozenset((self.form, other.form))), self, other
+        if form is None or any(getattr(one, name) is not getattr(two, name) for name in ("hidden", "table", "fold")):
+            return None
+        return self._same(Tensor.mul, other, form=form, dtype=torch.promote_types(self.dtype, other.dtype))
 
     def _divided(self, other: Any) -> Deferred | None:
         return self._scaled(Tensor.div, other, 1 / other) if isinstance(other, int | float) and other else None
@@ -167,6 +217,8 @@ class Deferred:
         """`function` of `number` multiplies by a finite `factor`; a soft-cap is only known with a positive one."""
         scale, bias, post = self.fold
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not abs(factor) < inf:
+            return None
+        if self.form != LOGITS:
             return None
         if post is None:
             fold = Fold(scale * factor, None if bias is None else bias * factor)
@@ -179,7 +231,7 @@ class Deferred:
         if not torch.is_tensor(other) or other.shape[-1:] != (v,) or other.numel() != v or post is not None:
             return None
         dtype = torch.promote_types(self.dtype, other.dtype)
-        if other.dim() > self.ndim or dtype not in (self.dtype, torch.float32):
+        if other.dim() > self.ndim or dtype not in (self.dtype, torch.float32) or self.form != LOGITS:
             return None
         vector = other.reshape(-1)
         fold = Fold(scale, vector if bias is None else bias + vector)
@@ -187,39 +239,93 @@ class Deferred:
 
     def _tanh(self) -> Deferred | None:
         """Squash, once, as the middle of a soft-cap."""
-        return None if self.fold.post is not None else self._with(Tensor.tanh, fold=self.fold._replace(post=1.0))
+        if self.fold.post is not None or self.form != LOGITS:
+            return None
+        return self._with(Tensor.tanh, fold=self.fold._replace(post=1.0))
+
+    def _scale_in_place(self, scaled: Deferred | None) -> Deferred | None:
+        """Become `scaled`; what would share memory with these logits is not to be read any more."""
+        with torch.enable_grad():
+            ungraded = self.requires_grad  # a step that the gradient would not know of
+        if scaled is None or self._real is not None or (ungraded and not torch.is_grad_enabled()):
+            return None
+        self.memory[0] += 1
+        vars(self).update(vars(scaled) | {"memory": self.memory, "version": self.memory[0]})
+        return self
+
+    def _divide(self, other: Any) -> Deferred | None:
+        return self._scale_in_place(self._divided(other))
+
+    def _multiply(self, other: Any) -> Deferred | None:
+        return None if isinstance(other, Deferred) else self._scale_in_place(self._times(other))
+
+    def _detach(self) -> Deferred:
+        return self._same(grad_mode=False)
+
+    def _normalised(self, form: str, function: Any, dim: Any, dtype: torch.dtype | None = None) -> Deferred | None:
+        """The (log-)softmax over the vocabulary."""
+        if self.form != LOGITS or not is_last(self, dim):
+            return None
+        device, narrow = self.device.type, self.dtype in (torch.bfloat16, torch.float16)
+        widened = narrow and device == "cuda" and torch.is_autocast_enabled(device)  # a CPU's autocast leaves it
+        dtype = dtype or (torch.float32 if widened else self.dtype)
+        return self._same(function, -1, dtype, form=form, dtype=dtype) if dtype in (self.dtype, torch.float32) else None
+
+    def _log_softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Deferred | None:
+        return self._normalised(LOG_P, torch.log_softmax, dim, dtype)
+
+    def _softmax(self, dim: Any = None, *, dtype: Any = None, _stacklevel: int = 3) -> Deferred | None:
+        return self._normalised(P, torch.softmax, dim, dtype)
+
+    def _exp(self) -> Deferred | None:
+        return self._same(torch.exp, form=P) if self.form == LOG_P else None
+
+    def require_unchanged(self) -> None:
+        """Refuse logits that another step in place would have changed."""
+        if self.version != self.memory[0]:
+            what = "these logits share memory with others that were scaled in place, and these are deferred"
+            raise UnsupportedError(what, "read those, or divide into a new tensor: logits / temperature")
 
     def real(self, because: str = "real") -> Tensor:
         """Compute the logits by repeating the recorded steps; `because` names the operation that needs them."""
+        self.require_unchanged()
         if self._real is not None and (self._real.requires_grad or not self.requires_grad):
             return self._real
+        logits = self.computed()
+        if not torch.compiler.is_compiling():
+            self.counts.materialised += 1
+            first = [function.__name__ for function, *_ in self.steps if function in (torch.softmax, torch.log_softmax)]
+            self.counts.operations.append(", ".join([*first, because]))
+            self._real = logits
+        return logits
+
+    def computed(self) -> Tensor:
+        """Compute them, and remember nothing."""
+        self.require_unchanged()
         # as the head would have: autocast and gradient mode may have changed since
         kind = self.product
         with torch.set_grad_enabled(self.requires_grad), torch.autocast(self.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(kind)
             logits = F.linear(self.hidden.to(kind), self.table.to(kind), bias)
             for function, *arguments in self.steps:
-                logits = function(logits, *arguments)
-        if not torch.compiler.is_compiling():
-            self.counts.materialised += 1
-            self.counts.operations.append(because)
-            self._real = logits
+                logits = function(logits, *(x.computed() if isinstance(x, Deferred) else x for x in arguments))
         return logits
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Fuse the cross-entropy, record what can be, refuse what would be lost, and compute everything else."""
-        kwargs = kwargs or {}
-        if func is F.cross_entropy and (loss := fused_cross_entropy(*args, **kwargs)) is not None:
-            return loss
+        """Record or answer what `_KNOWN` knows, refuse what would be lost, and compute everything else."""
+        kwargs = dict(kwargs or {})
+        if not args and "input" in kwargs:
+            args = (kwargs.pop("input"),)
         operands = args[::-1] if func in _COMMUTING and args and not isinstance(args[0], Deferred) else args
-        if func in _RECORDED and operands and isinstance(operands[0], Deferred):
+        if func in _KNOWN and operands and isinstance(operands[0], Deferred):
+            ask, product = _KNOWN[func], operands[0].form in PRODUCTS.values()
             try:
-                recorded = _RECORDED[func](*operands, **kwargs)
-            except TypeError:  # arguments that are not recorded
-                recorded = None
-            if recorded is not None:
-                return recorded
+                found = None if product and ask is not total else ask(*operands, **kwargs)
+            except TypeError:  # arguments that are not known
+                found = None
+            if found is not None:
+                return found
         name = getattr(func, "__name__", str(func))
         augmented = name.startswith("__i") and hasattr(Tensor, f"__{name[3:]}")  # __imul__ of __mul__, not __invert__
         in_place = augmented or name in ("__setitem__", "__delitem__") or (name[-1:] == "_" and name[-2:] != "__")
@@ -232,33 +338,6 @@ class Deferred:
             raise UnsupportedError(what, "take .real() first and compute the loss from that")
         args, kwargs = tree_map(lambda x: x.real(name) if isinstance(x, Deferred) else x, (args, kwargs))
         return func(*args, **kwargs)
-
-
-def fused_cross_entropy(
-    input: Any,
-    target: Any,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor | None:
-    """`F.cross_entropy` of deferred logits [N, V], fused; None where the fused loss does not compute what is asked."""
-    if not isinstance(input, Deferred) or not torch.is_tensor(target) or target.is_floating_point():
-        return None
-    if input.dim() != 2 or target.dim() != 1 or (size_average, reduce) != (None, None):
-        return None
-    if not torch.compiler.is_compiling():
-        input.counts.fused += 1
-    scale, bias, softcap = input.fold
-    if softcap is not None:  # post · tanh(z) = softcap(post · z), with softcap(z) = c · tanh(z / c)
-        scale, bias = scale * softcap, None if bias is None else bias * softcap
-    options = LossOptions(scale, softcap, ignore_index, label_smoothing, class_weight=weight, reduction=reduction)
-    with torch.set_grad_enabled(input.requires_grad):
-        loss = linear_cross_entropy(input.hidden, input.table, target, bias, options)
-    # transformers casts logits to fp32, which narrows those of an fp64 model: its loss is fp32 then
-    return loss.to(input.dtype) if loss.dtype == torch.float64 else loss
 
 
 def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
@@ -284,17 +363,22 @@ def _split_index(index: Any, dims: int) -> tuple[tuple[Any, ...], slice] | None:
     return (*items[:-1], slice(None)), last
 
 
-# name of a method -> what records it, where it can
+# name of a method -> what records or answers it, where it can
 _COMMUTE = dict.fromkeys(("__mul__", "__rmul__", "mul", "multiply"), Deferred._times)
 _COMMUTE |= dict.fromkeys(("__add__", "__radd__", "add"), Deferred._plus)
-_RECORDERS: dict[str, Callable[..., Deferred | None]] = {"to": Deferred._to, "float": Deferred._float}
+_RECORDERS: dict[str, Callable[..., Any]] = {"to": Deferred._to, "float": Deferred._float, "detach": Deferred._detach}
 _RECORDERS |= {"view": Deferred._view, "reshape": Deferred._view, "flatten": Deferred._flatten}
 _RECORDERS |= {"contiguous": Deferred._contiguous, "tanh": Deferred._tanh, "__getitem__": Deferred._at, **_COMMUTE}
+_RECORDERS |= {"__iter__": Deferred._iterate, "unbind": Deferred._unbind}
+_RECORDERS |= {"split": Deferred._split, "chunk": Deferred._chunk}
+_RECORDERS |= {"log_softmax": Deferred._log_softmax, "softmax": Deferred._softmax, "exp": Deferred._exp}
 _RECORDERS |= dict.fromkeys(("__truediv__", "div", "divide", "true_divide"), Deferred._divided)
-# and by the functions of torch and Tensor, since a compiled function has no name that Dynamo could compare
-_COMMUTING, _RECORDED = (
-    {getattr(home, name): found[name] for name in found for home in (torch, Tensor) if hasattr(home, name)}
-    for found in (_COMMUTE, _RECORDERS)
+_RECORDERS |= dict.fromkeys(("__itruediv__", "div_", "divide_", "true_divide_"), Deferred._divide)
+_RECORDERS |= dict.fromkeys(("__imul__", "mul_", "multiply_"), Deferred._multiply)
+# and by the functions of torch, since a compiled function has no name that Dynamo could compare
+_COMMUTING, _KNOWN = (
+    {getattr(home, name): found[name] for name in found for home in (torch, Tensor, F) if hasattr(home, name)}
+    for found in (_COMMUTE, _RECORDERS | ANSWERS)
 )
 
 

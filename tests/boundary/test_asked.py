@@ -1,0 +1,215 @@
+"""What trainers ask of deferred logits: answers and gradients of computed logits, and how many were computed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tiewise.boundary.deferred import Counts, Deferred
+from tiewise.core.errors import UnsupportedError
+
+B, T, E, V = 3, 4, 5, 11
+TARGETS = torch.randint(0, V, (B, T), generator=torch.Generator().manual_seed(3))
+HEADS = {
+    "plain": lambda z: z,
+    "cast, shifted, cooled": lambda z: z.float()[:, :-1] / 0.7,
+    "capped": lambda z: torch.tanh(z / 2) * 2,
+    "scaled, capped, cooled": lambda z: torch.tanh(z * 1.5 / 2).mul(2) / 0.7,
+    "kept positions": lambda z: z[:, -3:, :].contiguous(),
+    "cooled in place": lambda z: z[:, :-1][:, -2:].div_(0.9),
+}
+
+
+def leaves(dtype=torch.float64, seed=0):
+    """Hidden states, a table and a bias that want gradients."""
+    torch.manual_seed(seed)
+    shapes = (B, T, E), (V, E), (V,)
+    return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+
+def at(z):
+    """Tokens [..., 1] of the positions of `z`."""
+    return TARGETS[:, : z.shape[1], None]
+
+
+def selective(z, t):
+    """Log-probabilities as trainers gather them to save memory: a logit less its row's log-sum-exp."""
+    return z.gather(-1, t)[..., 0] - torch.stack([torch.logsumexp(row, dim=-1) for row in z])
+
+
+def selective_narrow(z, t):
+    """The same of half-precision logits: a log-softmax per row."""
+    return torch.stack([F.log_softmax(row, dim=-1).gather(-1, i)[:, 0] for row, i in zip(z, t, strict=True)])
+
+
+def entropy_in_pieces(z, size=5):
+    """Entropies of pieces of the flattened rows."""
+    pieces = [F.log_softmax(piece, dim=-1) for piece in z.reshape(-1, z.shape[-1]).split(size, dim=0)]
+    return torch.cat([-(torch.exp(log_p) * log_p).sum(-1) for log_p in pieces]).reshape(z.shape[:-1])
+
+
+def entropy_of_softmax(z):
+    """Entropies as PPO writes them."""
+    p = torch.nn.functional.softmax(z, dim=-1)
+    return torch.logsumexp(z, dim=-1) - torch.sum(p * z, dim=-1)
+
+
+# how it is asked -> (the asking, how many sweeps it takes)
+ASKED = {
+    "gather": (lambda z: z.gather(-1, at(z)).squeeze(-1), 1),
+    "torch.gather by name": (lambda z: torch.gather(input=z, dim=2, index=at(z)), 1),
+    "logsumexp": (lambda z: torch.logsumexp(z, -1), 1),
+    "logsumexp kept": (lambda z: z.logsumexp(dim=-1, keepdim=True), 1),
+    "log-softmax gathered": (lambda z: torch.gather(z.log_softmax(-1), -1, at(z)).squeeze(-1), 1),
+    "log-softmax taken": (lambda z: torch.take_along_dim(z.log_softmax(dim=-1), at(z), dim=2).squeeze(-1), 1),
+    "softmax gathered": (lambda z: torch.softmax(z, -1).gather(2, at(z)), 1),
+    "selective": (lambda z: selective(z, at(z)), 1),
+    "selective, narrow": (lambda z: selective_narrow(z, at(z)), B),
+    "entropy": (lambda z: -(z.log_softmax(-1).exp() * z.log_softmax(-1)).sum(-1), 1),
+    "entropy in pieces": (entropy_in_pieces, 1),
+    "entropy of softmax": (entropy_of_softmax, 1),
+    "entropy of both": (lambda z: -torch.sum(F.softmax(z, -1) * F.log_softmax(z, -1), -1, keepdim=True), 1),
+    "both": (lambda z: selective(z, at(z)) + 0.3 * entropy_in_pieces(z), 1),
+    "both, entropy first": (lambda z: entropy_of_softmax(z) - selective(z, at(z)), 2),
+    "other tokens too": (lambda z: z.gather(-1, at(z)) - z.gather(-1, (at(z) + 1) % V), 2),
+    "halves": (lambda z: torch.stack([torch.logsumexp(half, -1).sum() for half in z.chunk(2, dim=0)]), 1),
+    "columns": (lambda z: torch.stack([torch.logsumexp(column, -1) for column in z.unbind(1)]), 1),
+    "pieces of pieces": (lambda z: torch.cat([piece.logsumexp(-1) for row in z for piece in row.split(1)]), 1),
+    "cross-entropy of chosen": (lambda z: F.cross_entropy(z[TARGETS[:, : z.shape[1]] > 3], at(z)[at(z) > 3]), 1),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("asked", ASKED)
+def test_answers_and_gradients_are_those_of_computed_logits(asked, head):
+    ask, sweeps = ASKED[asked]
+    counts, given = Counts(), leaves()
+    found = ask(HEADS[head](Deferred(*given, counts)))
+    mine = leaves()
+    wanted = ask(HEADS[head](F.linear(*mine)))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    assert (counts.fused, counts.materialised) == (sweeps, 0)
+    weights = torch.randn(found.shape, dtype=found.dtype)
+    (found * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    rounding = 1e-5 if "cast" in head else 1e-9  # the computed logits' own, in fp32
+    for got, expected in zip(given, mine, strict=True):
+        torch.testing.assert_close(got.grad, expected.grad, rtol=rounding, atol=rounding)
+
+
+WITHOUT_GRADIENT = {
+    "argmax": lambda z: z.argmax(dim=-1),
+    "argmax kept": lambda z: torch.argmax(z, 2, keepdim=True),
+    "mean": lambda z: z.detach().mean(-1),
+    "mean of all": lambda z: z.detach()[TARGETS[:, : z.shape[1]] > 3].mean(),
+    "argmax of log-softmax": lambda z: F.log_softmax(z, -1).argmax(-1),
+}
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize("asked", WITHOUT_GRADIENT)
+def test_metrics_take_rows_of_logits_a_chunk_at_a_time(asked, head):
+    counts = Counts()
+    found = WITHOUT_GRADIENT[asked](HEADS[head](Deferred(*leaves(), counts)))
+    assert counts.materialised == 0
+    assert not found.requires_grad
+    torch.testing.assert_close(found, WITHOUT_GRADIENT[asked](HEADS[head](F.linear(*leaves()))))
+
+
+OTHERWISE = {
+    "two tokens per position": lambda z: z.log_softmax(-1).gather(-1, at(z).expand(B, T, 2)),
+    "fewer positions": lambda z: z.gather(-1, at(z)[:, :2]),
+    "along positions": lambda z: z.gather(1, at(z) % T),
+    "over positions": lambda z: z.logsumexp(1),
+    "over several": lambda z: z.logsumexp((1, 2)),
+    "softmax over positions": lambda z: z.softmax(1).sum(-1),
+    "probabilities summed": lambda z: z.softmax(-1).sum(-1),
+    "product with another's": lambda z: (z.softmax(-1) * (z / 2)).sum(-1),
+    "product with a slice": lambda z: (z.softmax(-1)[0] * z.log_softmax(-1)[0]).sum(-1),
+    "product, sliced": lambda z: (z.softmax(-1) * z)[:2].sum(-1),
+    "product, averaged": lambda z: (z.softmax(-1) * z).mean(-1),
+    "log-softmax twice as large": lambda z: torch.logsumexp(2 * z.log_softmax(-1), -1),
+    "split over the vocabulary": lambda z: z.split(4, dim=-1)[1],
+    "some tokens of a log-softmax": lambda z: z.log_softmax(-1)[..., 2:5],
+    "iterated tokens": lambda z: torch.stack(list(z[0, 0])),
+    "mean with gradient": lambda z: z.mean(-1),
+    "exponentials": lambda z: z.exp(),
+    "bias behind a log-softmax": lambda z: z.log_softmax(-1) + torch.ones(V, dtype=torch.float64),
+    "cross-entropy of a log-softmax": lambda z: F.cross_entropy(z.log_softmax(-1).view(-1, V), at(z).reshape(-1)),
+}
+
+
+@pytest.mark.parametrize("asked", OTHERWISE)
+def test_what_is_not_answered_computes_the_logits(asked):
+    counts = Counts()
+    torch.testing.assert_close(
+        OTHERWISE[asked](Deferred(*leaves(), counts)), OTHERWISE[asked](F.linear(*leaves())), rtol=1e-12, atol=1e-12
+    )
+    assert counts.materialised
+    assert not counts.fused
+
+
+def test_a_token_that_is_none_is_refused_as_torch_does():
+    for wrong in (-100, V):
+        with pytest.raises(RuntimeError, match=f"index {wrong} is out of bounds"):
+            Deferred(*leaves(), Counts()).gather(-1, torch.full((B, T, 1), wrong))
+
+
+def test_a_sweep_without_gradients_is_not_taken_for_one_with():
+    counts, given = Counts(), leaves()
+    z = Deferred(*given, counts)
+    with torch.no_grad():
+        assert not entropy_in_pieces(z).requires_grad
+    assert counts.fused == 1
+    entropy = entropy_in_pieces(z)
+    with torch.no_grad():
+        assert not z.logsumexp(-1).requires_grad
+        assert not z.detach().logsumexp(-1).requires_grad
+    assert not entropy_in_pieces(z.detach()).requires_grad
+    assert counts.fused == 2
+    entropy.sum().backward()
+    assert all(x.grad.norm() > 0 for x in given[:2])
+
+
+def test_an_answer_may_be_written_into():
+    z, targets = Deferred(*leaves(), Counts()), TARGETS[..., None].clone()
+    first = z.log_softmax(-1).gather(-1, targets)
+    kept = first.clone()
+    targets.fill_(0)
+    assert not torch.equal(z.log_softmax(-1).gather(-1, targets), kept)
+    with torch.no_grad():
+        first[0] = 7.0
+        z.logsumexp(-1).fill_(7.0)
+    assert torch.equal(z.log_softmax(-1).gather(-1, TARGETS[..., None]), kept)
+
+
+def test_half_precision_is_answered_in_fp32_and_multiplied_as_the_head_would():
+    given = leaves(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        z = Deferred(*given, Counts())
+    assert z.dtype == torch.bfloat16
+    found = selective_narrow(z, at(z))
+    rounded = [x.detach().bfloat16() for x in given]
+    wanted = F.log_softmax(F.linear(*rounded).float(), -1).gather(-1, at(z))[..., 0]
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, wanted, rtol=0, atol=5e-2)
+
+
+def test_a_scale_in_place_leaves_other_logits_of_the_memory_unreadable():
+    z = Deferred(*leaves(), Counts())
+    log_p, view = z.log_softmax(-1), z[:, 1:]
+    z /= 2
+    torch.testing.assert_close(z.real(), F.linear(*leaves()) / 2)
+    torch.testing.assert_close(log_p.gather(-1, at(z)), F.linear(*leaves()).log_softmax(-1).gather(-1, at(z)))
+    for read in (view.real, lambda: view.logsumexp(-1), lambda: view.argmax(-1), lambda: (view * 2).real()):
+        with pytest.raises(UnsupportedError, match="scaled in place") as e:
+            read()
+        assert "logits / temperature" in e.value.fix
+
+
+def test_a_scale_in_place_that_a_gradient_would_miss_is_refused():
+    z = Deferred(*leaves(), Counts())
+    with torch.no_grad(), pytest.raises(UnsupportedError, match="in place"):
+        z.div_(2)
+    z.real()
+    with pytest.raises(UnsupportedError, match="in place"):
+        z.mul_(2)

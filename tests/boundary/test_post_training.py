@@ -1,0 +1,135 @@
+"""GRPO and DPO as trainers write them over `model(…).logits`: installed models train as plain ones, without logits."""
+
+import copy
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tests.boundary.test_asked import entropy_in_pieces, selective
+from tests.boundary.tiny_models import Allocations, assert_same_gradients, build, without_dropout
+
+import tiewise
+from tiewise.core import backends
+
+MODELS = ("llama", "gpt2", "gemma2")  # the last with a soft-cap
+PROMPT, COMPLETION = 4, 6
+
+
+def sequences(rows, seed):
+    """Token ids [rows, PROMPT + COMPLETION] and which of the completion's count."""
+    source = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 61, (rows, PROMPT + COMPLETION), generator=source)
+    mask = torch.arange(COMPLETION) < torch.randint(2, COMPLETION + 1, (rows, 1), generator=source)
+    return ids, mask
+
+
+def completion_logits(model, ids, temperature, in_place):
+    """Logits [B, COMPLETION, V] that predict the completion, cooled."""
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), logits_to_keep=COMPLETION + 1).logits
+    logits = logits[:, :-1, :][:, -COMPLETION:, :]
+    return logits.div_(temperature) if in_place else logits / temperature
+
+
+def grpo_loss(model, reference, temperature=0.9, in_place=False, beta=0.04, clip=0.2):
+    """Group-relative policy optimisation (Shao et al. 2024, eq. 3) on the half of the tokens with most entropy."""
+    ids, mask = sequences(4, seed=1)
+    t = ids[:, -COMPLETION:, None]
+    with torch.no_grad():
+        # an older policy that is close by
+        old = selective(completion_logits(model, ids, temperature, in_place), t)
+        old = old + 0.1 * torch.linspace(-1, 1, old.numel()).view_as(old)
+        before = selective(completion_logits(reference, ids, temperature, in_place), t)
+    logits = completion_logits(model, ids, temperature, in_place)
+    log_p = selective(logits, t)
+    with torch.no_grad():
+        entropy = entropy_in_pieces(logits, size=7)
+    chosen = mask & (entropy >= entropy[mask].median())
+    advantage = torch.tensor([1.0, -0.5, 0.3, -0.8])[:, None]
+    ratio = torch.exp(log_p - old)
+    kl = torch.exp(before - log_p) - (before - log_p) - 1
+    each = -torch.min(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage) + beta * kl
+    return ((each * chosen).sum(-1) / mask.sum(-1)).mean(), {"entropy": entropy[mask].mean(), "kl": kl[chosen].mean()}
+
+
+def dpo_loss(model, reference, beta=0.3, nll=0.2):
+    """Direct preference optimisation (Rafailov et al. 2023, eq. 7), likelihood of the chosen, metrics."""
+    ids, mask = sequences(6, seed=2)  # three chosen, then three rejected
+    labels = ids[:, 1:].clone()
+    mask = torch.cat([torch.zeros(6, PROMPT - 1, dtype=torch.bool), mask], 1)
+
+    def summed(logits):
+        each = selective(logits, labels[..., None])
+        each[~mask] = 0.0
+        return each.sum(-1)
+
+    logits = model(input_ids=ids, use_cache=False).logits[..., :-1, :].contiguous()
+    with torch.no_grad():
+        before = summed(reference(input_ids=ids, use_cache=False).logits[..., :-1, :].contiguous())
+    won, lost = (summed(logits) - before).chunk(2)
+    chosen = logits.chunk(2, dim=0)[0]
+    likelihood = F.cross_entropy(chosen[mask[:3]], labels[:3][mask[:3]])
+    metrics = {
+        "entropy": entropy_in_pieces(logits.detach())[mask].mean(),
+        "logits": logits.detach().chunk(2, dim=0)[1][mask[3:]].mean(-1).sum(),
+        "accuracy": (chosen.argmax(dim=-1) == labels[:3])[mask[:3]].float().mean(),
+    }
+    return -F.logsigmoid(beta * (won - lost)).mean() + nll * likelihood, metrics
+
+
+LOSSES = {
+    "grpo": grpo_loss,
+    "grpo in place": lambda model, reference: grpo_loss(model, reference, in_place=True),
+    "dpo": dpo_loss,
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_trainers_loss_is_that_of_the_plain_model_and_computes_no_logits(loss, name, tied):
+    plain = without_dropout(build(name, tied)).train()
+    reference = build(name, tied, seed=7).eval()
+    model, frozen = copy.deepcopy(plain), copy.deepcopy(reference)
+    installed, of_reference = tiewise.install(model), tiewise.install(frozen)
+    with of_reference.deferred():
+        got, metrics = LOSSES[loss](model, frozen)
+        got.backward()
+    wanted, expected = LOSSES[loss](plain, reference)
+    wanted.backward()
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
+    for key, value in expected.items():
+        torch.testing.assert_close(metrics[key], value, rtol=1e-5, atol=1e-5)
+    gradients = [{n: p.grad for n, p in one.named_parameters() if p.grad is not None} for one in (model, plain)]
+    assert_same_gradients(*gradients, 1e-5)
+    for counts in (installed.counts, of_reference.counts):
+        assert (counts.materialised, counts.operations) == (0, [])
+        assert counts.fused >= 1
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_nothing_of_the_size_of_the_logits_is_made(loss, monkeypatch):
+    monkeypatch.setattr(backends, "MINIMUM_ROWS", 4)  # tokens per chunk
+    monkeypatch.setattr(backends, "CHUNK_ELEMENTS", {"cpu": 0, "cuda": 0})
+    plain = build("llama", vocab_size=1500).train()
+    model, reference = copy.deepcopy(plain), copy.deepcopy(plain).eval()
+    tiewise.install(model)
+    with Allocations() as of_plain:
+        LOSSES[loss](plain, copy.deepcopy(reference))[0].backward()
+    with tiewise.install(reference).deferred(), Allocations() as made:
+        LOSSES[loss](model, reference)[0].backward()
+    assert of_plain.largest >= 4 * (COMPLETION + 1) * 1500
+    assert made.largest == model.lm_head.weight.numel()
+
+
+def test_the_example_of_the_page_runs():
+    page = Path(__file__).parents[2] / "docs" / "post-training.md"
+    code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)
+    policy, reference = build("llama").train(), build("llama", seed=1).eval()
+    ids = sequences(2, seed=3)[0]
+    scope = {"policy": policy, "reference": reference, "ids": ids, "advantage": torch.tensor([[1.0], [-1.0]])}
+    exec(code[0], scope)
+    assert scope["loss"].requires_grad
+    assert tiewise.installed(policy).counts.materialised == 0
+    assert policy.model.embed_tokens.weight.grad.norm() > 0
