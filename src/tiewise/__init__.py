@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tiewise.boundary.install import Installed as Installed
     from tiewise.boundary.install import install as install
     from tiewise.boundary.install import installed as installed
+    from tiewise.boundary.param_groups import param_groups as param_groups
     from tiewise.checkpoint.audit import Audit as Audit
     from tiewise.checkpoint.audit import check as check
     from tiewise.core.backends import LossOptions as LossOptions
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
     from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from tiewise.ops.exact_top import ExactTop as ExactTop
+    from tiewise.ops.log_prob import linear_log_prob as linear_log_prob
     from tiewise.ops.path_gradient import LookupOptions as LookupOptions
     from tiewise.ops.path_gradient import PathRecord as PathRecord
     from tiewise.ops.path_gradient import path_norms as path_norms
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
 _OFFERS = {
     "boundary.boundary": "Boundary",
     "boundary.install": "Installed install installed",
+    "boundary.param_groups": "param_groups",
     "checkpoint.audit": "Audit check",
     "core.backends": "LossOptions PathNorms",
     "core.errors": "CheckpointError DataError InstallError Interrupted PlanError RunError SpecError TiewiseError "
@@ -85,6 +89,8 @@ _OFFERS = {
     "inspection.inspection": "Inspection inspect",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
     "ops.cross_entropy": "linear_cross_entropy",
+    "ops.exact_top": "ExactTop",
+    "ops.log_prob": "linear_log_prob",
     "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",
     "planning.plan": "Plan plan",
     "planning.read_config": "Sizes",

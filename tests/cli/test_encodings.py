@@ -27,6 +27,7 @@ SAID = {  # a command line of each command, its exit code, and a letter of its o
     "resize": (["resize", "wrong", "--vocab=70", "--to=made"], 0, "→"),
     "dedupe": (["dedupe", "equal", "--to=made"], 0, "→"),
     "repair": (["repair", "wrong", "--to=made"], 0, "→"),
+    "kernels": (["kernels", "b…d"], 2, "…"),
 }
 
 

@@ -34,6 +34,7 @@ LACK = {
     "compare": TORCH,
     "train": TORCH,
     "data show": TORCH,
+    "kernels": TORCH,
     "plan --like=gpt2 --build": TORCH,
     "plan --like=gpt2 --plot=p.html": PLOTS,
     "inspect tied --out=o": PLOTS,

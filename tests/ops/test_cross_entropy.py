@@ -271,6 +271,7 @@ def test_class_weights_are_summed_in_the_type_of_the_sums(class_weight, n, kind,
         ({"reduction": "max"}, ValueError, "unknown reduction 'max'"),
         ({"label_smoothing": 2.0}, ValueError, "label_smoothing"),
         ({"softcap": 0.0}, ValueError, "softcap must be positive"),
+        ({"logits": "bf16"}, ValueError, "unknown logits 'bf16'"),
         ({"soft_cap": 3.0}, TypeError, "soft_cap"),
     ],
 )
@@ -310,3 +311,25 @@ def test_options_object_and_keywords_say_the_same():
     (h, w, _), t = problem()
     one = linear_cross_entropy(h, w, t, options=LossOptions(softcap=2.0, reduction="sum"))
     assert torch.equal(one, linear_cross_entropy(h, w, t, softcap=2.0, reduction="sum"))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_fp32_logits_are_those_of_fp64_but_for_a_thousandth_of_a_nat(compiled, dtype, scale, monkeypatch):
+    monkeypatch.setattr("tiewise.ops.chunked.WIDENED", 100 * E)  # of 1,000 words: ten blocks
+    (h, w, _), t = problem(dtype, n=512, v=1000, spread=3.0)
+    truth = oracle(h, w, t, reduction="none", scale=scale)
+
+    def step(h, w, targets, bias, logits):
+        return linear_cross_entropy(h, w, targets, bias, scale=scale, reduction="none", logits=logits)
+
+    step = torch.compile(step, fullgraph=True, backend="aot_eager") if compiled else step
+    up = torch.linspace(0, 1, 512)
+    _, true_grads = gradients(oracle, (h.double(), w.double(), None), t, upstream=up, reduction="none", scale=scale)
+    got, grads = gradients(step, (h, w, None), t, upstream=up, logits="fp32")
+    rounded, rounded_grads = gradients(step, (h, w, None), t, upstream=up, logits=None)
+    assert (got - truth).abs().max() < 1e-4 < 1e-3 < (rounded - truth).abs().max()
+    assert error(got, truth) < 1e-6
+    for one, other, true in zip(grads, rounded_grads, true_grads, strict=True):
+        assert error(one, true) <= error(other, true)

@@ -68,14 +68,14 @@ class ModelEnds:
 def locate(model: nn.Module) -> ModelEnds:
     """Find the ends of a Hugging Face model."""
     kind = type(model).__name__
-    table = _ask(model, "get_input_embeddings")
+    table = ask(model, "get_input_embeddings")
     if table is None:
         fix = "install works on models of tokens, loaded and before they are wrapped"
         raise InstallError(f"{kind} has no input embedding table", fix)
     if not hasattr(model, "get_expanded_tied_weights_keys"):
         fix = "install asks transformers' classes what they may tie; tiewise.Boundary is for models of your own"
         raise InstallError(f"{kind} is no model of transformers", fix)
-    head = _ask(model, "get_output_embeddings")
+    head = ask(model, "get_output_embeddings")
     if head is None:
         raise InstallError(_no_head(model), "load the model with a language-model head (…ForCausalLM, …ForMaskedLM)")
     if isinstance(head, nn.Embedding):
@@ -89,7 +89,7 @@ def locate(model: nn.Module) -> ModelEnds:
     partnered = partners(model, names[id(head)])
     lookups = {name: m for name, m in modules.items() if name in partnered and isinstance(m, nn.Embedding)}
     if not lookups:  # a head that nothing may be tied to: the table beside it is the decoder's
-        decoder = _ask(_ask(model, "get_decoder"), "get_input_embeddings")
+        decoder = ask(ask(model, "get_decoder"), "get_input_embeddings")
         name = names.get(id(decoder)) or names[id(table)]
         lookups = {n: m for n, m in modules.items() if n in partners(model, name) and m is not head}
     for name, module in lookups.items():
@@ -101,7 +101,8 @@ def locate(model: nn.Module) -> ModelEnds:
     return ModelEnds(tuple(lookups.items()), names[id(head)], head)
 
 
-def _ask(model: Any, method: str) -> Any:
+def ask(model: Any, method: str) -> Any:
+    """What a model's `method` returns; None where it has none, or none for its kind."""
     try:
         return getattr(model, method)()
     except (AttributeError, NotImplementedError):

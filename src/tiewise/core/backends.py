@@ -38,6 +38,7 @@ class LossOptions:
     class_weight: Any = None  # w [V]; gets no gradient
     reduction: str = "mean"  # or `sum` (both an fp32 scalar), or `none` (fp32, shaped like the targets)
     chunk: int | None = None  # tokens per chunk; None chooses by vocabulary: about 100 MB of logits
+    logits: str | None = None  # "fp32": never rounded to a narrower type; None: as the processor's products leave them
 
 
 def check_loss(
@@ -63,6 +64,8 @@ def check_loss(
         raise ValueError(f"unknown reduction {o.reduction!r}; choose one of {', '.join(REDUCTIONS)}")
     if not 0 <= o.label_smoothing <= 1 or o.z_loss < 0 or (o.chunk is not None and o.chunk < 1):
         raise ValueError("need 0 ≤ label_smoothing ≤ 1, z_loss ≥ 0, chunk ≥ 1")
+    if o.logits not in (None, "fp32"):
+        raise ValueError(f"unknown logits {o.logits!r}; choose 'fp32', or None for those of the processor's products")
     if o.softcap is not None and not o.softcap > 0:
         raise ValueError(f"softcap must be positive, not {o.softcap}")
 

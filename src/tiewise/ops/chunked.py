@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 
+WIDENED = 4_000_000  # numbers of a narrow table that are fp32 at a time: 16 MB
 SMALLEST = 1e-30  # a probability whose fp32 logarithm is still good; fp32 ends near 1e-38
 
 
@@ -48,9 +49,7 @@ def sweep(
     o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
     each = features.new_empty(n, dtype=wide)
     made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
-    by_features, by_weight, by_bias = found = [
-        made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)
-    ]
+    found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)]
     with torch.autocast(device, enabled=False), torch.no_grad():
         weight = weight.to(kind)
         bias = None if bias is None else bias.to(wide)
@@ -64,7 +63,7 @@ def sweep(
             h, t = features[part].to(kind), targets[part]
             valid = t != o.ignore_index
             at = t.where(valid, 0)
-            z = _logits(h, weight, bias, o, buffer[: len(t)])
+            z = chunk_logits(h, weight, bias, o, buffer[: len(t)])
             target_logit = z.gather(1, at[:, None])[:, 0]
             # before z becomes its softmax: the soft-cap's derivative [n, V], and (1/V) Σ_j w_j z_j [n]
             slope = (z / o.softcap).square_().neg_().add_(1) if any(wanted) and o.softcap is not None else None
@@ -78,7 +77,7 @@ def sweep(
                 lse = target_logit + nll
                 lost = (at_target < SMALLEST).nonzero()[:, 0]
                 if len(lost):
-                    lse[lost] = _logits(h[lost], weight, bias, o, p.new_empty(len(lost), v)).logsumexp(1)
+                    lse[lost] = chunk_logits(h[lost], weight, bias, o, p.new_empty(len(lost), v)).logsumexp(1)
                     nll[lost] = lse[lost] - target_logit[lost]
             else:  # only smoothing and the z-loss need an lse that is right: a logit that is finite costs them a pass
                 finite = z.argmax(1, keepdim=True) if o.label_smoothing or o.z_loss else at[:, None]
@@ -112,37 +111,53 @@ def sweep(
                     p.sub_(on[:, None] * u)
                 p.mul_(slope)
                 u = None
-            narrow = p.to(kind)
-            if by_bias is not None:
-                by_bias.addmv_(p.T, c, beta=int(start > 0))
-                if u is not None:
+            into_gradients(found, part, p, c, h, weight, o.scale)
+            if u is not None:
+                by_features, by_weight, by_bias = found
+                if by_bias is not None:
                     by_bias.sub_(on.sum() * u)
-            if by_features is not None:
-                mine = (narrow @ weight).to(wide).mul_(c[:, None] * o.scale)
-                if u is not None:
-                    mine.addr_(on, (u.to(kind) @ weight).to(wide), alpha=-o.scale)
-                by_features[part] = mine
-            if by_weight is not None:
-                h = h.to(wide) * o.scale
-                weighted = (h * c[:, None]).to(kind)
-                if kind == wide:
-                    by_weight.addmm_(narrow.T, weighted, beta=int(start > 0))
-                else:
-                    (by_weight.add_ if start else by_weight.copy_)(narrow.T @ weighted)
-                if u is not None:
-                    by_weight.addr_(u, on @ h, alpha=-1)
+                if by_features is not None:
+                    by_features[part].addr_(on, (u.to(kind) @ weight).to(wide), alpha=-o.scale)
+                if by_weight is not None:
+                    by_weight.addr_(u, on @ (h.to(wide) * o.scale), alpha=-1)
     return each, found
 
 
-def _logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, z: Tensor) -> Tensor:
+def into_gradients(found: Any, part: slice, p: Tensor, c: Tensor, h: Tensor, weight: Tensor, scale: float) -> None:
+    """Bring the slopes c ∘ p [n, V] by the logits of tokens `part` into `found`, gradients of features, weight, bias.
+
+    The first chunk overwrites what it finds. `p` and `c` [n] are in the accumulator's type, `h` [n, E] and `weight` in
+    that of the products.
+    """
+    by_features, by_weight, by_bias = found
+    narrow, first = p.to(h.dtype), part.start == 0
+    if by_bias is not None:
+        by_bias.addmv_(p.T, c, beta=int(not first))
+    if by_features is not None:
+        by_features[part] = (narrow @ weight).to(p.dtype).mul_(c[:, None] * scale)
+    if by_weight is not None:
+        weighted = (h.to(p.dtype) * scale * c[:, None]).to(h.dtype)
+        if h.dtype == p.dtype:
+            by_weight.addmm_(narrow.T, weighted, beta=int(not first))
+        else:
+            (by_weight.copy_ if first else by_weight.add_)(narrow.T @ weighted)
+
+
+def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions, z: Tensor) -> Tensor:
     """Logits [n, V] of features [n, E], written into `z`."""
-    h = h if o.scale == 1.0 else h * o.scale
+    h = h if o.scale == 1.0 or o.logits else h * o.scale
     if h.dtype == z.dtype:
         torch.mm(h, weight.T, out=z)
     elif h.device.type == "cuda":
         torch.mm(h, weight.T, out_dtype=z.dtype, out=z)
+    elif o.logits:  # no product on a CPU takes narrow types and keeps its sums: the table is widened, a block at a time
+        h, words = h.to(z.dtype), max(1, WIDENED // weight.shape[1])
+        for some, rows in zip(z.split(words, 1), weight.split(words), strict=True):
+            torch.mm(h, rows.to(z.dtype).T, out=some)
     else:
         z.copy_(torch.mm(h, weight.T))
+    if o.logits and o.scale != 1.0:  # which would round the features of a narrow type
+        z.mul_(o.scale)
     if bias is not None:
         z.add_(bias)
     if o.softcap is not None:

@@ -210,7 +210,7 @@ class _Fused(torch.autograd.Function):
 _SCHEMA = (
     "(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream,"
     " ScalarType kind, bool[] wanted, str reduction, int? chunk,"
-    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss)"
+    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, str? logits)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -219,14 +219,27 @@ def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
     # Autocast is decided while tracing: at run time the operator no longer sees which region it stood in.
     kind = compute_dtype(features, weight)
     wanted = [torch.is_grad_enabled() and x is not None and x.requires_grad for x in (features, weight, bias)]
-    how = (kind, wanted, o.reduction, o.chunk, o.scale, o.softcap, o.ignore_index, o.label_smoothing, o.z_loss)
+    how = (
+        kind,
+        wanted,
+        o.reduction,
+        o.chunk,
+        o.scale,
+        o.softcap,
+        o.ignore_index,
+        o.label_smoothing,
+        o.z_loss,
+        o.logits,
+    )
     return _operator(features, weight, bias, targets, o.class_weight, None, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z_loss = arguments
-    options = LossOptions(scale, softcap, ignored, smoothing, z_loss, weights, reduction, chunk)
+    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z, logits = (
+        arguments
+    )
+    options = LossOptions(scale, softcap, ignored, smoothing, z, weights, reduction, chunk, logits)
     loss, found = reduced(partial(sweep, options), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
@@ -253,7 +266,7 @@ def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
     else:  # an operator's tensors may not be given away
         found = [x * upstream for x in found]
     triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
-    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 12)
+    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 13)
 
 
 _operator.register_autograd(_derivative, setup_context=_remember)

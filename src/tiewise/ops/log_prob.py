@@ -1,0 +1,266 @@
+"""Log-probabilities, log-sum-exps and entropies of a head's distributions, without its logits.
+
+With z [N, V] the logits as `cross_entropy` has them, after bias and soft-cap, divided by the temperature:
+
+    lse = log Σ_j exp z_j        p_j = exp(z_j − lse)        H = −Σ_j p_j log p_j        (0 log 0 = 0)
+    log-probability of t = z_t − lse
+
+    ∂lse/∂z_j = p_j        ∂(z_t − lse)/∂z_j = [j = t] − p_j        ∂H/∂z_j = −p_j (log p_j + H)
+
+One sweep over chunks of tokens finds them; a second one the gradients of those used, whose upstream a, b, c (of
+log-probability, lse and entropy) nobody knew before: four matrix products, as per-token losses take.
+
+    slope by z_j = r (a [j = t] + p_j (b − a − c (log p_j + H)))          a, b, c divided by r = |a| + |b| + |c|
+
+so that slopes stay near 1 in fp16, and r acts on [n, E]. What lies between the products is done for a
+few rows at a time, which stay in a core's cache: a softmax, its entropy and its slope then cost about what one does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.core.errors import UnsupportedError
+from tiewise.ops.chunked import accumulator, chunk_logits, compute_dtype, into_gradients
+from tiewise.ops.cross_entropy import check_problem, check_range
+
+_DEFAULT = LossOptions()
+_CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
+_LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
+
+
+class VocabularyStatistics(NamedTuple):
+    """Of the distribution over the vocabulary at each token; each carries gradient, and all share one backward pass."""
+
+    log_prob: Tensor | None  # [...] log p of the target; None without targets. + lse is the target's logit
+    lse: Tensor  # [...] log Σ exp z
+    entropy: Tensor | None  # [...] in nats; None where it was not asked for
+
+
+def linear_log_prob(
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    options: LossOptions = _DEFAULT,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    **overrides: Any,
+) -> Any:
+    """Log-probabilities of `targets` under softmax(features @ weightᵀ / temperature); the [N, V] logits never exist.
+
+    What policy gradients and preference losses ask of a head (`log_softmax(logits).gather(...)`), with gradients, as
+    `linear_cross_entropy` computes its loss: same types, autocast, `torch.compile`, frozen sides.
+
+    Args:
+        features: [..., E], any floating type.
+        weight: [V, E].
+        targets: [...] token ids, or `ignore_index`.
+        bias: [V] or None.
+        options: see `LossOptions`; `scale`, `softcap`, `ignore_index`, `chunk` and `logits` mean something here.
+        temperature: divides the logits, after the soft-cap; the entropy is that of the distribution so flattened.
+        entropy: whether the entropy of each distribution is wanted too, for one more pass over each chunk.
+        **overrides: single options by name, e.g. `softcap=30.0`.
+
+    Returns:
+        log-probabilities shaped like `targets`, fp32 (fp64 for fp64 inputs); with `entropy=True` the pair of these and
+        the entropies in nats. Both are 0 without gradient where the target is `ignore_index`. A token whose logit is
+        −inf has log-probability −inf and adds nothing to the entropy; a logit that is nan or +inf makes its token nan.
+
+    Raises:
+        TypeError, ValueError, IndexError, UnsupportedError: as `linear_cross_entropy`; a temperature that is not
+            positive, and options of a loss (`label_smoothing`, `z_loss`, `class_weight`, `reduction="sum"`), are
+            ValueErrors.
+    """
+    found = vocabulary_statistics(
+        features, weight, targets, bias, options, temperature=temperature, entropy=entropy, **overrides
+    )
+    return (found.log_prob, found.entropy) if entropy else found.log_prob
+
+
+def vocabulary_statistics(
+    features: Tensor,
+    weight: Tensor,
+    targets: Tensor | None = None,
+    bias: Tensor | None = None,
+    options: LossOptions = _DEFAULT,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    **overrides: Any,
+) -> VocabularyStatistics:
+    """Return all that one sweep finds, by the arguments of `linear_log_prob`; without targets no token is ignored.
+
+    Ask for all in one call: each tensor of the result can be differentiated by itself or with the others, and what is
+    differentiated together is swept together. Where a target is ignored all three are 0 without gradient.
+    """
+    o = replace(options, **overrides) if overrides else options
+    if o.label_smoothing or o.z_loss or o.class_weight is not None or o.reduction == "sum":
+        raise ValueError("log-probabilities have no label_smoothing, z_loss, class_weight or sum: a loss has")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    shape = features.shape[:-1] if isinstance(features, Tensor) else ()
+    stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
+    check_problem(features, weight, stand_in, bias, o)
+    flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
+    if t is not None and not torch.compiler.is_compiling():
+        check_range(t, len(weight), o.ignore_index)
+    # c · tanh(z / c) / τ = (c / τ) · tanh((z / τ) / (c / τ))
+    cap = None if o.softcap is None else o.softcap / temperature
+    bias = bias if bias is None or temperature == 1.0 else bias / temperature
+    how = (compute_dtype(flat, weight), o.scale / temperature, cap, o.ignore_index, o.chunk, o.logits)
+    log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
+    return VocabularyStatistics(
+        None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
+    )
+
+
+# One operator, eager and compiled: Dynamo must not unroll the chunks.
+
+_HOW = "ScalarType kind, float scale, float? softcap, int ignore_index, int? chunk, str? logits"
+_INPUTS = "Tensor features, Tensor weight, Tensor? bias, Tensor? targets"
+_UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
+
+
+@torch.library.custom_op(
+    "tiewise::vocabulary_statistics",
+    mutates_args=(),
+    schema=f"({_INPUTS}, bool entropy, {_HOW}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, *how: Any) -> Any:
+    """(log-probability, lse, entropy; and the parts of lse: the largest logit, and log Σ exp(z − that)), each [N]."""
+    o, wide = _options(how), accumulator(how[0])
+    log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
+    at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
+    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+        for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
+            for rows, z, p in _blocks(part, logits):
+                torch.amax(z, 1, out=top[rows])
+                torch.exp(z.sub_(top[rows, None]), out=p)
+                total = p.sum(1)
+                torch.log(total, out=rest[rows])
+                if at is not None:
+                    log_prob[rows] = z.gather(1, at[rows])[:, 0] - rest[rows]
+                if entropy:  # rest − Σ p (z − top): neither is negative, so that nothing cancels
+                    spread[rows] = rest[rows] - torch.linalg.vecdot(p, z.clamp_(min=_LOWEST)) / total
+        torch.add(top, rest, out=lse)
+        for one in found[:3] if at is not None else ():
+            one.masked_fill_(targets == o.ignore_index, 0)
+    return (
+        log_prob if at is not None else log_prob.new_empty(0),
+        lse,
+        spread if entropy else lse.new_empty(0),
+        top,
+        rest,
+    )
+
+
+@torch.library.custom_op(
+    "tiewise::vocabulary_statistics_backward",
+    mutates_args=(),
+    schema=f"({_INPUTS}, Tensor entropy, Tensor top, Tensor rest, {_UPSTREAM}, bool[] wanted, {_HOW})"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _slopes(*arguments: Any) -> Any:
+    """Gradients of (features, weight, bias), where wanted; empty elsewhere."""
+    features, weight, bias, targets, spread, top, rest, *upstream, wanted = arguments[:11]
+    how, inputs = arguments[11:], (features, weight, bias)
+    o, wide, n = _options(how), accumulator(how[0]), len(features)
+    at = torch.zeros_like(top, dtype=torch.long) if targets is None else targets
+    valid = torch.ones_like(at, dtype=torch.bool) if targets is None else targets != o.ignore_index
+    with_entropy = upstream[2] is not None and len(spread) == n
+    # what was not asked for is empty, and what was not used None
+    a, b, c = (torch.zeros_like(top) if x is None or len(x) != n else x.where(valid, 0) for x in upstream)
+    size = a.abs() + b.abs() + c.abs()  # r
+    a, b, c = (x / size.where(size > 0, 1) for x in (a, b, c))
+    at, level = at.where(valid, 0)[:, None], b - a
+    if with_entropy:
+        share = (-rest).exp_()
+        level, c = (level + c * (rest - spread)) * share, c * share
+    weight = weight.to(how[0])
+    made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
+    found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(inputs, wanted, strict=True)]
+    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+        for part, h, logits in _chunks(features, weight, bias, o):
+            for rows, z, p in _blocks(part, logits):
+                bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
+                if with_entropy:  # z − top = log p + rest, and exp of it is p / share
+                    torch.exp(z.sub_(top[rows, None]), out=p)
+                    z.clamp_(min=_LOWEST).mul_(-c[rows, None]).add_(level[rows, None]).mul_(p)
+                else:
+                    torch.softmax(z, 1, out=z).mul_(level[rows, None])
+                z.scatter_add_(1, at[rows], a[rows, None])
+                if bend is not None:
+                    z.mul_(bend)
+            into_gradients(found, part, logits, size[part], h, weight, o.scale)
+    return tuple(
+        features.new_empty(0) if got is None else got.to(x.dtype) for x, got in zip(inputs, found, strict=True)
+    )
+
+
+def _options(how: Any) -> LossOptions:
+    _, scale, softcap, ignore_index, chunk, logits = how
+    return LossOptions(scale, softcap, ignore_index, chunk=chunk, logits=logits)
+
+
+def _chunks(
+    features: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Which tokens, their features [n, E] in the type of `weight`, and their logits [n, V], of each chunk."""
+    (n, v), wide, device = (len(features), len(weight)), accumulator(weight.dtype), features.device.type
+    bias = None if bias is None else bias.to(wide)
+    rows = chunk_rows(n, v if device == "cpu" else 2 * v, device, o.chunk)  # a block is a whole chunk on a GPU
+    buffer = features.new_empty(min(rows, n), v, dtype=wide)
+    for start in range(0, n, rows):
+        h = features[start : start + rows].to(weight.dtype)
+        yield slice(start, start + len(h)), h, chunk_logits(h, weight, bias, o, buffer[: len(h)])
+
+
+def _blocks(part: slice, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Which tokens, their logits in `z`, the chunk of `part`, and as much memory for their exponentials."""
+    n, v = z.shape
+    most = torch.get_num_threads() * max(1, _CACHED // v) if z.device.type == "cpu" else n
+    spare = torch.empty_like(z[:most])
+    for start in range(0, n, most):
+        block = z[start : start + most]
+        yield slice(part.start + start, part.start + start + len(block)), block, spare[: len(block)]
+
+
+@_statistics.register_fake
+def _(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, kind: torch.dtype, *_: Any) -> Any:
+    there = (targets is not None, True, entropy, True, True)
+    return tuple(features.new_empty(len(features) if yes else 0, dtype=accumulator(kind)) for yes in there)
+
+
+@_slopes.register_fake
+def _(*arguments: Any) -> Any:
+    features = arguments[0]
+    return tuple(
+        torch.empty_like(x) if want else features.new_empty(0)
+        for x, want in zip(arguments[:3], arguments[10], strict=True)
+    )
+
+
+def _remember(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.how = inputs[5:]
+    ctx.save_for_backward(*inputs[:4], *output[2:])
+
+
+def _derivative(ctx: Any, *upstream: Any) -> Any:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        fix = "compute the logits and their log_softmax where create_graph=True is needed"
+        raise UnsupportedError("log-probabilities and entropies have no second derivative", fix)
+    wanted = ctx.needs_input_grad[:3]
+    found = _slopes(*ctx.saved_tensors, *upstream[:3], wanted, *ctx.how)
+    return (*(x if want else None for x, want in zip(found, wanted, strict=True)), *[None] * (2 + len(ctx.how)))
+
+
+_statistics.register_autograd(_derivative, setup_context=_remember)

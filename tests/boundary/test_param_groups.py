@@ -1,0 +1,117 @@
+"""`param_groups`: every trainable parameter in the one group that its use says, by hand-written lists of names."""
+
+import pytest
+import torch
+import transformers as tr
+from tests.boundary.tiny_models import FAMILIES, batch, build, variant
+from torch import nn
+
+import tiewise
+from tiewise.core.errors import UnsupportedError
+
+NAMES = ("tables", "head", "hidden", "vectors")
+
+
+def named(model):
+    """{group: names of its parameters}."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = tiewise.param_groups(model)
+    assert tuple(group["name"] for group in groups) == NAMES
+    return {group["name"]: [names[id(parameter)] for parameter in group["params"]] for group in groups}
+
+
+# what a person would call a table in each family, by its names in transformers
+TABLES = {
+    "gpt2": ["transformer.wte.weight", "transformer.wpe.weight"],
+    "llama": ["model.embed_tokens.weight"],
+    "opt": ["model.decoder.embed_tokens.weight", "model.decoder.embed_positions.weight"],
+    "t5": ["shared.weight"]
+    + [f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight" for side in ("encoder", "decoder")],
+    "bert": [f"bert.embeddings.{kind}_embeddings.weight" for kind in ("word", "position", "token_type")],
+}
+HEADS = {"gpt2": "lm_head", "llama": "lm_head", "opt": "lm_head", "t5": "lm_head", "bert": "cls.predictions.decoder"}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("installed", [False, True])
+def test_tables_are_what_is_looked_up_and_the_head_what_is_not(name, tied, installed):
+    model = build(name, tied)
+    if installed:
+        tiewise.install(model)
+    found = named(model)
+    apart = {"encoder.embed_tokens.weight", "decoder.embed_tokens.weight"}  # T5 shares its inputs by the head's flag
+    assert found["tables"] == TABLES[name] if tied or name != "t5" else {*found["tables"]} == {*TABLES[name]} | apart
+    assert found["head"] == ([] if tied else [f"{HEADS[name]}.weight"])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_trainable_parameter_is_in_exactly_one_group(name):
+    model = build(name)
+    frozen = next(p for p in model.parameters() if p.dim() == 2)
+    frozen.requires_grad_(False)
+    groups = tiewise.param_groups(model)
+    found = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(found) == sorted({id(p) for p in model.parameters() if p.requires_grad})
+    assert id(frozen) not in found
+    hidden, vectors = groups[2]["params"], groups[3]["params"]
+    assert hidden
+    assert all(p.dim() == 2 for p in hidden)
+    assert all(p.dim() == 1 for p in vectors)
+
+
+@pytest.mark.parametrize("spec", ["factored:8", "projected:8", "residual:4", "spd"])
+def test_the_maps_of_a_boundary_are_hidden_matrices(spec):
+    model = build("llama")
+    plain = {*named(model)["hidden"], *named(model)["tables"]}
+    tiewise.install(model, spec)
+    found = named(model)
+    maps = {name for name, _ in model.named_parameters() if "_map." in name}
+    assert maps
+    assert maps <= set(found["hidden"])
+    assert {*found["hidden"], *found["tables"]} - maps == plain
+    assert not found["head"]
+
+
+def test_a_boundary_of_ones_own_model_needs_no_lookup_class():
+    model = nn.Sequential(tiewise.Boundary("factored-untied:4+bias", 11, 8), nn.Linear(8, 8))
+    found = named(model)
+    assert found["tables"] == ["0.table_in"]
+    assert found["head"] == ["0.table_out"]
+    assert found["hidden"] == ["0.in_map.weight", "0.out_map.weight", "1.weight"]
+    assert found["vectors"] == ["0.bias", "1.bias"]
+
+
+def test_what_is_no_matrix_is_no_hidden_matrix():
+    model = build("llama")
+    model.kernel, model.row = nn.Parameter(torch.zeros(3, 4, 2)), nn.Parameter(torch.zeros(1, 5))
+    assert {"kernel", "row"} <= set(named(model)["vectors"])
+
+
+def test_a_model_inside_another_and_one_without_a_head():
+    wrapped = nn.ModuleDict({"module": build("llama", tied=False)})
+    assert named(wrapped)["head"] == ["module.lm_head.weight"]
+    assert named(variant("llama", tr.LlamaModel))["head"] == []
+
+
+def test_a_head_that_nothing_names_is_asked_for():
+    with pytest.raises(UnsupportedError, match="Sequential does not say") as e:
+        tiewise.param_groups(nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 7)))
+    assert "get_output_embeddings" in e.value.fix
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_step_of_muon_and_adamw_learns_every_group(tied):
+    model = build("llama", tied)
+    tables, head, hidden, vectors = tiewise.param_groups(model)
+    optimizers = [
+        torch.optim.Muon(hidden["params"], lr=1e-2),
+        torch.optim.AdamW([tables, head, vectors | {"weight_decay": 0.0}], lr=1e-2),
+    ]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    first = model(**batch(model)).loss
+    first.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert model(**batch(model)).loss < first
