@@ -1,10 +1,10 @@
-"""The loss operator and the tied step beside their peers: one process per shape, alternated rounds, errors beside times.
+"""The loss and the tied step beside their peers: one process per shape, alternated rounds, errors beside times.
 
-python -m benchmarks.loss [N V D] [--kinds fp32 bf16] [--rows WORD …] [--rounds 7] [--only times|memory]
+python -m benchmarks.loss [N V D] [--kinds fp32 bf16] [--rows NAME …] [--rounds 7] [--only times|memory]
 
-Without a shape all of `SHAPES`, each in a process of its own. Every row (`loss_rows.py`) has the bare three matrix products
-measured in the same rounds, and a big square product and a read of memory beside them, so that a row can be measured
-again by itself (`--rows`: those with one of the words in their name). Rows are kept in
+Without a shape all of `SHAPES`, each in a process of its own. Every row (`loss_rows.py`) has the bare three matrix
+products measured in the same rounds, and a big square product and a read of memory beside them, so that a row can be
+measured again by itself (`--rows 'tied step*'`). Rows are kept in
 `benchmarks/results/loss/INSTRUCTIONS-NxVxD.json`, and `docs/performance.md` is written anew from all of them.
 """
 
@@ -16,6 +16,7 @@ import platform
 import sys
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import performance
-from benchmarks.loss_rows import KINDS, ROWS, Problem
+from benchmarks.loss_rows import ENTROPY, KINDS, ROWS, Problem
 from benchmarks.measure import alternate, in_fresh_process, peak_megabytes
 from benchmarks.performance import PRODUCTS, READ, SQUARE
 from tiewise.training.compare import environment
@@ -57,7 +58,7 @@ def some(rows: int, most: int) -> Tensor:
 
 
 def truth(p: Problem, name: str) -> Truth:
-    """The `loss`, or that of a `tied` table, whose gradient has both paths."""
+    """The `loss`; that of a `tied` table, whose gradient has both paths; or of a `policy`, with its entropy."""
     n, v, _ = p.shape
     w = p.w.double()
     h = w[p.ids] if name == "tied" else p.h.double()
@@ -67,7 +68,11 @@ def truth(p: Problem, name: str) -> Truth:
         z = h[part] @ w.T
         log_p, at = z.log_softmax(1), p.t[part, None]
         each[part] = -log_p.gather(1, at)[:, 0]
-        of_logits = log_p.exp_().scatter_add_(1, at, torch.full_like(at, -1, dtype=z.dtype)) / n
+        of_logits = log_p.exp().scatter_add_(1, at, torch.full_like(at, -1, dtype=z.dtype)) / n
+        if name == "policy":  # of −β H by logit j: β p_j (log p_j + H)
+            entropy = -(log_p.exp() * log_p).sum(1)
+            each[part] -= ENTROPY * entropy
+            of_logits += ENTROPY / n * log_p.exp() * (log_p + entropy[:, None])
         dw += of_logits[:, words].T @ h[part]
         wanted = torch.ones_like(part, dtype=torch.bool) if name == "tied" else torch.isin(part, rows)
         dh[part[wanted]] = of_logits[wanted] @ w
@@ -169,9 +174,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", type=int, nargs="*", help="N V D; without it every shape of the page")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--rows", nargs="+", default=[""], metavar="WORD", help="rows with one of these in their name")
+    parser.add_argument("--rows", nargs="+", default=["*"], metavar="NAME", help="rows by name or pattern")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=400.0, help="most that the rounds of one type may take")
+    parser.add_argument("--seconds", type=float, default=240.0, help="most that the rounds of one type may take")
     parser.add_argument("--only", choices=("times", "memory"))
     parser.add_argument("--peak", metavar="ROW", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -183,7 +188,11 @@ def main() -> None:
             in_fresh_process("benchmarks.loss", *map(str, shape), *sys.argv[1:])
         return
     for kind in args.kinds:
-        names = [name for name, row in ROWS.items() if kind in row.kinds and any(word in name for word in args.rows)]
+        names = [
+            name
+            for name, row in ROWS.items()
+            if kind in row.kinds and any(fnmatchcase(name, pattern) for pattern in args.rows)
+        ]
         if args.only != "memory":
             keep(args.shape, kind, measure(args.shape, kind, names, args.rounds, args.seconds))
         if args.only != "times":

@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.performance import PRODUCTS, READ, SQUARE
+from benchmarks.performance import NUMBERS, PRODUCTS, READ, SIDE, SQUARE
 from tiewise.flax.flax_loss import linear_cross_entropy as flax_cross_entropy
 from tiewise.ops.cross_entropy import linear_cross_entropy
+from tiewise.ops.log_prob import linear_log_prob
 from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
 
 try:
@@ -29,7 +30,7 @@ except ImportError:  # it needs triton, which needs Linux on x86
     cut_cross_entropy = None
 
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
-SIDE, NUMBERS = 2048, 2**27  # of the big square product; read at once, half a gigabyte
+ENTROPY = 0.01  # coefficient of the entropy, as a bonus for exploring has it
 
 Step = Callable[[], tuple[Any, Any, Any]]  # loss or losses of the tokens, gradients of features and of table (or None)
 
@@ -85,8 +86,19 @@ def plain_each(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(h, w).float(), t, reduction="none")
 
 
-def each(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
-    return linear_cross_entropy(h, w, t, reduction="none")
+def each(h: Tensor, w: Tensor, t: Tensor, **how: Any) -> Tensor:
+    return linear_cross_entropy(h, w, t, reduction="none", **how)
+
+
+def policy(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    """Losses by token of −log p − β entropy, as post-training has them."""
+    log_prob, entropy = linear_log_prob(h, w, t, entropy=True)
+    return -log_prob - ENTROPY * entropy
+
+
+def plain_policy(h: Tensor, w: Tensor, t: Tensor) -> Tensor:
+    log_p = F.linear(h, w).float().log_softmax(1)
+    return -log_p.gather(1, t[:, None])[:, 0] + ENTROPY * (log_p.exp() * log_p).sum(1)
 
 
 def plain_tied(w: Tensor, ids: Tensor, t: Tensor) -> Tensor:
@@ -222,6 +234,7 @@ ROWS = {
     PRODUCTS: Row(products, None),
     "three products, fresh": Row(partial(products, fresh=True), None),
     "tiewise": Row(partial(scalar, linear_cross_entropy)),
+    "tiewise, logits in fp32": Row(partial(scalar, partial(linear_cross_entropy, logits="fp32")), kinds=("bf16",)),
     "plain": Row(partial(scalar, plain)),
     "plain, logits in bf16": Row(partial(scalar, narrow), kinds=("bf16",)),
     "torch.compile(plain)": Row(partial(scalar, compiled)),
@@ -244,7 +257,10 @@ ROWS = {
     "gradient kept, tiewise": Row(partial(kept, linear_cross_entropy)),
     "gradient kept, plain": Row(partial(kept, plain)),
     "per token, tiewise": Row(partial(scalar, each)),
+    "per token, tiewise, logits in fp32": Row(partial(scalar, partial(each, logits="fp32")), kinds=("bf16",)),
     "per token, plain": Row(partial(scalar, plain_each)),
+    "log-probabilities and entropy, tiewise": Row(partial(scalar, policy), "policy"),
+    "log-probabilities and entropy, plain": Row(partial(scalar, plain_policy), "policy"),
     "tied step, tiewise": Row(partial(tied, tied_loss), "tied"),
     "tied step, paths tracked": Row(tracked, "tied"),
     "tied step, plain": Row(partial(tied, lambda w, p: plain_tied(w, p.ids, p.t)), "tied"),
