@@ -32,6 +32,7 @@ CALLS = {
     "installed": (tiewise.installed, InstallError),
     "SharingSpec": (tiewise.SharingSpec.parse, SpecError),
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
+    "linear_divergence": (lambda x: tiewise.linear_divergence(x, TABLE, x, TABLE), "features must be a tensor"),
     "linear_log_prob": (lambda x: tiewise.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
     "load": (tiewise.load, PATH),
     "param_groups": (tiewise.param_groups, UnsupportedError),

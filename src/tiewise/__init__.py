@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tiewise.ops.augmented_loss import AugmentedOptions as AugmentedOptions
     from tiewise.ops.augmented_loss import augmented_cross_entropy as augmented_cross_entropy
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
+    from tiewise.ops.divergence import linear_divergence as linear_divergence
     from tiewise.ops.exact_top import ExactTop as ExactTop
     from tiewise.ops.log_prob import linear_log_prob as linear_log_prob
     from tiewise.ops.path_gradient import LookupOptions as LookupOptions
@@ -89,6 +90,7 @@ _OFFERS = {
     "inspection.inspection": "Inspection inspect",
     "ops.augmented_loss": "AugmentedOptions augmented_cross_entropy",
     "ops.cross_entropy": "linear_cross_entropy",
+    "ops.divergence": "linear_divergence",
     "ops.exact_top": "ExactTop",
     "ops.log_prob": "linear_log_prob",
     "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",

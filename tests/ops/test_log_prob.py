@@ -65,7 +65,7 @@ def test_chunks_and_blocks_change_nothing(n, chunk, v, cached, seed):
     (h, w, b), t = problem(n=n, v=v, seed=seed)
     truth, true_grads = run(plain, (h, w, b), t)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CACHED", cached)
+        patch.setattr("tiewise.ops.chunked.CACHED", cached)
         got, grads = run(ours, (h, w, b), t, chunk=chunk)
     torch.testing.assert_close(got, list(truth), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(grads, true_grads, rtol=1e-11, atol=1e-12)
@@ -216,9 +216,9 @@ def test_nan_and_infinity_reach_their_own_tokens_alone(odd):
         ({"targets": torch.zeros(N + 1, dtype=torch.long)}, ValueError, "shapes do not meet"),
         ({"targets": torch.full((N,), V)}, IndexError, f"target {V} is outside"),
         ({"temperature": 0.0}, ValueError, "temperature must be positive"),
-        ({"z_loss": 0.1}, ValueError, "no label_smoothing, z_loss"),
-        ({"reduction": "sum"}, ValueError, "or sum"),
-        ({"options": LossOptions(label_smoothing=0.1)}, ValueError, "no label_smoothing"),
+        ({"z_loss": 0.1}, ValueError, "label_smoothing, z_loss and class_weight"),
+        ({"reduction": "sum"}, ValueError, "not reduced"),
+        ({"options": LossOptions(label_smoothing=0.1)}, ValueError, "label_smoothing, z_loss"),
         ({"soft_cap": 3.0}, TypeError, "soft_cap"),
     ],
 )
@@ -254,4 +254,10 @@ def test_compiled_without_a_graph_break(entropy):
 def test_the_operator_is_what_torch_expects_of_one(targeted):
     (h, w, b), t = problem(torch.float32)
     arguments = (h.requires_grad_(), w.requires_grad_(), b.requires_grad_(), t if targeted else None, True)
-    torch.library.opcheck(module._statistics, (*arguments, torch.float32, 1.0, 3.0, -100, 7, None))
+    how = (torch.float32, 1.0, 3.0, -100, 7, None)
+    torch.library.opcheck(module._statistics, (*arguments, *how))
+    _, _, *saved = (x.detach() for x in module._statistics(*arguments, *how))
+    upstream = (torch.ones(N) if targeted else None, None, torch.ones(N))
+    tests = ("test_schema", "test_faketensor")
+    given = (*(x if x is None else x.detach() for x in arguments[:4]), *saved, *upstream, [True, False, True], *how)
+    torch.library.opcheck(module._slopes, given, test_utils=tests)

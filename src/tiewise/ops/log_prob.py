@@ -27,11 +27,10 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import accumulator, chunk_logits, compute_dtype, into_gradients
+from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, into_gradients
 from tiewise.ops.cross_entropy import check_problem, check_range
 
 _DEFAULT = LossOptions()
-_CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
 _LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
 
 
@@ -102,24 +101,33 @@ def vocabulary_statistics(
     differentiated together is swept together. Where a target is ignored all three are 0 without gradient.
     """
     o = replace(options, **overrides) if overrides else options
-    if o.label_smoothing or o.z_loss or o.class_weight is not None or o.reduction == "sum":
-        raise ValueError("log-probabilities have no label_smoothing, z_loss, class_weight or sum: a loss has")
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
+    if o.reduction == "sum":
+        raise ValueError("log-probabilities are not reduced: their sum is a loss")
+    tempered = at_temperature(o, temperature)
     shape = features.shape[:-1] if isinstance(features, Tensor) else ()
     stand_in = torch.empty(shape, dtype=torch.long, device="meta") if targets is None else targets
     check_problem(features, weight, stand_in, bias, o)
     flat, t = features.reshape(-1, features.shape[-1]), None if targets is None else targets.reshape(-1)
     if t is not None and not torch.compiler.is_compiling():
         check_range(t, len(weight), o.ignore_index)
-    # c · tanh(z / c) / τ = (c / τ) · tanh((z / τ) / (c / τ))
-    cap = None if o.softcap is None else o.softcap / temperature
-    bias = bias if bias is None or temperature == 1.0 else bias / temperature
-    how = (compute_dtype(flat, weight), o.scale / temperature, cap, o.ignore_index, o.chunk, o.logits)
+    o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
+    how = (compute_dtype(flat, weight), o.scale, o.softcap, o.ignore_index, o.chunk, o.logits)
     log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
     return VocabularyStatistics(
         None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
     )
+
+
+def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
+    """Return the options of logits divided by a temperature, whose bias is divided too; refuse those of a loss alone.
+
+    c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
+    """
+    if o.label_smoothing or o.z_loss or o.class_weight is not None:
+        raise ValueError("label_smoothing, z_loss and class_weight are of cross-entropies alone; leave them out here")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    return replace(o, scale=o.scale / temperature, softcap=None if o.softcap is None else o.softcap / temperature)
 
 
 # One operator, eager and compiled: Dynamo must not unroll the chunks.
@@ -141,15 +149,15 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
     with torch.autocast(features.device.type, enabled=False), torch.no_grad():
         for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
-            for rows, z, p in _blocks(part, logits):
+            for rows, z, (below, p) in _blocks(part, logits):
                 torch.amax(z, 1, out=top[rows])
-                torch.exp(z.sub_(top[rows, None]), out=p)
-                total = p.sum(1)
+                torch.sub(z, top[rows, None], out=below)  # not into z, which would be written back to memory
+                total = torch.exp(below, out=p).sum(1)
                 torch.log(total, out=rest[rows])
                 if at is not None:
-                    log_prob[rows] = z.gather(1, at[rows])[:, 0] - rest[rows]
+                    log_prob[rows] = below.gather(1, at[rows])[:, 0] - rest[rows]
                 if entropy:  # rest − Σ p (z − top): neither is negative, so that nothing cancels
-                    spread[rows] = rest[rows] - torch.linalg.vecdot(p, z.clamp_(min=_LOWEST)) / total
+                    spread[rows] = rest[rows] - torch.linalg.vecdot(p, below.clamp_(min=_LOWEST)) / total
         torch.add(top, rest, out=lse)
         for one in found[:3] if at is not None else ():
             one.masked_fill_(targets == o.ignore_index, 0)
@@ -189,7 +197,7 @@ def _slopes(*arguments: Any) -> Any:
     found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(inputs, wanted, strict=True)]
     with torch.autocast(features.device.type, enabled=False), torch.no_grad():
         for part, h, logits in _chunks(features, weight, bias, o):
-            for rows, z, p in _blocks(part, logits):
+            for rows, z, (p, _) in _blocks(part, logits):
                 bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
                 if with_entropy:  # z − top = log p + rest, and exp of it is p / share
                     torch.exp(z.sub_(top[rows, None]), out=p)
@@ -224,13 +232,12 @@ def _chunks(
 
 
 def _blocks(part: slice, z: Tensor) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Which tokens, their logits in `z`, the chunk of `part`, and as much memory for their exponentials."""
-    n, v = z.shape
-    most = torch.get_num_threads() * max(1, _CACHED // v) if z.device.type == "cpu" else n
-    spare = torch.empty_like(z[:most])
-    for start in range(0, n, most):
-        block = z[start : start + most]
-        yield slice(part.start + start, part.start + start + len(block)), block, spare[: len(block)]
+    """Which tokens, their logits in `z`, the chunk of `part`, and twice as much memory to work in."""
+    spare = z.new_empty(0)
+    for rows in cached_rows(z):
+        block = z[rows]
+        spare = spare[:, : len(block)] if len(spare) else block.new_empty(2, *block.shape)
+        yield slice(part.start + rows.start, part.start + rows.start + len(block)), block, spare
 
 
 @_statistics.register_fake
