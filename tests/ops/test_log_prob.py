@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from benchmarks.measure import in_fresh_process
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import N, V, assert_near, error, problem
@@ -12,6 +13,7 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.ops import log_prob as module
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.log_prob import linear_log_prob, vocabulary_statistics
+from tiewise.ops.path_gradient import tied_lookup
 
 PARTS = ("log_prob", "lse", "entropy")
 
@@ -130,6 +132,19 @@ def test_leading_dimensions_are_free(shape):
     got = ours(h, w, t)
     assert all(x.shape == shape for x in got)
     assert_near(got, plain(h, w, t), 1e-12)
+
+
+def test_strides_and_a_tied_lookup_change_nothing():
+    (_, w, _), t = problem()
+    ids = torch.arange(N) % V
+    found = []
+    for tied, function in ((False, plain), (True, ours)):
+        leaf = w.T.contiguous().requires_grad_()  # a table that lies transposed in memory
+        rows, table = tied_lookup(leaf.T, ids) if tied else (F.embedding(ids, leaf.T), leaf.T)
+        log_prob, _, entropy = function(rows.sin(), table, t)
+        (log_prob.sum() + entropy.square().sum()).backward()
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found)
 
 
 def test_no_tokens_at_all():
@@ -261,3 +276,11 @@ def test_the_operator_is_what_torch_expects_of_one(targeted):
     tests = ("test_schema", "test_faketensor")
     given = (*(x if x is None else x.detach() for x in arguments[:4]), *saved, *upstream, [True, False, True], *how)
     torch.library.opcheck(module._slopes, given, test_utils=tests)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["entropy", "jsd", "fp32_logits"])
+def test_memory_is_free_of_the_logits(name):
+    n, v, d = 8192, 20_000, 16
+    megabytes = float(in_fresh_process("benchmarks.log_prob", "memory", name, str(n), str(v), str(d)))
+    assert megabytes < 0.5 * n * v * 4 / 1e6

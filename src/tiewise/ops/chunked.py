@@ -154,8 +154,9 @@ def chunk_logits(h: Tensor, weight: Tensor, bias: Tensor | None, o: LossOptions,
         torch.mm(h, weight.T, out_dtype=z.dtype, out=z)
     elif o.logits:  # no product on a CPU takes narrow types and keeps its sums: the table is widened, a block at a time
         h, words = h.to(z.dtype), max(1, WIDENED // weight.shape[1])
+        wide = h.new_empty(min(words, len(weight)), weight.shape[1])
         for some, rows in zip(z.split(words, 1), weight.split(words), strict=True):
-            torch.mm(h, rows.to(z.dtype).T, out=some)
+            torch.mm(h, wide[: len(rows)].copy_(rows).T, out=some)
     else:
         z.copy_(torch.mm(h, weight.T))
     if o.logits and o.scale != 1.0:  # which would round the features of a narrow type

@@ -224,7 +224,7 @@ def _chunks(
     """Which tokens, their features [n, E] in the type of `weight`, and their logits [n, V], of each chunk."""
     (n, v), wide, device = (len(features), len(weight)), accumulator(weight.dtype), features.device.type
     bias = None if bias is None else bias.to(wide)
-    rows = chunk_rows(n, v if device == "cpu" else 2 * v, device, o.chunk)  # a block is a whole chunk on a GPU
+    rows = chunk_rows(n, v if device == "cpu" else 3 * v, device, o.chunk)  # a block is a whole chunk on a GPU
     buffer = features.new_empty(min(rows, n), v, dtype=wide)
     for start in range(0, n, rows):
         h = features[start : start + rows].to(weight.dtype)
@@ -250,7 +250,7 @@ def _(features: Tensor, weight: Tensor, bias: Any, targets: Any, entropy: bool, 
 def _(*arguments: Any) -> Any:
     features = arguments[0]
     return tuple(
-        torch.empty_like(x) if want else features.new_empty(0)
+        x.new_empty(x.shape) if want else features.new_empty(0)
         for x, want in zip(arguments[:3], arguments[10], strict=True)
     )
 
