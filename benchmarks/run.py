@@ -1,6 +1,6 @@
 """`make bench`: every table but the loss's (`benchmarks.loss`), printed and written under `benchmarks/results/`.
 
-NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing", "decoding")
+python -m benchmarks.run [step|startup|check|alignment|recurrent|sharing|decoding …] [subspace=CORPUS]
 
 `subspace` needs a corpus of words, so it is run where one is named only.
 """
