@@ -9,7 +9,15 @@ from torch import nn
 
 import tiewise
 from tiewise.core import errors
-from tiewise.core.errors import CheckpointError, InstallError, PlanError, SpecError, TiewiseError, UnsupportedError
+from tiewise.core.errors import (
+    CheckpointError,
+    InstallError,
+    PlanError,
+    RunError,
+    SpecError,
+    TiewiseError,
+    UnsupportedError,
+)
 from tiewise.ops.path_gradient import PathRecord
 
 TABLE, IDS = nn.Parameter(torch.zeros(4, 3)), torch.zeros(2, dtype=torch.long)
@@ -34,6 +42,7 @@ CALLS = {
     "linear_cross_entropy": (lambda x: tiewise.linear_cross_entropy(x, TABLE, IDS), "features must be a tensor"),
     "linear_divergence": (lambda x: tiewise.linear_divergence(x, TABLE, x, TABLE), "features must be a tensor"),
     "linear_log_prob": (lambda x: tiewise.linear_log_prob(x, TABLE, IDS), "features must be a tensor"),
+    "fast_products": (lambda x: tiewise.fast_products(x).__enter__(), RunError),
     "load": (tiewise.load, PATH),
     "param_groups": (tiewise.param_groups, UnsupportedError),
     "path_norms": (lambda x: tiewise.path_norms(x, PathRecord()), UnsupportedError),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from tiewise.ops.cross_entropy import linear_cross_entropy as linear_cross_entropy
     from tiewise.ops.divergence import linear_divergence as linear_divergence
     from tiewise.ops.exact_top import ExactTop as ExactTop
+    from tiewise.ops.fast_products import fast_products as fast_products
     from tiewise.ops.log_prob import linear_log_prob as linear_log_prob
     from tiewise.ops.path_gradient import LookupOptions as LookupOptions
     from tiewise.ops.path_gradient import PathRecord as PathRecord
@@ -92,6 +93,7 @@ _OFFERS = {
     "ops.cross_entropy": "linear_cross_entropy",
     "ops.divergence": "linear_divergence",
     "ops.exact_top": "ExactTop",
+    "ops.fast_products": "fast_products",
     "ops.log_prob": "linear_log_prob",
     "ops.path_gradient": "LookupOptions PathRecord path_norms tied_lookup",
     "planning.plan": "Plan plan",

@@ -23,7 +23,7 @@ def library(tmp_path_factory):
     if shutil.which("g++") is None:
         pytest.skip("no g++")
     with pytest.MonkeyPatch.context() as patch:
-        for path in compiled.cache_folder().glob(f"{compiled._key()}-*.so"):
+        for path in (compiled.cache_folder() / "kernels").glob(f"{compiled._key()}-*.so"):
             return path
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("built")))
         return compiled.build()
@@ -33,9 +33,9 @@ def library(tmp_path_factory):
 def kept(library, tmp_path, monkeypatch):
     """The library in a cache of this test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    compiled.cache_folder().mkdir(0o700, parents=True)
+    (compiled.cache_folder() / "kernels").mkdir(0o700, parents=True)
     compiled._load.cache_clear()
-    yield Path(shutil.copy2(library, compiled.cache_folder()))
+    yield Path(shutil.copy2(library, compiled.cache_folder() / "kernels"))
     compiled._load.cache_clear()
 
 

@@ -79,6 +79,15 @@ def packaged_json(path: str) -> Any:
     return json.loads(data)
 
 
+def cache_folder() -> Path:
+    """Return tiewise's folder in the user's cache: XDG_CACHE_HOME, or ~/.cache; it need not exist.
+
+    Raises:
+        RuntimeError: there is no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "tiewise"
+
+
 def size(bytes_: float) -> str:
     """12.3 MB, in powers of ten as disks and checkpoints are sold."""
     for unit in ("bytes", "kB", "MB", "GB"):

@@ -26,6 +26,7 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.ops.chunked import accumulator
 from tiewise.ops.cross_entropy import check_problem, check_range, fused_loss
+from tiewise.ops.fast_products import own_products
 
 _BUFFERS = 6  # of [chunk, V] that are alive at once
 
@@ -100,7 +101,8 @@ def _sweep(
     by_features, by_weight, by_table, by_bias = found = [
         torch.zeros_like(x, dtype=wide) if want else None for x, want in zip(tensors[:4], wanted, strict=False)
     ]
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+    products = own_products(kind, features.device.type, len(each) * weight.numel())
+    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
         weight = weight.to(kind)
         table, by_table = (weight, by_weight) if table is None else (table.to(kind), by_table)
         rows = chunk_rows(len(each), _BUFFERS * len(weight), features.device.type, o.chunk)

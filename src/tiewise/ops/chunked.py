@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
+from tiewise.ops.fast_products import own_products
 
 CACHED = 131_072  # logits of a thread's rows that are worked on at a time: half a megabyte
 WIDENED = 4_000_000  # numbers of a narrow table that are fp32 at a time: 16 MB
@@ -52,7 +53,8 @@ def sweep(
     each = features.new_empty(n, dtype=wide)
     made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
     found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)]
-    with torch.autocast(device, enabled=False), torch.no_grad():
+    products = own_products(kind, device, n * weight.numel())
+    with torch.autocast(device, enabled=False), torch.no_grad(), products:
         weight = weight.to(kind)
         bias = None if bias is None else bias.to(wide)
         w = None if o.class_weight is None else o.class_weight.to(wide)

@@ -24,6 +24,7 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, into_gradients
 from tiewise.ops.cross_entropy import check_problem, fused_loss
+from tiewise.ops.fast_products import own_products
 from tiewise.ops.log_prob import at_temperature
 
 _DEFAULT = LossOptions()
@@ -115,7 +116,8 @@ def _sweep(
     each = features.new_empty(n, dtype=wide)
     made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
     found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)]
-    with torch.autocast(device, enabled=False), torch.no_grad():
+    products = own_products(kind, device, n * weight.numel())
+    with torch.autocast(device, enabled=False), torch.no_grad(), products:
         weight, teacher_weight = weight.to(kind), teacher_weight.to(teacher_kind)
         bias, teacher_bias = (None if x is None else x.to(wide) for x in (bias, teacher_bias))
         rows = chunk_rows(n, 2 * v, device, o.chunk)

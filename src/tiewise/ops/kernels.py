@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.core.files import written_whole
+from tiewise.core.files import cache_folder, written_whole
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 # of the library's `instruction_sets()`, bit by bit; its functions are compiled for what they use and nothing else is
@@ -72,7 +72,7 @@ def _load() -> tuple[Any, int, str]:
     if why:
         return None, 0, f"none: {why}"
     try:
-        folder = cache_folder()
+        folder = cache_folder() / "kernels"
         built = sorted(folder.glob(f"{_key()}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     except (OSError, RuntimeError) as error:  # no home, no right to look
         return None, 0, f"none: {error}"
@@ -110,7 +110,7 @@ def build() -> Path:
         raise RunError(f"no C++ compiler {os.environ.get('CXX') or 'g++'} was found", fix)
     elsewhere = "name another cache by XDG_CACHE_HOME=…"
     try:
-        folder = cache_folder()
+        folder = cache_folder() / "kernels"
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:
         raise RunError(f"no place for the kernels: {error}", elsewhere) from None
@@ -131,15 +131,6 @@ def build() -> Path:
     except OSError as error:
         raise RunError(f"the kernels could not be written: {error}", elsewhere) from None
     return path
-
-
-def cache_folder() -> Path:
-    """Return where compiled kernels lie: `tiewise/kernels` in the user's cache, which XDG_CACHE_HOME names.
-
-    Raises:
-        RuntimeError: there is no home folder.
-    """
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute() / "tiewise" / "kernels"
 
 
 def _unsuited() -> str:

@@ -29,6 +29,7 @@ from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, into_gradients
 from tiewise.ops.cross_entropy import check_problem, check_range
+from tiewise.ops.fast_products import own_products
 
 _DEFAULT = LossOptions()
 _LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
@@ -147,7 +148,8 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+    products = own_products(how[0], features.device.type, len(features) * weight.numel())
+    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
         for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
             for rows, z, (below, p) in _blocks(part, logits):
                 torch.amax(z, 1, out=top[rows])
@@ -195,7 +197,8 @@ def _slopes(*arguments: Any) -> Any:
     weight = weight.to(how[0])
     made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
     found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(inputs, wanted, strict=True)]
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad():
+    products = own_products(how[0], features.device.type, len(features) * weight.numel())
+    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
         for part, h, logits in _chunks(features, weight, bias, o):
             for rows, z, (p, _) in _blocks(part, logits):
                 bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)

@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,11 @@ from tqdm import tqdm
 
 from tiewise.core import __version__
 from tiewise.core.errors import RunError
+from tiewise.core.files import from_record
 from tiewise.core.frequency import asymmetric_bigrams
 from tiewise.core.long_work import heard
 from tiewise.data.corpus import PreparedText, load_prepared
+from tiewise.ops.fast_products import ProductChoice, product_choice, same_here
 from tiewise.training import ranks
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json
 from tiewise.training.results import ArmDirectPath, Comparison, SingleRun, complete
@@ -126,14 +128,16 @@ def start(
         return checked
 
     def put() -> None:
-        write_json(stage / ENVIRONMENT, environment() | {"command": command})
+        write_json(stage / ENVIRONMENT, environment() | {"command": command, "products": asdict(products)})
         made.save(stage)
 
     with ranks.first_holds(starting(out, overwrite=overwrite)) as stage:
         made = ranks.first_does(staged)
+        text = load_prepared(stage / DATA)
+        products = ranks.first_does(lambda: products_for(made, text.vocab))
         if made.minutes is not None:
             with display.stages():
-                steps = steps_within(make_jobs(made, load_prepared(stage / DATA), stage), stage / "calibration", gone)
+                steps = steps_within(make_jobs(made, text, stage, products), stage / "calibration", gone)
             display.say(f"{made.minutes:g} minutes: {steps} steps for each run")
             made = replace(made, steps=steps, minutes=None).checked()
         ranks.first_does(put)
@@ -154,8 +158,9 @@ def finish(out: Path, display: Display) -> Comparison:
     steps = settings.seeds * settings.steps + (per_arm() * short_steps(settings) if settings.tune else 0)
     trials: list[dict[str, Any]] = []
     outcomes: list[Outcome] = []
+    products = products_of(out, display)
     with display.runs(len(settings.arms) * steps) as ended:
-        jobs = make_jobs(settings, text, out)
+        jobs = make_jobs(settings, text, out, products)
         if settings.tune:
             jobs, trials = tune(jobs, out, ended)
         for seed in range(1, settings.seeds + 1):
@@ -176,7 +181,9 @@ def finish(out: Path, display: Display) -> Comparison:
             reference=settings.arms[0],
             setting=kind.setting(settings, text),
             data={k: v for k, v in text.facts.items() if k != "request"},
-            env=environment() | {package: version(package) for package in kind.packages},
+            env=environment()
+            | {"products": asdict(products)}
+            | {package: version(package) for package in kind.packages},
             runs=[o.result for o in outcomes],
             tuning=trials,
             direct_path=[
@@ -199,7 +206,8 @@ def finish_one(out: Path, display: Display) -> SingleRun:
     """Train or finish the single run in `out`. Raises as `finish`."""
     settings, text = opened(out, single=True)
     assert settings.seed is not None
-    job = seeded(make_jobs(settings, text, out)[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")
+    jobs = make_jobs(settings, text, out, products_of(out, display))
+    job = seeded(jobs[0], settings.seed, f"{settings.arms[0]} seed {settings.seed}")
     with display.runs(settings.steps):
         result = train(job).result
     return SingleRun(result, job.folder, kind_of(settings).setting(settings, text), text.facts)
@@ -219,11 +227,31 @@ def opened(out: Path, *, single: bool) -> tuple[Settings, PreparedText]:
     return ranks.first_does(settings), load_prepared(out / DATA)
 
 
-def make_jobs(settings: Settings, text: PreparedText, out: Path) -> list[Job]:
+def products_for(settings: Settings, vocab: int) -> ProductChoice:
+    """Choose the matrix products of all runs that begin now: one choice, whatever a resume finds."""
+    on_cpu = settings.backend == "torch" and not torch.accelerator.is_available()
+    return product_choice("auto", settings.batch * settings.length * settings.width * vocab if on_cpu else 0)
+
+
+def products_of(out: Path, display: Display) -> ProductChoice:
+    """Return what the run in `out` began with; where that would be another product here, say so and take torch's."""
+    record = ranks.first_does(lambda: (read_json(out / ENVIRONMENT) or {}).get("products"))
+    if record is None:  # it began before there was a choice
+        return product_choice("default")
+    begun = from_record(ProductChoice, record, f"{out / ENVIRONMENT}: products", "start anew with --overwrite")
+    if same_here(begun):
+        return begun
+    display.say(f"the run began with {begun.product} products, which differ on this machine: torch's own from here on")
+    return product_choice("default")
+
+
+def make_jobs(
+    settings: Settings, text: PreparedText, out: Path, products: str | ProductChoice = "default"
+) -> list[Job]:
     """One job per arm, not yet seeded."""
     wide = kind_of(settings).feed_forward(settings, text.vocab)
     return [
-        Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=wide[arm])
+        Job(arm, spec, settings, out / folder_name(arm), text, feed_forward=wide[arm], products=products)
         for arm, spec in settings.specs().items()
     ]
 

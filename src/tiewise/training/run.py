@@ -37,6 +37,7 @@ from tiewise.core.files import from_record, to_record
 from tiewise.core.frequency import BINS, bin_of
 from tiewise.data.corpus import PreparedText
 from tiewise.hf import plain_copy
+from tiewise.ops.fast_products import fast_products
 from tiewise.training import ranks
 from tiewise.training.folder import newest_checkpoint, read_json, remove, replace_path, write_json
 from tiewise.training.results import AGAIN, DENSE, FINAL, BinNll, CurvePoint, RunResult, Share
@@ -298,22 +299,23 @@ def train(job: Job) -> Outcome:
     if done is not None:
         return done
     first: dict[str, float] = {}
-    with ranks.agreed():
-        installed = kind.build(job)
-        if ranks.first():
-            first = {
-                "init_std": kind.table_std(job),
-                "predicted_initial_nll": kind.first_loss(job),
-                "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
-            }
-    timed, seconds = kind.fit(job, installed, checkpoint, step)
+    with fast_products(job.products):
+        with ranks.agreed():
+            installed = kind.build(job)
+            if ranks.first():
+                first = {
+                    "init_std": kind.table_std(job),
+                    "predicted_initial_nll": kind.first_loss(job),
+                    "initial_nll": kind.measure(job, installed, job.split, point=True).nll,
+                }
+        timed, seconds = kind.fit(job, installed, checkpoint, step)
 
-    def concluded() -> Outcome:
-        outcome = Outcome(_result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe)))
-        _keep(job, installed, outcome)
-        return outcome
+        def concluded() -> Outcome:
+            outcome = Outcome(_result(job, installed, first, timed, seconds), direct_path(installed, list(job.probe)))
+            _keep(job, installed, outcome)
+            return outcome
 
-    return ranks.first_does(concluded)
+        return ranks.first_does(concluded)
 
 
 def _result(job: Job, installed: Installed, first: dict[str, float], timed: int, seconds: float) -> RunResult:

@@ -22,6 +22,7 @@ from shutil import rmtree
 from typing import Any
 
 from tiewise.core.errors import Interrupted, RunError
+from tiewise.ops.fast_products import fast_products
 from tiewise.training import ranks
 from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.run import kind_of, train
@@ -143,6 +144,7 @@ def _pace(job: Job, steps: int, folder: Path, gone: Gone) -> Pace:
     """Time evaluation, when some tokens have warmed it up, and a trial of so many steps, made in `folder`."""
     kind = kind_of(job.settings)
 
+    @fast_products(job.products)
     def evaluation() -> float:
         installed = kind.build(job)
         kind.measure(job, installed, job.split, point=True)

@@ -30,6 +30,7 @@ from tiewise.core.files import write_whole
 from tiewise.core.long_work import NotedPress, ctrl_c_was_pressed, progress, set_ctrl_c
 from tiewise.core.spec import BoundarySpec
 from tiewise.data.corpus import PreparedText
+from tiewise.ops.fast_products import ProductChoice
 from tiewise.training import ranks
 from tiewise.training.settings import Settings
 
@@ -52,6 +53,7 @@ class Job:
     probe: tuple[int, ...] = ()  # tokens whose direct path is wanted
     split: str = "heldout"  # what the run is measured on
     trial: bool = False  # nothing but its last loss on `split` is wanted
+    products: str | ProductChoice = "default"  # that its steps and its measuring take
 
     def tell(self, step: int, nll: float | None = None) -> None:
         """Say how many steps are done, and the training loss."""

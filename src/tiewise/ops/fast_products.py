@@ -1,0 +1,243 @@
+"""The right matrix product per machine: fp32 products on oneDNN, where they are exact there and measured to be faster.
+
+`torch.mm` in fp32 goes to MKL, which is slow on some processors. `torch.backends.mkldnn.matmul.fp32_precision = "bf16"`
+sends the same products to oneDNN and lets it round them to bf16. With AMX it does; without, it has no such kernel and
+computes in fp32. So
+
+    auto = onednn     where  the processor has no AMX,  a probe keeps fp32 accuracy,  a trial takes a tenth less time
+           default    elsewhere: the flag stays as it was found
+
+    probe and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [1024, 256], P [n, 1024]
+
+Of a trial its times are kept, in `products.json` in the user's cache, by what the processor is and can do, torch, the
+type and the threads. Accuracy is asked of every process anew; within one, the answer stays.
+
+The flag is the whole process's. `_held` lists the choices of those who are within `fast_products()`, of all threads:
+the last to come rules, and when the last has gone the flag is what it was before the first.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
+from tiewise.core.files import cache_folder, write_whole
+
+PRODUCTS = ("auto", "default", "onednn")
+VARIABLE = "TIEWISE_PRODUCTS"
+LARGE = 2**28  # multiplications N·V·D of a loss that may begin a trial: 16 ms at 100 GFlop/s, repaid within a few steps
+FASTER = 0.9  # of the default's time, the most that oneDNN may take: a noisy machine's fastest rounds differ by less
+SECONDS = 0.04  # of probe and trial
+ROUNDED = 2e-6  # relative error of a sum of positive products that no fp32 makes; bf16 gives 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class ProductChoice:
+    """Which products were chosen, and why; prints as a sentence."""
+
+    product: str  # default or onednn
+    reason: str
+    exact: bool  # False: fp32 products are rounded to bf16
+    processor: str
+    threads: int
+    default_ms: float | None = None  # of the trial, where there was one
+    onednn_ms: float | None = None
+
+    def __str__(self) -> str:
+        where = f"{self.processor}, {self.threads} thread{'' if self.threads == 1 else 's'}"
+        return f"{self.product} products on {where}: {self.reason}"
+
+
+@contextmanager
+def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoice]:
+    """Within this context, or a function decorated with it, fp32 matrix products take the fastest exact way.
+
+        with tiewise.fast_products() as choice:      # print(choice) says what was chosen, and why
+            train()
+
+    On a CPU only, and in all threads at once; put it around whole training steps. It is decided once per machine, in
+    50 ms. Within another such context `auto` takes what that one took.
+
+    Args:
+        product: `auto`; `default`, torch's own way; or `onednn`, which rounds to bf16 on a processor with AMX, as a
+            warning then says; or a choice that was made. The environment variable TIEWISE_PRODUCTS decides for `auto`.
+
+    Raises:
+        RunError: another value.
+        UnsupportedError: `onednn`, which this torch has not.
+    """
+    global _found
+    choice = product_choice(product)
+    with _lock:
+        if not _held:
+            _found = _flag()
+        _held.append(choice)
+        _follow()
+    try:
+        yield choice
+    finally:
+        with _lock:
+            del _held[-1 - _held[::-1].index(choice)]  # not always the last: threads come and go
+            _follow()
+
+
+def own_products(kind: torch.dtype, device: str, multiplications: int) -> AbstractContextManager[Any]:
+    """Return `fast_products()` for a computation of ours, in `kind`, that is large enough to gain by it."""
+    if kind != torch.float32 or device != "cpu":
+        return nullcontext()
+    choice = product_choice("auto", multiplications)
+    return nullcontext() if choice.product == "default" else fast_products(choice)
+
+
+def product_choice(product: str | ProductChoice = "auto", multiplications: float = math.inf) -> ProductChoice:
+    """Return what `fast_products(product)` would take for a problem of so many multiplications; raises as it does."""
+    if isinstance(product, ProductChoice):
+        return product
+    with _lock:  # one thread probes and tries; the others wait, see nothing of that, and have its answer
+        if product == "auto" and _held:
+            return _held[-1]
+        asked = (os.environ.get(VARIABLE) or "auto") if product == "auto" else product
+        if asked not in PRODUCTS:
+            raise RunError(f"no products are called {asked!r}", f"choose {', '.join(PRODUCTS)}, also in {VARIABLE}")
+        if asked == "default":
+            return _chosen("default", "asked for")
+        if asked == "auto" and multiplications < LARGE:
+            return _chosen("default", "no large fp32 products on a CPU")
+        if asked == "auto" and _flag() == "bf16":
+            return _chosen("default", "torch is told already to use oneDNN", not _rounding())
+        if asked == "auto":
+            return _decided(torch.get_num_threads())
+        if _flag() is None:
+            fix = f"leave {VARIABLE} and the argument at auto, or install torch 2.9 or newer, with oneDNN"
+            raise UnsupportedError("this torch cannot send fp32 products to oneDNN", fix)
+        if rounding := _rounding():
+            warnings.warn(f"fp32 products on oneDNN, as asked for: {rounding}", TiewiseWarning, stacklevel=2)
+        return _chosen("onednn", f"asked for{'; ' * bool(rounding)}{rounding}", not rounding)
+
+
+def same_here(choice: ProductChoice) -> bool:
+    """Whether a choice made elsewhere means the same products here: such as round, or such as do not."""
+    with _lock:
+        return choice.product == "default" or (_flag() is not None and choice.exact == (not _rounding()))
+
+
+# the flag
+
+_lock = threading.RLock()
+_held: list[ProductChoice] = []
+_found: str | None = None  # the flag before the first of them
+
+
+# from torch 2.9 on, where it was built with oneDNN
+_matmul: Any = getattr(torch.backends.mkldnn, "matmul", None) if torch.backends.mkldnn.is_available() else None
+
+
+def _flag() -> str | None:
+    """Return torch's flag; None where it has none."""
+    return getattr(_matmul, "fp32_precision", None)
+
+
+def _follow() -> None:
+    """Set the flag as the last choice that is held has it."""
+    wanted = "bf16" if _held and _held[-1].product == "onednn" else _found
+    if wanted != _flag():
+        _matmul.fp32_precision = wanted
+
+
+# the decision
+
+
+def _chosen(product: str, reason: str, exact: bool = True, *times: float) -> ProductChoice:
+    processor = _traits().get("cpu_name") or platform.machine()
+    return ProductChoice(product, reason, exact, processor, torch.get_num_threads(), *times)
+
+
+@cache
+def _traits() -> dict[str, Any]:
+    """What the processor is and can do; nothing where this torch does not say it."""
+    return dict(torch.cpu.get_capabilities()) if hasattr(torch.cpu, "get_capabilities") else {}
+
+
+def _three(rows: int) -> list[tuple[Tensor, Tensor]]:
+    """Return the factors of a small loss's three products: positive numbers, whose sums lose nothing."""
+    draw = torch.Generator().manual_seed(0)
+    h, w, p = (
+        torch.rand(n, d, generator=draw, dtype=torch.float32) for n, d in ((rows, 256), (1024, 256), (rows, 1024))
+    )
+    return [(h, w.T), (p, w), (p.T, h)]
+
+
+@cache
+def _rounding() -> str:
+    """Say why fp32 products on oneDNN may be rounded to bf16 here; "" where they are not."""
+    if "amx_tile" not in _traits():
+        return "this torch does not say whether the processor has AMX, with which oneDNN rounds to bf16"
+    if any(has for trait, has in _traits().items() if trait.startswith("amx")):
+        return "the processor has AMX, with which oneDNN rounds to bf16"
+    with fast_products(_chosen("onednn", "probe")), torch.autocast("cpu", enabled=False):
+        for a, b in _three(128):
+            exact = a[:8].double() @ b.double()
+            if not ((a @ b)[:8] / exact - 1).abs().max() < ROUNDED:
+                return "a probe on oneDNN was rounded to bf16"
+    return ""
+
+
+@cache
+def _decided(threads: int) -> ProductChoice:
+    deadline = time.perf_counter() + SECONDS
+    if _flag() is None:
+        return _chosen("default", "this torch has no other")
+    if rounding := _rounding():
+        return _chosen("default", rounding)
+    what = {"processor": _traits().get("cpu_name"), "torch": torch.__version__, "type": "float32", "threads": threads}
+    key = sha256(json.dumps([what, _traits()], sort_keys=True).encode()).hexdigest()[:16]
+    kept: Any = {}
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home
+        kept = json.loads((cache_folder() / "products.json").read_text(encoding="utf-8"))
+    try:
+        default, onednn = (float(kept[key][name]) for name in ("default_ms", "onednn_ms"))
+        known = 0 < default < math.inf and 0 < onednn < math.inf
+    except (LookupError, TypeError, ValueError):
+        known = False
+    if not known:
+        default, onednn = trial(threads, deadline)
+        record = what | {"default_ms": default, "onednn_ms": onednn}
+        with suppress(OSError, RuntimeError):  # then the next process tries again
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            found = {**(kept if isinstance(kept, dict) else {}), key: record}
+            write_whole(cache_folder() / "products.json", json.dumps(found, indent=1) + "\n")
+    reason = f"a trial on oneDNN took {onednn / default:.2f} of the time"
+    return _chosen("onednn" if onednn <= FASTER * default else "default", reason, True, default, onednn)
+
+
+def trial(threads: int, deadline: float) -> tuple[float, float]:
+    """Return the milliseconds of the three products by default and on oneDNN, the least of alternated rounds."""
+    three = [(a, b, a.new_empty(len(a), b.shape[1])) for a, b in _three(max(128, 64 * threads))]
+    ways = [_chosen("default", "trial"), _chosen("onednn", "trial")]
+    best, rounds, took = dict.fromkeys(ways, math.inf), 0, 0.0
+    with torch.autocast("cpu", enabled=False), torch.no_grad():
+        while rounds < 3 or time.perf_counter() + took < deadline:
+            begin = time.perf_counter()
+            for way in ways[:: 1 if rounds % 2 else -1]:
+                with fast_products(way):
+                    start = time.perf_counter()
+                    for a, b, out in three:
+                        torch.mm(a, b, out=out)
+                    best[way] = min(best[way], 1e3 * (time.perf_counter() - start))
+            rounds, took = rounds + 1, time.perf_counter() - begin
+    return best[ways[0]], best[ways[1]]

@@ -1,0 +1,103 @@
+"""One choice of matrix products in a comparison: made when it begins, kept in env.json, taken by all its runs."""
+
+import json
+
+import pytest
+
+from tiewise.core.errors import RunError
+from tiewise.ops import fast_products as fp
+from tiewise.training.compare import finish, finish_one
+from tiewise.training.kinds import decoder
+from tiewise.training.trainer import TiewiseTrainer
+
+pytestmark = pytest.mark.skipif(fp._matmul is None or bool(fp._rounding()), reason="oneDNN rounds to bf16 here")
+AMX = {"cpu_name": "Xeon", "amx_tile": True}
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Make up a processor and the trial's (default, oneDNN) times on it, for which every problem is large."""
+
+    def make(times=None, traits=None):
+        fp._rounding.cache_clear()
+        fp._decided.cache_clear()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"{times} {traits}"))
+        monkeypatch.setattr(fp, "_traits", lambda: traits or {"cpu_name": "EPYC", "amx_tile": False})
+        monkeypatch.setattr(fp, "trial", lambda threads, deadline: times)
+
+    monkeypatch.setattr(fp, "LARGE", 1)
+    monkeypatch.delenv("TIEWISE_PRODUCTS", raising=False)
+    yield make
+    fp._rounding.cache_clear()
+    fp._decided.cache_clear()
+
+
+@pytest.fixture
+def flags(monkeypatch):
+    """The flag within every training step and every measurement."""
+    found = set()
+    step, measure = TiewiseTrainer.training_step, decoder.measure
+    monkeypatch.setattr(TiewiseTrainer, "training_step", lambda *a, **k: found.add(fp._flag()) or step(*a, **k))
+    monkeypatch.setattr(decoder, "measure", lambda *a, **k: found.add(fp._flag()) or measure(*a, **k))
+    return found
+
+
+def products(out, file="env.json"):
+    record = json.loads((out / file).read_text())
+    return record.get("env", record)["products"]
+
+
+def test_all_runs_take_the_choice_of_the_start(tiny, tmp_path, lines, machine, flags):
+    machine(times=(10.0, 5.0))
+    out = lines.begin(tiny(steps=4, tune=True, arms=("tied",)), tmp_path / "out")
+    assert products(out)["product"] == "onednn"
+    assert products(out)["reason"] == "a trial on oneDNN took 0.50 of the time"
+    machine(times=(10.0, 20.0))  # a later trial changes nothing
+    before = len(lines)
+    finish(out, lines.display)
+    assert flags == {"bf16"}
+    assert fp._flag() == "none"
+    assert products(out) == products(out, "results.json")
+    assert not any("products" in line for line in lines[before:])
+
+
+def test_where_nothing_is_large_the_default_is_written(tiny, tmp_path, lines, machine, monkeypatch, flags):
+    machine(times=(10.0, 5.0))
+    monkeypatch.setattr(fp, "LARGE", 2**28)
+    out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
+    assert products(out)["product"] == "default"
+    finish_one(out, lines.display)
+    assert flags == {"none"}
+
+
+def test_a_processor_that_would_round_falls_back_and_says_so(tiny, tmp_path, lines, machine, flags):
+    machine(times=(10.0, 5.0))
+    out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
+    machine(traits=AMX)
+    finish_one(out, lines.display)
+    assert flags == {"none"}
+    assert [line for line in lines if "products" in line] == [
+        "the run began with onednn products, which differ on this machine: torch's own from here on"
+    ]
+
+
+def test_a_run_that_began_before_there_was_a_choice(tiny, tmp_path, lines, machine, flags):
+    machine(times=(10.0, 5.0))
+    out = lines.begin(tiny(steps=2, seed=1, arms=("tied",)), tmp_path / "out")
+    record = json.loads((out / "env.json").read_text())
+    (out / "env.json").write_text(json.dumps(record | {"products": {"product": 3}}))
+    with pytest.raises(RunError, match=r"env\.json: products: product must be text, not 3; start anew"):
+        finish_one(out, lines.display)
+    del record["products"]
+    (out / "env.json").write_text(json.dumps(record))
+    finish_one(out, lines.display)
+    assert flags == {"none"}
+
+
+def test_what_the_two_compute_is_the_same_to_fp32(tiny, tmp_path, lines, machine):
+    losses = []
+    for times in ((10.0, 5.0), (5.0, 10.0)):
+        machine(times=times)
+        out = lines.begin(tiny(steps=4, seed=1, arms=("tied",)), tmp_path / str(times))
+        losses.append(finish_one(out, lines.display).result.heldout_nll)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
