@@ -21,7 +21,7 @@ from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.ops import chunked
 from tiewise.ops.kernels import kernels, processor
 
-KINDS = (torch.bfloat16,)  # of products; in fp32 the processor's own library is as fast
+KINDS = (torch.bfloat16,)  # of products; in fp32 the processor's own library was faster
 LEAST = 2**27  # multiplications of one product, about a millisecond: below, neither the library nor the padding pays
 TOKENS = 32  # of a panel of the kernel, to which fewer are padded
 
