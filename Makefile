@@ -27,6 +27,7 @@ check: $(STAMP)
 	$(BIN)/python tools/files_that_run.py --hold
 
 bench: $(STAMP)
+	$(BIN)/python -m benchmarks.loss
 	$(BIN)/python -m benchmarks.run
 
 format: $(STAMP)

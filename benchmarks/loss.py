@@ -1,164 +1,207 @@
-"""The loss operator and the tied step beside their peers: one run, alternated rounds, the error beside the time.
+"""The loss and the tied step beside their peers: one process per shape, alternated rounds, errors beside times.
 
-python -m benchmarks.loss [N V D]            times and errors
-python -m benchmarks.loss memory NAME N V D  peak memory of one candidate, in a process of its own
+python -m benchmarks.loss [N V D] [--kinds fp32 bf16] [--rows NAME …] [--rounds 7] [--only times|memory]
+
+Without a shape all of `SHAPES`, each in a process of its own. Every row (`loss_rows.py`) has the bare three matrix
+products measured in the same rounds, and a big square product and a read of memory beside them, so that a row can be
+measured again by itself (`--rows 'tied step*'`). Rows are kept in
+`benchmarks/results/loss/INSTRUCTIONS-NxVxD.json`, and `docs/performance.md` is written anew from all of them.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import platform
 import sys
+import time
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch import Tensor
 
-from benchmarks.measure import alternate, in_fresh_process, peak_megabytes, ratio, spread
-from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
-from tiewise.ops.path_gradient import LookupOptions, PathRecord, path_norms, tied_lookup
+from benchmarks import performance
+from benchmarks.loss_rows import ENTROPY, KINDS, ROWS, Problem
+from benchmarks.measure import alternate, in_fresh_process, peak_megabytes
+from benchmarks.performance import PRODUCTS, READ, SQUARE
+from tiewise.training.compare import environment
 
-SHAPE = (2048, 50304, 768)
-CHUNKS = (256, 512, 1024)
+SHAPES = (
+    (2048, 50304, 768),
+    (4096, 32000, 512),
+    (8192, 8192, 256),
+    (1024, 128256, 2048),
+    (2048, 50257, 768),
+    (777, 50304, 768),
+    (1, 50304, 768),
+)
+ROWS_SEEN, WORDS_SEEN = 256, 4096  # of the gradients of features and table, evenly spread, whose errors are measured
 
-
-def plain(features: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross-entropy as most code computes it, in the dtype given."""
-    return F.cross_entropy(F.linear(features, weight), targets)
-
-
-class Problem:
-    """Inputs, and every candidate as a function that leaves gradients behind."""
-
-    def __init__(self, n: int, v: int, d: int) -> None:
-        g = torch.Generator().manual_seed(0)
-        self.h = (torch.randn(n, d, generator=g)).requires_grad_()
-        self.w = (torch.randn(v, d, generator=g) * 0.02).requires_grad_()
-        ranks = torch.arange(1, v + 1, dtype=torch.float64)
-        self.ids = torch.multinomial(1 / ranks, n, replacement=True, generator=g)  # Zipf, as tokens are
-        self.t = torch.randint(0, v, (n,), generator=g)
-        self.compiled = torch.compile(plain)
-        self.record = PathRecord()
-        self.buffers = (torch.empty(n, v), torch.empty(n, d), torch.empty(v, d))
-
-    def _fresh(self) -> None:
-        self.h.grad = self.w.grad = None
-
-    def floor(self) -> None:
-        z, dh, dw = self.buffers
-        with torch.no_grad():
-            torch.mm(self.h, self.w.T, out=z)
-            torch.mm(z, self.w, out=dh)
-            torch.mm(z.T, self.h, out=dw)
-
-    def tiewise(self) -> torch.Tensor:
-        self._fresh()
-        loss = linear_cross_entropy(self.h, self.w, self.t)
-        loss.backward()
-        return loss.detach()
-
-    def eager(self) -> torch.Tensor:
-        self._fresh()
-        loss = plain(self.h, self.w, self.t)
-        loss.backward()
-        return loss.detach()
-
-    def compile(self) -> torch.Tensor:
-        self._fresh()
-        loss = self.compiled(self.h, self.w, self.t)
-        loss.backward()
-        return loss.detach()
-
-    def native(self, chunk: int) -> torch.Tensor:
-        self._fresh()
-        options = torch.nn.LinearCrossEntropyOptions(chunking_method=None, batch_chunk_size=chunk)
-        loss = F.linear_cross_entropy(self.h, self.w, self.t, options=options)
-        loss.backward()
-        return loss.detach()
-
-    def tied_eager(self) -> torch.Tensor:
-        self._fresh()
-        loss = plain(F.embedding(self.ids, self.w), self.w, self.t)
-        loss.backward()
-        return loss.detach()
-
-    def tied(self, track: bool = False) -> torch.Tensor:
-        self._fresh()
-        rows, after = tied_lookup(self.w, self.ids, LookupOptions(record=self.record if track else None))
-        loss = linear_cross_entropy(rows, after, self.t)
-        loss.backward()
-        if track:
-            path_norms(self.w.grad, self.record)  # type: ignore[arg-type]
-            self.record.clear()
-        return loss.detach()
+# What each must equal, in fp64 of the rounded inputs.
 
 
-def candidates(p: Problem) -> dict[str, object]:
-    """Name -> function; `floor` is the three bare products of any exact method."""
-    native = {f"F.linear_cross_entropy, {c} rows": (lambda c=c: p.native(c)) for c in CHUNKS}
-    loss = {"three bare products": p.floor, "tiewise": p.tiewise, "plain": p.eager, "torch.compile(plain)": p.compile}
-    step = {"tied step, plain": p.tied_eager, "tied step, tiewise": p.tied, "tied step, tracked": lambda: p.tied(True)}
-    return {**loss, **native, **step}
+@dataclass(frozen=True)
+class Truth:
+    """A mean loss, those of the tokens [N], and some rows of both gradients."""
+
+    each: Tensor
+    dh: Tensor
+    dw: Tensor
 
 
-def errors(p: Problem) -> dict[str, tuple[float, float]]:
-    """Relative error of (loss, weight gradient) against fp64, of the losses that are exact by design."""
-    h, w = (x.detach().double().requires_grad_() for x in (p.h, p.w))
-    truth = oracle(h, w, p.t)
-    truth.backward()
-    found = {}
-    for name, run in (("tiewise", p.tiewise), ("plain", p.eager), ("torch.compile(plain)", p.compile)):
-        loss = run()
-        gradient = (p.w.grad.double() - w.grad).norm() / w.grad.norm()  # type: ignore[union-attr]
-        found[name] = (abs(loss.item() - truth.item()) / truth.item(), gradient.item())
-    loss = p.native(512)
-    gradient = (p.w.grad.double() - w.grad).norm() / w.grad.norm()  # type: ignore[union-attr]
-    found["F.linear_cross_entropy, 512 rows"] = (abs(loss.item() - truth.item()) / truth.item(), gradient.item())
+def some(rows: int, most: int) -> Tensor:
+    """Every k-th of `rows` rows: the errors of gradients are measured at these."""
+    return torch.arange(0, rows, max(1, rows // most))
+
+
+def truth(p: Problem, name: str) -> Truth:
+    """The `loss`; that of a `tied` table, whose gradient has both paths; or of a `policy`, with its entropy."""
+    n, v, _ = p.shape
+    w = p.w.double()
+    h = w[p.ids] if name == "tied" else p.h.double()
+    rows, words = some(n, ROWS_SEEN), some(v, WORDS_SEEN)
+    each, dh, dw = h.new_empty(n), torch.zeros_like(h), h.new_zeros(len(words), h.shape[1])
+    for part in torch.arange(n).split(256):
+        z = h[part] @ w.T
+        log_p, at = z.log_softmax(1), p.t[part, None]
+        each[part] = -log_p.gather(1, at)[:, 0]
+        of_logits = log_p.exp().scatter_add_(1, at, torch.full_like(at, -1, dtype=z.dtype)) / n
+        if name == "policy":  # of −β H by logit j: β p_j (log p_j + H)
+            entropy = -(log_p.exp() * log_p).sum(1)
+            each[part] -= ENTROPY * entropy
+            of_logits += ENTROPY / n * log_p.exp() * (log_p + entropy[:, None])
+        dw += of_logits[:, words].T @ h[part]
+        wanted = torch.ones_like(part, dtype=torch.bool) if name == "tied" else torch.isin(part, rows)
+        dh[part[wanted]] = of_logits[wanted] @ w
+    if name == "tied":
+        dw += torch.zeros_like(w).index_add_(0, p.ids, dh)[words]
+    return Truth(each, dh[rows], dw)
+
+
+def errors(found: tuple[Any, Any, Any], truth: Truth) -> dict[str, float]:
+    """Relative errors of loss and gradients; of losses by token also the worst, in nats."""
+    loss, dh, dw = (None if x is None else torch.from_dlpack(x).double() for x in found)
+    mean = truth.each.mean()
+    wrong = {"loss": float(abs(loss.mean() - mean) / mean)}
+    if loss.dim():
+        wrong["worst token"] = float((loss - truth.each).abs().max())
+    for name, got, wanted, most in (("features", dh, truth.dh, ROWS_SEEN), ("table", dw, truth.dw, WORDS_SEEN)):
+        if got is not None:
+            wrong[name] = float((got[some(len(got), most)] - wanted).norm() / wanted.norm())
+    return {name: float(f"{value:.2g}") for name, value in wrong.items()}
+
+
+# Measuring
+
+
+def instructions() -> str:
+    """The instruction set that the figures are kept under: the widest that matters for the products."""
+    cpu = Path("/proc/cpuinfo")
+    flags = cpu.read_text(encoding="utf-8").split() if cpu.exists() else []
+    known = {"amx_bf16": "amx", "avx512_bf16": "avx512_bf16", "avx512f": "avx512", "avx2": "avx2"}
+    return next((name for flag, name in known.items() if flag in flags), platform.machine())
+
+
+def measure(shape: list[int], kind: str, names: list[str], rounds: int, seconds: float) -> dict[str, dict[str, Any]]:
+    """Times of some rows in alternated rounds, with the machine's own, and the errors of an uncounted first round.
+
+    A row whose rounds would take the whole beyond `seconds` is not run: `names` begin with what matters most.
+    """
+    p, truths, found, steps, planned = Problem(*shape, KINDS[kind]), {}, {}, {}, 0.0
+    for name in dict.fromkeys([SQUARE, READ, PRODUCTS, *names]):
+        row = ROWS[name]
+        if row.make is None:
+            found[name] = {"missing": "not installed"}
+            continue
+        step = row.make(p)
+        start = time.perf_counter()
+        result = step()
+        each = time.perf_counter() - start
+        if row.truth:
+            truths[row.truth] = truths.get(row.truth) or truth(p, row.truth)
+            found[name] = {"error": errors(result, truths[row.truth])}
+        del result
+        if planned + (rounds + 1) * each > seconds:  # which may be for the time that compiling took
+            start = time.perf_counter()
+            step()
+            each = time.perf_counter() - start
+        if row.truth and planned + (rounds + 1) * each > seconds:
+            print(f"left out, for it would take the rounds beyond {seconds:.0f} s: {name}", file=sys.stderr)
+            del found[name]
+            continue
+        steps[name], planned = step, planned + (rounds + 1) * each
+    env, times = environment(), alternate(steps, rounds, uncounted=0)
+    common = {
+        "products": _rounded(times[PRODUCTS]),
+        "run": time.strftime("%Y-%m-%dT%H:%M:%S"),
+        "machine": f"{env['processor']}, {env['threads']} threads, torch {env['torch']}",
+    }
+    for name, values in times.items():
+        found[name] = found.get(name, {}) | {"seconds": _rounded(values)} | common
     return found
 
 
-def table(n: int, v: int, d: int, rounds: int) -> str:
-    """Return the Markdown table of one shape."""
-    p = Problem(n, v, d)
-    wrong = errors(p)
-    times = alternate(candidates(p), rounds)  # type: ignore[arg-type]
-    lines = [
-        f"N = {n}, V = {v}, D = {d}, fp32, {torch.get_num_threads()} threads, {rounds} alternated rounds",
-        "",
-        "| | ms, median (range) | × three bare products | loss error | gradient error | extra memory, MB |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, values in times.items():
-        loss_error, gradient_error = (f"{e:.1e}" for e in wrong[name]) if name in wrong else ("", "")
-        memory = in_fresh_process("benchmarks.loss", "memory", name, str(n), str(v), str(d))
-        lines.append(
-            f"| {name} | {spread(values)} | {ratio(times, name, 'three bare products'):.2f} "
-            f"| {loss_error} | {gradient_error} | {memory} |"
-        )
-    speedup = ratio(times, "tied step, plain", "tied step, tiewise")
-    tracking = ratio(times, "tied step, tracked", "tied step, tiewise")
-    best = min((f"F.linear_cross_entropy, {c} rows" for c in CHUNKS), key=lambda name: ratio(times, name, "tiewise"))
-    lines += [
-        "",
-        f"- tied step, plain / tiewise: {speedup:.2f}",
-        f"- tracking both paths: {100 * (tracking - 1):+.1f} % of the tied step",
-        f"- tiewise / torch.compile(plain): {ratio(times, 'tiewise', 'torch.compile(plain)'):.2f}",
-        f"- tiewise / {best}: {ratio(times, 'tiewise', best):.2f}",
-    ]
-    return "\n".join(lines)
+def _rounded(values: list[float]) -> list[float]:
+    return [float(f"{value:.4g}") for value in values]
+
+
+def peak(shape: list[int], kind: str, name: str) -> float:
+    """Megabytes of one row, in a process of its own; libraries and kernels are loaded before they are counted."""
+    ROWS[name].make(Problem(8, 64, 8, KINDS[kind]))()
+    return peak_megabytes(ROWS[name].make(Problem(*shape, KINDS[kind])))
+
+
+def keep(shape: list[int], kind: str, found: dict[str, dict[str, Any]]) -> None:
+    """Write what was found into the file of this shape and instruction set, beside what other runs left there."""
+    path = performance.RESULTS / f"{instructions()}-{'x'.join(map(str, shape))}.json"
+    rows = (
+        {(row["kind"], row["name"]): row for row in json.loads(path.read_text(encoding="utf-8"))}
+        if path.exists()
+        else {}
+    )
+    for name, row in found.items():
+        old = rows.get((kind, name), {"kind": kind, "name": name})
+        rows[kind, name] = row | old if "missing" in row else old | row
+    order = [(kind, name) for kind in KINDS for name in ROWS if (kind, name) in rows]
+    path.parent.mkdir(exist_ok=True)
+    lines = [json.dumps(rows[key], ensure_ascii=False) for key in order]  # one row, one line
+    path.write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
 
 
 def main() -> None:
-    if sys.argv[1:2] == ["memory"]:
-        name, *shape = sys.argv[2:]
-        p = Problem(*map(int, shape))
-        if name == "three bare products":
-            print("")
-            return
-        p.buffers = ()  # type: ignore[assignment]
-        small = Problem(8, 64, 8)
-        candidates(small)[name]()  # type: ignore[operator]  # libraries and kernels are loaded before memory is counted
-        print(f"{peak_megabytes(candidates(p)[name]):.0f}")  # type: ignore[arg-type]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("shape", type=int, nargs="*", help="N V D; without it every shape of the page")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--rows", nargs="+", default=["*"], metavar="NAME", help="rows by name or pattern")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=240.0, help="most that the rounds of one type may take")
+    parser.add_argument("--only", choices=("times", "memory"))
+    parser.add_argument("--peak", metavar="ROW", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.peak:
+        print(peak(args.shape, args.kinds[0], args.peak))
         return
-    shape = tuple(map(int, sys.argv[1:4])) or SHAPE
-    print(table(*shape, rounds=5))  # type: ignore[misc]
+    if not args.shape:
+        for shape in SHAPES:
+            in_fresh_process("benchmarks.loss", *map(str, shape), *sys.argv[1:])
+        return
+    for kind in args.kinds:
+        names = [
+            name
+            for name, row in ROWS.items()
+            if kind in row.kinds and any(fnmatchcase(name, pattern) for pattern in args.rows)
+        ]
+        if args.only != "memory":
+            keep(args.shape, kind, measure(args.shape, kind, names, args.rounds, args.seconds))
+        if args.only != "times":
+            for name in (name for name in names if ROWS[name].make and ROWS[name].truth):
+                how = ("--kinds", kind, "--peak", name)
+                found = float(in_fresh_process("benchmarks.loss", *map(str, args.shape), *how))
+                keep(args.shape, kind, {name: {"megabytes": found}})
+    performance.write()
 
 
 if __name__ == "__main__":

@@ -17,17 +17,20 @@ from pathlib import Path
 Candidate = Callable[[], object]
 
 
-def alternate(candidates: dict[str, Candidate], rounds: int = 7) -> dict[str, list[float]]:
-    """Seconds of each candidate in each round, after one uncounted round."""
+def alternate(candidates: dict[str, Candidate], rounds: int = 7, uncounted: int = 1) -> dict[str, list[float]]:
+    """Seconds of each candidate in each round, after some rounds that do not count."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(rounds + 1):
+    gc.collect()
+    gc.freeze()  # what stands already need not be searched again, which takes most of a second once JAX is loaded
+    for number in range(-uncounted, rounds):
         names = list(candidates)
         for name in names if number % 2 else reversed(names):
             gc.collect()
             start = time.perf_counter()
             candidates[name]()
-            if number:
+            if number >= 0:
                 times[name].append(time.perf_counter() - start)
+    gc.unfreeze()
     return times
 
 

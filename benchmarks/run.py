@@ -1,6 +1,6 @@
 """`make bench`: every table but the loss's (`benchmarks.loss`), printed and written under `benchmarks/results/`.
 
-python -m benchmarks.run [step|startup|check|alignment|recurrent|sharing …] [subspace=CORPUS]
+python -m benchmarks.run [step|startup|check|alignment|recurrent|sharing|decoding …] [subspace=CORPUS]
 
 `subspace` needs a corpus of words, so it is run where one is named only.
 """
@@ -15,7 +15,7 @@ from benchmarks.measure import in_fresh_process
 from tiewise.training.compare import environment
 
 RESULTS = Path(__file__).parent / "results"
-NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing")
+NAMES = ("startup", "check", "alignment", "step", "recurrent", "sharing", "decoding")
 
 
 def main() -> None:

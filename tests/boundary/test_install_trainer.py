@@ -14,7 +14,7 @@ import tiewise.hf
 from tiewise.boundary.install import Installed, install
 from tiewise.boundary.saved import link_of
 
-ROWS, LENGTH = 8, 9
+ROWS, LENGTH = 16, 9
 
 
 def _rows(ignored=True):
@@ -118,6 +118,32 @@ def test_accumulated_gradients_are_those_of_all_rows_at_once(name, road, smoothe
         assert (installed.counts.fused, installed.counts.materialised) == (pieces, 0)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 0.2])
+@pytest.mark.parametrize("name", ["bert", "t5", "bart"])
+def test_a_loop_written_by_hand_accumulates_the_same(name, epsilon):
+    """The loop of transformers' documentation: the labels of all pieces are counted before the first of them."""
+    model = without_dropout(build(name))
+    rows = _masked_rows(name, model)
+    whole = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
+    plain = copy.deepcopy(model)
+    _smoothed(name, plain, whole, epsilon).backward()
+    wanted = {n: p.grad for n, p in plain.named_parameters() if p.grad is not None}
+    installed, items = install(model.train()), (whole["labels"] != -100).sum()
+    for start in range(0, ROWS, 4):
+        piece = {key: value[start : start + 4] for key, value in whole.items()}
+        if epsilon:
+            labels = piece.pop("labels")
+            loss = installed.label_smoother(epsilon)(model(**piece), labels, num_items_in_batch=items)
+        else:
+            loss = model(**piece, num_items_in_batch=items).loss
+        loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    assert len(gradients) == len(wanted) == len(gradients.keys() & wanted.keys())
+    got, all_at_once = (torch.cat([g[n].flatten() for n in wanted]) for g in (gradients, wanted))
+    assert (got - all_at_once).norm() <= 1e-5 * all_at_once.norm()
+    assert (installed.counts.fused, installed.counts.materialised) == (4, 0)
+
+
 def test_a_loss_is_divided_wherever_it_is_asked_for():
     """Tuples, DataParallel's replicas, compiled graphs; and labels that are all ignored have no nan."""
     model = build("bert").eval()
@@ -144,7 +170,7 @@ def test_uninstalled_models_are_accounted_wrongly_which_is_why(name, tmp_path):
     model, rows = without_dropout(build(name)), _rows(False)
     inputs = {key: torch.stack([row[key] for row in rows]) for key in rows[0]}
     true = model.train()(**inputs).loss.item()
-    loss = _logged(model, tmp_path, rows, per_device_train_batch_size=2, gradient_accumulation_steps=4)
+    loss = _logged(model, tmp_path, rows, per_device_train_batch_size=ROWS // 4, gradient_accumulation_steps=4)
     assert loss == pytest.approx(true * {"gpt2": (LENGTH - 1) / LENGTH, "bert": 4}[name], rel=1e-3)
 
 

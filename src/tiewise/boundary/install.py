@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tiewise.boundary.boundary import penalty_of
+from tiewise.boundary.decoding import decoding
 from tiewise.boundary.deferred import Counts
 from tiewise.boundary.link import Link, attach
 from tiewise.boundary.locate import Journal, declare_tying, locate, own_config
@@ -32,6 +33,7 @@ from tiewise.boundary.verify import Batch, FusedLabelSmoother, correct_accountin
 from tiewise.core.backends import PathNorms
 from tiewise.core.errors import InstallError, SpecError, TiewiseWarning, UnsupportedError
 from tiewise.core.spec import BoundarySpec
+from tiewise.ops.exact_top import ExactTop
 from tiewise.ops.path_gradient import PathRecord, gather, path_norms
 
 # choices of `Installed.tie` and `Installed.untie`
@@ -102,6 +104,16 @@ class Installed:
             yield
         finally:
             self._link.always -= 1
+
+    def exact_decoding(self) -> AbstractContextManager[ExactTop]:
+        """Within this context `generate` finds greedy and `top_k` tokens without computing the other logits.
+
+        The context gives the `ExactTop` of the head's table, made on entry. Anything else computes the logits.
+
+        Raises:
+            UnsupportedError: a table in fp64, or not on the CPU.
+        """
+        return decoding(self._link)
 
     def untie(self, optimizer: torch.optim.Optimizer | None = None, state: str = "copy") -> None:
         """Give the output head a table of its own with the same values; handles and options, such as a bias, stay.

@@ -17,6 +17,7 @@ forward. Python's method resolution puts ours beneath it:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,6 +148,7 @@ class Link:
         self.shifts = False  # whether position i predicts label i + 1
         self.averages = False  # whether the family's loss is a mean over its own batch, whatever number it is told
         self.always = 0  # depth of `deferred()` contexts
+        self.lazy: Callable[[Deferred], Tensor] = LazyLogits  # what deferred logits are in evaluation
         self.active = self.defers = False  # whether a forward is under way, and whether its logits wait
         self.chain: dict[int, Tensor] = {}  # table → what its last use in this forward handed on, by id
 
@@ -209,9 +211,9 @@ def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
     link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
-    labelled = kwargs.get("labels") is not None and not torch.compiler.is_compiling()
+    asked = kwargs.get("labels") is not None or link.lazy is not LazyLogits
     link.chain.clear()
-    link.active, link.defers = True, model.training or link.always > 0 or labelled
+    link.active, link.defers = True, model.training or link.always > 0 or (asked and not torch.compiler.is_compiling())
 
 
 def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
@@ -233,10 +235,10 @@ def finish(model: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> 
     if model.training or link.always > 0:
         return output
     if isinstance(output, tuple):
-        return tuple(LazyLogits(x) if isinstance(x, Deferred) else x for x in output)
+        return tuple(link.lazy(x) if isinstance(x, Deferred) else x for x in output)
     for key, value in output.items() if isinstance(output, dict) else ():
         if isinstance(value, Deferred):
-            output[key] = LazyLogits(value)
+            output[key] = link.lazy(value)
     return output
 
 

@@ -1,0 +1,96 @@
+"""What the benchmark of the loss measures is the loss, and its page says what the committed results say."""
+
+import json
+
+import pytest
+import torch
+from benchmarks.loss_rows import ENTROPY, KINDS, ROWS, Problem
+
+from benchmarks import loss, performance
+
+SHAPE = (40, 300, 16)
+COMPILED = [name for name in ROWS if "compile" in name]
+
+
+@pytest.mark.parametrize("name", ["loss", "tied", "policy"])
+def test_the_truth_is_autograd_s_in_fp64(name):
+    p = Problem(*SHAPE, torch.float32)
+    w = p.w.double().requires_grad_()
+    h = torch.nn.functional.embedding(p.ids, w) if name == "tied" else p.h.double().requires_grad_()
+    h.retain_grad()
+    spread = torch.distributions.Categorical(logits=h @ w.T)
+    each = -spread.log_prob(p.t) - (ENTROPY * spread.entropy() if name == "policy" else 0)
+    each.mean().backward()
+    found = loss.truth(p, name)
+    torch.testing.assert_close(found.each, each.detach(), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(found.dh, h.grad, rtol=1e-10, atol=1e-15)
+    torch.testing.assert_close(found.dw, w.grad, rtol=1e-10, atol=1e-15)
+
+
+def _errors(name, kind):
+    p = Problem(*SHAPE, KINDS[kind])
+    step, of = ROWS[name].make(p), ROWS[name].truth
+    return [loss.errors(step(), loss.truth(p, of)) for _ in range(2)]  # what a step leaves behind spoils none after it
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in COMPILED else [])
+        for name, row in ROWS.items()
+        if row.truth and row.make
+    ],
+)
+def test_every_row_computes_what_it_says(name, kind):
+    if kind not in ROWS[name].kinds:
+        pytest.skip(f"not a row of {kind}")
+    for wrong in _errors(name, kind):
+        assert wrong["loss"] < (1e-6 if kind == "fp32" else 0.05)
+        assert wrong["table"] < (1e-5 if kind == "fp32" else 0.05)
+        assert wrong.get("features", 0) < (1e-5 if kind == "fp32" else 0.05)
+
+
+def test_the_page_is_that_of_the_committed_results():
+    assert performance.PAGE.read_text(encoding="utf-8") == performance.page(performance.results(performance.RESULTS))
+
+
+def test_another_machine_adds_its_table_and_leaves_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    monkeypatch.setattr(performance, "PAGE", tmp_path / "page.md")
+    pages, names = [], ["tiewise", "tied step, tiewise", "tied step, paths tracked"]
+    found = loss.measure(SHAPE, "fp32", names, 1, 60.0)
+    for instructions in ("avx2", "amx"):
+        monkeypatch.setattr(loss, "instructions", lambda name=instructions: name)
+        loss.keep(SHAPE, "fp32", found)
+        loss.keep(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}})
+        performance.write()
+        pages.append(performance.PAGE.read_text(encoding="utf-8"))
+    one, both = pages
+    assert one[one.index("## avx2") :] in both
+    assert both.index("## amx") < both.index("## avx2")
+    assert "**What does tracking both paths cost, fp32?**" in one
+    assert "fp32, both gradients among them: `tiewise` 12." in one
+
+
+def test_a_row_is_measured_again_by_itself_and_keeps_its_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(performance, "RESULTS", tmp_path)
+    row = {"error": {"loss": 1e-8}, "seconds": [1.0], "products": [1.0], "run": "1", "machine": "this"}
+    loss.keep(SHAPE, "fp32", {"tiewise": row | {"megabytes": 3.0}, "plain": row})
+    loss.keep(
+        SHAPE, "fp32", {"tiewise": row | {"seconds": [2.0]}, "cut-cross-entropy, torch_compile": {"missing": "so"}}
+    )
+    (path,) = tmp_path.iterdir()
+    kept = {r["name"]: r for r in json.loads(path.read_text(encoding="utf-8"))}
+    assert (kept["tiewise"]["seconds"], kept["tiewise"]["megabytes"]) == ([2.0], 3.0)
+    assert kept["plain"]["seconds"] == [1.0]
+    loss.keep(SHAPE, "fp32", {"plain": {"missing": "not installed"}})
+    (m,) = performance.results(tmp_path)
+    assert performance.factor(m.kinds["fp32"]["plain"]) == 1.0
+    assert performance.over(m.kinds["fp32"]["tiewise"], m.kinds["fp32"]["plain"]) == 2.0
+
+
+def test_rows_that_would_take_too_long_are_left_out(capsys):
+    found = loss.measure(SHAPE, "fp32", ["tiewise", "plain"], 1, 0.0)
+    assert list(found) == [performance.SQUARE, performance.READ, performance.PRODUCTS]
+    assert "beyond 0 s: plain" in capsys.readouterr().err
