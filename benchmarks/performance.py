@@ -22,12 +22,8 @@ PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 SQUARE, READ, PRODUCTS = "square product", "read of memory", "three products"
 SIDE, NUMBERS = 2048, 2**27  # of the square product; fp32 numbers read
 KINDS = ("fp32", "bf16")
-SETTINGS = (
-    "gradient kept",
-    "per token",
-    "log-probabilities",
-    "tied step",
-)  # what a name begins with that is no bare loss
+# what a name begins with that is no bare loss
+SETTINGS = ("gradient kept", "per token", "log-probabilities", "tied step")
 
 POLICY = "log-probabilities and entropy"
 QUESTIONS = (  # who asks, two rows, what their ratio says
@@ -140,7 +136,7 @@ def bare(rows: dict[str, Row]) -> dict[str, Row]:
 
 
 def standing(mine: list[Measured], kind: str) -> str:
-    """Where our loss is ahead of every peer, and where it is not, with the fastest of them."""
+    """Where our loss is ahead of the peers that were measured, and where it is not, with the fastest of them."""
     ahead, behind = [], []
     for m in mine:
         rows = bare(m.kinds.get(kind, {}))
@@ -149,9 +145,11 @@ def standing(mine: list[Measured], kind: str) -> str:
         peers = {name: over(row, rows["tiewise"]) for name, row in rows.items() if not name.startswith("tiewise")}
         if peers:
             best = min(peers, key=peers.__getitem__)
-            (ahead if peers[best] >= 1 else behind).append(f"{m.title} (`{best}`: {peers[best]:.2f} × ours)")
-    text = f" Faster than every peer at {', '.join(ahead)}." if ahead else ""
-    return text + (f" Slower than the fastest at {', '.join(behind)}." if behind else "")
+            (ahead if peers[best] >= 1 else behind).append(
+                f"{m.title} (the fastest of {len(peers)} measured, `{best}`: {peers[best]:.2f} × ours)"
+            )
+    text = f" Ahead of its peers at {', '.join(ahead)}." if ahead else ""
+    return text + (f" Behind at {', '.join(behind)}." if behind else "")
 
 
 def between(ratios: list[float]) -> str:

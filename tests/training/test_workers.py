@@ -131,8 +131,11 @@ def test_auto_takes_threads_runs_memory_and_what_kind_of_run_it_is(job, tiny, mo
 
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(workers, "free_memory", lambda: 100 * GIGABYTE)
+    assert chosen(9) == (1, 8)  # there is hardly anything to do
+    monkeypatch.setattr(workers, "demand", lambda job: (10 * GIGABYTE, 30.0))
+    assert [chosen(2), chosen(2, 2)] == [(1, 8), (2, 4)]
     assert [chosen(9), chosen(3), chosen(1), chosen(9, 3), chosen(9, "1")] == [(8, 1), (3, 2), (1, 8), (3, 2), (1, 8)]
-    need = max(map(workers.memory, arms))
+    need = 10 * GIGABYTE
     for room, count in ((need - 1, 1), (2 * need, 2), (3 * need - 1, 2)):
         monkeypatch.setattr(workers, "free_memory", lambda room=room: room)
         assert chosen(9)[0] == count
@@ -149,10 +152,15 @@ def test_auto_takes_threads_runs_memory_and_what_kind_of_run_it_is(job, tiny, mo
 
 def test_memory_is_rather_more_than_less(job, tiny):
     """Of what can be counted by hand: weights, gradients, moments."""
-    wide, narrow = (workers.memory(job(tiny(width=width))) for width in (256, 16))
+    (wide, work), (narrow, less) = (workers.demand(job(tiny(width=width))) for width in (256, 16))
     parameters = 300 * 256 + 256 * 256 * 4 + 3 * 256 * 680
     assert 16 * parameters < wide - 800 * (1 << 20) < 60 * parameters
     assert narrow < wide
+    settings = tiny(width=256)
+    tokens = settings.steps * settings.batch * settings.accumulate * settings.length
+    assert work == pytest.approx(6 * (parameters + 300 * 256) * tokens / workers.OPERATIONS, rel=0.05)
+    assert less < work
+    assert workers.demand(job(tiny(minutes=2.0)))[1] == 120
 
 
 def test_what_a_container_may_take_is_all_there_is(monkeypatch, tmp_path):

@@ -31,7 +31,7 @@ COMMANDS = {
         "check": "check",
         **dict.fromkeys(("tie", "untie", "factor", "densify", "resize", "dedupe", "repair"), "rewrite"),
     },
-    "This machine": {"kernels": "kernels"},
+    "This machine": {"kernels": "machine"},
 }
 
 # what is written for letters that a terminal lacks, where taking an accent off does not help

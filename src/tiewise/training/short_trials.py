@@ -22,7 +22,7 @@ from pathlib import Path
 from shutil import rmtree
 from statistics import fmean
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiewise.core.errors import Interrupted, RunError
 from tiewise.ops.fast_products import fast_products
@@ -31,7 +31,9 @@ from tiewise.training.folder import folder_name, read_json, write_json
 from tiewise.training.run import Outcome, kind_of, train
 from tiewise.training.settings import Settings
 from tiewise.training.trainer import Job
-from tiewise.training.workers import Workers
+
+if TYPE_CHECKING:
+    from tiewise.training.workers import Workers
 
 INIT_FACTORS = (0.5, 1.0, 2.0)
 RATE_FACTORS = (0.5, 1.0, 2.0)

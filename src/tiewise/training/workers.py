@@ -6,7 +6,7 @@
 
 A step of a small model is hundreds of small operations, most of them too small to be divided: two threads make it a
 third faster, while two runs of one thread each get through nearly twice as much. So the threads that PyTorch would give
-to one run are divided among as many runs, as far as memory holds them.
+to one run are divided among as many runs, as far as memory holds them and where there is a minute's work.
 
 A worker is started by `subprocess`: `multiprocessing` would run the caller's script again. It is in a session of its
 own, so Ctrl-C comes to it from its parent alone, as to a run that is alone: once, and it writes a checkpoint; twice,
@@ -43,6 +43,8 @@ from tiewise.training.trainer import Job
 
 T = TypeVar("T")
 AUTO = "auto"
+WORTH = 60  # seconds of a comparison up to which processes that import everything, for 7 seconds each, gain little
+OPERATIONS = 5e10  # of a core in a second
 _PROCESS = 800 << 20  # bytes of a process that has imported everything, and of its buffers
 _MEMORY = Path("/sys/fs/cgroup")  # what a container may take
 # what libraries would print over each other; the parent shows progress
@@ -76,9 +78,10 @@ class Workers:
                 raise RunError(f"jobs = {self.asked} where {ranks.size()} processes train a run", "leave jobs out")
             self.count = min(int(self.asked), runs)
         elif ranks.size() == 1 and not torch.accelerator.is_available() and kind_of(arms[0].settings).side_by_side:
-            self.count = min(torch.get_num_threads(), runs)
-            if self.count > 1:
-                self.count = max(1, min(self.count, free_memory() // max(map(memory, arms))))
+            most = min(torch.get_num_threads(), runs)
+            needed, seconds = demand(arms[0]) if most > 1 and self.count == 1 else (1, 0.0)
+            if runs * seconds > WORTH:
+                self.count = max(1, min(most, free_memory() // needed))
         self.threads = max(1, torch.get_num_threads() // self.count)
 
     def each(
@@ -227,18 +230,23 @@ def _portable(error: BaseException) -> BaseException:
     return wrapped
 
 
-def memory(job: Job) -> int:
-    """Bytes that a run takes, rather more than less: weights, gradients, moments, and what a backward pass needs.
+def demand(job: Job) -> tuple[int, float]:
+    """Bytes and seconds that a run takes, both roughly, the bytes rather more than less.
 
-    That is taken to be three times what goes into and out of every matrix of the body.
+    Bytes are those of weights, gradients and moments, and three times what goes into and out of every matrix of the
+    body, for the backward pass. One table more is for arms that have two. Seconds are six operations for each parameter
+    and token, as fast as a core of today does them in a small model.
     """
     s, kind = job.settings, kind_of(job.settings)
     installed = kind.build(job)
     parameters = list(installed.model.parameters())
     body = [p for p in parameters if p.dim() > 1 and not any(p is table for table in installed.tables())]
     kept = 3 * s.batch * s.length * sum(p.shape[0] + p.shape[1] for p in body)
+    numbers = sum(p.numel() for p in parameters) + job.text.vocab * s.width
     # the last three: saving, and the same model as dense tables
-    return _PROCESS + 4 * (kept + (2 + kind.moments(job) + 3) * sum(p.numel() for p in parameters))
+    needed = _PROCESS + 4 * (kept + (2 + kind.moments(job) + 3) * numbers)
+    work = 6 * numbers * s.steps * s.batch * s.accumulate * s.length / OPERATIONS
+    return needed, work if s.minutes is None else 60 * s.minutes
 
 
 def free_memory() -> int:
