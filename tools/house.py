@@ -51,7 +51,7 @@ def measures() -> dict[str, int]:
         "file names in several folders": sum(count > 1 for count in names.values()),
         "private helpers used once": sum(_used_once(trees[path], text) for path, text in texts.items()),
         "modules with one importer": sum(count == 1 for count in importers.values()),
-        "floors": 18floors(arrows),
+        "floors": _floors(arrows),
         "folders that import each other": len(_mutual(arrows, modules)),
         "words printed by inspect and report": sum(
             _words(tree) for path, tree in trees.items() if path.relative_to(ROOT).parts[0] in ("inspection", "report")
