@@ -99,10 +99,10 @@ def compare(
     resume: bool = RESUME,
     overwrite: bool = OVERWRITE,
     jobs: str = typer.Option(
-        "auto",
+        "1",
         metavar="N|auto",
         help="Runs trained at a time, in processes of their own with a share of the threads each. auto: as many as "
-        "there are threads and memory for; one on a GPU.",
+        "there are threads and memory for; one on a GPU. Faster on some machines, slower on others.",
     ),
     json_: bool = o.JSON,
     quiet: bool = o.QUIET,

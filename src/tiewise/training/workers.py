@@ -4,9 +4,10 @@
         show(job, what, n, of)    ◄───── at ───────   what it says of its progress
         done(job, value)          ◄──── found ─────   the value, or the error that ended it
 
-A step of a small model is hundreds of small operations, most of them too small to be divided: two threads make it a
-third faster, while two runs of one thread each get through nearly twice as much. So the threads that PyTorch would give
-to one run are divided among as many runs, as far as memory holds them and where there is a minute's work.
+A step of a small model is hundreds of small operations, many of them too small to be divided among threads. Whether two
+runs of one thread each get through more than one of two depends on what the cores share: both were measured. So one run
+at a time is the default, and with `auto` the threads that PyTorch would give to one run are divided among as many runs,
+as far as memory holds them and where there is a minute's work.
 
 A worker is started by `subprocess`: `multiprocessing` would run the caller's script again. It is in a session of its
 own, so Ctrl-C comes to it from its parent alone, as to a run that is alone: once, and it writes a checkpoint; twice,
