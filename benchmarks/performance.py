@@ -185,13 +185,13 @@ def details(m: Measured, kind: str) -> str:
     for name, row in rows.items():
         if name in (SQUARE, READ):
             continue
+        memory = f"{row['megabytes']:,.0f}" if "megabytes" in row else ""
         if "run" not in row:
-            lines.append(f"| {name} | {row['missing']} | | | | | | |")
+            lines.append(f"| {name} | {row.get('missing', 'not timed')} | | | | | | {memory} |")
             continue
         error = row.get("error", {})
         loss, features, table = (f"{error[key]:.0e}" if key in error else "" for key in ("loss", "features", "table"))
         loss += f"; worst token {error['worst token']:.0e} nats" if "worst token" in error else ""
-        memory = f"{row['megabytes']:,.0f}" if "megabytes" in row else ""
         lines.append(
             f"| {name} | {spread(row['seconds'])} | {len(row['seconds'])} | {factor(row):.2f} "
             f"| {loss} | {features} | {table} | {memory} |"

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 33_606,
+    "lines": 33_607,
     "files": 167,
     "lines of code": 20_938,
     "class names defined twice": 0,
@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 18,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_739,
-    "lines of tests": 31_164,
+    "lines of tests": 31_165,
 }
 
 

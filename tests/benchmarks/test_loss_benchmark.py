@@ -63,7 +63,7 @@ def test_another_machine_adds_its_table_and_leaves_the_others(tmp_path, monkeypa
     for instructions in ("avx2", "amx"):
         monkeypatch.setattr(loss, "instructions", lambda name=instructions: name)
         loss.keep(SHAPE, "fp32", found)
-        loss.keep(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}})
+        loss.keep(SHAPE, "fp32", {"tiewise": {"megabytes": 12.0}, "plain": {"megabytes": 30.0}})
         performance.write()
         pages.append(performance.PAGE.read_text(encoding="utf-8"))
     one, both = pages
@@ -71,6 +71,7 @@ def test_another_machine_adds_its_table_and_leaves_the_others(tmp_path, monkeypa
     assert both.index("## amx") < both.index("## avx2")
     assert "**What does tracking both paths cost, fp32?**" in one
     assert "fp32, both gradients among them: `tiewise` 12." in one
+    assert "| plain | not timed | | | | | | 30 |" in one
 
 
 def test_a_row_is_measured_again_by_itself_and_keeps_its_memory(tmp_path, monkeypatch):
