@@ -30,7 +30,7 @@ LIMITS = {
     "floors": 18,
     "folders that import each other": 0,
     "words printed by inspect and report": 4_739,
-    "lines of tests": 31_165,
+    "lines of tests": 31_167,
 }
 
 

@@ -202,7 +202,7 @@ def finish(out: Path, display: Display, workers: Workers | None = None) -> Compa
             setting=kind.setting(settings, text),
             data={k: v for k, v in text.facts.items() if k != "request"},
             env=environment()
-            | {"products": asdict(products), "jobs": workers.count, "threads": workers.threads}
+            | {"products": str(products), "jobs": workers.count, "threads": workers.threads}
             | {package: version(package) for package in kind.packages},
             runs=[o.result for o in outcomes],
             tuning=trials,
