@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1] / "src" / "tiewise"
 TESTS = ROOT.parents[1] / "tests"
 LIMITS = {
-    "lines": 33_607,
+    "lines": 33_610,
     "files": 167,
     "lines of code": 20_938,
     "class names defined twice": 0,

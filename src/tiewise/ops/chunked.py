@@ -51,8 +51,7 @@ def sweep(
     features, weight, bias, targets = tensors
     o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
     each = features.new_empty(n, dtype=wide)
-    made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
-    found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)]
+    found = gradient_buffers(tensors[:3], wanted[:3], wide)
     products = own_products(kind, device, n * weight.numel())
     with torch.autocast(device, enabled=False), torch.no_grad(), products:
         weight = weight.to(kind)
@@ -125,6 +124,12 @@ def sweep(
                 if by_weight is not None:
                     by_weight.addr_(u, on @ (h.to(wide) * o.scale), alpha=-1)
     return each, found
+
+
+def gradient_buffers(inputs: Any, wanted: Any, dtype: torch.dtype) -> list[Tensor | None]:
+    """Where `into_gradients` sums: like each of `inputs` that is wanted, which its first chunk overwrites."""
+    made = Tensor.new_empty if len(inputs[0]) else Tensor.new_zeros  # without a token there is no chunk
+    return [made(x, x.shape, dtype=dtype) if want else None for x, want in zip(inputs, wanted, strict=True)]
 
 
 def into_gradients(found: Any, part: slice, p: Tensor, c: Tensor, h: Tensor, weight: Tensor, scale: float) -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
-from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, into_gradients
+from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.cross_entropy import check_problem, fused_loss
 from tiewise.ops.fast_products import own_products
 from tiewise.ops.log_prob import at_temperature
@@ -114,8 +114,7 @@ def _sweep(
     wide, (n, v), device = accumulator(kind), (len(features), len(weight)), features.device.type
     teacher_kind = teacher_kind if accumulator(teacher_kind) == wide else wide
     each = features.new_empty(n, dtype=wide)
-    made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
-    found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(tensors[:3], wanted, strict=False)]
+    found = gradient_buffers(tensors[:3], wanted[:3], wide)
     products = own_products(kind, device, n * weight.numel())
     with torch.autocast(device, enabled=False), torch.no_grad(), products:
         weight, teacher_weight = weight.to(kind), teacher_weight.to(teacher_kind)

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.core.errors import UnsupportedError
-from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, into_gradients
+from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.cross_entropy import check_problem, check_range
 from tiewise.ops.fast_products import own_products
 
@@ -195,8 +195,7 @@ def _slopes(*arguments: Any) -> Any:
         share = (-rest).exp_()
         level, c = (level + c * (rest - spread)) * share, c * share
     weight = weight.to(how[0])
-    made = Tensor.new_empty if n else Tensor.new_zeros  # the first chunk, where there is one, overwrites
-    found = [made(x, x.shape, dtype=wide) if want else None for x, want in zip(inputs, wanted, strict=True)]
+    found = gradient_buffers(inputs, wanted, wide)
     products = own_products(how[0], features.device.type, len(features) * weight.numel())
     with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
         for part, h, logits in _chunks(features, weight, bias, o):
