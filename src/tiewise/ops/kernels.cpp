@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -33,85 +34,89 @@ int64_t instruction_sets() {
 //     nll_i = log s_i,  lse_i = ref_i + log s_i,  g_i = (c_i + k_i lse_i) / s_i
 //     dfeatures_i = scale (g_i sum_j E_ij W_j - q_i W_t),   dweight_j = scale sum_i (g_i E_ij - q_i [j = t_i]) h_i
 //
-// with c, q, k [n] the row coefficients of ops/chunked.py. What depends on s stands on rows of n or on E's own rows, so
-// that E is made, summed and multiplied while it is in the cache, before s is known.
+// with c, q, k [n] the row coefficients of ops/chunked.py. What depends on s stands on rows of n, so that E is made,
+// summed and multiplied while it is in the cache, before s is known. A thread has a share of the words and all tokens of
+// a chunk: it packs each block of words once.
 //
-// A register tile is 12 x 32: 12 numbers that are broadcast, 32 lanes. z has words x tokens, dfeatures tokens x columns
-// (8 x 32), dweight words x columns. Panels, 32 lanes wide and padded with zeros:
+// Numbers are counted in units of 32 bits along the reduction: one of fp32, or two of bf16, for which the processor has a
+// dot product. Only `dot` and how two rows are paired tell the kinds apart; a sum is fp32 in both. A register tile is
+// 12 x 32: 12 units that are broadcast, 32 lanes. z has words x tokens, dfeatures tokens x columns (8 x 32), dweight
+// words x columns. Panels are 32 lanes wide and padded with zeros; a block is one of words:
 //
-//     hp [panel][d][32 tokens]   wp [d/32][block of words][32 columns]   ev, E [panel][words][32 tokens]
-//
-// wp is packed once for z and dfeatures; E is written twice, for dfeatures into the cache (ev) and for dweight past it.
-// Inputs in bf16 are widened as they are packed: products are exact, sums are fp32. A processor with a dot product of
-// bf16 would have its own `multiply`, over pairs along the reduction.
+//     hp, hs   features    [tokens/32][units of d][32 tokens],   [columns/32][units of tokens][32 columns], times g
+//     rows     of a block  [columns/32][words][32 columns]                      wp = rows, where a unit is one number
+//     wp       of a block  [columns/32][units of words][32 columns]
+//     ev       E, a block  [tokens/32][units of words][32 tokens]
+//     E        of a chunk  [tokens/32][words][32 tokens], written past the cache
 // ---------------------------------------------------------------------------------------------------------------------
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma,prefer-vector-width=512")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,prefer-vector-width=512")
 
 namespace avx512 {
 
 constexpr int64_t LANES = 32, WORDS = 12;  // of a tile
 constexpr double SAFE = 1e20;              // of s: E times anything stays finite in fp32
 constexpr float NOWHERE = 1e30f;           // ref of a token that pads a panel: its E is 0
+using Unit = uint32_t;
+using Tile = __m512[WORDS][2];
 
 inline int64_t up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 inline __mmask16 first(int64_t count) { return count >= 16 ? 0xffff : (1 << std::max<int64_t>(count, 0)) - 1; }
 
-struct Matrix {  // fp32 or bf16, read as fp32
+struct Matrix {  // fp32 or bf16, [rows, d], read as fp32
   const void* data;
   bool bf16;
-  float at(int64_t i) const {
-    if (!bf16) return static_cast<const float*>(data)[i];
-    return std::bit_cast<float>(uint32_t(static_cast<const uint16_t*>(data)[i]) << 16);
-  }
-  __m512 load(int64_t i, int64_t count) const {  // 16 from i on, zeros after `count`
-    const __mmask16 m = first(count);
-    if (!bf16) return _mm512_maskz_loadu_ps(m, static_cast<const float*>(data) + i);
-    const __m256i x = _mm256_maskz_loadu_epi16(m, static_cast<const uint16_t*>(data) + i);
+  int64_t d;
+  __m512 load(int64_t row, int64_t j) const {  // 16 numbers from column j on, zeros beyond the last
+    const __mmask16 m = first(d - j);
+    if (!bf16) return _mm512_maskz_loadu_ps(m, static_cast<const float*>(data) + row * d + j);
+    const __m256i x = _mm256_maskz_loadu_epi16(m, static_cast<const uint16_t*>(data) + row * d + j);
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
   }
 };
 
-struct Loss {
-  Matrix features, weight;
-  const float* bias;            // [V] or null
-  const int64_t* targets;       // [n], all in [0, V)
-  const float *c, *q, *k;       // [n]; k may be null
-  int64_t n, V, d;
-  float scale;
-  float *nll, *lse;                          // [n]
-  float *by_features, *by_weight, *by_bias;  // [n, d], [V, d], [V], or null where not wanted
-  int64_t threads, rows;                     // rows: tokens of a chunk, a multiple of 32
-
-  int64_t columns() const { return up(d, LANES); }
-  int64_t words() const { return up(V, WORDS); }
-  int64_t block() const { return up(std::clamp<int64_t>(100'000 / columns(), 48, 384), 48); }  // wp stays in L2
-  int64_t panels() const { return std::clamp<int64_t>(6'000 / columns(), 4, 16); }  // of a thread at a time
-  bool later() const { return by_weight || by_bias; }
-
-  // The workspace, in floats: what all threads share, and then each one's own.
-  int64_t shared() const { return (later() ? rows * words() : 0) + rows * (columns() + 1); }
-  int64_t own() const { return panels() * LANES * (d + block() + columns() + 6) + block() * (columns() + 1); }
-  int64_t workspace() const { return shared() + threads * own(); }
-
-  void run(float* space) const;
+// What differs between the kinds of units.
+struct Single {
+  static constexpr int64_t PER = 1;
+  static __m512 dot(__m512 c, __m512i a, __m512i b) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), c);
+  }
+  static __m512 rounded(__m512 x) { return x; }
 };
 
-using Tile = __m512[WORDS][2];
+struct Pair {
+  static constexpr int64_t PER = 2;
+  static __m512 dot(__m512 c, __m512i a, __m512i b) {
+    return _mm512_dpbf16_ps(c, std::bit_cast<__m512bh>(a), std::bit_cast<__m512bh>(b));
+  }
+  static __m512 rounded(__m512 x) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(std::bit_cast<__m256i>(_mm512_cvtneps_pbh(x))), 16));
+  }
+};
+
+inline __m512i along(__m512 x, __m512 y) { return std::bit_cast<__m512i>(_mm512_cvtne2ps_pbh(y, x)); }  // 32 of bf16
+
+// x_i, y_i for 16 numbers of bf16 each, where the second number of `from` is the first of y
+inline __m512i order(int from, int second = 32) {
+  const __m512i pair = _mm512_add_epi32(_mm512_set1_epi32(second << 16), _mm512_set1_epi32(from * 0x10001));
+  return _mm512_add_epi32(pair, _mm512_mullo_epi32(_mm512_set1_epi32(0x10001), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)));
+}
+
+inline __m512i across(__m512 x, __m512 y) { return _mm512_permutexvar_epi16(order(0, 16), along(x, y)); }
 
 // c += a b for M rows of a (apart by `row`, along the reduction by `step`) and a panel b [k][32].
-template <int M>
-inline __attribute__((always_inline)) void multiply(Tile& c, const float* a, int64_t row, int64_t step, const float* b,
+template <class K, int M>
+inline __attribute__((always_inline)) void multiply(Tile& c, const Unit* a, int64_t row, int64_t step, const Unit* b,
                                                     int64_t k) {
   for (int64_t i = 0; i < k; i++) {
-    const __m512 b0 = _mm512_load_ps(b + i * LANES), b1 = _mm512_load_ps(b + i * LANES + 16);
+    const __m512i b0 = _mm512_load_si512(b + i * LANES), b1 = _mm512_load_si512(b + i * LANES + 16);
 #pragma GCC unroll 16
     for (int r = 0; r < M; r++) {
-      const __m512 x = _mm512_set1_ps(a[r * row + i * step]);
-      c[r][0] = _mm512_fmadd_ps(x, b0, c[r][0]);
-      c[r][1] = _mm512_fmadd_ps(x, b1, c[r][1]);
+      const __m512i x = _mm512_set1_epi32(a[r * row + i * step]);
+      c[r][0] = K::dot(c[r][0], x, b0);
+      c[r][1] = K::dot(c[r][1], x, b1);
     }
   }
 }
@@ -127,192 +132,327 @@ inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(p, n);
 }
 
-// `count` tokens from `at` on, in whole panels, over all words: their sums, E and dfeatures.
-struct Part {
-  const Loss& l;
-  const int64_t at, count, panels;
-  float *E, *g;                                          // the chunk's, from this part's first panel on; E may be null
-  float *hp, *wp, *ev, *acc, *ref, *target, *sum, *bias;  // the thread's own
-  double* total;
+struct Loss {
+  Matrix features, weight;
+  const float* bias;            // [V] or null
+  const int64_t* targets;       // [n], all in [0, V)
+  const float *c, *q, *k;       // [n]; k may be null
+  int64_t n, V;
+  float scale;
+  float *nll, *lse;                          // [n]
+  float *by_features, *by_weight, *by_bias;  // [n, d], [V, d], [V], or null where not wanted
+  int64_t most, rows;                        // threads; tokens of a chunk, a multiple of 32
+  bool pairs;                                // multiply in bf16
 
-  Part(const Loss& l, int64_t at, int64_t count, float* E, float* g, float* own)
-      : l(l), at(at), count(count), panels(up(count, LANES) / LANES), E(E), g(g) {
-    const int64_t n = l.panels() * LANES;
-    auto take = [&own](int64_t floats) { return std::exchange(own, own + floats); };
-    hp = take(n * l.d), wp = take(l.block() * l.columns()), ev = take(n * l.block()), acc = take(n * l.columns());
-    ref = take(n), target = take(n), sum = take(n), total = reinterpret_cast<double*>(take(2 * n)), bias = take(l.block());
+  int64_t d() const { return weight.d; }
+  int64_t columns() const { return up(d(), LANES); }
+  int64_t words() const { return up(V, WORDS); }
+  int64_t block() const { return up(std::clamp<int64_t>((pairs ? 150'000 : 100'000) / columns(), 48, 384), 48); }  // stays in L2
+  int64_t threads() const { return std::min(most, words() / WORDS); }  // each has a word
+  bool later() const { return by_weight || by_bias; }
+
+  // The workspace, in units: what all threads share, and then each one's own.
+  int64_t per() const { return pairs ? 2 : 1; }  // numbers of a unit
+  int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 3 * rows; }
+  int64_t own() const { return rows * (columns() + block() / per() + 3) + block() * (columns() + 16); }
+  int64_t workspace() const { return shared() + threads() * own(); }
+
+  void run(Unit* space) const;
+};
+
+// One chunk after another; an object per thread.
+template <class K>
+struct Team {
+  static constexpr int64_t PER = K::PER;
+  const Loss& l;
+  const int64_t d = l.d(), columns = l.columns(), units = up(d, PER) / PER;
+  const int64_t id = omp_get_thread_num(), threads = omp_get_num_threads();
+  const int64_t from = l.words() / WORDS * id / threads * WORDS, to = l.words() / WORDS * (id + 1) / threads * WORDS;
+  Unit *E, *hp, *hs, *rows, *wp, *ev;
+  float *ref, *target, *g, *acc, *sum, *bias;
+  double* total;
+  const int64_t all_own;
+  int64_t at = 0, here = 0, panels = 0;  // of the chunk
+
+  Team(const Loss& l, Unit* space) : l(l), all_own(l.own()) {
+    Unit* next = space;
+    auto take = [&next](int64_t count) { return std::exchange(next, next + count); };
+    auto floats = [&take](int64_t count) { return reinterpret_cast<float*>(take(count)); };
+    E = l.later() ? take(l.rows * l.words() / PER) : nullptr;
+    hp = take(l.rows * columns / PER), hs = take(l.rows * columns / PER);
+    ref = floats(l.rows), target = floats(l.rows), g = floats(l.rows);
+    next = space + l.shared() + id * all_own;
+    total = reinterpret_cast<double*>(take(2 * l.rows)), acc = floats(l.rows * columns), sum = floats(l.rows);
+    ev = take(l.rows * l.block() / PER), rows = take(l.block() * columns / PER);
+    wp = PER == 1 ? rows : take(l.block() * columns / PER);
+    bias = floats(l.block());
   }
 
-  void pack_features() const {
-    for (int64_t i = 0; i < panels * LANES; i++) {
-      float* to = hp + i / LANES * LANES * l.d + i % LANES;
-      for (int64_t k = 0; k < l.d; k++) to[k * LANES] = i < count ? l.features.at((at + i) * l.d + k) * l.scale : 0.f;
-      ref[i] = NOWHERE;
-      if (i >= count) continue;
-      const int64_t t = l.targets[at + i];
-      float z = l.bias ? l.bias[t] : 0.f;  // in the order of the tile, so that E at the target is 1 to the last bit
-      for (int64_t k = 0; k < l.d; k++) z = __builtin_fmaf(to[k * LANES], l.weight.at(t * l.d + k), z);
-      ref[i] = target[i] = z;
+  template <class T>
+  T* of(int64_t thread, T* mine) const {  // another thread's
+    return reinterpret_cast<T*>(reinterpret_cast<Unit*>(mine) + (thread - id) * all_own);
+  }
+
+  // 16 units of a row from unit u on.
+  __m512i load(const Matrix& m, int64_t row, int64_t u) const {
+    if constexpr (PER == 1) return _mm512_castps_si512(m.load(row, u));
+    if (m.bf16) {
+      const __mmask32 there = d - 2 * u >= 32 ? 0xffffffff : (1u << std::max<int64_t>(d - 2 * u, 0)) - 1;
+      return _mm512_maskz_loadu_epi16(there, static_cast<const uint16_t*>(m.data) + row * d + 2 * u);
+    }
+    return along(m.load(row, 2 * u), m.load(row, 2 * u + 16));
+  }
+
+  // 32 rows as a panel [units][32]; zeros for those that are not there
+  template <class Row>
+  void panel(Unit* to, const Matrix& m, int64_t there, Row row) const {
+    alignas(64) Unit x[16] = {};
+    for (int64_t i = 0; i < LANES; i++)
+      for (int64_t u = 0; u < units; u += 16) {
+        _mm512_store_si512(x, i < there ? load(m, row(i), u) : _mm512_setzero_si512());
+        for (int64_t e = 0; e < std::min<int64_t>(16, units - u); e++) to[(u + e) * LANES + i] = x[e];
+      }
+  }
+
+  // hp, and the targets' logits in the order of the tile, so that E at the target is 1 to the last bit.
+  void begin() const {
+#pragma omp for
+    for (int64_t p = 0; p < panels; p++) {
+      const int64_t t0 = at + p * LANES, there = std::min(LANES, at + here - t0);
+      Unit *mine = hp + p * units * LANES, *words = reinterpret_cast<Unit*>(acc);
+      panel(words, l.weight, there, [&](int64_t i) { return l.targets[t0 + i]; });
+      panel(mine, l.features, there, [&](int64_t i) { return t0 + i; });
+      for (int64_t half = 0; half < LANES; half += 16) {
+        __m512 z = _mm512_setzero_ps();
+        for (int64_t u = 0; u < units; u++)
+          z = K::dot(z, _mm512_load_si512(words + u * LANES + half), _mm512_load_si512(mine + u * LANES + half));
+        _mm512_store_ps(ref + p * LANES + half, z);
+      }
+      for (int64_t i = p * LANES; i < (p + 1) * LANES; i++) {
+        target[i] = ref[i];
+        if (at + i >= l.n || i >= here) ref[i] = NOWHERE;
+        else ref[i] = target[i] = std::fma(l.scale, ref[i], l.bias ? l.bias[l.targets[at + i]] : 0.f);
+      }
     }
   }
 
   void pack_weight(int64_t v0, int64_t words) const {
-    for (int64_t v = 0; v < words; v++) {
-      const bool there = v0 + v < l.V;
-      bias[v] = !there ? -INFINITY : l.bias ? l.bias[v0 + v] : 0.f;  // a word that is none has E = 0
-      for (int64_t j = 0; j < l.columns(); j += 16) {
-        const __m512 x = there ? l.weight.load((v0 + v) * l.d + j, l.d - j) : _mm512_setzero_ps();
-        _mm512_store_ps(wp + (j / LANES * words + v) * LANES + j % LANES, x);
+    const Matrix& w = l.weight;
+    for (int64_t v = 0; v < words; v += PER) {
+      for (int64_t r = v; r < v + PER; r++) bias[r] = v0 + r >= l.V ? -INFINITY : l.bias ? l.bias[v0 + r] : 0.f;
+      const int64_t u0 = PER * 16;  // numbers of a register
+      for (int64_t j = 0; j < columns; j += u0) {
+        __m512i x[PER];
+        for (int64_t r = 0; r < PER; r++) {
+          x[r] = v0 + v + r < l.V ? load(w, v0 + v + r, j / PER) : _mm512_setzero_si512();
+          _mm512_store_si512(rows + ((j / LANES * words + v + r) * LANES + j % LANES) / PER, x[r]);
+        }
+        if constexpr (PER == 2) {
+          Unit* to = wp + (j * words + v * LANES) / PER;
+          _mm512_store_si512(to, _mm512_permutex2var_epi16(x[0], order(0), x[1]));
+          _mm512_store_si512(to + 16, _mm512_permutex2var_epi16(x[0], order(16), x[1]));
+        }
       }
     }
   }
 
   // Logits of 12 words and 32 tokens, and what becomes of them while they are in registers.
   void tile(int64_t v0, int64_t v, int64_t words, int64_t p, bool maximum) const {
-    Tile c;
-#pragma GCC unroll 16
-    for (int r = 0; r < WORDS; r++) c[r][0] = c[r][1] = _mm512_set1_ps(bias[v + r]);
-    for (int64_t k = 0; k < l.d; k += LANES)
-      multiply<WORDS>(c, wp + (k / LANES * words + v) * LANES, LANES, 1, hp + (p * l.d + k) * LANES,
-                      std::min(LANES, l.d - k));
+    constexpr int64_t wide = LANES / PER;
+    Tile c{};
+    for (int64_t u = 0; u < units; u += wide)
+      multiply<K, WORDS>(c, rows + (u / wide * words + v) * wide, wide, 1, hp + (p * units + u) * LANES,
+                         std::min(wide, units - u));
+    const __m512 scale = _mm512_set1_ps(l.scale);
 #pragma GCC unroll 16
     for (int half = 0; half < 2; half++) {
       const int64_t lane = p * LANES + half * 16;
+      const __m512 from = _mm512_load_ps(ref + lane);
       __m512 s = _mm512_load_ps(sum + lane);
-      if (maximum) {
 #pragma GCC unroll 16
-        for (int r = 0; r < WORDS; r++) s = _mm512_max_ps(s, c[r][half]);
-      } else {
-        const __m512 from = _mm512_load_ps(ref + lane);
-#pragma GCC unroll 16
-        for (int r = 0; r < WORDS; r++) {
-          const __m512 e = exponential(_mm512_sub_ps(c[r][half], from));
-          s = _mm512_add_ps(s, e);
-          if (l.by_features) _mm512_store_ps(ev + (p * words + v + r) * LANES + half * 16, e);
-          if (E) _mm512_stream_ps(E + (p * l.words() + v0 + v + r) * LANES + half * 16, e);
-        }
+      for (int r = 0; r < WORDS; r++) {
+        const __m512 z = _mm512_fmadd_ps(scale, c[r][half], _mm512_set1_ps(bias[v + r]));
+        c[r][half] = maximum ? z : exponential(_mm512_sub_ps(z, from));
+        s = maximum ? _mm512_max_ps(s, z) : _mm512_add_ps(s, c[r][half]);
       }
       _mm512_store_ps(sum + lane, s);
     }
+    if (maximum) return;
+    Unit *to = ev + (p * words + v) / PER * LANES, *later = E + (p * l.words() + v0 + v) * wide;
+#pragma GCC unroll 16
+    for (int r = 0; r < WORDS; r += PER)
+      for (int half = 0; l.by_features && half < 2; half++) {
+        const __m512i x = PER == 1 ? _mm512_castps_si512(c[r][half]) : across(c[r][half], c[r + PER - 1][half]);
+        _mm512_store_si512(to + r / PER * LANES + half * 16, x);
+      }
+#pragma GCC unroll 16
+    for (int r = 0; r < WORDS && E; r++) {
+      if constexpr (PER == 1)
+        for (int half = 0; half < 2; half++)
+          _mm512_stream_si512(reinterpret_cast<__m512i*>(later + r * wide + half * 16), _mm512_castps_si512(c[r][half]));
+      else
+        _mm512_stream_si512(reinterpret_cast<__m512i*>(later + r * wide), along(c[r][0], c[r][1]));
+    }
   }
 
-  // All words once; with `maximum` only their largest logits, into ref. False where a sum left the safe range.
-  bool sweep(bool maximum) const {
+  // This thread's words: their sums, E and dfeatures; with `maximum` only the largest logits.
+  void sweep(bool maximum) const {
     std::fill(total, total + panels * LANES, 0.);
     std::fill(sum, sum + panels * LANES, -INFINITY);
-    bool safe = true;
-    for (int64_t v0 = 0; v0 < l.V; v0 += l.block()) {
-      const int64_t words = up(std::min(l.block(), l.V - v0), WORDS);
+    for (int64_t v0 = from; v0 < to; v0 += l.block()) {
+      const int64_t words = std::min(l.block(), to - v0);
       pack_weight(v0, words);
       if (!maximum) std::fill(sum, sum + panels * LANES, 0.f);
       for (int64_t p = 0; p < panels; p++)
         for (int64_t v = 0; v < words; v += WORDS) tile(v0, v, words, p, maximum);
       if (maximum) continue;
-      for (int64_t i = 0; i < panels * LANES; i++) safe &= (total[i] += sum[i]) < SAFE;
+      for (int64_t i = 0; i < panels * LANES; i++) total[i] += sum[i];
       if (!l.by_features) continue;
-      for (int64_t j = 0; j < l.columns(); j += LANES)
+      for (int64_t j = 0; j < columns; j += LANES)
         for (int64_t i = 0; i < panels * LANES; i += 8) {
           Tile c{};
-          float* to = acc + i * l.columns() + j;
-          for (int r = 0; r < 8; r++) _mm_prefetch(to + r * l.columns(), _MM_HINT_T0);
-          for (int r = 0; r < 8; r++) _mm_prefetch(to + r * l.columns() + 16, _MM_HINT_T0);
-          multiply<8>(c, ev + i / LANES * LANES * words + i % LANES, 1, LANES, wp + j * words, words);
+          float* to = acc + i * columns + j;
+          for (int r = 0; r < 8; r++) _mm_prefetch(to + r * columns, _MM_HINT_T0), _mm_prefetch(to + r * columns + 16, _MM_HINT_T0);
+          multiply<K, 8>(c, ev + i / LANES * (words / PER) * LANES + i % LANES, 1, LANES, wp + j * (words / PER), words / PER);
 #pragma GCC unroll 16
           for (int r = 0; r < 8; r++)
 #pragma GCC unroll 16
             for (int half = 0; half < 2; half++) {
-              float* o = to + r * l.columns() + half * 16;
-              _mm512_store_ps(o, v0 ? _mm512_add_ps(c[r][half], _mm512_load_ps(o)) : c[r][half]);
+              float* o = to + r * columns + half * 16;
+              _mm512_store_ps(o, v0 > from ? _mm512_add_ps(c[r][half], _mm512_load_ps(o)) : c[r][half]);
             }
         }
     }
-    if (maximum) std::copy(sum, sum + count, ref);
-    return safe;
-  }
-
-  void run() const {
-    pack_features();
-    if (!sweep(false)) sweep(true), sweep(false);
-    for (int64_t i = 0; i < panels * LANES; i++) {
-      g[i] = 0;
-      if (i >= count) continue;
-      const int64_t row = at + i, t = l.targets[row];
-      const double log = std::log(total[i]);
-      l.nll[row] = log + (double(ref[i]) - target[i]);
-      l.lse[row] = log + ref[i];
-      g[i] = (l.c[row] + (l.k ? l.k[row] * l.lse[row] : 0.f)) / total[i];
-      if (!l.by_features) continue;
-      for (int64_t j = 0; j < l.d; j += 16) {
-        const __m512 at_target = _mm512_mul_ps(_mm512_set1_ps(l.q[row]), l.weight.load(t * l.d + j, l.d - j));
-        const __m512 x = _mm512_fmsub_ps(_mm512_set1_ps(g[i]), _mm512_load_ps(acc + i * l.columns() + j), at_target);
-        _mm512_mask_storeu_ps(l.by_features + row * l.d + j, first(l.d - j), _mm512_mul_ps(x, _mm512_set1_ps(l.scale)));
-      }
-    }
     _mm_sfence();  // E is read by other threads
   }
-};
 
-void Loss::run(float* space) const {
-  float *E = later() ? space : nullptr, *hs = space + (later() ? rows * words() : 0), *g = hs + rows * columns();
-#pragma omp parallel num_threads(threads)
-  {
+  // Whether every sum of the chunk is in the safe range.
+  bool safe() const {
+    for (int64_t i = 0; i < here; i++) {
+      double s = 0;
+      for (int64_t thread = 0; thread < threads; thread++) s += of(thread, total)[i];
+      if (!(s < SAFE)) return false;
+    }
+    return true;
+  }
+
+  // Losses, g and dfeatures of the chunk, from what each thread has found.
+  void finish() const {
+#pragma omp for
+    for (int64_t i = 0; i < panels * LANES; i++) {
+      g[i] = 0;
+      if (i >= here) continue;
+      const int64_t row = at + i, t = l.targets[row];
+      double s = 0;
+      for (int64_t thread = 0; thread < threads; thread++) s += of(thread, total)[i];
+      const double log = std::log(s);
+      l.nll[row] = log + (double(ref[i]) - target[i]);
+      l.lse[row] = log + ref[i];
+      g[i] = (l.c[row] + (l.k ? l.k[row] * l.lse[row] : 0.f)) / s;
+      for (int64_t j = 0; l.by_features && j < d; j += 16) {
+        __m512 x = _mm512_setzero_ps();
+        for (int64_t thread = 0; thread < threads; thread++) x = _mm512_add_ps(x, _mm512_load_ps(of(thread, acc) + i * columns + j));
+        const __m512 at_target = _mm512_mul_ps(_mm512_set1_ps(l.q[row]), K::rounded(l.weight.load(t, j)));
+        x = _mm512_mul_ps(_mm512_fmsub_ps(_mm512_set1_ps(g[i]), x, at_target), _mm512_set1_ps(l.scale));
+        _mm512_mask_storeu_ps(l.by_features + row * d + j, first(d - j), x);
+      }
+    }
+  }
+
+  // dweight and dbias of the chunk's tokens.
+  void other_gradients() const {
+    const int64_t lot = l.rows / PER;  // units of tokens
+#pragma omp for
+    for (int64_t i = 0; i < panels * LANES; i += PER)
+      for (int64_t j = 0; j < columns; j += 16) {
+        __m512 x[2];
+        for (int64_t r = 0; r < PER; r++) {
+          x[r] = i + r < here ? K::rounded(l.features.load(at + i + r, j)) : _mm512_setzero_ps();
+          x[r] = _mm512_mul_ps(x[r], _mm512_set1_ps(l.scale * g[i + r]));
+        }
+        _mm512_store_si512(hs + (j / LANES * lot + i / PER) * LANES + j % LANES, PER == 1 ? _mm512_castps_si512(x[0]) : across(x[0], x[PER - 1]));
+      }
+    constexpr int64_t wide = LANES / PER;
+#pragma omp for schedule(dynamic, 1)
+    for (int64_t v0 = 0; v0 < l.V; v0 += 16 * WORDS) {  // a panel of hs stays in the cache for 16 tiles
+      const int64_t end = std::min(v0 + 16 * WORDS, l.V);
+      for (int64_t j = 0; l.by_weight && j < columns; j += LANES)
+        for (int64_t v = v0; v < end; v += WORDS) {
+          Tile c{};
+          float* to = l.by_weight + v * d + j;
+          const int64_t there = std::min(WORDS, l.V - v);
+          for (int64_t r = 0; at && r < there; r++) _mm_prefetch(to + r * d, _MM_HINT_T0), _mm_prefetch(to + r * d + 16, _MM_HINT_T0);
+          for (int64_t p = 0; p < panels; p++) {
+            const Unit* next = E + (p * l.words() + v + WORDS) * wide;  // of the first columns: the others find it in the cache
+            for (int64_t r = 0; j == 0 && r < WORDS * wide; r += 16) _mm_prefetch(next + r, _MM_HINT_T1);
+            multiply<K, WORDS>(c, E + (p * l.words() + v) * wide, wide, 1, hs + (j * lot + p * wide * LANES), wide);
+          }
+#pragma GCC unroll 16
+          for (int r = 0; r < WORDS; r++)
+#pragma GCC unroll 16
+            for (int half = 0; half < 2; half++) {
+              float* o = to + r * d + half * 16;
+              const __mmask16 m = r < there ? first(d - j - half * 16) : 0;
+              _mm512_mask_storeu_ps(o, m, at ? _mm512_add_ps(c[r][half], _mm512_maskz_loadu_ps(m, o)) : c[r][half]);
+            }
+        }
+      for (int64_t v = v0; l.by_bias && v < end; v++) {
+        __m512 s = _mm512_setzero_ps();
+        for (int64_t i = 0; i < panels * LANES; i += 16) {
+          const Unit* e = E + (i / LANES * l.words() + v) * wide + i % LANES / PER;
+          __m512 x;
+          if constexpr (PER == 1) x = _mm512_load_ps(e);
+          else x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(e))), 16));
+          s = _mm512_fmadd_ps(x, _mm512_load_ps(g + i), s);
+        }
+        l.by_bias[v] = (at ? l.by_bias[v] : 0.f) + _mm512_reduce_add_ps(s);
+      }
+    }
+    // the targets' terms, of which two tokens may share a row: a share of the columns for each thread
+    const int64_t end = up(d, 16) / 16 * (id + 1) / threads * 16;
+    for (int64_t i = at; i < at + here; i++) {
+      for (int64_t j = up(d, 16) / 16 * id / threads * 16; l.by_weight && j < end; j += 16) {
+        float* o = l.by_weight + l.targets[i] * d + j;
+        const __mmask16 m = first(d - j);
+        const __m512 x = K::rounded(l.features.load(i, j));
+        _mm512_mask_storeu_ps(o, m, _mm512_fnmadd_ps(_mm512_set1_ps(l.scale * l.q[i]), x, _mm512_maskz_loadu_ps(m, o)));
+      }
+      if (l.by_bias && !id) l.by_bias[l.targets[i]] -= l.q[i];
+    }
+  }
+
+  void run() {
     const unsigned mode = _mm_getcsr();
     _mm_setcsr(mode | 0x8040);  // what is below 1e-38 counts as 0: E is full of it, and it takes a hundred times as long
-    float* own_space = space + shared() + omp_get_thread_num() * own();
-    for (int64_t at = 0; at < n; at += rows) {
-      const int64_t here = std::min(rows, n - at), all = up(here, LANES) / LANES;
-      const int64_t even = up(all, panels() * threads) / panels(), parts = std::min(all, even);
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t i = 0; i < parts; i++) {
-        const int64_t from = all * i / parts, to = all * (i + 1) / parts;
-        Part(*this, at + from * LANES, std::min(to * LANES, here) - from * LANES, E ? E + from * LANES * words() : E,
-             g + from * LANES, own_space)
-            .run();
-      }
-      if (!later()) continue;
+    for (at = 0; at < l.n; at += l.rows) {
+      here = std::min(l.rows, l.n - at), panels = up(here, LANES) / LANES;
+      begin();
+      sweep(false);
+#pragma omp barrier
+      if (!safe()) {
+#pragma omp barrier
+        sweep(true);
+#pragma omp barrier
 #pragma omp for
-      for (int64_t i = 0; i < all * LANES; i++)  // scale g h, as panels [d/32][rows][32]
-        for (int64_t j = 0; j < columns(); j += 16) {
-          const __m512 x = i < here ? features.load((at + i) * d + j, d - j) : _mm512_setzero_ps();
-          _mm512_store_ps(hs + (j / LANES * rows + i) * LANES + j % LANES, _mm512_mul_ps(x, _mm512_set1_ps(scale * g[i])));
+        for (int64_t i = 0; i < here; i++) {
+          float most = -INFINITY;
+          for (int64_t thread = 0; thread < threads; thread++) most = std::max(most, of(thread, sum)[i]);
+          ref[i] = most;
         }
-#pragma omp for schedule(dynamic, 1)
-      for (int64_t v0 = 0; v0 < V; v0 += 16 * WORDS) {  // a panel of hs stays in L2 for 16 tiles
-        const int64_t end = std::min(v0 + 16 * WORDS, V);
-        for (int64_t j = 0; by_weight && j < columns(); j += LANES)
-          for (int64_t v = v0; v < end; v += WORDS) {
-            Tile c{};
-            float* to = by_weight + v * d + j;
-            const int64_t there = std::min(WORDS, V - v);
-            for (int64_t r = 0; at && r < there; r++) _mm_prefetch(to + r * d, _MM_HINT_T0), _mm_prefetch(to + r * d + 16, _MM_HINT_T0);
-            for (int64_t p = 0; p < all; p++)
-              multiply<WORDS>(c, E + (p * words() + v) * LANES, LANES, 1, hs + (j * rows + p * LANES * LANES), LANES);
-#pragma GCC unroll 16
-            for (int r = 0; r < WORDS; r++)
-#pragma GCC unroll 16
-              for (int half = 0; half < 2; half++) {
-                float* o = to + r * d + half * 16;
-                const __mmask16 m = r < there ? first(d - j - half * 16) : 0;
-                _mm512_mask_storeu_ps(o, m, at ? _mm512_add_ps(c[r][half], _mm512_maskz_loadu_ps(m, o)) : c[r][half]);
-              }
-          }
-        for (int64_t v = v0; by_bias && v < end; v++) {
-          __m512 s = _mm512_setzero_ps();
-          for (int64_t i = 0; i < all * LANES; i += 16)
-            s = _mm512_fmadd_ps(_mm512_load_ps(E + (i / LANES * words() + v) * LANES + i % LANES), _mm512_load_ps(g + i), s);
-          by_bias[v] = (at ? by_bias[v] : 0.f) + _mm512_reduce_add_ps(s);
-        }
+        sweep(false);
+#pragma omp barrier
       }
-      // the targets' terms, of which two tokens may share a row: a share of the columns for each thread
-      const int64_t id = omp_get_thread_num(), team = omp_get_num_threads();
-      for (int64_t i = at; i < at + here; i++) {
-        for (int64_t j = d * id / team; by_weight && j < d * (id + 1) / team; j++)
-          by_weight[targets[i] * d + j] -= scale * q[i] * features.at(i * d + j);
-        if (by_bias && !id) by_bias[targets[i]] -= q[i];
-      }
+      finish();
+      if (l.later()) other_gradients();
+#pragma omp barrier
     }
     _mm_setcsr(mode);
   }
+};
+
+void Loss::run(Unit* space) const {
+#pragma omp parallel num_threads(threads())
+  pairs ? Team<Pair>(*this, space).run() : Team<Single>(*this, space).run();
 }
 
 }  // namespace avx512
@@ -392,13 +532,13 @@ avx512::Matrix matrix(const Tensor& x) {
   STD_TORCH_CHECK(x.dim() == 2 && x.is_contiguous(), "features and weight must be contiguous matrices");
   const bool bf16 = x.scalar_type() == ScalarType::BFloat16;
   STD_TORCH_CHECK(bf16 || x.scalar_type() == ScalarType::Float, "features and weight must be float32 or bfloat16");
-  return {x.data_ptr(), bf16};
+  return {x.data_ptr(), bf16, x.size(1)};
 }
 
 // nll [n], lse [n], and the gradients of sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2) that are wanted, else empty
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
     Tensor features, Tensor weight, std::optional<Tensor> bias, Tensor targets, Tensor c, Tensor q,
-    std::optional<Tensor> k, double scale, int64_t rows, bool by_features, bool by_weight, bool by_bias) {
+    std::optional<Tensor> k, double scale, int64_t rows, bool pairs, bool by_features, bool by_weight, bool by_bias) {
   const int64_t n = features.size(0), d = features.size(1), V = weight.size(0);
   auto vector = [](const std::optional<Tensor>& x, int64_t size) -> const float* {
     if (!x) return nullptr;
@@ -412,10 +552,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
   Tensor db = floats(features, {by_bias ? V : 0});
   auto made = [](const Tensor& x, bool wanted) { return wanted ? x.mutable_data_ptr<float>() : nullptr; };
   const avx512::Loss loss{matrix(features), matrix(weight), vector(bias, V), targets.const_data_ptr<int64_t>(),
-                          vector(c, n), vector(q, n), vector(k, n), n, V, d, float(scale), made(nll, true),
+                          vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), made(nll, true),
                           made(lse, true), made(dh, by_features), made(dw, by_weight), made(db, by_bias),
-                          omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES)};
-  loss.run(floats(features, {loss.workspace()}).mutable_data_ptr<float>());
+                          omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES), pairs};
+  const Tensor space = floats(features, {loss.workspace()});
+  loss.run(reinterpret_cast<avx512::Unit*>(space.mutable_data_ptr<float>()));
   return {nll, lse, dh, dw, db};
 }
 
@@ -436,7 +577,7 @@ STABLE_TORCH_LIBRARY(tiewise_kernels, m) {
   m.def("instruction_sets() -> int");
   m.def(
       "vocabulary_loss(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor c, Tensor q, Tensor? k,"
-      " float scale, int rows, bool by_features, bool by_weight, bool by_bias)"
+      " float scale, int rows, bool pairs, bool by_features, bool by_weight, bool by_bias)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("seen_in_int8(Tensor q, Tensor step, Tensor digits, Tensor sigma) -> Tensor");
 }

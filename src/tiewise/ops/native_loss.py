@@ -47,7 +47,7 @@ def sweep(
         nll, lse, *found = library.vocabulary_loss(
             *(h, weight, None if bias is None else bias.float().contiguous(), t.long()),
             *(on * (hit + o.label_smoothing), on * hit, on * 2 * o.z_loss if o.z_loss else None),
-            *(o.scale, chunk_rows(len(t), len(weight), "cpu", o.chunk), *wanted[:3]),
+            *(o.scale, chunk_rows(len(t), len(weight), "cpu", o.chunk), kind == torch.bfloat16, *wanted[:3]),
         )
         each, gradients = hit * nll, [x if want else None for x, want in zip(found, wanted, strict=False)]
         if o.z_loss:
@@ -93,6 +93,6 @@ def _describe(library: Any) -> None:
 
     @torch.library.register_fake(f"{library.name}::vocabulary_loss")
     def _(features: Any, weight: Any, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any) -> Any:
-        (n, d), v, (by_features, by_weight, by_bias) = features.shape, len(weight), rest[2:]
+        (n, d), v, (by_features, by_weight, by_bias) = features.shape, len(weight), rest[3:]
         shapes = [(n,), (n,), (n if by_features else 0, d), (v if by_weight else 0, d), (v if by_bias else 0,)]
         return tuple(features.new_empty(shape, dtype=torch.float32) for shape in shapes)
