@@ -193,6 +193,9 @@ struct Team {
     return reinterpret_cast<T*>(reinterpret_cast<Unit*>(mine) + (thread - id) * all_own);
   }
 
+  // Where E has the 12 words from v on, 12 x 32 tokens.
+  Unit* in_E(int64_t v, int64_t p) const { return E + (v * (l.rows / LANES) + p * WORDS) * (LANES / PER); }
+
   // 16 units of a row from unit u on.
   __m512i load(const Matrix& m, int64_t row, int64_t u) const {
     if constexpr (PER == 1) return _mm512_castps_si512(m.load(row, u));
@@ -278,7 +281,7 @@ struct Team {
       _mm512_store_ps(sum + lane, s);
     }
     if (maximum) return;
-    Unit *to = ev + (p * words + v) / PER * LANES, *later = E + (p * l.words() + v0 + v) * wide;
+    Unit *to = ev + (p * words + v) / PER * LANES, *later = in_E(v0 + v, p);
 #pragma GCC unroll 16
     for (int r = 0; r < WORDS; r += PER)
       for (int half = 0; l.by_features && half < 2; half++) {
@@ -383,9 +386,9 @@ struct Team {
           const int64_t there = std::min(WORDS, l.V - v);
           for (int64_t r = 0; at && r < there; r++) _mm_prefetch(to + r * d, _MM_HINT_T0), _mm_prefetch(to + r * d + 16, _MM_HINT_T0);
           for (int64_t p = 0; p < panels; p++) {
-            const Unit* next = E + (p * l.words() + v + WORDS) * wide;  // of the first columns: the others find it in the cache
+            const Unit* next = in_E(v + WORDS, p);
             for (int64_t r = 0; j == 0 && r < WORDS * wide; r += 16) _mm_prefetch(next + r, _MM_HINT_T1);
-            multiply<K, WORDS>(c, E + (p * l.words() + v) * wide, wide, 1, hs + (j * lot + p * wide * LANES), wide);
+            multiply<K, WORDS>(c, in_E(v, p), wide, 1, hs + (j * lot + p * wide * LANES), wide);
           }
 #pragma GCC unroll 16
           for (int r = 0; r < WORDS; r++)
@@ -399,7 +402,7 @@ struct Team {
       for (int64_t v = v0; l.by_bias && v < end; v++) {
         __m512 s = _mm512_setzero_ps();
         for (int64_t i = 0; i < panels * LANES; i += 16) {
-          const Unit* e = E + (i / LANES * l.words() + v) * wide + i % LANES / PER;
+          const Unit* e = in_E(v / WORDS * WORDS, i / LANES) + v % WORDS * wide + i % LANES / PER;
           __m512 x;
           if constexpr (PER == 1) x = _mm512_load_ps(e);
           else x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(e))), 16));
