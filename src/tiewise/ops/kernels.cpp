@@ -154,7 +154,7 @@ struct Loss {
   // The workspace, in units: what all threads share, and then each one's own.
   int64_t per() const { return pairs ? 2 : 1; }  // numbers of a unit
   int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 3 * rows; }
-  int64_t own() const { return rows * (columns() + block() / per() + 3) + block() * (columns() + 16); }
+  int64_t own() const { return rows * (columns() + block() / per() + 3) + (block() + 2) * columns() + block(); }
   int64_t workspace() const { return shared() + threads() * own(); }
 
   void run(Unit* space) const;
@@ -183,8 +183,8 @@ struct Team {
     ref = floats(l.rows), target = floats(l.rows), g = floats(l.rows);
     next = space + l.shared() + id * all_own;
     total = reinterpret_cast<double*>(take(2 * l.rows)), acc = floats(l.rows * columns), sum = floats(l.rows);
-    ev = take(l.rows * l.block() / PER), rows = take(l.block() * columns / PER);
-    wp = PER == 1 ? rows : take(l.block() * columns / PER);
+    ev = take(l.rows * l.block() / PER), rows = take(apart(l.block()) * columns / PER);
+    wp = PER == 1 ? rows : take(apart(l.block()) * columns / PER);
     bias = floats(l.block());
   }
 
@@ -195,6 +195,9 @@ struct Team {
 
   // Where E has the 12 words from v on, 12 x 32 tokens.
   Unit* in_E(int64_t v, int64_t p) const { return E + (v * (l.rows / LANES) + p * WORDS) * (LANES / PER); }
+
+  // Words between columns of a block: with one pair more, packing does not write to one set of the cache alone.
+  static int64_t apart(int64_t words) { return words + 2; }
 
   // 16 units of a row from unit u on.
   __m512i load(const Matrix& m, int64_t row, int64_t u) const {
@@ -248,10 +251,10 @@ struct Team {
         __m512i x[PER];
         for (int64_t r = 0; r < PER; r++) {
           x[r] = v0 + v + r < l.V ? load(w, v0 + v + r, j / PER) : _mm512_setzero_si512();
-          _mm512_store_si512(rows + ((j / LANES * words + v + r) * LANES + j % LANES) / PER, x[r]);
+          _mm512_store_si512(rows + ((j / LANES * apart(words) + v + r) * LANES + j % LANES) / PER, x[r]);
         }
         if constexpr (PER == 2) {
-          Unit* to = wp + (j * words + v * LANES) / PER;
+          Unit* to = wp + (j * apart(words) + v * LANES) / PER;
           _mm512_store_si512(to, _mm512_permutex2var_epi16(x[0], order(0), x[1]));
           _mm512_store_si512(to + 16, _mm512_permutex2var_epi16(x[0], order(16), x[1]));
         }
@@ -264,7 +267,7 @@ struct Team {
     constexpr int64_t wide = LANES / PER;
     Tile c{};
     for (int64_t u = 0; u < units; u += wide)
-      multiply<K, WORDS>(c, rows + (u / wide * words + v) * wide, wide, 1, hp + (p * units + u) * LANES,
+      multiply<K, WORDS>(c, rows + (u / wide * apart(words) + v) * wide, wide, 1, hp + (p * units + u) * LANES,
                          std::min(wide, units - u));
     const __m512 scale = _mm512_set1_ps(l.scale);
 #pragma GCC unroll 16
@@ -316,7 +319,7 @@ struct Team {
           Tile c{};
           float* to = acc + i * columns + j;
           for (int r = 0; r < 8; r++) _mm_prefetch(to + r * columns, _MM_HINT_T0), _mm_prefetch(to + r * columns + 16, _MM_HINT_T0);
-          multiply<K, 8>(c, ev + i / LANES * (words / PER) * LANES + i % LANES, 1, LANES, wp + j * (words / PER), words / PER);
+          multiply<K, 8>(c, ev + i / LANES * (words / PER) * LANES + i % LANES, 1, LANES, wp + j * apart(words) / PER, words / PER);
 #pragma GCC unroll 16
           for (int r = 0; r < 8; r++)
 #pragma GCC unroll 16
