@@ -29,7 +29,8 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions, check_loss
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import accumulator, compute_dtype
-from tiewise.ops.gpu_kernels import sweep
+from tiewise.ops.gpu_kernels import maintained
+from tiewise.ops.native_loss import sweep
 
 _DEFAULT = LossOptions()
 
@@ -74,7 +75,7 @@ def linear_cross_entropy(
         loss = _traced(flat, weight, bias, t, options)
     else:
         check_range(t, weight.shape[0], options.ignore_index)
-        loss = fused_loss("linear_cross_entropy", partial(sweep, options), options, flat, weight, bias, t)
+        loss = fused_loss("linear_cross_entropy", partial(_sweep, options), options, flat, weight, bias, t)
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
@@ -138,6 +139,10 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
 # (tensors, type of the products, wanted gradients, weight of each token's loss) → losses [N], gradients; of `tensors`
 # the targets are the last
 Sweep = Callable[[Any, torch.dtype, tuple[bool, ...], Tensor | None], tuple[Tensor, Any]]
+
+
+def _sweep(o: LossOptions, tensors: Any, kind: torch.dtype, *rest: Any) -> tuple[Tensor, Any]:
+    return (maintained(o, tensors, kind) or sweep)(o, tensors, kind, *rest)
 
 
 def reduced(
@@ -242,7 +247,7 @@ def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
 def _operator(*arguments: Any) -> Any:
     *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z = arguments[:-2]
     options = LossOptions(scale, softcap, ignored, smoothing, z, weights, reduction, chunk, *arguments[-2:])
-    loss, found = reduced(partial(sweep, options), options, tensors, kind, tuple(wanted), upstream)
+    loss, found = reduced(partial(_sweep, options), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
 

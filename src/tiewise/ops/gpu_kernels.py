@@ -30,8 +30,7 @@ from torch import Tensor
 
 from tiewise.core.backends import BACKENDS, LossOptions
 from tiewise.core.errors import RunError, UnsupportedError
-from tiewise.ops import native_loss
-from tiewise.ops.chunked import accumulator
+from tiewise.ops import chunked
 from tiewise.ops.fast_products import remembered
 
 VARIABLE = "TIEWISE_LOSS"
@@ -76,27 +75,72 @@ KERNELS = {
 }
 
 
-def sweep(
-    options: LossOptions, tensors: Any, kind: torch.dtype, wanted: tuple[bool, ...], row_weight: Tensor | None
-) -> tuple[Tensor, Any]:
-    """Do what `chunked.sweep` does, by the backend asked for; the losses of a mean or a sum may come as their sum [1].
+_tried: dict[Any, dict[str, float]] = {}  # milliseconds
+
+
+def maintained(o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
+    """Return what does as `chunked.sweep` by the backend asked for; None where that is ours.
+
+    Of a mean or a sum, its losses [1] are their sum.
 
     Raises:
         RunError: the environment variable TIEWISE_LOSS names no backend.
         UnsupportedError: the kernel asked for is not installed, or lacks an option, the type or the device.
     """
-    name, way = options.backend or os.environ.get(VARIABLE) or "tiewise", native_loss.sweep
+    features, weight, bias, targets = tensors
+    name = o.backend or os.environ.get(VARIABLE) or "tiewise"
     if name not in BACKENDS:
         raise RunError(f"no loss is called {name!r}", f"choose {', '.join(BACKENDS)} in {VARIABLE}")
-    if options.backend is None and not _has_kernels(tensors[0].device):
-        name = "tiewise"  # the variable is for GPUs: a model may see its first batch before it is moved to one
-    if name != "tiewise" and len(tensors[-1]):
-        way = _fastest(options, tensors, kind) if name == "auto" else _by_kernel(name, options, tensors, kind)
-    return way(options, tensors, kind, wanted, row_weight)
+    # the variable is for GPUs: a model may see its first batch before it is moved to one
+    if name == "tiewise" or not len(targets) or (o.backend is None and not _has_kernels(features.device)):
+        return None
+    if name != "auto":
+        return _by_kernel(name, o, tensors, kind)
+    ways: dict[str, Any] = {"tiewise": None}
+    for name in KERNELS:
+        with suppress(UnsupportedError):
+            ways[name] = _by_kernel(name, o, tensors, kind)
+    if len(ways) == 1:
+        return None
+    what = {
+        "device": torch.cuda.get_device_name(features.device) if features.is_cuda else features.device.type,
+        "type": str(kind),
+        "options": " ".join(_asked(o, bias, kind)),
+        "shape": " ".join(str(2 ** round(math.log2(n))) for n in (min(len(targets), TOKENS), *weight.shape)),
+    }
+    key = (*what.values(), *ways)
+    if key not in _tried:
+        packages = {KERNELS[name].package: version(KERNELS[name].package) for name in ways if name in KERNELS}
+        what |= {"torch": torch.__version__, **packages}
+        found = remembered("losses.json", what, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind))
+        _tried[key] = {name: found.get(f"{name}_ms", math.inf) for name in ways}
+    return ways[min(ways, key=_tried[key].__getitem__)]
+
+
+def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype) -> dict[str, float]:
+    """Return the milliseconds of those of `ways` that run and agree with ours, each the least of three."""
+    features, weight, bias, targets = tensors
+    few = targets[:TOKENS]
+    problem = (features[:TOKENS], weight, bias, few.where(few != o.ignore_index, 0))  # a prompt's would all be ignored
+    o = replace(o, reduction="sum", ignore_index=-100)
+
+    def run(way: Any) -> tuple[float, list[Tensor]]:
+        start = time.perf_counter()
+        each, gradients = (way or chunked.sweep)(o, problem, kind, (True, True, bias is not None), None)
+        found = [each.sum(), *(x for x in gradients if x is not None)]
+        found[0].item()  # a GPU has then done all of it
+        return 1e3 * (time.perf_counter() - start), found
+
+    times, truth = {}, run(None)[1]
+    for name, way in ways.items():
+        with suppress(Exception):  # another's kernel may not compile here, or find no memory
+            if all((x - y).norm() <= AGREES[kind] * y.norm() for x, y in zip(run(way)[1], truth, strict=True)):
+                times[f"{name}_ms"] = min(run(way)[0] for _ in range(3))
+    return times
 
 
 def _by_kernel(name: str, o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
-    """Return the sweep of a kernel that can compute this; raises as `sweep`."""
+    """Return the sweep of a kernel that can compute this; raises as `maintained`."""
     kernel, (features, _, bias, _) = KERNELS[name], tensors
     lacks = [option for option in _asked(o, bias, kind) if option not in kernel.has]
     if kind not in kernel.types:
@@ -154,60 +198,9 @@ def _swept(
         )
         upstream = torch.ones_like(each) if row_weight is None else row_weight.to(each.dtype).expand_as(each)
         found = iter(torch.autograd.grad(each, leaves, upstream) if leaves else ())
-    gradients: Any = [next(found).to(accumulator(kind)) if need else None for need in needed]
+    gradients: Any = [next(found).to(chunked.accumulator(kind)) if need else None for need in needed]
     if not wanted[0]:
         gradients[0] = None
     elif o.scale != 1.0:
         gradients[0].mul_(o.scale)
     return each.detach().reshape(-1), gradients
-
-
-# the fastest
-
-_tried: dict[Any, dict[str, float]] = {}  # milliseconds
-
-
-def _fastest(o: LossOptions, tensors: Any, kind: torch.dtype) -> Any:
-    """Return the sweep that a trial found fastest here, for this type, these options and roughly this shape."""
-    ways: dict[str, Any] = {"tiewise": native_loss.sweep}
-    for name in KERNELS:
-        with suppress(UnsupportedError):
-            ways[name] = _by_kernel(name, o, tensors, kind)
-    if len(ways) == 1:
-        return native_loss.sweep
-    features, weight, bias, targets = tensors
-    what = {
-        "device": torch.cuda.get_device_name(features.device) if features.is_cuda else features.device.type,
-        "type": str(kind),
-        "options": " ".join(_asked(o, bias, kind)),
-        "shape": " ".join(str(2 ** round(math.log2(n))) for n in (min(len(targets), TOKENS), *weight.shape)),
-    }
-    key = (*what.values(), *ways)
-    if key not in _tried:
-        packages = {KERNELS[name].package: version(KERNELS[name].package) for name in ways if name in KERNELS}
-        what |= {"torch": torch.__version__, **packages}
-        found = remembered("losses.json", what, ("tiewise_ms",), lambda: trial(ways, o, tensors, kind))
-        _tried[key] = {name: found.get(f"{name}_ms", math.inf) for name in ways}
-    return ways[min(ways, key=_tried[key].__getitem__)]
-
-
-def trial(ways: dict[str, Any], o: LossOptions, tensors: Any, kind: torch.dtype) -> dict[str, float]:
-    """Return the milliseconds of those of `ways` that run and agree with ours, each the least of three."""
-    features, weight, bias, targets = tensors
-    few = targets[:TOKENS]
-    problem = (features[:TOKENS], weight, bias, few.where(few != o.ignore_index, 0))  # a prompt's would all be ignored
-    o = replace(o, reduction="sum", ignore_index=-100)
-
-    def run(way: Any) -> tuple[float, list[Tensor]]:
-        start = time.perf_counter()
-        each, gradients = way(o, problem, kind, (True, True, bias is not None), None)
-        found = [each.sum(), *(x for x in gradients if x is not None)]
-        found[0].item()  # a GPU has then done all of it
-        return 1e3 * (time.perf_counter() - start), found
-
-    times, truth = {}, run(native_loss.sweep)[1]
-    for name, way in ways.items():
-        with suppress(Exception):  # another's kernel may not compile here, or find no memory
-            if all((x - y).norm() <= AGREES[kind] * y.norm() for x, y in zip(run(way)[1], truth, strict=True)):
-                times[f"{name}_ms"] = min(run(way)[0] for _ in range(3))
-    return times
