@@ -12,6 +12,7 @@ from tests.boundary.tiny_models import Allocations, assert_same_gradients, build
 
 import tiewise
 from tiewise.core import backends
+from tiewise.core.errors import UnsupportedError
 
 MODELS = ("llama", "gpt2", "gemma2")  # the last with a soft-cap
 PROMPT, COMPLETION = 4, 6
@@ -133,3 +134,13 @@ def test_the_example_of_the_page_runs():
     assert scope["loss"].requires_grad
     assert tiewise.installed(policy).counts.materialised == 0
     assert policy.model.embed_tokens.weight.grad.norm() > 0
+
+
+@pytest.mark.parametrize("spec", ["tied+softcap=5", "tied+pad=1", "projected"])
+def test_a_head_that_reads_the_table_alone_is_refused_what_is_more(spec):
+    model, ids = build("llama").train(), sequences(2, seed=3)[0]
+    installed = tiewise.install(model, spec)
+    with pytest.raises(UnsupportedError, match="more than a table; take TRL"):
+        model(ids, labels=ids, fused_lm_head=True)
+    model(ids, labels=ids, fused_lm_head=False).loss.backward()
+    assert installed.counts.fused == 1

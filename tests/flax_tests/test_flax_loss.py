@@ -224,6 +224,7 @@ WHOLE = np.ones((7, 3), np.int32)
         ({"reduction": "avg"}, ValueError, "unknown reduction 'avg'"),
         ({"label_smoothing": 1.5}, ValueError, "label_smoothing"),
         ({"softcap": 0.0}, ValueError, "softcap must be positive"),
+        ({"backend": "auto"}, ValueError, "backend is PyTorch's"),
         ({"vocab": 8}, ValueError, "vocab = 8 of a table of 7 rows"),
         ({"weight": WHOLE}, UnsupportedError, "a weight of type int32"),
         ({"features": WHOLE[:5]}, UnsupportedError, "features of type int32"),

@@ -32,7 +32,7 @@ from tiewise.boundary.boundary import draw, make_maps
 from tiewise.boundary.deferred import Counts, Deferred
 from tiewise.boundary.locate import Journal, ModelEnds, declare_tying, locate
 from tiewise.boundary.saved import NAME, link_of, swapped
-from tiewise.core.errors import InstallError, SpecError
+from tiewise.core.errors import InstallError, SpecError, UnsupportedError
 from tiewise.core.spec import BoundarySpec
 from tiewise.ops.path_gradient import LookupOptions, tied_lookup, without_row
 
@@ -208,10 +208,18 @@ def _remove_hook(model: nn.Module, key: int) -> None:
 
 
 def begin(model: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    """Pre-hook: decide whether this forward defers its logits."""
+    """Pre-hook: decide whether this forward defers its logits.
+
+    Raises:
+        UnsupportedError: TRL's fused head, from 1.15 on, would leave out what is behind the table.
+    """
     link: Link | None = link_of(model)
     if link is None or getattr(model, "_is_replica", False):
         return  # DataParallel's replicas share one link between threads: they run unlinked
+    more = link.options.stop_both is not None or getattr(link.head, "out_map", None) is not None
+    if kwargs.get("fused_lm_head") and (more or (link.structure.output_scale, link.structure.softcap) != (1.0, None)):
+        fix = "take TRL 1.13, or tied or untied without options"
+        raise UnsupportedError(f"TRL multiplies by the table itself, and {link.spec} has more than a table", fix)
     asked = kwargs.get("labels") is not None or link.lazy is not LazyLogits
     link.chain.clear()
     link.active, link.defers = True, model.training or link.always > 0 or (asked and not torch.compiler.is_compiling())

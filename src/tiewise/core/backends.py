@@ -10,6 +10,7 @@ from typing import Any
 from tiewise.core.errors import UnsupportedError
 
 REDUCTIONS = ("mean", "sum", "none")
+BACKENDS = ("tiewise", "liger", "cce", "auto")  # what computes PyTorch's loss on a GPU
 
 # Elements of a chunk of logits. On two CPU cores 512 rows of 50,304 were within 3 % of the bare products; much smaller
 # chunks starve the matrix product, larger ones only cost memory. A GPU wants thousands of rows.
@@ -39,6 +40,7 @@ class LossOptions:
     reduction: str = "mean"  # or `sum` (both an fp32 scalar), or `none` (fp32, shaped like the targets)
     chunk: int | None = None  # tokens per chunk; None chooses by vocabulary: about 100 MB of logits
     logits: str | None = None  # "fp32": never rounded to a narrower type; None: as the processor's products leave them
+    backend: str | None = None  # one of BACKENDS; None: what TIEWISE_LOSS says, else our own chunks
 
 
 def check_loss(
@@ -66,6 +68,8 @@ def check_loss(
         raise ValueError("need 0 ≤ label_smoothing ≤ 1, z_loss ≥ 0, chunk ≥ 1")
     if o.logits not in (None, "fp32"):
         raise ValueError(f"unknown logits {o.logits!r}; choose 'fp32', or None for those of the processor's products")
+    if o.backend not in (None, *BACKENDS):
+        raise ValueError(f"unknown backend {o.backend!r}; choose one of {', '.join(BACKENDS)}")
     if o.softcap is not None and not o.softcap > 0:
         raise ValueError(f"softcap must be positive, not {o.softcap}")
 

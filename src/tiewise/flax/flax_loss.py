@@ -88,6 +88,8 @@ def linear_cross_entropy(
         fix = "pass class indices, or compute the logits and use optax.softmax_cross_entropy"
         raise UnsupportedError("linear_cross_entropy takes no probability targets", fix)
     check_loss(features, weight, targets, bias, o, lambda x: jnp.issubdtype(x.dtype, jnp.floating))
+    if o.backend is not None:
+        raise ValueError("backend is PyTorch's; leave it out here")
     rows = weight.shape[0] * (1 if o.axis is None else lax.psum(1, o.axis))
     if o.vocab is not None and not 1 <= o.vocab <= rows:
         raise ValueError(f"vocab = {o.vocab} of a table of {rows} rows; need 1 ≤ vocab ≤ rows")

@@ -29,6 +29,7 @@ from torch import Tensor
 from tiewise.core.backends import LossOptions, check_loss
 from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import accumulator, compute_dtype
+from tiewise.ops.gpu_kernels import maintained
 from tiewise.ops.native_loss import sweep
 
 _DEFAULT = LossOptions()
@@ -64,7 +65,8 @@ def linear_cross_entropy(
         ValueError: shapes that do not meet, an option out of range.
         IndexError: a target outside [0, V) (checked on CPU only; on a GPU it would cost a synchronisation).
         UnsupportedError: features or a weight of whole or complex numbers, probability targets, `torch.func`
-            transforms, second derivatives.
+            transforms, second derivatives, a backend that is not installed or has not what is asked.
+        RunError: the environment variable TIEWISE_LOSS names no backend.
     """
     options = replace(options, **overrides) if overrides else options
     check_problem(features, weight, targets, bias, options)
@@ -73,7 +75,7 @@ def linear_cross_entropy(
         loss = _traced(flat, weight, bias, t, options)
     else:
         check_range(t, weight.shape[0], options.ignore_index)
-        loss = fused_loss("linear_cross_entropy", partial(sweep, options), options, flat, weight, bias, t)
+        loss = fused_loss("linear_cross_entropy", partial(_sweep, options), options, flat, weight, bias, t)
     return loss.view(targets.shape) if options.reduction == "none" else loss
 
 
@@ -137,6 +139,10 @@ def check_range(targets: Tensor, vocab: int, ignore_index: int) -> None:
 # (tensors, type of the products, wanted gradients, weight of each token's loss) → losses [N], gradients; of `tensors`
 # the targets are the last
 Sweep = Callable[[Any, torch.dtype, tuple[bool, ...], Tensor | None], tuple[Tensor, Any]]
+
+
+def _sweep(o: LossOptions, tensors: Any, kind: torch.dtype, *rest: Any) -> tuple[Tensor, Any]:
+    return (maintained(o, tensors, kind) or sweep)(o, tensors, kind, *rest)
 
 
 def reduced(
@@ -211,7 +217,8 @@ class _Fused(torch.autograd.Function):
 _SCHEMA = (
     "(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor? class_weight, Tensor? upstream,"
     " ScalarType kind, bool[] wanted, str reduction, int? chunk,"
-    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, str? logits)"
+    " float scale, float? softcap, int ignore_index, float label_smoothing, float z_loss, str? logits,"
+    " str? backend)"
     " -> (Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -231,17 +238,16 @@ def _traced(features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tens
         o.label_smoothing,
         o.z_loss,
         o.logits,
+        o.backend,
     )
     return _operator(features, weight, bias, targets, o.class_weight, None, *how)[0]
 
 
 @torch.library.custom_op("tiewise::linear_cross_entropy", mutates_args=(), schema=_SCHEMA)
 def _operator(*arguments: Any) -> Any:
-    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z, logits = (
-        arguments
-    )
-    options = LossOptions(scale, softcap, ignored, smoothing, z, weights, reduction, chunk, logits)
-    loss, found = reduced(partial(sweep, options), options, tensors, kind, tuple(wanted), upstream)
+    *tensors, weights, upstream, kind, wanted, reduction, chunk, scale, softcap, ignored, smoothing, z = arguments[:-2]
+    options = LossOptions(scale, softcap, ignored, smoothing, z, weights, reduction, chunk, *arguments[-2:])
+    loss, found = reduced(partial(_sweep, options), options, tensors, kind, tuple(wanted), upstream)
     return (loss, *(loss.new_empty(0) if x is None else x for x in found))  # it hands out nothing but tensors
 
 
@@ -267,7 +273,7 @@ def _derivative(ctx: Any, upstream: Tensor, *_: Any) -> Any:
     else:  # an operator's tensors may not be given away
         found = [x * upstream for x in found]
     triples = zip(found, ctx.dtypes, ctx.how[1], strict=True)
-    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 13)
+    return (*(x.to(dtype) if want else None for x, dtype, want in triples), *[None] * 14)
 
 
 _operator.register_autograd(_derivative, setup_context=_remember)

@@ -25,7 +25,7 @@ import platform
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -205,24 +205,38 @@ def _decided(threads: int) -> ProductChoice:
     if rounding := _rounding():
         return _chosen("default", rounding)
     what = {"processor": _traits().get("cpu_name"), "torch": torch.__version__, "type": "float32", "threads": threads}
-    key = sha256(json.dumps([what, _traits()], sort_keys=True).encode()).hexdigest()[:16]
-    kept: Any = {}
-    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home
-        kept = json.loads((cache_folder() / "products.json").read_text(encoding="utf-8"))
-    try:
-        default, onednn = (float(kept[key][name]) for name in ("default_ms", "onednn_ms"))
-        known = 0 < default < math.inf and 0 < onednn < math.inf
-    except (LookupError, TypeError, ValueError):
-        known = False
-    if not known:
-        default, onednn = trial(threads, deadline)
-        record = what | {"default_ms": default, "onednn_ms": onednn}
-        with suppress(OSError, RuntimeError):  # then the next process tries again
-            cache_folder().mkdir(parents=True, exist_ok=True)
-            found = {**(kept if isinstance(kept, dict) else {}), key: record}
-            write_whole(cache_folder() / "products.json", json.dumps(found, indent=1) + "\n")
+    names = ("default_ms", "onednn_ms")
+    times = remembered(
+        "products.json", what, names, lambda: dict(zip(names, trial(threads, deadline), strict=True)), _traits()
+    )
+    default, onednn = (times[name] for name in names)
     reason = f"a trial on oneDNN took {onednn / default:.2f} of the time"
     return _chosen("onednn" if onednn <= FASTER * default else "default", reason, True, default, onednn)
+
+
+def remembered(
+    file: str, what: dict[str, Any], names: tuple[str, ...], trial: Callable[[], dict[str, float]], *more: Any
+) -> dict[str, float]:
+    """Return the milliseconds, `names` among them, that a trial of `what` has found here, or will have found now.
+
+    They are kept in a file of the user's cache, by `what` and by `more` that need not be read there.
+    """
+    key = sha256(json.dumps([what, *more], sort_keys=True).encode()).hexdigest()[:16]
+    kept: Any = {}
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: nobody's home
+        kept = json.loads((cache_folder() / file).read_text(encoding="utf-8"))
+    try:
+        times = {name: float(value) for name, value in kept[key].items() if name.endswith("_ms")}
+        known = set(names) <= set(times) and all(0 < took < math.inf for took in times.values())
+    except (AttributeError, LookupError, TypeError, ValueError):
+        known = False
+    if not known:
+        times = trial()
+        with suppress(OSError, RuntimeError):  # then the next process tries again
+            cache_folder().mkdir(parents=True, exist_ok=True)
+            found = {**(kept if isinstance(kept, dict) else {}), key: what | times}
+            write_whole(cache_folder() / file, json.dumps(found, indent=1) + "\n")
+    return times
 
 
 def trial(threads: int, deadline: float) -> tuple[float, float]:

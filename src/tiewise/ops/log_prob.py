@@ -76,8 +76,8 @@ def linear_log_prob(
 
     Raises:
         TypeError, ValueError, IndexError, UnsupportedError: as `linear_cross_entropy`; a temperature that is not
-            positive, and options of a loss (`label_smoothing`, `z_loss`, `class_weight`, `reduction="sum"`), are
-            ValueErrors.
+            positive, and options of a loss (`label_smoothing`, `z_loss`, `class_weight`, `backend`,
+            `reduction="sum"`), are ValueErrors.
     """
     found = vocabulary_statistics(
         features, weight, targets, bias, options, temperature=temperature, entropy=entropy, **overrides
@@ -124,8 +124,9 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
 
     c · tanh((s x + b) / c) / τ = (c / τ) · tanh((s / τ · x + b / τ) / (c / τ))
     """
-    if o.label_smoothing or o.z_loss or o.class_weight is not None:
-        raise ValueError("label_smoothing, z_loss and class_weight are of cross-entropies alone; leave them out here")
+    if o.label_smoothing or o.z_loss or o.class_weight is not None or o.backend is not None:
+        alone = "label_smoothing, z_loss, class_weight and backend"
+        raise ValueError(f"{alone} are of cross-entropies alone; leave them out here")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, not {temperature}")
     return replace(o, scale=o.scale / temperature, softcap=None if o.softcap is None else o.softcap / temperature)
