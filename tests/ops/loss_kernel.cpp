@@ -24,13 +24,14 @@ int main() {
         for (float& x : b) x = draw();
         for (int64_t& x : t) x = rand_r(&seed) % V;
         const bool bf16 = problems % 2;
-        const avx512::Loss loss{{h.data(), false}, {bf16 ? (void*)narrow.data() : (void*)W.data(), bf16}, b.data(), t.data(),
-                                c.data(), q.data(), nullptr, n, V, d, .7f, nll.data(), lse.data(),
-                                by_h ? dh.data() : nullptr, by_w ? dW.data() : nullptr, by_w ? db.data() : nullptr,
-                                1 + problems % 4, avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32)};
+        const bool pairs = bf16 && problems % 4 == 3 && __builtin_cpu_supports("avx512bf16");
+        const avx512::Loss loss{{h.data(), false, d}, {bf16 ? (void*)narrow.data() : (void*)W.data(), bf16, d}, b.data(),
+                                t.data(), c.data(), q.data(), nullptr, n, V, .7f, nll.data(), lse.data(),
+                                {by_h ? dh.data() : nullptr}, {by_w ? dW.data() : nullptr}, by_w ? db.data() : nullptr,
+                                1 + problems % 4, avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32), pairs};
         const size_t bytes = avx512::up(loss.workspace() * sizeof(float), 64);
         float* space = static_cast<float*>(aligned_alloc(64, bytes));
-        loss.run(space);
+        loss.run(reinterpret_cast<avx512::Unit*>(space));
         free(space);
         std::vector<double> z(V), want_w(V * d);
         double off = 0;

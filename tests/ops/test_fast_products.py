@@ -34,11 +34,12 @@ def machine(monkeypatch, tmp_path):
         def __call__(self, *times, traits=PLAIN):
             def trial(threads, deadline):
                 self.tried += 1
-                return times
+                return dict(zip(("default_ms", "onednn_ms", "native_ms"), times, strict=False))
 
             self.restarted()
             monkeypatch.setattr(fp, "_traits", lambda: traits)
             monkeypatch.setattr(fp, "trial", trial)
+            monkeypatch.setattr(fp, "kernels", lambda: "kernels" if len(times) == 3 else None)
 
         def restarted(self):
             for function in CACHED:
@@ -98,6 +99,21 @@ def test_a_trial_decides_by_a_margin(machine, times, product, reason):
     assert "\n" not in str(choice)
     assert fp.product_choice() is choice
     assert machine.tried == 1
+
+
+@needs_exact
+@pytest.mark.parametrize(("times", "native"), [((10.0, 5.0, 5.5), True), ((5.0, 9.0, 5.6), False), ((5.0, 9.0), False)])
+def test_our_own_kernel_takes_losses_where_it_is_as_fast(machine, monkeypatch, times, native):
+    machine(*times)
+    choice = fp.product_choice()
+    assert (choice.native, choice.native_ms) == (native, times[2] if len(times) == 3 else None)
+    assert ("own kernel" in str(choice)) == (len(times) == 3)
+    assert not fp.product_choice("default").native  # asked for: figures of before
+    tried = machine.tried
+    monkeypatch.setattr(fp, "kernels", lambda: None if len(times) == 3 else "kernels")
+    machine.restarted()
+    fp.product_choice()
+    assert machine.tried == tried + 1  # a library that is new, or gone, is another trial
 
 
 @needs_flag
@@ -164,9 +180,9 @@ def test_a_flag_that_was_set_by_hand_stays(machine):
 @needs_exact
 def test_a_real_trial(machine, monkeypatch):
     with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
-        default, onednn = fp.trial(1, 0.0)
-    assert 0 < default < 1e4
-    assert 0 < onednn < 1e4
+        times = fp.trial(1, 0.0)
+    assert len(times) == 2 + (fp.kernels() is not None)
+    assert all(0 < took < 1e4 for took in times.values())
     state = torch.get_rng_state()
     choice = fp.product_choice()
     assert choice.onednn_ms > 0

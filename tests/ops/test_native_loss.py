@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import assert_near, error, gradients
 
-from tiewise.ops import chunked, native_loss
+from tiewise.ops import native_loss
 from tiewise.ops import kernels as compiled
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
+from tiewise.ops.fast_products import ProductChoice
 
+faster = native_loss._faster
 SHAPES = [(32, 1, 1), (33, 57, 12), (777, 1009, 33), (64, 4000, 128), (1500, 50, 300), (1030, 509, 64)]
 OPTIONS = [
     {},
@@ -32,8 +34,8 @@ def native(kernel_library):
         compiled._load.cache_clear()
         patch.setenv("XDG_CACHE_HOME", str(kernel_library))
         patch.setattr(native_loss, "LEAST", 0)
-        patch.setattr(native_loss, "KINDS", (torch.float32, torch.bfloat16))
-        patch.setattr(native_loss, "processor", frozenset)
+        patch.setattr(native_loss, "_faster", lambda kind, multiplications: kind in (torch.float32, torch.bfloat16))
+        patch.setattr(native_loss, "processor", frozenset)  # which has no product of bf16
         described = native_loss._describe
         patch.setattr(native_loss, "_describe", lambda library: (sent.append(1), described(library)))
         yield sent
@@ -86,6 +88,43 @@ def test_ragged_shapes_and_narrow_inputs(native, shape, dtype):
     _, narrow = gradients(linear_cross_entropy, (h, w, b), t, reduction="sum")
     for x, wide in zip(narrow, grads, strict=True):
         assert torch.equal(x, wide.to(dtype))  # rounded once, at the end
+
+
+@pytest.fixture
+def pairs(monkeypatch):
+    """The processor's own products of bf16."""
+    if compiled.kernels("avx512_bf16") is None:
+        pytest.skip("NOT TESTED: this processor has no products of bf16")
+    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, (1600, 3000, 768)])
+@pytest.mark.parametrize("wide", [False, True])
+def test_products_of_bf16_keep_the_loss(native, pairs, shape, wide):
+    """In bf16 P and h are rounded to 9 bits before they are multiplied, the loss and its target's terms are not."""
+    (h, w, b), t = problem(*shape, torch.float32 if wide else torch.bfloat16)
+    rounded = [x.bfloat16().double() for x in (h, w)]
+    before = len(native)
+    with torch.autocast("cpu", torch.bfloat16):
+        each, grads = gradients(linear_cross_entropy, (h, w, b), t, reduction="none", upstream=torch.ones(len(t)))
+    assert len(native) == before + 2
+    truth, true = gradients(oracle, (*rounded, b.double()), t, reduction="none", upstream=torch.ones(len(t)))
+    assert (each - truth).abs().max() < 1e-5
+    assert error(each.mean(), truth.mean()) < 1e-6
+    for x, y in zip(grads, true, strict=True):
+        assert x.dtype == h.dtype
+        assert shape[1] == 1 or (x - y).norm() < 4e-3 * y.norm()
+
+
+@pytest.mark.parametrize("chosen", OPTIONS, ids=lambda o: "+".join(o) or "plain")
+def test_products_of_bf16_have_every_option(native, pairs, chosen):
+    (h, w, b), t = problem(777, 1009, 34, torch.bfloat16)
+    kw = chosen | ({"class_weight": torch.linspace(0.1, 1, 1009)} if "class_weight" in chosen else {})
+    before = len(native)
+    (got, grads), (truth, true) = both((h, w, b), t, **kw)
+    assert len(native) == before + 1
+    assert error(got, truth) < 1e-6
+    assert_near(grads, true, 5e-3)
 
 
 @given(st.integers(32, 120), st.integers(1, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
@@ -194,11 +233,11 @@ def test_the_operator_is_one_that_torch_can_trace(native):
     linear_cross_entropy(h, w, t)
     c = torch.rand(100)
     for last in ((True, True, True), (True, False, False), (False, False, False)):
-        arguments = (h, w, b, t, c, c, None, 0.5, 64, *last)
+        arguments = (h, w, b, t, c, c, None, 0.5, 64, False, False, *last)
         torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
     for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
         with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
-            compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, None, 1.0, 64, *last)
+            compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, None, 1.0, 64, False, False, *last)
 
     inputs = (h, w, b)
     eager, eager_grads = gradients(lambda *a, bias: linear_cross_entropy(*a, bias), inputs, t)
@@ -212,16 +251,22 @@ def test_only_what_pays_is_sent(monkeypatch):
     tensors = problem(100, 300, 20, torch.bfloat16)
     tensors = (*tensors[0], tensors[1])
 
-    def serves():
-        return native_loss._serves(native_loss.LossOptions(), tensors, torch.bfloat16)
+    def serves(kind=torch.bfloat16):
+        return native_loss._serves(native_loss.LossOptions(), tensors, kind)
 
     assert serves()
     with monkeypatch.context() as patch:
         patch.setattr(native_loss, "LEAST", 2**27)
         assert not serves()
-    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512f", "avx512_bf16")))
+    monkeypatch.setattr(native_loss, "_faster", faster)
+    assert serves()
+    assert not serves(torch.float16)
+    monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512f", "avx512_bf16", "amx_bf16")))
     assert not serves()
-    assert native_loss.chunked is chunked
+    for native in (True, False):
+        choice = ProductChoice("default", "a test", True, "EPYC", 2, native=native)
+        monkeypatch.setattr(native_loss, "product_choice", lambda asked, size, choice=choice: choice)
+        assert serves(torch.float32) == native
 
 
 @pytest.mark.slow

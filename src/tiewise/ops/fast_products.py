@@ -6,10 +6,11 @@ computes in fp32. So
 
     auto = onednn     where  the processor has no AMX,  a probe keeps fp32 accuracy,  a trial takes a tenth less time
            default    elsewhere: the flag stays as it was found
+    native = the vocabulary loss by our compiled kernel, where the same trial finds it as fast as the faster of them, or nearly
 
-    probe and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [1024, 256], P [n, 1024]
+    probe and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [2048, 256], P [n, 2048]
 
-Of a trial its times are kept, in `products.json` in the user's cache, by what the processor is and can do, torch, the
+and in the trial the softmax that stands between them. Of a trial its times are kept, in `products.json` in the user's cache, by what the processor is and can do, torch, the
 type and the threads. Accuracy is asked of every process anew; within one, the answer stays.
 
 The flag is the whole process's. `_held` lists the choices of those who are within `fast_products()`, of all threads:
@@ -28,7 +29,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from typing import Any
 
@@ -37,11 +38,14 @@ from torch import Tensor
 
 from tiewise.core.errors import RunError, TiewiseWarning, UnsupportedError
 from tiewise.core.files import cache_folder, write_whole
+from tiewise.ops.kernels import kernels
 
 PRODUCTS = ("auto", "default", "onednn")
 VARIABLE = "TIEWISE_PRODUCTS"
 LARGE = 2**28  # multiplications N·V·D of a loss that may begin a trial: 16 ms at 100 GFlop/s, repaid within a few steps
 FASTER = 0.9  # of the default's time, the most that oneDNN may take: a noisy machine's fastest rounds differ by less
+# a trial's logits stay in the cache, a real loss's do not: ours at .99 to 1.05 of the trial took .86 to .95 of real ones
+SPILLED = 1.1
 SECONDS = 0.04  # of probe and trial
 ROUNDED = 2e-6  # relative error of a sum of positive products that no fp32 makes; bf16 gives 1e-4
 
@@ -57,6 +61,8 @@ class ProductChoice:
     threads: int
     default_ms: float | None = None  # of the trial, where there was one
     onednn_ms: float | None = None
+    native_ms: float | None = None
+    native: bool = False  # whether fp32 losses are computed by our own kernel
 
     def __str__(self) -> str:
         where = f"{self.processor}, {self.threads} thread{'' if self.threads == 1 else 's'}"
@@ -162,9 +168,9 @@ def _follow() -> None:
 # the decision
 
 
-def _chosen(product: str, reason: str, exact: bool = True, *times: float) -> ProductChoice:
+def _chosen(product: str, reason: str, exact: bool = True, **trial: Any) -> ProductChoice:
     processor = _traits().get("cpu_name") or platform.machine()
-    return ProductChoice(product, reason, exact, processor, torch.get_num_threads(), *times)
+    return ProductChoice(product, reason, exact, processor, torch.get_num_threads(), **trial)
 
 
 @cache
@@ -177,7 +183,7 @@ def _three(rows: int) -> list[tuple[Tensor, Tensor]]:
     """Return the factors of a small loss's three products: positive numbers, whose sums lose nothing."""
     draw = torch.Generator().manual_seed(0)
     h, w, p = (
-        torch.rand(n, d, generator=draw, dtype=torch.float32) for n, d in ((rows, 256), (1024, 256), (rows, 1024))
+        torch.rand(n, d, generator=draw, dtype=torch.float32) for n, d in ((rows, 256), (2048, 256), (rows, 2048))
     )
     return [(h, w.T), (p, w), (p.T, h)]
 
@@ -205,13 +211,15 @@ def _decided(threads: int) -> ProductChoice:
     if rounding := _rounding():
         return _chosen("default", rounding)
     what = {"processor": _traits().get("cpu_name"), "torch": torch.__version__, "type": "float32", "threads": threads}
-    names = ("default_ms", "onednn_ms")
-    times = remembered(
-        "products.json", what, names, lambda: dict(zip(names, trial(threads, deadline), strict=True)), _traits()
-    )
-    default, onednn = (times[name] for name in names)
+    native = kernels() is not None
+    names = ("default_ms", "onednn_ms", *["native_ms"] * native)
+    times = remembered("products.json", what, names, lambda: trial(threads, deadline), _traits(), native)
+    default, onednn, own = (times.get(name) for name in ("default_ms", "onednn_ms", "native_ms"))
     reason = f"a trial on oneDNN took {onednn / default:.2f} of the time"
-    return _chosen("onednn" if onednn <= FASTER * default else "default", reason, True, default, onednn)
+    if own is not None:
+        reason += f", a loss by our own kernel {own / default:.2f}"
+    product = "onednn" if onednn <= FASTER * default else "default"
+    return _chosen(product, reason, native=own is not None and own <= SPILLED * min(default, onednn), **times)
 
 
 def remembered(
@@ -239,19 +247,30 @@ def remembered(
     return times
 
 
-def trial(threads: int, deadline: float) -> tuple[float, float]:
-    """Return the milliseconds of the three products by default and on oneDNN, the least of alternated rounds."""
+def trial(threads: int, deadline: float) -> dict[str, float]:
+    """Return the milliseconds of a small loss's products by each way, the least of alternated rounds."""
     three = [(a, b, a.new_empty(len(a), b.shape[1])) for a, b in _three(max(128, 64 * threads))]
-    ways = [_chosen("default", "trial"), _chosen("onednn", "trial")]
+    (h, w, z), targets, c = three[0], torch.zeros(len(three[0][0]), dtype=torch.long), torch.ones(len(three[0][0]))
+    w = w.T
+
+    def products(way: ProductChoice) -> None:
+        with fast_products(way):
+            for a, b, out in three:
+                torch.mm(a, b, out=out)
+                if out is z:
+                    torch.softmax(z, 1, out=z)
+
+    ways: dict[str, Any] = {f"{way}_ms": partial(products, _chosen(way, "trial")) for way in ("default", "onednn")}
+    if library := kernels():
+        loss = (h, w, None, targets, c, c, None, 1.0, len(h), False, False, True, True, False)
+        ways["native_ms"] = partial(library.vocabulary_loss, *loss)
     best, rounds, took = dict.fromkeys(ways, math.inf), 0, 0.0
     with torch.autocast("cpu", enabled=False), torch.no_grad():
         while rounds < 3 or time.perf_counter() + took < deadline:
             begin = time.perf_counter()
-            for way in ways[:: 1 if rounds % 2 else -1]:
-                with fast_products(way):
-                    start = time.perf_counter()
-                    for a, b, out in three:
-                        torch.mm(a, b, out=out)
-                    best[way] = min(best[way], 1e3 * (time.perf_counter() - start))
+            for name in list(ways)[:: 1 if rounds % 2 else -1]:
+                start = time.perf_counter()
+                ways[name]()
+                best[name] = min(best[name], 1e3 * (time.perf_counter() - start))
             rounds, took = rounds + 1, time.perf_counter() - begin
-    return best[ways[0]], best[ways[1]]
+    return best

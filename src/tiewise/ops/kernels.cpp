@@ -77,6 +77,35 @@ struct Matrix {  // fp32 or bf16, [rows, d], read as fp32
   }
 };
 
+// Where a gradient is summed: fp32; or bf16, whose upper halves stand in `high` and lower ones in `low` until the last sum
+// is rounded, so that a narrow table costs no second buffer and no second pass.
+struct Sum {
+  float* wide;
+  uint16_t *high, *low;
+  explicit operator bool() const { return wide || high; }
+  void prefetch(int64_t i) const {
+    if (wide) _mm_prefetch(wide + i, _MM_HINT_T0), _mm_prefetch(wide + i + 16, _MM_HINT_T0);
+    else _mm_prefetch(high + i, _MM_HINT_T0), _mm_prefetch(low + i, _MM_HINT_T0);
+  }
+  __m512 load(int64_t i, __mmask16 m) const {
+    if (wide) return _mm512_maskz_loadu_ps(m, wide + i);
+    const auto half = [&](const uint16_t* x) { return _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(m, x + i)); };
+    return _mm512_castsi512_ps(_mm512_or_si512(_mm512_slli_epi32(half(high), 16), half(low)));
+  }
+  void store(int64_t i, __mmask16 m, __m512 x, bool last) const {
+    if (wide) return _mm512_mask_storeu_ps(wide + i, m, x);
+    __m512i bits = _mm512_castps_si512(x);
+    if (last) {  // to nearest, ties to even
+      const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+      const __m512i nearest = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
+      bits = _mm512_mask_mov_epi32(nearest, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
+    } else {
+      _mm512_mask_cvtepi32_storeu_epi16(low + i, m, bits);
+    }
+    _mm512_mask_cvtepi32_storeu_epi16(high + i, m, _mm512_srli_epi32(bits, 16));
+  }
+};
+
 // What differs between the kinds of units.
 struct Single {
   static constexpr int64_t PER = 1;
@@ -139,8 +168,9 @@ struct Loss {
   const float *c, *q, *k;       // [n]; k may be null
   int64_t n, V;
   float scale;
-  float *nll, *lse;                          // [n]
-  float *by_features, *by_weight, *by_bias;  // [n, d], [V, d], [V], or null where not wanted
+  float *nll, *lse;            // [n]
+  Sum by_features, by_weight;  // [n, d], [V, d], nowhere if not wanted
+  float* by_bias;              // [V] or null
   int64_t most, rows;                        // threads; tokens of a chunk, a multiple of 32
   bool pairs;                                // multiply in bf16
 
@@ -153,7 +183,7 @@ struct Loss {
 
   // The workspace, in units: what all threads share, and then each one's own.
   int64_t per() const { return pairs ? 2 : 1; }  // numbers of a unit
-  int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 3 * rows; }
+  int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 3 * rows + up(V + n, 64) / 4; }
   int64_t own() const { return rows * (columns() + block() / per() + 3) + (block() + 2) * columns() + block(); }
   int64_t workspace() const { return shared() + threads() * own(); }
 
@@ -170,6 +200,7 @@ struct Team {
   const int64_t from = l.words() / WORDS * id / threads * WORDS, to = l.words() / WORDS * (id + 1) / threads * WORDS;
   Unit *E, *hp, *hs, *rows, *wp, *ev;
   float *ref, *target, *g, *acc, *sum, *bias;
+  bool *has_target, *first_of;  // [V] of a word; [n] of a token: none before it has its target
   double* total;
   const int64_t all_own;
   int64_t at = 0, here = 0, panels = 0;  // of the chunk
@@ -181,6 +212,7 @@ struct Team {
     E = l.later() ? take(l.rows * l.words() / PER) : nullptr;
     hp = take(l.rows * columns / PER), hs = take(l.rows * columns / PER);
     ref = floats(l.rows), target = floats(l.rows), g = floats(l.rows);
+    has_target = reinterpret_cast<bool*>(next), first_of = has_target + l.V;
     next = space + l.shared() + id * all_own;
     total = reinterpret_cast<double*>(take(2 * l.rows)), acc = floats(l.rows * columns), sum = floats(l.rows);
     ev = take(l.rows * l.block() / PER), rows = take(apart(l.block()) * columns / PER);
@@ -360,7 +392,7 @@ struct Team {
         for (int64_t thread = 0; thread < threads; thread++) x = _mm512_add_ps(x, _mm512_load_ps(of(thread, acc) + i * columns + j));
         const __m512 at_target = _mm512_mul_ps(_mm512_set1_ps(l.q[row]), K::rounded(l.weight.load(t, j)));
         x = _mm512_mul_ps(_mm512_fmsub_ps(_mm512_set1_ps(g[i]), x, at_target), _mm512_set1_ps(l.scale));
-        _mm512_mask_storeu_ps(l.by_features + row * d + j, first(d - j), x);
+        l.by_features.store(row * d + j, first(d - j), x, true);
       }
     }
   }
@@ -385,9 +417,8 @@ struct Team {
       for (int64_t j = 0; l.by_weight && j < columns; j += LANES)
         for (int64_t v = v0; v < end; v += WORDS) {
           Tile c{};
-          float* to = l.by_weight + v * d + j;
           const int64_t there = std::min(WORDS, l.V - v);
-          for (int64_t r = 0; at && r < there; r++) _mm_prefetch(to + r * d, _MM_HINT_T0), _mm_prefetch(to + r * d + 16, _MM_HINT_T0);
+          for (int64_t r = 0; at && r < there; r++) l.by_weight.prefetch((v + r) * d + j);
           for (int64_t p = 0; p < panels; p++) {
             const Unit* next = in_E(v + WORDS, p);
             for (int64_t r = 0; j == 0 && r < WORDS * wide; r += 16) _mm_prefetch(next + r, _MM_HINT_T1);
@@ -397,9 +428,10 @@ struct Team {
           for (int r = 0; r < WORDS; r++)
 #pragma GCC unroll 16
             for (int half = 0; half < 2; half++) {
-              float* o = to + r * d + half * 16;
+              const int64_t o = (v + r) * d + j + half * 16;
               const __mmask16 m = r < there ? first(d - j - half * 16) : 0;
-              _mm512_mask_storeu_ps(o, m, at ? _mm512_add_ps(c[r][half], _mm512_maskz_loadu_ps(m, o)) : c[r][half]);
+              if (m && (at || has_target[v + r])) c[r][half] = _mm512_add_ps(c[r][half], l.by_weight.load(o, m));
+              if (m) l.by_weight.store(o, m, c[r][half], at + l.rows >= l.n);
             }
         }
       for (int64_t v = v0; l.by_bias && v < end; v++) {
@@ -411,25 +443,39 @@ struct Team {
           else x = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(e))), 16));
           s = _mm512_fmadd_ps(x, _mm512_load_ps(g + i), s);
         }
-        l.by_bias[v] = (at ? l.by_bias[v] : 0.f) + _mm512_reduce_add_ps(s);
+        l.by_bias[v] += _mm512_reduce_add_ps(s);
       }
     }
-    // the targets' terms, of which two tokens may share a row: a share of the columns for each thread
-    const int64_t end = up(d, 16) / 16 * (id + 1) / threads * 16;
-    for (int64_t i = at; i < at + here; i++) {
-      for (int64_t j = up(d, 16) / 16 * id / threads * 16; l.by_weight && j < end; j += 16) {
-        float* o = l.by_weight + l.targets[i] * d + j;
+  }
+
+  // The targets' terms of dweight and dbias, which no sum needs to be known for, before any other.
+  void targets() const {
+#pragma omp for
+    for (int64_t v = 0; v < l.V; v++) {
+      has_target[v] = false;
+      if (l.by_bias) l.by_bias[v] = 0;
+    }
+#pragma omp single
+    for (int64_t i = 0; i < l.n; i++) {
+      first_of[i] = !std::exchange(has_target[l.targets[i]], true);
+      if (l.by_bias) l.by_bias[l.targets[i]] -= l.q[i];
+    }
+    const int64_t begin = up(d, 16) / 16 * id / threads * 16, end = up(d, 16) / 16 * (id + 1) / threads * 16;
+    for (int64_t i = 0; l.by_weight && i < l.n; i++)  // two tokens may share a row: each thread has some columns
+      for (int64_t j = begin; j < end; j += 16) {
+        const int64_t o = l.targets[i] * d + j;
         const __mmask16 m = first(d - j);
-        const __m512 x = K::rounded(l.features.load(i, j));
-        _mm512_mask_storeu_ps(o, m, _mm512_fnmadd_ps(_mm512_set1_ps(l.scale * l.q[i]), x, _mm512_maskz_loadu_ps(m, o)));
+        const __m512 before = first_of[i] ? _mm512_setzero_ps() : l.by_weight.load(o, m);
+        const __m512 x = _mm512_fnmadd_ps(_mm512_set1_ps(l.scale * l.q[i]), K::rounded(l.features.load(i, j)), before);
+        l.by_weight.store(o, m, x, false);
       }
-      if (l.by_bias && !id) l.by_bias[l.targets[i]] -= l.q[i];
-    }
+#pragma omp barrier
   }
 
   void run() {
     const unsigned mode = _mm_getcsr();
     _mm_setcsr(mode | 0x8040);  // what is below 1e-38 counts as 0: E is full of it, and it takes a hundred times as long
+    if (l.later()) targets();
     for (at = 0; at < l.n; at += l.rows) {
       here = std::min(l.rows, l.n - at), panels = up(here, LANES) / LANES;
       begin();
@@ -525,11 +571,12 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-Tensor floats(const Tensor& like, std::initializer_list<int64_t> shape) {  // in large pages, where the system has them
-  const Tensor made = torch::stable::new_empty(like, shape, ScalarType::Float);
+// in large pages, where the system has them
+Tensor made(const Tensor& like, std::initializer_list<int64_t> shape, ScalarType type = ScalarType::Float) {
+  const Tensor made = torch::stable::new_empty(like, shape, type);
   constexpr uintptr_t page = 1 << 21;
   const auto from = reinterpret_cast<uintptr_t>(made.data_ptr()), start = (from + page - 1) / page * page;
-  const uintptr_t end = (from + made.numel() * sizeof(float)) / page * page;
+  const uintptr_t end = (from + made.numel() * made.element_size()) / page * page;
   if (end > start) madvise(reinterpret_cast<void*>(start), end - start, MADV_HUGEPAGE);
   return made;
 }
@@ -541,10 +588,12 @@ avx512::Matrix matrix(const Tensor& x) {
   return {x.data_ptr(), bf16, x.size(1)};
 }
 
-// nll [n], lse [n], and the gradients of sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2) that are wanted, else empty
+// nll [n], lse [n], and the gradients of sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2) that are wanted, else empty; those
+// of features and weight in bf16 where `narrow`
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
     Tensor features, Tensor weight, std::optional<Tensor> bias, Tensor targets, Tensor c, Tensor q,
-    std::optional<Tensor> k, double scale, int64_t rows, bool pairs, bool by_features, bool by_weight, bool by_bias) {
+    std::optional<Tensor> k, double scale, int64_t rows, bool pairs, bool narrow, bool by_features, bool by_weight,
+    bool by_bias) {
   const int64_t n = features.size(0), d = features.size(1), V = weight.size(0);
   auto vector = [](const std::optional<Tensor>& x, int64_t size) -> const float* {
     if (!x) return nullptr;
@@ -553,16 +602,19 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
   };
   STD_TORCH_CHECK(weight.size(1) == d && targets.numel() == n && targets.is_contiguous(), "shapes do not meet");
   STD_TORCH_CHECK(n && V && d, "nothing to compute");
-  Tensor nll = floats(features, {n}), lse = floats(features, {n});
-  Tensor dh = floats(features, {by_features ? n : 0, d}), dw = floats(features, {by_weight ? V : 0, d});
-  Tensor db = floats(features, {by_bias ? V : 0});
-  auto made = [](const Tensor& x, bool wanted) { return wanted ? x.mutable_data_ptr<float>() : nullptr; };
+  const ScalarType type = narrow ? ScalarType::BFloat16 : ScalarType::Float;
+  Tensor nll = made(features, {n}), lse = made(features, {n}), db = made(features, {by_bias ? V : 0});
+  Tensor dh = made(features, {by_features ? n : 0, d}, type), dw = made(features, {by_weight ? V : 0, d}, type);
+  auto floats = [](const Tensor& x) { return x.numel() ? static_cast<float*>(x.data_ptr()) : nullptr; };
+  const Tensor low = made(features, {narrow && by_weight ? V : 0, d}, type);  // while it is summed
+  auto halves = [&](const Tensor& x) { return narrow ? reinterpret_cast<uint16_t*>(floats(x)) : nullptr; };
+  auto sum = [&](const Tensor& x) { return avx512::Sum{narrow ? nullptr : floats(x), halves(x), halves(low)}; };
   const avx512::Loss loss{matrix(features), matrix(weight), vector(bias, V), targets.const_data_ptr<int64_t>(),
-                          vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), made(nll, true),
-                          made(lse, true), made(dh, by_features), made(dw, by_weight), made(db, by_bias),
-                          omp_get_max_threads(), avx512::up(std::min(rows, n), avx512::LANES), pairs};
-  const Tensor space = floats(features, {loss.workspace()});
-  loss.run(reinterpret_cast<avx512::Unit*>(space.mutable_data_ptr<float>()));
+                          vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), floats(nll), floats(lse),
+                          sum(dh), sum(dw), floats(db), omp_get_max_threads(),
+                          avx512::up(std::min(rows, n), avx512::LANES), pairs};
+  const Tensor space = made(features, {loss.workspace()});
+  loss.run(reinterpret_cast<avx512::Unit*>(floats(space)));
   return {nll, lse, dh, dw, db};
 }
 
@@ -583,7 +635,7 @@ STABLE_TORCH_LIBRARY(tiewise_kernels, m) {
   m.def("instruction_sets() -> int");
   m.def(
       "vocabulary_loss(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor c, Tensor q, Tensor? k,"
-      " float scale, int rows, bool pairs, bool by_features, bool by_weight, bool by_bias)"
+      " float scale, int rows, bool pairs, bool narrow, bool by_features, bool by_weight, bool by_bias)"
       " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("seen_in_int8(Tensor q, Tensor step, Tensor digits, Tensor sigma) -> Tensor");
 }

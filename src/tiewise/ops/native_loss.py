@@ -5,8 +5,9 @@ k_i lse_i to c_i once it knows lse_i. Smoothing is linear in the logits and need
 
     (1/V) Σ_j z_ij = (scale h_i · Σ_j W_j + Σ_j b_j) / V
 
-It multiplies bf16 inputs exactly and sums in fp32: faster than torch where the processor has no products of bf16, which
-are emulated there. What autocast would round to bf16 is taken as it is.
+Sums are fp32. Where the processor has a dot product of bf16, the kernel multiplies in bf16; where it has none and torch
+emulates it, the kernel takes what it is given, unrounded, in fp32. Products of fp32 are the kernel's where the trial of
+`fast_products` found it no slower.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from torch import Tensor
 
 from tiewise.core.backends import LossOptions, chunk_rows
 from tiewise.ops import chunked
+from tiewise.ops.fast_products import product_choice
 from tiewise.ops.kernels import kernels, processor
 
-KINDS = (torch.bfloat16,)  # of products; in fp32 the processor's own library was faster
 LEAST = 2**27  # multiplications of one product, about a millisecond: below, neither the library nor the padding pays
 TOKENS = 32  # of a panel of the kernel, to which fewer are padded
 
@@ -43,11 +44,12 @@ def sweep(
         on = h.new_ones(len(t), dtype=torch.float32)
         if row_weight is not None:
             on *= row_weight[keep] if row_weight.dim() else row_weight
+        narrow = {h.dtype, weight.dtype} == {torch.bfloat16} and not o.label_smoothing
         hit = (1 - o.label_smoothing) * (1.0 if o.class_weight is None else o.class_weight.float()[t])
         nll, lse, *found = library.vocabulary_loss(
             *(h, weight, None if bias is None else bias.float().contiguous(), t.long()),
             *(on * (hit + o.label_smoothing), on * hit, on * 2 * o.z_loss if o.z_loss else None),
-            *(o.scale, chunk_rows(len(t), len(weight), "cpu", o.chunk), kind == torch.bfloat16, *wanted[:3]),
+            *(o.scale, chunk_rows(len(t), len(weight), "cpu", o.chunk), kind == torch.bfloat16 and "avx512_bf16" in processor(), narrow, *wanted[:3]),
         )
         each, gradients = hit * nll, [x if want else None for x, want in zip(found, wanted, strict=False)]
         if o.z_loss:
@@ -76,15 +78,20 @@ def _serves(o: LossOptions, tensors: Any, kind: torch.dtype) -> bool:
     """Whether the kernel has these options and types, is faster here, and the problem is worth it."""
     features, weight, _, targets = tensors
     return (
-        kind in KINDS
-        and len(targets) * weight.numel() >= LEAST
+        len(targets) * weight.numel() >= LEAST
         and features.device.type == "cpu"
         and {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
         and weight.is_contiguous()
         and o.softcap is None
         and not (o.label_smoothing and o.class_weight is not None)
-        and not {"avx512_bf16", "amx_bf16"} & processor()  # torch's own products of bf16 are twice as fast as of fp32
+        and _faster(kind, len(targets) * weight.numel())
     )
+
+
+def _faster(kind: torch.dtype, multiplications: int) -> bool:
+    if kind == torch.float32:
+        return product_choice("auto", multiplications).native
+    return kind == torch.bfloat16 and "amx_bf16" not in processor()  # torch's own products use AMX
 
 
 @cache
@@ -93,6 +100,8 @@ def _describe(library: Any) -> None:
 
     @torch.library.register_fake(f"{library.name}::vocabulary_loss")
     def _(features: Any, weight: Any, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any) -> Any:
-        (n, d), v, (by_features, by_weight, by_bias) = features.shape, len(weight), rest[3:]
+        (n, d), v, (narrow, by_features, by_weight, by_bias) = features.shape, len(weight), rest[3:]
+        kind = torch.bfloat16 if narrow else torch.float32
         shapes = [(n,), (n,), (n if by_features else 0, d), (v if by_weight else 0, d), (v if by_bias else 0,)]
-        return tuple(features.new_empty(shape, dtype=torch.float32) for shape in shapes)
+        kinds = [torch.float32, torch.float32, kind, kind, torch.float32]
+        return tuple(features.new_empty(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
