@@ -342,21 +342,19 @@ void seen_in_int8(const int8_t* q, const float* step, int64_t V, int64_t e, cons
   for (int64_t i = 0; i < V; i++)
     for (int64_t j = 0; j < n; j++) {
       const int8_t *row = q + i * e, *a = digits + 2 * j * e, *b = a + e;
-      __m512i by_a = _mm512_setzero_si512(), by_b = by_a, more_a = by_a, more_b = by_a;
-      const auto add = [=](__m512i& to_a, __m512i& to_b, int64_t c, __mmask64 there) {
+      __m512i by_a[2] = {}, by_b[2] = {};  // two of each, or every addition would wait for the one before
+      const auto add = [&](int64_t c, __mmask64 there, int to) {
         _mm_prefetch(reinterpret_cast<const char*>(row + c + ahead), _MM_HINT_T0);
         const __m512i x = _mm512_xor_si512(_mm512_maskz_loadu_epi8(there, row + c), flip);
-        to_a = _mm512_dpbusd_epi32(to_a, x, _mm512_maskz_loadu_epi8(there, a + c));
-        to_b = _mm512_dpbusd_epi32(to_b, x, _mm512_maskz_loadu_epi8(there, b + c));
+        by_a[to] = _mm512_dpbusd_epi32(by_a[to], x, _mm512_maskz_loadu_epi8(there, a + c));
+        by_b[to] = _mm512_dpbusd_epi32(by_b[to], x, _mm512_maskz_loadu_epi8(there, b + c));
       };
       int64_t c = 0;
-      for (; c + 128 <= e; c += 128) {  // into sums of its own, or each addition would wait for the one before
-        add(by_a, by_b, c, ~uint64_t{0});
-        add(more_a, more_b, c + 64, ~uint64_t{0});
-      }
-      for (; c < e; c += 64) add(by_a, by_b, c, ~uint64_t{0} >> std::max<int64_t>(64 - (e - c), 0));
-      by_a = _mm512_add_epi32(by_a, more_a), by_b = _mm512_add_epi32(by_b, more_b);
-      const double dot = _mm512_reduce_add_epi32(by_a) + _mm512_reduce_add_epi32(by_b) / 256.0 - flipped[j];
+      for (; c + 128 <= e; c += 128) add(c, ~uint64_t{0}, 0), add(c + 64, ~uint64_t{0}, 1);
+      for (; c < e; c += 64) add(c, ~uint64_t{0} >> std::max<int64_t>(64 - (e - c), 0), 0);
+      const int32_t dot_a = _mm512_reduce_add_epi32(_mm512_add_epi32(by_a[0], by_a[1]));
+      const int32_t dot_b = _mm512_reduce_add_epi32(_mm512_add_epi32(by_b[0], by_b[1]));
+      const double dot = dot_a + dot_b / 256.0 - flipped[j];
       seen[j * V + i] = float(step[i] * (sigma[j] * dot));
     }
 }
