@@ -8,8 +8,8 @@ Greedy decoding asks for the largest, `top_k` sampling for the k largest, and `E
 
 `TopLogits` is a Tensor in name, as an evaluation step's `LazyLogits`. It records what becomes of the logits on the way,
 which keeps their order (`Deferred`), and answers these four operations with what is true of the logits: the comparison
-with any number down to the k + 1-th logit, the mask that leaves only tokens it has. All else computes the real logits: a
-repetition penalty, beams, `output_scores` that are read. So nothing is refused and nothing is different, only as slow
+with any number down to the k + 1-th logit, the mask that leaves only tokens it has. All else computes the real logits:
+a repetition penalty, beams, `output_scores` that are read. So nothing is refused and nothing is different, only as slow
 as without; `installed.counts` says by which operations, and the context's `counts` how many positions were answered.
 """
 

@@ -168,8 +168,8 @@ class ExactTop:
                 low = y - slack
                 best = low.max(0, keepdim=True).indices if k == 1 else low.topk(k, sorted=False).indices
                 z, unsure = self._products(h, length, best, bias, scale)
-                least = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
-                tokens = (slack.add_(y) >= least).nonzero()[:, 0]
+                needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
+                tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
                 self.counts.rows += k
                 if len(tokens) > v // 4:  # fp64 reads rows in their order faster than here and there
                     tokens = None
@@ -217,7 +217,7 @@ class ExactTop:
         which = slice(None) if tokens is None else tokens
         sizes = self.steps[which].double() * self.longest + self.rests[which]
         parts = _parts(len(sizes)) if tokens is None else tokens.split(ROWS)
-        added = 0.0 if bias is None else bias[which]
+        added: Tensor | float = 0.0 if bias is None else bias[which]
         y = torch.cat([self.table[part].double() @ h for part in parts]) * scale + added
         lost = (self.table.shape[1] + 8) * 2.0**-52 * length * abs(scale)
         return y, sizes * lost + (y.abs() + abs(added)) * 2.0**-50
