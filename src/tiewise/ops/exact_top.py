@@ -33,6 +33,7 @@ import mmap
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -217,7 +218,7 @@ class ExactTop:
         which = slice(None) if tokens is None else tokens
         sizes = self.steps[which].double() * self.longest + self.rests[which]
         parts = _parts(len(sizes)) if tokens is None else tokens.split(ROWS)
-        added: Tensor | float = 0.0 if bias is None else bias[which]
+        added: Any = 0.0 if bias is None else bias[which]
         y = torch.cat([self.table[part].double() @ h for part in parts]) * scale + added
         lost = (self.table.shape[1] + 8) * 2.0**-52 * length * abs(scale)
         return y, sizes * lost + (y.abs() + abs(added)) * 2.0**-50

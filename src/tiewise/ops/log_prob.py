@@ -148,8 +148,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
-    products = own_products(how[0], features.device.type, len(features) * weight.numel())
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, how[0]):
         for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
             for rows, z, (below, p) in _blocks(part, logits):
                 torch.amax(z, 1, out=top[rows])
@@ -196,8 +195,7 @@ def _slopes(*arguments: Any) -> Any:
         level, c = (level + c * (rest - spread)) * share, c * share
     weight = weight.to(how[0])
     found = gradient_buffers(inputs, wanted, wide)
-    products = own_products(how[0], features.device.type, len(features) * weight.numel())
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, how[0]):
         for part, h, logits in _chunks(features, weight, bias, o):
             for rows, z, (p, _) in _blocks(part, logits):
                 bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
