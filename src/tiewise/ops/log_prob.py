@@ -112,7 +112,7 @@ def vocabulary_statistics(
     if t is not None and not torch.compiler.is_compiling():
         check_range(t, len(weight), o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
-    how = (compute_dtype(flat, weight), o.scale, o.softcap, o.ignore_index, o.chunk, o.logits)
+    how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
     log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
     return VocabularyStatistics(
         None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
@@ -134,6 +134,7 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
 # One operator, eager and compiled: Dynamo must not unroll the chunks.
 
 _HOW = "ScalarType kind, float scale, float? softcap, int ignore_index, int? chunk, str? logits"
+_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")[1:]]  # of `LossOptions`
 _INPUTS = "Tensor features, Tensor weight, Tensor? bias, Tensor? targets"
 _UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
 
@@ -214,8 +215,7 @@ def _slopes(*arguments: Any) -> Any:
 
 
 def _options(how: Any) -> LossOptions:
-    _, scale, softcap, ignore_index, chunk, logits = how
-    return LossOptions(scale, softcap, ignore_index, chunk=chunk, logits=logits)
+    return LossOptions(**dict(zip(_FIELDS, how[1:], strict=True)))
 
 
 def _chunks(
