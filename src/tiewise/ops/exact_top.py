@@ -171,9 +171,10 @@ class ExactTop:
                 z, unsure = self._products(h, length, best, bias, scale)
                 needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
                 tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
-                self.counts.rows += k
                 if len(tokens) > v // 4:  # fp64 reads rows in their order faster than here and there
                     tokens = None
+                else:
+                    self.counts.rows += k
             found.append(self._decided(h, length, k, bias, scale, tokens))
         y, tokens = (torch.stack(each) for each in zip(*found, strict=True))
         return y, tokens
