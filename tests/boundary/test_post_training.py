@@ -124,6 +124,29 @@ def test_nothing_of_the_size_of_the_logits_is_made(loss, monkeypatch):
     assert made.largest == model.lm_head.weight.numel()
 
 
+def test_fp32_logits_are_those_of_fp64_of_the_rounded_hidden_states():
+    model = build("llama", hidden_size=64).to(torch.bfloat16)
+    installed, table = tiewise.install(model), model.lm_head.weight
+    installed.fp32_logits()
+    ids = torch.randint(3, 61, (4, 50), generator=torch.Generator().manual_seed(1))
+    t = ids.roll(-1, 1).view(-1)
+    with torch.no_grad():
+        table.mul_(8)  # logits of which bf16 rounds tenths away
+        hidden = model.model(input_ids=ids).last_hidden_state.view(-1, 64)
+        true = (hidden.double() @ table.double().T / 0.7).log_softmax(-1)
+        rounded = ((hidden @ table.T).float() / 0.7).log_softmax(-1)
+        logits = model(input_ids=ids).logits.float().view(-1, 61) / 0.7
+        nll, log_p = F.cross_entropy(logits, t, reduction="none"), logits.log_softmax(-1)
+        found = log_p.gather(-1, t[:, None])[:, 0]
+        entropy = -(log_p.exp() * log_p).sum(-1)
+    assert table is model.model.embed_tokens.weight
+    picked = true.gather(-1, t[:, None])[:, 0]
+    assert (rounded.gather(-1, t[:, None])[:, 0] - picked).abs().max() > 1e-2
+    assert max((nll + picked).abs().max(), (found - picked).abs().max()) < 1e-3
+    assert (entropy + (true.exp() * true).sum(-1)).abs().max() < 1e-3
+    assert installed.counts.materialised == 0
+
+
 def test_the_example_of_the_page_runs():
     page = Path(__file__).parents[2] / "docs" / "post-training.md"
     code = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.S)

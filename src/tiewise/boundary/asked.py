@@ -50,7 +50,7 @@ def _head(z: Logits) -> tuple[Tensor, Tensor, Tensor | None, LossOptions]:
     scale, bias, softcap = z.fold
     if softcap is not None:  # post · tanh(x) = softcap(post · x), with softcap(x) = c · tanh(x / c)
         scale, bias = scale * softcap, None if bias is None else bias * softcap
-    return z.hidden, z.table, bias, LossOptions(scale, softcap)
+    return z.hidden, z.table, bias, LossOptions(scale, softcap, logits=z.logits)
 
 
 def _swept(z: Logits, targets: Tensor | None = None) -> VocabularyStatistics:

@@ -8,8 +8,8 @@ Greedy decoding asks for the largest, `top_k` sampling for the k largest, and `E
 
 `TopLogits` is a Tensor in name, as an evaluation step's `LazyLogits`. It records what becomes of the logits on the way,
 which keeps their order (`Deferred`), and answers these four operations with what is true of the logits: the comparison
-with any number above the k + 1-th logit, the mask that leaves only tokens it has. All else computes the real logits: a
-repetition penalty, beams, `output_scores` that are read. So nothing is refused and nothing is different, only as slow
+with any number down to the k + 1-th logit, the mask that leaves only tokens it has. All else computes the real logits:
+a repetition penalty, beams, `output_scores` that are read. So nothing is refused and nothing is different, only as slow
 as without; `installed.counts` says by which operations, and the context's `counts` how many positions were answered.
 """
 
@@ -87,12 +87,18 @@ class TopLogits(LazyLogits):
         return torch.return_types.topk((scores[..., :k].contiguous(), tokens[..., :k].contiguous()))
 
     def _below(self, bound: Any) -> Tensor | None:
-        """Whether each logit is less than `bound` [..., 1], which no logit but those found reaches."""
-        if self.largest is None or not torch.is_tensor(bound) or bound.shape != (*self.shape[:-1], 1):
+        """Whether each logit is less than `bound` [..., 1], none of which is less than all that were found.
+
+        Where others may equal it more are found: computed logits round otherwise, and all could lie below.
+        """
+        found, width = self.largest, self.shape[-1]
+        if found is None or not torch.is_tensor(bound) or bound.shape != (*self.shape[:-1], 1):
             return None
-        scores, tokens = self.largest
-        if not (bound > scores[..., -1:]).all():
+        if not (bound >= found[0][..., -1:]).all():
             return None
+        while (count := found[0].shape[-1]) < width and (bound == found[0][..., -1:]).any():
+            found = self.top(min(2 * count, width)) or found
+        self.largest = scores, tokens = found
         return torch.ones(self.shape, dtype=torch.bool).scatter_(-1, tokens, scores < bound)
 
     def _masked_fill(self, mask: Any, value: Any) -> Tensor | None:

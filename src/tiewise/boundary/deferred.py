@@ -55,8 +55,11 @@ class Deferred:
 
     __array_priority__ = Tensor.__array_priority__  # NumPy's numbers leave their operators to ours
 
-    def __init__(self, hidden: Tensor, table: Tensor, bias: Tensor | None, counts: Counts) -> None:
+    def __init__(
+        self, hidden: Tensor, table: Tensor, bias: Tensor | None, counts: Counts, logits: str | None = None
+    ) -> None:
         self.hidden, self.table, self.bias, self.counts = hidden, table, bias, counts
+        self.logits = logits  # as in `LossOptions`, for what is answered without computing them
         self.fold = Fold(bias=bias)  # what the steps amount to
         self.steps: tuple[tuple[Any, ...], ...] = ()  # (function, *arguments) behind the logits
         self.dtype = self.product = compute_dtype(hidden, table)
@@ -71,7 +74,7 @@ class Deferred:
     def _with(self, *step: Any, **changed: Any) -> Deferred:
         """Return these logits with other attributes, and one more `step` where there is one."""
         self.require_unchanged()
-        new = Deferred(self.hidden, self.table, self.bias, self.counts)
+        new = Deferred(self.hidden, self.table, self.bias, self.counts, self.logits)
         new.fold, new.dtype, new.product, new.form = self.fold, self.dtype, self.product, self.form
         new.steps = (*self.steps, step) if step else self.steps
         new.grad_mode = new.grad_mode and self.grad_mode

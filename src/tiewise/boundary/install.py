@@ -68,6 +68,10 @@ class Installed:
         self._link.options = replace(self._link.options, record=PathRecord() if on else None)
         return self.record
 
+    def fp32_logits(self, on: bool = True) -> None:
+        """Answer losses and log-probabilities of a bf16 or fp16 model as `logits="fp32"` of `LossOptions` promises."""
+        self._link.logits = "fp32" if on else None
+
     def path_norms(self) -> PathNorms:
         """Norms of both paths in the gradient, between the last backward of a step and clipping.
 
@@ -283,7 +287,8 @@ def build_into(
     except BaseException:
         journal.undo()
         if old is not None:
-            build_into(model, old.spec, loaded=True)._link.options = old.options
+            link = build_into(model, old.spec, loaded=True)._link
+            link.options, link.logits = old.options, old.logits
         raise
 
 

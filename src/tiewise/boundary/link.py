@@ -148,6 +148,7 @@ class Link:
         self.plain = structure.plain  # whether the checkpoint is one that any loader reads
         self.shifts = False  # whether position i predicts label i + 1
         self.averages = False  # whether the family's loss is a mean over its own batch, whatever number it is told
+        self.logits: str | None = None  # as in `LossOptions`
         self.always = 0  # depth of `deferred()` contexts
         self.lazy: Callable[[Deferred], Tensor] = LazyLogits  # what deferred logits are in evaluation
         self.active = self.defers = False  # whether a forward is under way, and whether its logits wait
@@ -361,7 +362,10 @@ class Head(nn.Linear):
         if table is None:  # no lookup before it in this forward
             table = without_row(self.weight, link.options.stop_both)
         first = bias if scale == 1.0 else None
-        logits: Any = Deferred(hidden, table, first, link.counts) if link.defers else F.linear(hidden, table, first)
+        if link.defers:
+            logits: Any = Deferred(hidden, table, first, link.counts, link.logits)
+        else:
+            logits = F.linear(hidden, table, first)
         if scale != 1.0:
             logits = logits * scale
             logits = logits if bias is None else logits + bias

@@ -101,8 +101,7 @@ def _sweep(
     by_features, by_weight, by_table, by_bias = found = [
         torch.zeros_like(x, dtype=wide) if want else None for x, want in zip(tensors[:4], wanted, strict=False)
     ]
-    products = own_products(kind, features.device.type, len(each) * weight.numel())
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, kind):
         weight = weight.to(kind)
         table, by_table = (weight, by_weight) if table is None else (table.to(kind), by_table)
         rows = chunk_rows(len(each), _BUFFERS * len(weight), features.device.type, o.chunk)

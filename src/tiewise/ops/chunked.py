@@ -52,8 +52,7 @@ def sweep(
     o, wide, (n, v), device = options, accumulator(kind), (len(targets), len(weight)), features.device.type
     each = features.new_empty(n, dtype=wide)
     found = gradient_buffers(tensors[:3], wanted[:3], wide)
-    products = own_products(kind, device, n * weight.numel())
-    with torch.autocast(device, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, kind):
         weight = weight.to(kind)
         bias = None if bias is None else bias.to(wide)
         w = None if o.class_weight is None else o.class_weight.to(wide)

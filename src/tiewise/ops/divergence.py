@@ -115,8 +115,7 @@ def _sweep(
     teacher_kind = teacher_kind if accumulator(teacher_kind) == wide else wide
     each = features.new_empty(n, dtype=wide)
     found = gradient_buffers(tensors[:3], wanted[:3], wide)
-    products = own_products(kind, device, n * weight.numel())
-    with torch.autocast(device, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, kind):
         weight, teacher_weight = weight.to(kind), teacher_weight.to(teacher_kind)
         bias, teacher_bias = (None if x is None else x.to(wide) for x in (bias, teacher_bias))
         rows = chunk_rows(n, 2 * v, device, o.chunk)

@@ -14,9 +14,9 @@ fp32. A product in fp32, as a plain head computes it, may order two logits other
                                            seen          ≤ ‖r_v‖‖h‖   ≤ s_v max‖q‖ ‖h − ĥ‖         (Cauchy–Schwarz)
 
 q_v·a and q_v·b are whole numbers below 2³¹, computed exactly; turning them into fp32 adds the relative error u = 2⁻²⁴,
-and so does each of the few operations behind it: `INFLATED` is sixteen times that. No token whose seen logit plus its
-bound lies below the k-th largest of seen logit minus bound can be among the k largest. ‖r_v‖ is computed from what r_v
-is, so nothing depends on how well q_v was rounded.
+and so does each of the few operations behind it: `INFLATED` is sixteen times that. The k tokens with the largest seen
+logit minus bound are computed in fp64; none whose seen logit plus its bound lies below their least can be among the k
+largest. ‖r_v‖ is computed from what r_v is, so nothing depends on how well q_v was rounded.
 
 **Deciding.** Those left are computed in fp64, within (E + 8) 2⁻⁵² of ‖W_v‖‖h‖, and selected again; the handful left
 then is rounded correctly (`exact_dots`). Where the first bound keeps everything (rows that differ by less than int8
@@ -33,6 +33,7 @@ import mmap
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,7 +158,7 @@ class ExactTop:
         for i, h in enumerate(hidden):
             tokens = None
             length = float(norms[i])
-            if seen is not None and length < LARGEST and highest[i] < LARGEST:  # neither is nan
+            if seen is not None and k <= v // 4 and length < LARGEST and highest[i] < LARGEST:  # neither is nan
                 over_rest = length * (1 + 4 * INFLATED)
                 over_step = self.longest * (float(lost[i]) + 4 * INFLATED * length)
                 y, slack = seen[i], (self.rests * over_rest).add_(self.steps, alpha=over_step).add_(TINY)
@@ -165,9 +166,15 @@ class ExactTop:
                     y, slack = y.double() * scale, slack.double() * abs(scale)
                     y = y if bias is None else y + bias
                     slack += (y.abs() if bias is None else y.abs() + bias.abs()) * INFLATED
-                tokens = _among_largest(y, slack, k)
+                low = y - slack
+                best = low.max(0, keepdim=True).indices if k == 1 else low.topk(k, sorted=False).indices
+                z, unsure = self._products(h, length, best, bias, scale)
+                needed = (z - unsure).min().to(y.dtype).nextafter(y.new_tensor(-math.inf))
+                tokens = (slack.add_(y) >= needed).nonzero()[:, 0]
                 if len(tokens) > v // 4:  # fp64 reads rows in their order faster than here and there
                     tokens = None
+                else:
+                    self.counts.rows += k
             found.append(self._decided(h, length, k, bias, scale, tokens))
         y, tokens = (torch.stack(each) for each in zip(*found, strict=True))
         return y, tokens
@@ -189,29 +196,33 @@ class ExactTop:
         self, h: Tensor, length: float, k: int, bias: Tensor | None, scale: float, tokens: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The k largest among `tokens`, in their order; None: among all."""
-        v, e = self.table.shape
         self.counts.queries += 1
-        if tokens is None:
-            self.counts.whole += 1
-            z = torch.cat([self.table[part].double() @ h for part in _parts(v)])
-            tokens = torch.arange(v)
-        else:
-            self.counts.rows += len(tokens)
-            z = torch.cat([self.table[tokens[part]].double() @ h for part in _parts(len(tokens))])
-        y = z * scale if bias is None else z * scale + bias[tokens]
+        self.counts.whole += tokens is None
+        self.counts.rows += 0 if tokens is None else len(tokens)
         # what is not finite is so in any order of adding; all else is told apart within its bound, then exactly
-        sizes = self.steps[tokens].double() * self.longest + self.rests[tokens]
-        around = y.abs() if bias is None else y.abs() + bias[tokens].abs()
-        slack = sizes * ((e + 8) * 2.0**-52 * length * abs(scale)) + around * 2.0**-50
+        y, unsure = self._products(h, length, tokens, bias, scale)
         finite = y.isfinite()
-        kept = _among_largest(y.where(finite, -math.inf), slack.where(finite, 0.0), k)
+        low, unsure = (y - unsure).where(finite, -math.inf), unsure.where(finite, 0.0)
+        kept = (y + unsure >= low.topk(k).values[-1]).nonzero()[:, 0]
         kept = torch.cat((kept[finite[kept]], (~finite).nonzero()[:, 0])).sort().values
-        tokens, y, finite = tokens[kept], y[kept], finite[kept]
+        tokens, y, finite = kept if tokens is None else tokens[kept], y[kept], finite[kept]
         sure = tokens[finite]
         exact = torch.cat([exact_dots(self.table[sure[part]], h) for part in _parts(len(sure))]) * scale
         y[finite] = exact if bias is None else exact + bias[sure]
         y, order = y.sort(descending=True, stable=True)
         return y[:k], tokens[order[:k]]
+
+    def _products(
+        self, h: Tensor, length: float, tokens: Tensor | None, bias: Tensor | None, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        """y [C] of `tokens` (None: all) in fp64, and how far from it what is exact may lie."""
+        which = slice(None) if tokens is None else tokens
+        sizes = self.steps[which].double() * self.longest + self.rests[which]
+        parts = _parts(len(sizes)) if tokens is None else tokens.split(ROWS)
+        added: Any = 0.0 if bias is None else bias[which]
+        y = torch.cat([self.table[part].double() @ h for part in parts]) * scale + added
+        lost = (self.table.shape[1] + 8) * 2.0**-52 * length * abs(scale)
+        return y, sizes * lost + (y.abs() + abs(added)) * 2.0**-50
 
     def _version(self) -> tuple[int, int]:
         return self.table.data_ptr(), 0 if self.table.is_inference() else self.table._version
@@ -233,6 +244,8 @@ def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
     itself may lose is bounded; where that could change the result, `math.fsum` decides.
     """
     x = rows.double() * h.double()  # exact: 24 + 24 bits
+    if len(x) < 4:  # less work than the sums below
+        return x.new_tensor([math.fsum(row) for row in x.tolist()])
     products, sizes, errors = x, x.abs().sum(1), x.new_zeros(len(x))
     while x.shape[1] > 1:
         half = x.shape[1] // 2
@@ -246,13 +259,6 @@ def exact_dots(rows: Tensor, h: Tensor) -> Tensor:
     for i in (low != high).nonzero()[:, 0].tolist():
         low[i] = math.fsum(products[i].tolist())
     return low
-
-
-def _among_largest(y: Tensor, slack: Tensor, k: int) -> Tensor:
-    """Where in y [C] what lies within `slack` of it may be among the k largest."""
-    low = y - slack
-    least = low.max() if k == 1 else low.topk(min(k, len(low))).values[-1]
-    return (y + slack >= least).nonzero()[:, 0]
 
 
 def _large_pages(size: int) -> Tensor:

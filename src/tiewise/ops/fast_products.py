@@ -27,7 +27,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from hashlib import sha256
@@ -102,12 +102,19 @@ def fast_products(product: str | ProductChoice = "auto") -> Iterator[ProductChoi
             _follow()
 
 
-def own_products(kind: torch.dtype, device: str, multiplications: int) -> AbstractContextManager[Any]:
-    """Return `fast_products()` for a computation of ours, in `kind`, that is large enough to gain by it."""
-    if kind != torch.float32 or device != "cpu":
-        return nullcontext()
-    choice = product_choice("auto", multiplications)
-    return nullcontext() if choice.product == "default" else fast_products(choice)
+@contextmanager
+def own_products(features: Tensor, weight: Tensor, kind: torch.dtype) -> Iterator[None]:
+    """Within this context a sweep of ours multiplies in `kind`, without autocast and gradients.
+
+    It takes `fast_products()` where features [N, E] and a weight [V, E] are large enough to gain by it.
+    """
+    device, fast = features.device.type, ExitStack()
+    with torch.autocast(device, enabled=False), torch.no_grad(), fast:
+        if kind == torch.float32 and device == "cpu":
+            choice = product_choice("auto", len(features) * weight.numel())
+            if choice.product != "default":
+                fast.enter_context(fast_products(choice))
+        yield
 
 
 def product_choice(product: str | ProductChoice = "auto", multiplications: float = math.inf) -> ProductChoice:

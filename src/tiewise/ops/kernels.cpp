@@ -529,25 +529,24 @@ void seen_in_int8(const int8_t* q, const float* step, int64_t V, int64_t e, cons
   for (int64_t j = 0; j < n; j++)
     flipped[j] = 128.0 * (sum(digits + 2 * j * e, e) + sum(digits + (2 * j + 1) * e, e) / 256.0);
   const __m512i flip = _mm512_set1_epi8(-128);
-  const int64_t whole = e / 64 * 64, ahead = 4096;
-  const __mmask64 rest = (uint64_t{1} << (e - whole)) - 1;
+  const int64_t ahead = 4096;
 #pragma omp parallel for schedule(static)
   for (int64_t i = 0; i < V; i++)
     for (int64_t j = 0; j < n; j++) {
       const int8_t *row = q + i * e, *a = digits + 2 * j * e, *b = a + e;
-      __m512i by_a = _mm512_setzero_si512(), by_b = by_a;
-      for (int64_t c = 0; c < whole; c += 64) {
-        if (j == 0) _mm_prefetch(reinterpret_cast<const char*>(row + c + ahead), _MM_HINT_T0);
-        const __m512i x = _mm512_xor_si512(_mm512_loadu_si512(row + c), flip);
-        by_a = _mm512_dpbusd_epi32(by_a, x, _mm512_loadu_si512(a + c));
-        by_b = _mm512_dpbusd_epi32(by_b, x, _mm512_loadu_si512(b + c));
-      }
-      if (rest) {
-        const __m512i x = _mm512_xor_si512(_mm512_maskz_loadu_epi8(rest, row + whole), flip);
-        by_a = _mm512_dpbusd_epi32(by_a, x, _mm512_maskz_loadu_epi8(rest, a + whole));
-        by_b = _mm512_dpbusd_epi32(by_b, x, _mm512_maskz_loadu_epi8(rest, b + whole));
-      }
-      const double dot = _mm512_reduce_add_epi32(by_a) + _mm512_reduce_add_epi32(by_b) / 256.0 - flipped[j];
+      __m512i by_a[2] = {}, by_b[2] = {};  // two of each, or every addition would wait for the one before
+      const auto add = [&](int64_t c, __mmask64 there, int to) {
+        _mm_prefetch(reinterpret_cast<const char*>(row + c + ahead), _MM_HINT_T0);
+        const __m512i x = _mm512_xor_si512(_mm512_maskz_loadu_epi8(there, row + c), flip);
+        by_a[to] = _mm512_dpbusd_epi32(by_a[to], x, _mm512_maskz_loadu_epi8(there, a + c));
+        by_b[to] = _mm512_dpbusd_epi32(by_b[to], x, _mm512_maskz_loadu_epi8(there, b + c));
+      };
+      int64_t c = 0;
+      for (; c + 128 <= e; c += 128) add(c, ~uint64_t{0}, 0), add(c + 64, ~uint64_t{0}, 1);
+      for (; c < e; c += 64) add(c, ~uint64_t{0} >> std::max<int64_t>(64 - (e - c), 0), 0);
+      const int32_t dot_a = _mm512_reduce_add_epi32(_mm512_add_epi32(by_a[0], by_a[1]));
+      const int32_t dot_b = _mm512_reduce_add_epi32(_mm512_add_epi32(by_b[0], by_b[1]));
+      const double dot = dot_a + dot_b / 256.0 - flipped[j];
       seen[j * V + i] = float(step[i] * (sigma[j] * dot));
     }
 }

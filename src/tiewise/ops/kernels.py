@@ -53,9 +53,19 @@ def kernels(needs: str = "avx512") -> Any | None:
     return found if has >> INSTRUCTION_SETS.index(needs) & 1 else None
 
 
-def state() -> str:
-    """Say in one line whether compiled kernels are used in this process, and why not; raises as `kernels`."""
-    return f"off: {SWITCH}=off" if _off() else _load()[2]
+def state(*, full: bool = True) -> str:
+    """Say in one line whether compiled kernels are used in this process; raises as `kernels`.
+
+    Args:
+        full: which file, or why not; False: what a record of a run may hold, where no folder of the user's is named.
+    """
+    if _off():
+        return f"off: {SWITCH}=off"
+    _, has, said = _load()
+    if isinstance(said, str):
+        return f"none: {said}" if full else "none"
+    names = [name for bit, name in enumerate(INSTRUCTION_SETS) if has >> bit & 1]
+    return f"used: {said if full else said.stem} ({', '.join(names)})"
 
 
 def _off() -> bool:
@@ -66,16 +76,16 @@ def _off() -> bool:
 
 
 @cache
-def _load() -> tuple[Any, int, str]:
-    """The operators, this processor's instruction sets as bits, and one line about both; once in a process."""
+def _load() -> tuple[Any, int, Path | str]:
+    """The operators, this processor's instruction sets as bits, and the library, or why none; once in a process."""
     why = _unsuited()
     if why:
-        return None, 0, f"none: {why}"
+        return None, 0, why
     try:
         folder = cache_folder() / "kernels"
         built = sorted(folder.glob(f"{_key()}-*.so"), key=lambda path: path.stat().st_mtime, reverse=True)
     except (OSError, RuntimeError) as error:  # no home, no right to look
-        return None, 0, f"none: {error}"
+        return None, 0, str(error)
     why = f"not built for this machine, torch {torch.__version__} and this tiewise; run `tiewise kernels build`"
     for path in built:
         why = _untrusted(path) or ("" if _whole(path) else f"{path} is damaged; run `tiewise kernels build`")
@@ -88,10 +98,8 @@ def _load() -> tuple[Any, int, str]:
         except OSError as error:
             why = f"{path} does not load ({' '.join(str(error).split())}); run `tiewise kernels build`"
             continue
-        has = found.instruction_sets()
-        names = [name for bit, name in enumerate(INSTRUCTION_SETS) if has >> bit & 1]
-        return found, has, f"used: {path} ({', '.join(names)})"
-    return None, 0, f"none: {why}"
+        return found, found.instruction_sets(), path
+    return None, 0, why
 
 
 def build() -> Path:

@@ -112,7 +112,7 @@ def vocabulary_statistics(
     if t is not None and not torch.compiler.is_compiling():
         check_range(t, len(weight), o.ignore_index)
     o, bias = tempered, bias if bias is None or temperature == 1.0 else bias / temperature
-    how = (compute_dtype(flat, weight), o.scale, o.softcap, o.ignore_index, o.chunk, o.logits)
+    how = (compute_dtype(flat, weight), *(getattr(o, name) for name in _FIELDS))
     log_prob, lse, spread, *_ = _statistics(flat, weight, bias, t, entropy, *how)
     return VocabularyStatistics(
         None if t is None else log_prob.view(shape), lse.view(shape), spread.view(shape) if entropy else None
@@ -135,6 +135,7 @@ def at_temperature(o: LossOptions, temperature: float) -> LossOptions:
 # One operator, eager and compiled: Dynamo must not unroll the chunks.
 
 _HOW = "ScalarType kind, float scale, float? softcap, int ignore_index, int? chunk, str? logits"
+_FIELDS = [argument.split()[1] for argument in _HOW.split(", ")[1:]]  # of `LossOptions`
 _INPUTS = "Tensor features, Tensor weight, Tensor? bias, Tensor? targets"
 _UPSTREAM = "Tensor? by_log_prob, Tensor? by_lse, Tensor? by_entropy"
 
@@ -149,8 +150,7 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
-    products = own_products(how[0], features.device.type, len(features) * weight.numel())
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, how[0]):
         for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
             for rows, z, (below, p) in _blocks(part, logits):
                 torch.amax(z, 1, out=top[rows])
@@ -197,8 +197,7 @@ def _slopes(*arguments: Any) -> Any:
         level, c = (level + c * (rest - spread)) * share, c * share
     weight = weight.to(how[0])
     found = gradient_buffers(inputs, wanted, wide)
-    products = own_products(how[0], features.device.type, len(features) * weight.numel())
-    with torch.autocast(features.device.type, enabled=False), torch.no_grad(), products:
+    with own_products(features, weight, how[0]):
         for part, h, logits in _chunks(features, weight, bias, o):
             for rows, z, (p, _) in _blocks(part, logits):
                 bend = None if o.softcap is None else (z / o.softcap).square_().neg_().add_(1)
@@ -217,8 +216,7 @@ def _slopes(*arguments: Any) -> Any:
 
 
 def _options(how: Any) -> LossOptions:
-    _, scale, softcap, ignore_index, chunk, logits = how
-    return LossOptions(scale, softcap, ignore_index, chunk=chunk, logits=logits)
+    return LossOptions(**dict(zip(_FIELDS, how[1:], strict=True)))
 
 
 def _chunks(

@@ -31,6 +31,7 @@ from tiewise.core.files import from_record
 from tiewise.core.frequency import asymmetric_bigrams
 from tiewise.core.long_work import Listener, heard
 from tiewise.data.corpus import PreparedText, load_prepared
+from tiewise.ops import kernels
 from tiewise.ops.fast_products import ProductChoice, product_choice, same_here
 from tiewise.training import ranks
 from tiewise.training.folder import DATA, ENVIRONMENT, folder_name, read_json, saved_run, starting, write_json
@@ -282,7 +283,11 @@ def seeded(job: Job, seed: int, title: str, probe: tuple[int, ...] = ()) -> Job:
 
 
 def environment() -> dict[str, Any]:
-    """Versions, processor and threads of what runs here, as `env.json` and the report say them."""
+    """Versions, processor, threads and kernels of what runs here, as `env.json` and the report say them.
+
+    Which kernels there are binds no resume: all figures agree within rounding. Which products ran is a choice that it
+    keeps (`products_of`).
+    """
     processor = platform.processor() or "unknown"
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -297,6 +302,7 @@ def environment() -> dict[str, Any]:
         "processor": processor,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "kernels": kernels.state(full=False),
         "processes": ranks.size(),
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
     }
