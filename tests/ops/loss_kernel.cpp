@@ -26,7 +26,7 @@ int main() {
         const bool bf16 = problems % 2;
         const bool pairs = bf16 && problems % 4 == 3 && __builtin_cpu_supports("avx512bf16");
         const avx512::Loss loss{{h.data(), false, d}, {bf16 ? (void*)narrow.data() : (void*)W.data(), bf16, d}, b.data(),
-                                t.data(), c.data(), q.data(), nullptr, n, V, .7f, nll.data(), lse.data(),
+                                t.data(), c.data(), q.data(), nullptr, n, V, .7f, 0, nullptr, nll.data(), lse.data(), nullptr,
                                 {by_h ? dh.data() : nullptr}, {by_w ? dW.data() : nullptr}, by_w ? db.data() : nullptr,
                                 1 + problems % 4, avx512::up(std::min<int64_t>(n, problems % 7 ? 96 : 1024), 32), pairs};
         const size_t bytes = avx512::up(loss.workspace() * sizeof(float), 64);

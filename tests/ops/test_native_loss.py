@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.ops.test_cross_entropy import assert_near, error, gradients
 
-from tiewise.ops import native_loss
 from tiewise.ops import kernels as compiled
+from tiewise.ops import native_loss
 from tiewise.ops.cross_entropy import linear_cross_entropy, oracle
 from tiewise.ops.fast_products import ProductChoice
+from tiewise.ops.log_prob import vocabulary_statistics
 
 faster = native_loss._faster
 SHAPES = [(32, 1, 1), (33, 57, 12), (777, 1009, 33), (64, 4000, 128), (1500, 50, 300), (1030, 509, 64)]
@@ -21,6 +22,7 @@ OPTIONS = [
     {"scale": 0.3, "chunk": 100},
     {"label_smoothing": 0.2},
     {"z_loss": 0.05},
+    {"softcap": 2.0, "scale": 1.3, "z_loss": 0.02},
     {"class_weight": True},
     {"label_smoothing": 0.1, "z_loss": 0.01, "scale": 1.7},
 ]
@@ -127,6 +129,43 @@ def test_products_of_bf16_have_every_option(native, pairs, chosen):
     assert_near(grads, true, 5e-3)
 
 
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("asked", ["log_prob", "entropy", "lse"])
+def test_log_probabilities_and_entropies(native, monkeypatch, asked, dtype, softcap):
+    (h, w, b), t = problem(300, 700, 40, dtype)
+    if dtype == torch.bfloat16 and compiled.kernels("avx512_bf16"):
+        monkeypatch.setattr(native_loss, "processor", lambda: frozenset(("avx512_bf16",)))
+    b = b.float()  # divided by the temperature, a narrow one would be rounded once more
+    b[5] = -torch.inf
+    up = torch.linspace(-1, 1, 300, dtype=torch.float64)
+
+    def found(inputs, of):
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        value = of(*leaves)
+        (value.double() @ up).backward()
+        return value.detach(), [x.grad for x in leaves]
+
+    def true(h, w, b):
+        z = (h @ w.T * 1.5 + b) / 0.7
+        z = z if softcap is None else softcap / 0.7 * torch.tanh(z * 0.7 / softcap)
+        log_p = z.log_softmax(1)
+        entropy = -(log_p.exp() * log_p.clamp(min=-1e4)).sum(1)
+        value = {"log_prob": log_p.gather(1, t.clamp(min=0)[:, None])[:, 0], "entropy": entropy, "lse": z.logsumexp(1)}
+        return value[asked].where(t >= 0, 0)
+
+    def ours(h, w, b):
+        how = {"scale": 1.5, "softcap": softcap, "temperature": 0.7, "entropy": asked == "entropy"}
+        return getattr(vocabulary_statistics(h, w, t, b, **how), asked)
+
+    before = len(native)
+    got, grads = found((h, w, b), ours)
+    assert len(native) == before + 2
+    truth, true_grads = found((h.double(), w.double(), b.double()), true)
+    assert (got - truth).abs().max() < 1e-5  # of logits near 20
+    assert_near(grads, true_grads, 5e-3 if dtype == torch.bfloat16 else 1e-5)
+
+
 @given(st.integers(32, 120), st.integers(1, 90), st.integers(1, 70), st.integers(0, 10_000), st.integers(1, 99))
 @settings(max_examples=40)
 def test_any_shape_any_chunk(n, v, d, seed, chunk):
@@ -207,7 +246,7 @@ def test_a_nan_reaches_the_whole_gradient_as_it_does_elsewhere():
 def test_what_the_kernel_lacks_is_portable(native):
     (h, w, b), t = problem(100, 300, 20)
     before = len(native)
-    for kw in ({"softcap": 5.0}, {"label_smoothing": 0.1, "class_weight": torch.rand(300)}):
+    for kw in ({"softcap": 5.0, "label_smoothing": 0.1}, {"label_smoothing": 0.1, "class_weight": torch.rand(300)}):
         (got, _), (truth, _) = both((h, w, b), t, **kw)
         assert error(got, truth) < 1e-6
     for change in (torch.Tensor.double, torch.Tensor.half):
@@ -233,11 +272,12 @@ def test_the_operator_is_one_that_torch_can_trace(native):
     linear_cross_entropy(h, w, t)
     c = torch.rand(100)
     for last in ((True, True, True), (True, False, False), (False, False, False)):
-        arguments = (h, w, b, t, c, c, None, 0.5, 64, False, False, *last)
+        arguments = (h, w, b, t, c, c, None, None, 0.5, 3.0, 64, False, False, True, *last)
         torch.library.opcheck(compiled.kernels().vocabulary_loss.default, arguments)
+    how = (None, None, 1.0, 0.0, 64, False, False, False)
     for wrong in ((h[:, ::2], w[:, ::2]), (h.double(), w.double()), (h[:, 1:].contiguous(), w), (h[:0], w)):
         with pytest.raises(RuntimeError, match=r"must be|do not meet|nothing"):
-            compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, None, 1.0, 64, False, False, *last)
+            compiled.kernels().vocabulary_loss(*wrong, None, t[: len(wrong[0])], c, c, *how, *last)
 
     inputs = (h, w, b)
     eager, eager_grads = gradients(lambda *a, bias: linear_cross_entropy(*a, bias), inputs, t)
@@ -252,7 +292,7 @@ def test_only_what_pays_is_sent(monkeypatch):
     tensors = (*tensors[0], tensors[1])
 
     def serves(kind=torch.bfloat16):
-        return native_loss._serves(native_loss.LossOptions(), tensors, kind)
+        return native_loss.kernel(native_loss.LossOptions(), tensors, kind, 100) is not None
 
     assert serves()
     with monkeypatch.context() as patch:

@@ -6,12 +6,13 @@ computes in fp32. So
 
     auto = onednn     where  the processor has no AMX,  a probe keeps fp32 accuracy,  a trial takes a tenth less time
            default    elsewhere: the flag stays as it was found
-    native = the vocabulary loss by our compiled kernel, where the same trial finds it as fast as the faster of them, or nearly
+    native = a loss by our compiled kernel, where the same trial finds it as fast as the faster of the two, or nearly
 
     probe and trial are the products of a small loss:  h Wᵀ,  P W,  Pᵀ h     h [n, 256], W [2048, 256], P [n, 2048]
 
-and in the trial the softmax that stands between them. Of a trial its times are kept, in `products.json` in the user's cache, by what the processor is and can do, torch, the
-type and the threads. Accuracy is asked of every process anew; within one, the answer stays.
+and in the trial the softmax that stands between them. Of a trial its times are kept, in `products.json` in the user's
+cache, by what the processor is and can do, torch, the type and the threads. Accuracy is asked of every process anew;
+within one, the answer stays.
 
 The flag is the whole process's. `_held` lists the choices of those who are within `fast_products()`, of all threads:
 the last to come rules, and when the last has gone the flag is what it was before the first.
@@ -44,7 +45,7 @@ PRODUCTS = ("auto", "default", "onednn")
 VARIABLE = "TIEWISE_PRODUCTS"
 LARGE = 2**28  # multiplications N·V·D of a loss that may begin a trial: 16 ms at 100 GFlop/s, repaid within a few steps
 FASTER = 0.9  # of the default's time, the most that oneDNN may take: a noisy machine's fastest rounds differ by less
-# a trial's logits stay in the cache, a real loss's do not: ours at .99 to 1.05 of the trial took .86 to .95 of real ones
+# logits of a trial stay in the cache, a real loss's do not: our .99 to 1.05 of a trial were .86 to .95 of real ones
 SPILLED = 1.1
 SECONDS = 0.04  # of probe and trial
 ROUNDED = 2e-6  # relative error of a sum of positive products that no fp32 makes; bf16 gives 1e-4
@@ -221,12 +222,12 @@ def _decided(threads: int) -> ProductChoice:
     native = kernels() is not None
     names = ("default_ms", "onednn_ms", *["native_ms"] * native)
     times = remembered("products.json", what, names, lambda: trial(threads, deadline), _traits(), native)
-    default, onednn, own = (times.get(name) for name in ("default_ms", "onednn_ms", "native_ms"))
+    default, onednn, own = (times.get(name, math.inf) for name in ("default_ms", "onednn_ms", "native_ms"))
     reason = f"a trial on oneDNN took {onednn / default:.2f} of the time"
-    if own is not None:
+    if native:
         reason += f", a loss by our own kernel {own / default:.2f}"
     product = "onednn" if onednn <= FASTER * default else "default"
-    return _chosen(product, reason, native=own is not None and own <= SPILLED * min(default, onednn), **times)
+    return _chosen(product, reason, True, **times, native=own <= SPILLED * min(default, onednn))
 
 
 def remembered(
@@ -269,7 +270,7 @@ def trial(threads: int, deadline: float) -> dict[str, float]:
 
     ways: dict[str, Any] = {f"{way}_ms": partial(products, _chosen(way, "trial")) for way in ("default", "onednn")}
     if library := kernels():
-        loss = (h, w, None, targets, c, c, None, 1.0, len(h), False, False, True, True, False)
+        loss = (h, w, None, targets, c, c, None, None, 1.0, 0.0, len(h), False, False, False, True, True, False)
         ways["native_ms"] = partial(library.vocabulary_loss, *loss)
     best, rounds, took = dict.fromkeys(ways, math.inf), 0, 0.0
     with torch.autocast("cpu", enabled=False), torch.no_grad():

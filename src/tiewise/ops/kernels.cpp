@@ -38,6 +38,11 @@ int64_t instruction_sets() {
 // summed and multiplied while it is in the cache, before s is known. A thread has a share of the words and all tokens of
 // a chunk: it packs each block of words once.
 //
+// A soft-cap bends z before the exponential, and E by its slope behind the sum; q comes with the slope at the target.
+// Gradients of which lse is known beforehand, and a part of which goes with z (an entropy's), have E and g in their place:
+//
+//     E_ij = exp(z_ij - lse_i) (c_i + k_i (z_ij - lse_i)),  g_i = 1
+//
 // Numbers are counted in units of 32 bits along the reduction: one of fp32, or two of bf16, for which the processor has a
 // dot product. Only `dot` and how two rows are paired tell the kinds apart; a sum is fp32 in both. A register tile is
 // 12 x 32: 12 units that are broadcast, 32 lanes. z has words x tokens, dfeatures tokens x columns (8 x 32), dweight
@@ -57,6 +62,7 @@ namespace avx512 {
 
 constexpr int64_t LANES = 32, WORDS = 12;  // of a tile
 constexpr double SAFE = 1e20;              // of s: E times anything stays finite in fp32
+constexpr float LOWEST = -150;             // of z - ref: its exponential is 0
 constexpr float NOWHERE = 1e30f;           // ref of a token that pads a panel: its E is 0
 using Unit = uint32_t;
 using Tile = __m512[WORDS][2];
@@ -150,9 +156,8 @@ inline __attribute__((always_inline)) void multiply(Tile& c, const Unit* a, int6
   }
 }
 
-// e^x, relative error 1.2e-7: 2^n 2^f with the fraction from a fused product and log2(e) in two parts; nan stays nan.
+// e^x for x >= LOWEST, relative error 1.2e-7: 2^n 2^f with the fraction from a fused product and log2(e) in two parts; nan stays nan.
 inline __m512 exponential(__m512 x) {
-  x = _mm512_max_ps(_mm512_set1_ps(-150.f), x);
   const __m512 high = _mm512_set1_ps(1.442695f), n = _mm512_roundscale_ps(_mm512_mul_ps(x, high), 0);
   const __m512 f = _mm512_fmadd_ps(x, _mm512_set1_ps(1.925963e-8f), _mm512_fmsub_ps(x, high, n));
   __m512 p = _mm512_set1_ps(1.5353362e-4f);
@@ -161,14 +166,27 @@ inline __m512 exponential(__m512 x) {
   return _mm512_scalef_ps(p, n);
 }
 
+// tanh, relative error 2e-7: near 0 a polynomial, fitted for this; nan stays nan
+inline __m512 tangent(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1), u = _mm512_mul_ps(x, x), twice = _mm512_abs_ps(_mm512_add_ps(x, x));
+  __m512 p = _mm512_set1_ps(-5.70495334e-3f);
+  for (float a : {2.06390545e-2f, -5.37397042e-2f, .133314416f, -.333332807f}) p = _mm512_fmadd_ps(p, u, _mm512_set1_ps(a));
+  const __m512 near = _mm512_fmadd_ps(_mm512_mul_ps(x, u), p, x);
+  const __m512 e = exponential(_mm512_min_ps(_mm512_set1_ps(80), twice));
+  const __m512 far = _mm512_sub_ps(one, _mm512_div_ps(_mm512_set1_ps(2), _mm512_add_ps(e, one)));
+  const __m512 signed_far = _mm512_or_ps(far, _mm512_and_ps(x, _mm512_set1_ps(-0.f)));
+  return _mm512_mask_mov_ps(near, _mm512_cmp_ps_mask(twice, _mm512_set1_ps(1.25f), _CMP_GT_OQ), signed_far);
+}
+
 struct Loss {
   Matrix features, weight;
   const float* bias;            // [V] or null
   const int64_t* targets;       // [n], all in [0, V)
   const float *c, *q, *k;       // [n]; k may be null
   int64_t n, V;
-  float scale;
-  float *nll, *lse;            // [n]
+  float scale, softcap;  // 0 where there is none
+  const float* known;          // lse [n] or null
+  float *nll, *lse, *entropy;  // [n]; entropy may be null
   Sum by_features, by_weight;  // [n, d], [V, d], nowhere if not wanted
   float* by_bias;              // [V] or null
   int64_t most, rows;                        // threads; tokens of a chunk, a multiple of 32
@@ -183,8 +201,8 @@ struct Loss {
 
   // The workspace, in units: what all threads share, and then each one's own.
   int64_t per() const { return pairs ? 2 : 1; }  // numbers of a unit
-  int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 3 * rows + up(V + n, 64) / 4; }
-  int64_t own() const { return rows * (columns() + block() / per() + 3) + (block() + 2) * columns() + block(); }
+  int64_t shared() const { return rows * ((later() ? words() : 0) + 2 * columns()) / per() + 5 * rows + up(V + n, 64) / 4; }
+  int64_t own() const { return rows * (columns() + block() / per() + 7) + (block() + 2) * columns() + block(); }
   int64_t workspace() const { return shared() + threads() * own(); }
 
   void run(Unit* space) const;
@@ -199,9 +217,9 @@ struct Team {
   const int64_t id = omp_get_thread_num(), threads = omp_get_num_threads();
   const int64_t from = l.words() / WORDS * id / threads * WORDS, to = l.words() / WORDS * (id + 1) / threads * WORDS;
   Unit *E, *hp, *hs, *rows, *wp, *ev;
-  float *ref, *target, *g, *acc, *sum, *bias;
+  float *ref, *target, *g, *level, *tilt, *acc, *sum, *moment, *pivot, *bias;
   bool *has_target, *first_of;  // [V] of a word; [n] of a token: none before it has its target
-  double* total;
+  double *total, *moments;  // of E, and of E (z - ref)
   const int64_t all_own;
   int64_t at = 0, here = 0, panels = 0;  // of the chunk
 
@@ -212,9 +230,11 @@ struct Team {
     E = l.later() ? take(l.rows * l.words() / PER) : nullptr;
     hp = take(l.rows * columns / PER), hs = take(l.rows * columns / PER);
     ref = floats(l.rows), target = floats(l.rows), g = floats(l.rows);
+    level = floats(l.rows), tilt = floats(l.rows);
     has_target = reinterpret_cast<bool*>(next), first_of = has_target + l.V;
     next = space + l.shared() + id * all_own;
-    total = reinterpret_cast<double*>(take(2 * l.rows)), acc = floats(l.rows * columns), sum = floats(l.rows);
+    total = reinterpret_cast<double*>(take(2 * l.rows)), moments = reinterpret_cast<double*>(take(2 * l.rows));
+    acc = floats(l.rows * columns), sum = floats(l.rows), moment = floats(l.rows), pivot = floats(l.rows);
     ev = take(l.rows * l.block() / PER), rows = take(apart(l.block()) * columns / PER);
     wp = PER == 1 ? rows : take(apart(l.block()) * columns / PER);
     bias = floats(l.block());
@@ -264,20 +284,30 @@ struct Team {
         __m512 z = _mm512_setzero_ps();
         for (int64_t u = 0; u < units; u++)
           z = K::dot(z, _mm512_load_si512(words + u * LANES + half), _mm512_load_si512(mine + u * LANES + half));
-        _mm512_store_ps(ref + p * LANES + half, z);
-      }
-      for (int64_t i = p * LANES; i < (p + 1) * LANES; i++) {
-        target[i] = ref[i];
-        if (at + i >= l.n || i >= here) ref[i] = NOWHERE;
-        else ref[i] = target[i] = std::fma(l.scale, ref[i], l.bias ? l.bias[l.targets[at + i]] : 0.f);
+        const int64_t lane = p * LANES + half;
+        for (int64_t i = lane; i < lane + 16; i++) target[i] = l.bias && i < here ? l.bias[l.targets[at + i]] : 0.f;
+        z = capped(_mm512_fmadd_ps(_mm512_set1_ps(l.scale), z, _mm512_load_ps(target + lane)), nullptr);
+        _mm512_store_ps(target + lane, z);
+        for (int64_t i = lane; i < lane + 16; i++) {
+          ref[i] = i >= here ? NOWHERE : l.known ? l.known[at + i] : target[i];
+          level[i] = i < here && l.known ? l.c[at + i] : 0.f, tilt[i] = i < here && l.known && l.k ? l.k[at + i] : 0.f;
+        }
       }
     }
+  }
+
+  // c tanh(z / c), and its slope
+  __m512 capped(__m512 z, __m512* slope) const {
+    if (!l.softcap) return z;
+    const __m512 t = tangent(_mm512_div_ps(z, _mm512_set1_ps(l.softcap)));
+    if (slope) *slope = _mm512_fnmadd_ps(t, t, _mm512_set1_ps(1));
+    return _mm512_mul_ps(t, _mm512_set1_ps(l.softcap));
   }
 
   void pack_weight(int64_t v0, int64_t words) const {
     const Matrix& w = l.weight;
     for (int64_t v = 0; v < words; v += PER) {
-      for (int64_t r = v; r < v + PER; r++) bias[r] = v0 + r >= l.V ? -INFINITY : l.bias ? l.bias[v0 + r] : 0.f;
+      for (int64_t r = v; r < v + PER; r++) bias[r] = l.bias && v0 + r < l.V ? l.bias[v0 + r] : 0.f;
       const int64_t u0 = PER * 16;  // numbers of a register
       for (int64_t j = 0; j < columns; j += u0) {
         __m512i x[PER];
@@ -305,15 +335,21 @@ struct Team {
 #pragma GCC unroll 16
     for (int half = 0; half < 2; half++) {
       const int64_t lane = p * LANES + half * 16;
-      const __m512 from = _mm512_load_ps(ref + lane);
-      __m512 s = _mm512_load_ps(sum + lane);
+      const __m512 from = _mm512_load_ps(ref + lane), mean = _mm512_load_ps(pivot + lane);
+      const __m512 flat = _mm512_load_ps(level + lane), steep = _mm512_load_ps(tilt + lane);
+      __m512 s = _mm512_load_ps(sum + lane), m = _mm512_load_ps(moment + lane), slope;
 #pragma GCC unroll 16
       for (int r = 0; r < WORDS; r++) {
-        const __m512 z = _mm512_fmadd_ps(scale, c[r][half], _mm512_set1_ps(bias[v + r]));
-        c[r][half] = maximum ? z : exponential(_mm512_sub_ps(z, from));
-        s = maximum ? _mm512_max_ps(s, z) : _mm512_add_ps(s, c[r][half]);
+        __m512 z = capped(_mm512_fmadd_ps(scale, c[r][half], _mm512_set1_ps(bias[v + r])), &slope);
+        if (v0 + v + r >= l.V) z = _mm512_set1_ps(-INFINITY);  // a word that is none
+        const __m512 x = _mm512_max_ps(_mm512_set1_ps(LOWEST), _mm512_sub_ps(z, from)), e = exponential(x);
+        s = maximum ? _mm512_max_ps(s, z) : _mm512_add_ps(s, e);
+        if (l.entropy) m = _mm512_fmadd_ps(e, _mm512_sub_ps(x, mean), m);
+        c[r][half] = l.known ? _mm512_mul_ps(e, _mm512_fmadd_ps(steep, x, flat)) : e;
+        if (l.softcap) c[r][half] = _mm512_mul_ps(c[r][half], slope);
       }
       _mm512_store_ps(sum + lane, s);
+      if (l.entropy) _mm512_store_ps(moment + lane, m);
     }
     if (maximum) return;
     Unit *to = ev + (p * words + v) / PER * LANES, *later = in_E(v0 + v, p);
@@ -336,15 +372,22 @@ struct Team {
   // This thread's words: their sums, E and dfeatures; with `maximum` only the largest logits.
   void sweep(bool maximum) const {
     std::fill(total, total + panels * LANES, 0.);
+    std::fill(moments, moments + panels * LANES, 0.);
     std::fill(sum, sum + panels * LANES, -INFINITY);
     for (int64_t v0 = from; v0 < to; v0 += l.block()) {
       const int64_t words = std::min(l.block(), to - v0);
       pack_weight(v0, words);
-      if (!maximum) std::fill(sum, sum + panels * LANES, 0.f);
-      for (int64_t p = 0; p < panels; p++)
-        for (int64_t v = 0; v < words; v += WORDS) tile(v0, v, words, p, maximum);
+      // log s - m / s would cancel: m is summed about a mean of z - ref, which the first block is run twice for
+      for (int64_t i = 0; i < panels * LANES; i++) pivot[i] = v0 > from && total[i] > 0 ? moments[i] / total[i] : 0;
+      for (bool once = !l.entropy || maximum || v0 > from;; once = true) {
+        if (!maximum) std::fill(sum, sum + panels * LANES, 0.f), std::fill(moment, moment + panels * LANES, 0.f);
+        for (int64_t p = 0; p < panels; p++)
+          for (int64_t v = 0; v < words; v += WORDS) tile(v0, v, words, p, maximum);
+        if (once) break;
+        for (int64_t i = 0; i < panels * LANES; i++) pivot[i] = sum[i] > 0 ? moment[i] / sum[i] : 0;
+      }
       if (maximum) continue;
-      for (int64_t i = 0; i < panels * LANES; i++) total[i] += sum[i];
+      for (int64_t i = 0; i < panels * LANES; i++) total[i] += sum[i], moments[i] += moment[i] + double(pivot[i]) * sum[i];
       if (!l.by_features) continue;
       for (int64_t j = 0; j < columns; j += LANES)
         for (int64_t i = 0; i < panels * LANES; i += 8) {
@@ -381,12 +424,13 @@ struct Team {
       g[i] = 0;
       if (i >= here) continue;
       const int64_t row = at + i, t = l.targets[row];
-      double s = 0;
-      for (int64_t thread = 0; thread < threads; thread++) s += of(thread, total)[i];
+      double s = 0, m = 0;
+      for (int64_t thread = 0; thread < threads; thread++) s += of(thread, total)[i], m += of(thread, moments)[i];
       const double log = std::log(s);
       l.nll[row] = log + (double(ref[i]) - target[i]);
       l.lse[row] = log + ref[i];
-      g[i] = (l.c[row] + (l.k ? l.k[row] * l.lse[row] : 0.f)) / s;
+      if (l.entropy) l.entropy[row] = log - m / s;
+      g[i] = l.known ? 1.f : (l.c[row] + (l.k ? l.k[row] * l.lse[row] : 0.f)) / s;
       for (int64_t j = 0; l.by_features && j < d; j += 16) {
         __m512 x = _mm512_setzero_ps();
         for (int64_t thread = 0; thread < threads; thread++) x = _mm512_add_ps(x, _mm512_load_ps(of(thread, acc) + i * columns + j));
@@ -481,7 +525,7 @@ struct Team {
       begin();
       sweep(false);
 #pragma omp barrier
-      if (!safe()) {
+      if (!l.known && !safe()) {
 #pragma omp barrier
         sweep(true);
 #pragma omp barrier
@@ -587,12 +631,12 @@ avx512::Matrix matrix(const Tensor& x) {
   return {x.data_ptr(), bf16, x.size(1)};
 }
 
-// nll [n], lse [n], and the gradients of sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2) that are wanted, else empty; those
-// of features and weight in bf16 where `narrow`
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
+// nll [n], lse [n], the entropy where it is asked for, and the gradients of sum_i (c_i lse_i - q_i z_it + k_i lse_i^2 / 2)
+// that are wanted, else empty; those of features and weight in bf16 where `narrow`. With `known` see above.
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
     Tensor features, Tensor weight, std::optional<Tensor> bias, Tensor targets, Tensor c, Tensor q,
-    std::optional<Tensor> k, double scale, int64_t rows, bool pairs, bool narrow, bool by_features, bool by_weight,
-    bool by_bias) {
+    std::optional<Tensor> k, std::optional<Tensor> known, double scale, double softcap, int64_t rows, bool pairs,
+    bool narrow, bool entropy, bool by_features, bool by_weight, bool by_bias) {
   const int64_t n = features.size(0), d = features.size(1), V = weight.size(0);
   auto vector = [](const std::optional<Tensor>& x, int64_t size) -> const float* {
     if (!x) return nullptr;
@@ -602,19 +646,20 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> vocabulary_loss(
   STD_TORCH_CHECK(weight.size(1) == d && targets.numel() == n && targets.is_contiguous(), "shapes do not meet");
   STD_TORCH_CHECK(n && V && d, "nothing to compute");
   const ScalarType type = narrow ? ScalarType::BFloat16 : ScalarType::Float;
-  Tensor nll = made(features, {n}), lse = made(features, {n}), db = made(features, {by_bias ? V : 0});
+  Tensor nll = made(features, {n}), lse = made(features, {n}), h = made(features, {entropy ? n : 0});
+  Tensor db = made(features, {by_bias ? V : 0});
   Tensor dh = made(features, {by_features ? n : 0, d}, type), dw = made(features, {by_weight ? V : 0, d}, type);
   auto floats = [](const Tensor& x) { return x.numel() ? static_cast<float*>(x.data_ptr()) : nullptr; };
   const Tensor low = made(features, {narrow && by_weight ? V : 0, d}, type);  // while it is summed
   auto halves = [&](const Tensor& x) { return narrow ? reinterpret_cast<uint16_t*>(floats(x)) : nullptr; };
   auto sum = [&](const Tensor& x) { return avx512::Sum{narrow ? nullptr : floats(x), halves(x), halves(low)}; };
   const avx512::Loss loss{matrix(features), matrix(weight), vector(bias, V), targets.const_data_ptr<int64_t>(),
-                          vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), floats(nll), floats(lse),
-                          sum(dh), sum(dw), floats(db), omp_get_max_threads(),
+                          vector(c, n), vector(q, n), vector(k, n), n, V, float(scale), float(softcap),
+                          vector(known, n), floats(nll), floats(lse), floats(h), sum(dh), sum(dw), floats(db), omp_get_max_threads(),
                           avx512::up(std::min(rows, n), avx512::LANES), pairs};
   const Tensor space = made(features, {loss.workspace()});
   loss.run(reinterpret_cast<avx512::Unit*>(floats(space)));
-  return {nll, lse, dh, dw, db};
+  return {nll, lse, h, dh, dw, db};
 }
 
 Tensor seen_in_int8_op(Tensor q, Tensor step, Tensor digits, Tensor sigma) {
@@ -634,8 +679,8 @@ STABLE_TORCH_LIBRARY(tiewise_kernels, m) {
   m.def("instruction_sets() -> int");
   m.def(
       "vocabulary_loss(Tensor features, Tensor weight, Tensor? bias, Tensor targets, Tensor c, Tensor q, Tensor? k,"
-      " float scale, int rows, bool pairs, bool narrow, bool by_features, bool by_weight, bool by_bias)"
-      " -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+      " Tensor? known, float scale, float softcap, int rows, bool pairs, bool narrow, bool entropy, bool by_features,"
+      " bool by_weight, bool by_bias) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("seen_in_int8(Tensor q, Tensor step, Tensor digits, Tensor sigma) -> Tensor");
 }
 STABLE_TORCH_LIBRARY_IMPL(tiewise_kernels, CompositeExplicitAutograd, m) {

@@ -33,7 +33,8 @@ SOURCE = Path(__file__).with_name("kernels.cpp")
 INSTRUCTION_SETS = ("avx512", "avx512_vnni", "avx512_bf16")
 # libtorch_cpu by name: Python loads torch without showing its symbols to libraries that come later
 LINKED = ("-Wl,--no-as-needed", "-ltorch_cpu")
-OPTIONS = ("-std=c++20", "-O3", "-falign-loops=64", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
+FAST = ("-O3", "-falign-loops=64", "-fno-math-errno")
+OPTIONS = ("-std=c++20", *FAST, "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden")
 STABLE = "-DTORCH_TARGET_VERSION=0x020a000000000000"  # the interface of torch 2.10, which later ones keep
 DIGEST = hashlib.sha256().digest_size  # bytes at the end of the file, after the library: what stands before them
 SWITCH = "TIEWISE_KERNELS"

@@ -30,6 +30,7 @@ from tiewise.core.errors import UnsupportedError
 from tiewise.ops.chunked import accumulator, cached_rows, chunk_logits, compute_dtype, gradient_buffers, into_gradients
 from tiewise.ops.cross_entropy import check_problem, check_range
 from tiewise.ops.fast_products import own_products
+from tiewise.ops.native_loss import kernel
 
 _DEFAULT = LossOptions()
 _LOWEST = -1e4  # log-probabilities below are of exp 0 in fp64, and −inf among them would make 0 · −inf
@@ -150,8 +151,15 @@ def _statistics(features: Tensor, weight: Tensor, bias: Any, targets: Any, entro
     o, wide = _options(how), accumulator(how[0])
     log_prob, lse, spread, top, rest = found = [features.new_zeros(len(features), dtype=wide) for _ in range(5)]
     at = None if targets is None else targets.where(targets != o.ignore_index, 0)[:, None]
+    compute = kernel(o, (features, weight, bias, targets), how[0], len(features))
     with own_products(features, weight, how[0]):
-        for part, _, logits in _chunks(features, weight.to(how[0]), bias, o):
+        if compute is not None:
+            nothing, first = torch.zeros_like(top), torch.zeros_like(top, dtype=torch.long)
+            nll, lse, h, *_ = compute(
+                features, first if at is None else at[:, 0], nothing, nothing, None, [False] * 3, entropy=entropy
+            )
+            found[:3], top = [log_prob.sub_(nll), lse, spread.add_(h) if entropy else spread], lse.clone()
+        for part, _, logits in _chunks(features, weight.to(how[0]), bias, o) if compute is None else ():
             for rows, z, (below, p) in _blocks(part, logits):
                 torch.amax(z, 1, out=top[rows])
                 torch.sub(z, top[rows, None], out=below)  # not into z, which would be written back to memory
@@ -189,6 +197,14 @@ def _slopes(*arguments: Any) -> Any:
     with_entropy = upstream[2] is not None and len(spread) == n
     # what was not asked for is empty, and what was not used None
     a, b, c = (torch.zeros_like(top) if x is None or len(x) != n else x.where(valid, 0) for x in upstream)
+    if compute := kernel(o, (features, weight, bias, targets), how[0], n):
+        with own_products(features, weight, how[0]):
+            level = b - a - c * spread if with_entropy else b - a
+            *_, by_features, by_weight, by_bias = compute(
+                features, at.where(valid, 0), level, -a, -c if with_entropy else None, wanted, known=top + rest
+            )
+        triples = zip(inputs, (by_features, by_weight, by_bias), wanted, strict=True)
+        return tuple(got.to(x.dtype) if want else features.new_empty(0) for x, got, want in triples)
     size = a.abs() + b.abs() + c.abs()  # r
     a, b, c = (x / size.where(size > 0, 1) for x in (a, b, c))
     at, level = at.where(valid, 0)[:, None], b - a

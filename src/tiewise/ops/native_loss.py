@@ -33,24 +33,20 @@ def sweep(
     """Do what `chunked.sweep` does."""
     features, weight, bias, targets = tensors
     o, n = options, len(targets)
-    keep = (targets != o.ignore_index).nonzero()[:, 0] if _serves(o, tensors, kind) else targets[:0]
-    library = kernels() if len(keep) >= TOKENS else None
-    if library is None:
+    valid = targets != o.ignore_index
+    compute = kernel(o, tensors, kind, int(valid.sum()))
+    if compute is None:
         return chunked.sweep(options, tensors, kind, wanted, row_weight)
-    _describe(library)
-    some = len(keep) < n
+    some = not bool(valid.all())
     with torch.autocast("cpu", enabled=False), torch.no_grad():
-        h, t = (features[keep], targets[keep]) if some else (features.contiguous(), targets.contiguous())
+        keep = valid.nonzero()[:, 0]
+        h, t = (features[keep], targets[keep]) if some else (features, targets)
         on = h.new_ones(len(t), dtype=torch.float32)
         if row_weight is not None:
             on *= row_weight[keep] if row_weight.dim() else row_weight
-        narrow = {h.dtype, weight.dtype} == {torch.bfloat16} and not o.label_smoothing
         hit = (1 - o.label_smoothing) * (1.0 if o.class_weight is None else o.class_weight.float()[t])
-        nll, lse, *found = library.vocabulary_loss(
-            *(h, weight, None if bias is None else bias.float().contiguous(), t.long()),
-            *(on * (hit + o.label_smoothing), on * hit, on * 2 * o.z_loss if o.z_loss else None),
-            *(o.scale, chunk_rows(len(t), len(weight), "cpu", o.chunk), kind == torch.bfloat16 and "avx512_bf16" in processor(), narrow, *wanted[:3]),
-        )
+        c, k = on * (hit + o.label_smoothing), on * 2 * o.z_loss if o.z_loss else None
+        nll, lse, _, *found = compute(h, t, c, on * hit, k, wanted)
         each, gradients = hit * nll, [x if want else None for x, want in zip(found, wanted, strict=False)]
         if o.z_loss:
             each += o.z_loss * lse.square()
@@ -74,18 +70,41 @@ def sweep(
     return each, gradients
 
 
-def _serves(o: LossOptions, tensors: Any, kind: torch.dtype) -> bool:
-    """Whether the kernel has these options and types, is faster here, and the problem is worth it."""
-    features, weight, _, targets = tensors
-    return (
-        len(targets) * weight.numel() >= LEAST
+def kernel(o: LossOptions, tensors: Any, kind: torch.dtype, count: int) -> Any:
+    """Return the compiled operator for `count` tokens, where there is one, it has the options and types, and is faster.
+
+    It takes h [n, E], targets [n], the coefficients c, q and k [n], which gradients are wanted, and `entropy` and
+    `known` as `kernels.cpp` explains them; it returns nll, lse, entropy and three gradients, empty if not asked for.
+    """
+    features, weight, bias, _ = tensors
+    multiplications = count * weight.numel()
+    serves = (
+        multiplications >= LEAST
+        and count >= TOKENS
         and features.device.type == "cpu"
         and {features.dtype, weight.dtype} <= {torch.float32, torch.bfloat16}
         and weight.is_contiguous()
-        and o.softcap is None
-        and not (o.label_smoothing and o.class_weight is not None)
-        and _faster(kind, len(targets) * weight.numel())
+        and not (o.label_smoothing and (o.class_weight is not None or o.softcap is not None))
+        and _faster(kind, multiplications)
     )
+    library = kernels() if serves else None
+    if library is None:
+        return None
+    _describe(library)
+    bias = None if bias is None else bias.float().contiguous()
+    narrow = {features.dtype, weight.dtype} == {torch.bfloat16} and not o.label_smoothing
+    pairs = kind == torch.bfloat16 and "avx512_bf16" in processor()
+
+    def compute(
+        h: Tensor, t: Tensor, c: Tensor, q: Tensor, k: Any, wanted: Any, *, entropy: bool = False, known: Any = None
+    ) -> Any:
+        if o.softcap is not None and any(wanted):  # its slope at the target
+            at = torch.linalg.vecdot(*(x.to(kind).float() for x in (h, weight[t]))) * o.scale
+            q = q * (1 - ((at if bias is None else at + bias[t]) / o.softcap).tanh().square())
+        how = (o.scale, o.softcap or 0.0, chunk_rows(len(t), len(weight), "cpu", o.chunk), pairs, narrow, entropy)
+        return library.vocabulary_loss(h.contiguous(), weight, bias, t.long(), c, q, k, known, *how, *wanted[:3])
+
+    return compute
 
 
 def _faster(kind: torch.dtype, multiplications: int) -> bool:
@@ -100,8 +119,9 @@ def _describe(library: Any) -> None:
 
     @torch.library.register_fake(f"{library.name}::vocabulary_loss")
     def _(features: Any, weight: Any, bias: Any, targets: Any, c: Any, q: Any, k: Any, *rest: Any) -> Any:
-        (n, d), v, (narrow, by_features, by_weight, by_bias) = features.shape, len(weight), rest[3:]
+        (n, d), v, (narrow, entropy, by_features, by_weight, by_bias) = features.shape, len(weight), rest[5:]
         kind = torch.bfloat16 if narrow else torch.float32
-        shapes = [(n,), (n,), (n if by_features else 0, d), (v if by_weight else 0, d), (v if by_bias else 0,)]
-        kinds = [torch.float32, torch.float32, kind, kind, torch.float32]
-        return tuple(features.new_empty(shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
+        sizes: Any = ((n, d) if by_features else (0, d), (v, d) if by_weight else (0, d))
+        found = [features.new_empty(size, dtype=kind) for size in sizes]
+        vectors = [features.new_empty(size, dtype=torch.float32) for size in (n, n, n * entropy, v * by_bias)]
+        return (*vectors[:3], *found, vectors[3])
