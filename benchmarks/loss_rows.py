@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.performance import NUMBERS, PRODUCTS, READ, SIDE, SQUARE
+from benchmarks.performance import NUMBERS, PRODUCTS, READ, SHAPES, SIDE, SQUARE
 from tiewise.flax.flax_loss import linear_cross_entropy as flax_cross_entropy
 from tiewise.ops.cross_entropy import linear_cross_entropy
 from tiewise.ops.divergence import linear_divergence
@@ -32,15 +32,6 @@ try:
 except ImportError:  # it needs triton, which needs Linux on x86
     cut_cross_entropy = None
 
-SHAPES = (
-    (2048, 50304, 768),
-    (4096, 32000, 512),
-    (8192, 8192, 256),
-    (1024, 128256, 2048),
-    (2048, 50257, 768),
-    (777, 50304, 768),
-    (1, 50304, 768),
-)
 EVERYWHERE, PEERS, TOKENS, QUICKEST = SHAPES, SHAPES[:3], SHAPES[1:3], SHAPES[2:3]  # where a row is measured
 KINDS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ENTROPY = 0.01  # coefficient of the entropy, as a bonus for exploring has it
