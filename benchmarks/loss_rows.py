@@ -280,7 +280,9 @@ ROWS = {
     "plain, logits in bf16": Row(partial(scalar, narrow), kinds=("bf16",)),
     "torch.compile(plain)": Row(partial(scalar, compiled)),
     "F.linear_cross_entropy, auto": Row(partial(scalar, of_torch)),
-    "F.linear_cross_entropy, 512 rows": Row(partial(scalar, partial(of_torch, batch_chunk_size=512, **chunks))),
+    "F.linear_cross_entropy, 512 rows": Row(
+        partial(scalar, partial(of_torch, batch_chunk_size=512, **chunks)), kinds=("fp32",)
+    ),
     "F.linear_cross_entropy, 512 rows, compact": Row(
         partial(scalar, partial(of_torch, batch_chunk_size=512, acc_policy="compact", **chunks)), kinds=("bf16",)
     ),
@@ -306,5 +308,7 @@ ROWS = {
     "tied step, plain in fp32": Row(
         partial(tied, lambda w, p: plain_tied(w, p.ids, p.t), wide=True), "tied", kinds=("bf16",)
     ),
-    "tied step, torch.compile(plain)": Row(partial(tied, lambda w, p: compiled_tied(w, p.ids, p.t)), "tied"),
+    "tied step, torch.compile(plain)": Row(
+        partial(tied, lambda w, p: compiled_tied(w, p.ids, p.t)), "tied", shapes=QUICKEST
+    ),
 }
